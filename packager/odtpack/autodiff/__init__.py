@@ -1,0 +1,6 @@
+"""Reverse-mode differentiation of ONNX graphs into plain ONNX operators."""
+
+from odtpack.autodiff.backward import differentiate
+from odtpack.autodiff.registry import REGISTRY, Registry
+
+__all__ = ["REGISTRY", "Registry", "differentiate"]

@@ -1,0 +1,142 @@
+"""The backward walk: reverse order, ask the registry, add up, un-broadcast.
+
+It knows no operators. A rule gives the cotangents of a node's inputs from those of its
+outputs; the walk decides which are needed and sums the contributions of every use.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from odtpack.autodiff import rules as _rules
+from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.registry import REGISTRY, Registry, Rule
+from odtpack.errors import OdtpackError
+
+assert _rules  # importing the package fills the registry
+
+_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
+
+
+def opset_of(node: ir.Node, graph: ir.Graph) -> int:
+    """Opset under which a node is to be read."""
+    return graph.opset_imports.get(node.domain, 1)
+
+
+def dependents(
+    graph: ir.Graph, sources: Iterable[ir.Value], registry: Registry = REGISTRY
+) -> set[ir.Value]:
+    """Values that depend on ``sources`` through differentiable operators, sources included."""
+    reached = set(sources)
+    for node in graph:
+        if any(value in reached for value in node.inputs):
+            rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
+            if rule is None or rule.differentiable:
+                reached.update(y for y in node.outputs if y.dtype is None or y.dtype in _FLOATS)
+    return reached
+
+
+def ancestors(outputs: Iterable[ir.Value]) -> set[ir.Node]:
+    """Nodes on which ``outputs`` depend."""
+    found: set[ir.Node] = set()
+    stack = [value.producer() for value in outputs]
+    while stack:
+        node = stack.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        stack.extend(value.producer() for value in node.inputs if value is not None)
+    return found
+
+
+def differentiate(
+    graph: ir.Graph,
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Iterable[ir.Value],
+    ops: Ops,
+    registry: Registry = REGISTRY,
+) -> dict[ir.Value, ir.Value]:
+    """Append the nodes that compute vector-Jacobian products to ``graph``.
+
+    Args:
+        graph: Forward graph in topological order; types and ranks inferred.
+        seeds: Cotangent of each output to start from, of the output's shape.
+        wrt: Values whose cotangents are wanted.
+        ops: Writer for ``graph``.
+        registry: Rules to use.
+
+    Returns:
+        Cotangent of each value in ``wrt`` that a seed depends on.
+
+    Raises:
+        OdtpackError: A node on the way has no rule (code ``no-gradient``), or its rule
+            does not cover the node's attributes (``unsupported-node``).
+    """
+    sources = list(wrt)
+    needed = dependents(graph, sources, registry)
+    upstream = ancestors(seeds)
+    contributions: dict[ir.Value, list[ir.Value]] = {y: [dy] for y, dy in seeds.items()}
+
+    def total(value: ir.Value) -> ir.Value | None:
+        parts = contributions.get(value)
+        if not parts:
+            return None
+        contributions[value] = [functools.reduce(ops.Add, parts)]
+        return contributions[value][0]
+
+    for node in reversed(list(graph)):
+        if node not in upstream or not any(value in needed for value in node.inputs):
+            continue
+        if not any(output in contributions for output in node.outputs):
+            continue
+        rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
+        if rule is None:
+            raise _no_gradient(node, graph, sources, registry)
+        if not rule.differentiable:
+            continue
+        cotangents = [total(output) for output in node.outputs]
+        wanted = [value is not None and value in needed for value in node.inputs]
+        for value, cotangent in _apply(rule, Context(node, ops, cotangents, wanted)):
+            contributions.setdefault(value, []).append(cotangent)
+    gradients = {value: total(value) for value in sources}
+    return {value: gradient for value, gradient in gradients.items() if gradient is not None}
+
+
+def _apply(rule: Rule, ctx: Context) -> Iterable[tuple[ir.Value, ir.Value]]:
+    """Run a rule; yield (input, cotangent) for each input that is needed."""
+    assert rule.function is not None
+    result = rule.function(ctx)
+    cotangents = [result] if isinstance(result, ir.Value) else list(result)
+    for index, (value, cotangent) in enumerate(zip(ctx.node.inputs, cotangents, strict=False)):
+        if value is None or cotangent is None or not ctx.needs(index):
+            continue
+        if rule.broadcasts:
+            cotangent = ctx.op.sum_to(cotangent, dims_of(ctx.y()), value)
+        if cotangent.type is None:
+            cotangent.type = value.type
+        yield value, cotangent
+
+
+def _no_gradient(
+    node: ir.Node, graph: ir.Graph, sources: list[ir.Value], registry: Registry
+) -> OdtpackError:
+    reaching = [v.name for v in sources if _reaches(graph, v, node, registry)]
+    shown = ", ".join(repr(name) for name in reaching[:3]) + (" and others" if reaching[3:] else "")
+    domain = node.domain or "ai.onnx"
+    return OdtpackError(
+        "no-gradient",
+        f"operator {node.op_type} (domain {domain}, opset {opset_of(node, graph)}) has no gradient; "
+        f"{shown} cannot be trained through it",
+        where=f"node {node.name!r}, output {node.outputs[0].name!r}",
+        hint=f"freeze {'it' if len(reaching) == 1 else 'them'} "
+        f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",
+    )
+
+
+def _reaches(graph: ir.Graph, source: ir.Value, node: ir.Node, registry: Registry) -> bool:
+    reached = dependents(graph, [source], registry)
+    return any(value in reached for value in node.inputs)

@@ -1,0 +1,144 @@
+"""What a gradient rule sees of its node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.ops import Dims, Ops, dims_of
+from odtpack.errors import OdtpackError
+
+
+class Context:
+    """One node on the way back: its inputs, outputs, attributes and output cotangents.
+
+    Attributes:
+        node: The forward node.
+        op: Writes new nodes, as in ``ctx.op.Mul(ctx.dy(), ctx.y())``.
+    """
+
+    def __init__(
+        self,
+        node: ir.Node,
+        op: Ops,
+        cotangents: Sequence[ir.Value | None],
+        needed: Sequence[bool],
+    ) -> None:
+        self.node = node
+        self.op = op
+        self._cotangents = cotangents
+        self._needed = needed
+
+    def x(self, index: int = 0) -> ir.Value:
+        """Input ``index``, which must be present."""
+        value = self.maybe_x(index)
+        if value is None:
+            raise OdtpackError(
+                "missing-input",
+                f"node {self.node.name!r} ({self.node.op_type}) lacks its input {index}",
+            )
+        return value
+
+    def maybe_x(self, index: int) -> ir.Value | None:
+        """Input ``index``, or None where an optional input is absent."""
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    def y(self, index: int = 0) -> ir.Value:
+        """Output ``index`` of the forward node."""
+        return self.node.outputs[index]
+
+    def dy(self, index: int = 0) -> ir.Value:
+        """Cotangent of output ``index``, which must be present."""
+        value = self.maybe_dy(index)
+        if value is None:
+            raise self.unsupported(f"its output {index} is used without its first output")
+        return value
+
+    def maybe_dy(self, index: int) -> ir.Value | None:
+        """Cotangent of output ``index``; None if the loss does not depend on it."""
+        return self._cotangents[index] if index < len(self._cotangents) else None
+
+    def needs(self, index: int) -> bool:
+        """Whether the cotangent of input ``index`` is wanted."""
+        return index < len(self._needed) and self._needed[index]
+
+    def extra_output(self, index: int, dtype: ir.DataType) -> ir.Value:
+        """Output ``index`` of the forward node, added to the node if it was left out."""
+        if index >= len(self.node.outputs):
+            self.node.resize_outputs(index + 1)
+        value = self.node.outputs[index]
+        if not value.name:
+            value.name = self.op.fresh_name(f"{self.y().name}_output{index}")
+        if value.type is None:
+            value.type = ir.TensorType(dtype)
+        return value
+
+    # Attributes, with the default that the operator's specification names.
+
+    def int(self, name: str, default: int) -> int:
+        """Integer attribute."""
+        return self.node.attributes.get_int(name, default)
+
+    def ints(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
+        """Integer list attribute."""
+        return tuple(self.node.attributes.get_ints(name, tuple(default)))
+
+    def float(self, name: str, default: float) -> float:
+        """Float attribute."""
+        return self.node.attributes.get_float(name, default)
+
+    def string(self, name: str, default: str) -> str:
+        """String attribute."""
+        return self.node.attributes.get_string(name, default)
+
+    def dims(self, value: ir.Value) -> Dims:
+        """Dimensions of a value: an int, a symbol or None each.
+
+        Raises:
+            OdtpackError: The rank is unknown.
+        """
+        dims = dims_of(value)
+        if dims is None:
+            raise OdtpackError(
+                "unknown-rank",
+                f"the rank of {value.name!r}, used by node {self.node.name!r} "
+                f"({self.node.op_type}), is unknown",
+                hint="give the model's inputs static ranks, or export it with shapes",
+            )
+        return dims
+
+    def dtype(self, value: ir.Value) -> ir.DataType:
+        """Element type of a value.
+
+        Raises:
+            OdtpackError: It is unknown.
+        """
+        if value.dtype is None:
+            raise self.unsupported(f"the element type of {value.name!r} is unknown")
+        return value.dtype
+
+    def rank(self, value: ir.Value) -> int:
+        """Number of axes of a value."""
+        return len(self.dims(value))
+
+    def axis(self, name: str = "axis", default: int = 0, value: ir.Value | None = None) -> int:
+        """Axis attribute, counted from the front."""
+        axis = self.int(name, default)
+        return axis if axis >= 0 else axis + self.rank(value or self.x())
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """Value of input ``index`` where it is known before the model runs, else None."""
+        value = self.maybe_x(index)
+        tensor = None if value is None else ir.convenience.get_const_tensor(value)
+        return None if tensor is None else cast(np.ndarray, tensor.numpy())
+
+    def unsupported(self, why: str) -> OdtpackError:
+        """The error for an attribute or shape that the rule does not cover."""
+        return OdtpackError(
+            "unsupported-node",
+            f"no gradient for node {self.node.name!r} ({self.node.op_type}): {why}",
+            hint="freeze the parameters before this node, or change the node in the model",
+        )

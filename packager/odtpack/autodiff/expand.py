@@ -1,0 +1,2 @@
+def expand(model, sources):
+    return model

@@ -1,0 +1,334 @@
+"""Writes plain ONNX nodes into a graph: ``op.Mul(x, 0.5)``.
+
+Everything that differs between opsets (axes as attribute or as input) is decided here,
+so that a gradient rule stays an equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.errors import OdtpackError
+
+Dims = tuple[int | str | None, ...]
+Scalar = int | float
+Operand = ir.Value | Scalar | None
+
+_BOOLEAN = {
+    "Equal",
+    "Greater",
+    "Less",
+    "GreaterOrEqual",
+    "LessOrEqual",
+    "Not",
+    "And",
+    "Or",
+    "IsNaN",
+}
+_INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
+_LARGEST_EXPONENT = 126  # of the powers of two that float32 holds
+
+
+def dims_of(value: ir.Value) -> Dims | None:
+    """Dimensions of a value: an int, a symbol or None each; None if the rank is unknown."""
+    if value.shape is None:
+        return None
+    return tuple(
+        dim if isinstance(dim, int) else (dim.value if isinstance(dim.value, str) else None)
+        for dim in value.shape
+    )
+
+
+def static_dims(value: ir.Value) -> tuple[int, ...] | None:
+    """Dimensions of a value if all of them are known numbers, else None."""
+    dims = dims_of(value)
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
+        return None
+    return tuple(int(dim) for dim in dims if dim is not None)
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """Graphs in a node's attributes: the branches of an If, the body of a Loop."""
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs.extend(attribute.as_graphs())
+    return graphs
+
+
+def used_names(graph: ir.Graph) -> set[str]:
+    """Every name of a value or node in the graph and its subgraphs."""
+    names = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
+    for node in graph.all_nodes():
+        names.update(value.name for value in node.outputs if value.name)
+        if node.name:
+            names.add(node.name)
+        for subgraph in subgraphs(node):
+            names.update(
+                v.name for v in (*subgraph.inputs, *subgraph.initializers.values()) if v.name
+            )
+    return names
+
+
+class Ops:
+    """A cursor in a graph; attribute access names the operator to write there.
+
+    Args:
+        graph: Graph to write into; new nodes go to its end unless :meth:`before` is used.
+        prefix: Start of the names of new values, so that a reader sees where they come from.
+    """
+
+    def __init__(self, graph: ir.Graph, prefix: str = "") -> None:
+        self.graph = graph
+        self.opset = graph.opset_imports[""]
+        self._prefix = prefix
+        self._names = used_names(graph)
+        self._counts: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._place: Callable[[ir.Node], None] = graph.append
+
+    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
+        if op_type.startswith("_") or not op_type[0].isupper():
+            raise AttributeError(op_type)
+
+        def emit(*inputs: Operand, **attributes: Any) -> ir.Value:
+            return self.emit(op_type, inputs, **attributes)[0]
+
+        return emit
+
+    def emit(
+        self,
+        op_type: str,
+        inputs: Sequence[Operand],
+        *,
+        outputs: int = 1,
+        domain: str = "",
+        name: str | None = None,
+        **attributes: Any,
+    ) -> tuple[ir.Value, ...]:
+        """Write one node and return its outputs.
+
+        Numbers among ``inputs`` become constants of the type of the other inputs.
+        Attributes that are None are left out.
+        """
+        dtype = next((v.dtype for v in inputs if isinstance(v, ir.Value) and v.dtype), None)
+        if op_type == "Where":
+            dtype = next((v.dtype for v in inputs[1:] if isinstance(v, ir.Value) and v.dtype), None)
+        operands = [
+            value
+            if value is None or isinstance(value, ir.Value)
+            else self.constant(np.asarray(value, (dtype or ir.DataType.FLOAT).numpy()))
+            for value in inputs
+        ]
+        label = name or self.fresh_name(f"{self._prefix}{op_type}")
+        node = ir.node(
+            op_type,
+            operands,
+            {key: value for key, value in attributes.items() if value is not None},
+            domain=domain,
+            num_outputs=outputs,
+            name=label,
+        )
+        if domain:
+            self.graph.opset_imports.setdefault(domain, 1)
+        result = self._result_type(op_type, dtype, attributes)
+        for index, output in enumerate(node.outputs):
+            output.name = label if index == 0 else self.fresh_name(f"{label}_{index}")
+            output.type = None if result is None else ir.TensorType(result)
+        self._place(node)
+        return tuple(node.outputs)
+
+    @staticmethod
+    def _result_type(
+        op_type: str, dtype: ir.DataType | None, attributes: dict[str, Any]
+    ) -> ir.DataType | None:
+        if op_type in _BOOLEAN:
+            return ir.DataType.BOOL
+        if op_type in _INT64:
+            return ir.DataType.INT64
+        if op_type == "Cast":
+            return ir.DataType(attributes["to"])
+        if op_type == "ConstantOfShape":
+            return ir.DataType(attributes["value"].dtype)
+        return dtype
+
+    @contextmanager
+    def before(self, node: ir.Node) -> Iterator[None]:
+        """Write in front of ``node`` for the length of a ``with`` block."""
+        place = self._place
+        self._place = lambda new: self.graph.insert_before(node, new)
+        try:
+            yield
+        finally:
+            self._place = place
+
+    def fresh_name(self, stem: str) -> str:
+        """Return a name that nothing in the graph has; the same stems give the same names."""
+        while True:
+            count = self._counts[stem] = self._counts.get(stem, 0) + 1
+            name = stem if count == 1 else f"{stem}_{count}"
+            if name not in self._names:
+                self._names.add(name)
+                return name
+
+    # Constants and shapes
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """An initializer with these values; equal ones are stored once."""
+        array = np.asarray(array)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self.fresh_name(f"{self._prefix}constant")
+            value = ir.val(name, const_value=ir.tensor(array, name=name))
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def ints(self, *values: int) -> ir.Value:
+        """A constant INT64 vector."""
+        return self.constant(np.array(values, np.int64))
+
+    def shape_of(self, value: ir.Value) -> ir.Value:
+        """INT64 vector with the shape of ``value``, constant where it is known."""
+        static = static_dims(value)
+        return self.ints(*static) if static is not None else self.Shape(value)
+
+    def reshape(self, value: ir.Value, *dims: int) -> ir.Value:
+        """Reshape to static dimensions, one of which may be -1."""
+        return self.Reshape(value, self.ints(*dims))
+
+    def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """Reshape to the shape of ``like``.
+
+        With at most one unknown dimension the shape is written as a constant with a -1:
+        a Shape node would keep ``like`` alive until the backward pass reads its shape.
+        """
+        dims = dims_of(like)
+        if (
+            dims is not None
+            and sum(not isinstance(dim, int) for dim in dims) <= 1
+            and 0 not in dims
+        ):
+            return self.reshape(value, *(dim if isinstance(dim, int) else -1 for dim in dims))
+        return self.Reshape(value, self.Shape(like))
+
+    def zeros(self, shape: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Zeros of a shape that is given as an INT64 vector."""
+        return self.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, dtype.numpy())))
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Cast, unless the value already has the type."""
+        return value if value.dtype == dtype else self.Cast(value, to=int(dtype))
+
+    def transpose(self, value: ir.Value, *perm: int) -> ir.Value:
+        """Transpose to the given order of axes; nothing is written for the identity."""
+        return value if list(perm) == sorted(perm) else self.Transpose(value, perm=perm)
+
+    # Operators whose axes moved from attribute to input
+
+    def _axes(
+        self, op_type: str, since: int, value: ir.Value, axes: Sequence[int], **attributes: int
+    ) -> ir.Value:
+        if self.opset >= since:
+            return self.emit(op_type, [value, self.ints(*axes)], **attributes)[0]
+        return self.emit(op_type, [value], axes=list(axes), **attributes)[0]
+
+    def reduce_sum(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
+        """Sum over ``axes``."""
+        return self._axes("ReduceSum", 13, value, axes, keepdims=int(keepdims))
+
+    def reduce_mean(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
+        """Mean over ``axes``."""
+        return self._axes("ReduceMean", 18, value, axes, keepdims=int(keepdims))
+
+    def unsqueeze(self, value: ir.Value, *axes: int) -> ir.Value:
+        """Insert axes of length one."""
+        return self._axes("Unsqueeze", 13, value, axes)
+
+    def squeeze(self, value: ir.Value, *axes: int) -> ir.Value:
+        """Remove axes of length one."""
+        return self._axes("Squeeze", 13, value, axes)
+
+    def split(self, value: ir.Value, axis: int, sizes: Sequence[int]) -> tuple[ir.Value, ...]:
+        """Cut along ``axis`` into parts of the given sizes."""
+        if self.opset >= 13:
+            inputs, attributes = [value, self.ints(*sizes)], {}
+        else:
+            inputs, attributes = [value], {"split": list(sizes)}
+        return self.emit("Split", inputs, outputs=len(sizes), axis=axis, **attributes)
+
+    def slice(
+        self,
+        value: ir.Value,
+        axes: Sequence[int],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        steps: Sequence[int] | None = None,
+    ) -> ir.Value:
+        """Cut ``starts:ends:steps`` along ``axes``."""
+        inputs = [value, self.ints(*starts), self.ints(*ends), self.ints(*axes)]
+        if steps is not None and any(step != 1 for step in steps):
+            inputs.append(self.ints(*steps))
+        return self.Slice(*inputs)
+
+    def pad(self, value: ir.Value, before: Sequence[int], after: Sequence[int]) -> ir.Value:
+        """Pad with zeros; one number an axis. Nothing is written where all are zero."""
+        if not any(before) and not any(after):
+            return value
+        return self.Pad(value, self.ints(*before, *after))
+
+    # Compound steps that several rules share
+
+    def heaviside(self, value: ir.Value) -> ir.Value:
+        """1 where ``value`` is positive, 0 where it is not, in the type of ``value``.
+
+        For float32 a HardSigmoid of slope 2^126 does it in one pass, four times faster
+        than Greater and Cast. It is exact for every number that is not denormal.
+        """
+        if value.dtype == ir.DataType.FLOAT:
+            return self.HardSigmoid(value, alpha=2.0**_LARGEST_EXPONENT, beta=0.0)
+        assert value.dtype is not None
+        return self.cast(self.Greater(value, 0), value.dtype)
+
+    def sum_to(self, value: ir.Value, dims: Dims | None, target: ir.Value) -> ir.Value:
+        """Sum a broadcast result of dimensions ``dims`` back to the shape of ``target``."""
+        wanted = dims_of(target)
+        if dims is None or wanted is None:
+            return self._sum_to_runtime_shape(value, target)
+        lead = len(dims) - len(wanted)
+        pairs = list(zip(dims[lead:], wanted, strict=True))
+        if any(have != want and want != 1 and not isinstance(want, int) for have, want in pairs):
+            return self._sum_to_runtime_shape(value, target)
+        if any(want is None for want in wanted):
+            return self._sum_to_runtime_shape(value, target)
+        axes = [lead + i for i, (have, want) in enumerate(pairs) if want == 1 and have != 1]
+        if not axes and not lead:
+            return value
+        if not axes:
+            return self.reduce_sum(value, range(lead), keepdims=False)
+        value = self.reduce_sum(value, [*range(lead), *axes])
+        return self.reshape_like(value, target) if lead else value
+
+    def _sum_to_runtime_shape(self, value: ir.Value, target: ir.Value) -> ir.Value:
+        """The same where the shapes are known only when the model runs."""
+        shape, wanted = self.Shape(value), self.Shape(target)
+        ones = self.Expand(self.ints(1), self.Sub(self.Shape(shape), self.Shape(wanted)))
+        padded = self.Concat(ones, wanted, axis=0)
+        broadcast = self.And(self.Equal(padded, 1), self.Not(self.Equal(shape, 1)))
+        axes = self.reshape(self.NonZero(broadcast), -1)
+        if self.opset < 13:
+            raise OdtpackError(
+                "unknown-shape",
+                f"the shapes of {value.name!r} and {target.name!r} must be known to sum a "
+                "gradient back to the shape that was broadcast",
+                hint="export the model with opset 13 or newer, or with static shapes",
+            )
+        summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
+        return self.Reshape(summed, wanted)

@@ -1,0 +1,188 @@
+"""Activations and softmax. Masks come from the output where they can: it is kept anyway."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+
+non_differentiable("Hardmax")
+
+
+@vjp("Relu")
+def relu(ctx: Context) -> Cotangents:
+    return ctx.op.Mul(ctx.dy(), ctx.op.heaviside(ctx.y()))
+
+
+@vjp("LeakyRelu")
+def leaky_relu(ctx: Context) -> Cotangents:
+    """The input decides: the output loses its sign where alpha is 0 or negative."""
+    op, alpha = ctx.op, ctx.float("alpha", 0.01)
+    positive = op.heaviside(ctx.x())
+    return op.Mul(ctx.dy(), op.Add(op.Mul(positive, 1 - alpha), alpha))
+
+
+@vjp("ThresholdedRelu")
+def thresholded_relu(ctx: Context) -> Cotangents:
+    op, alpha = ctx.op, ctx.float("alpha", 1.0)
+    return op.Mul(ctx.dy(), op.heaviside(op.Sub(ctx.x(), alpha)))
+
+
+@vjp("Clip")
+def clip(ctx: Context) -> Cotangents:
+    """The cotangent passes strictly between the bounds, as in PyTorch's ReLU6."""
+    op, y = ctx.op, ctx.y()
+    mask = None
+    for index, sign in ((1, 1), (2, -1)):
+        bound = ctx.maybe_x(index)
+        if bound is None:
+            continue
+        inside = _inside(op, y, bound, ctx.constant(index), sign)
+        mask = inside if mask is None else op.Mul(mask, inside)
+    dx = ctx.dy() if mask is None else op.Mul(ctx.dy(), mask)
+    return [dx, _clip_bound(ctx, 1), _clip_bound(ctx, 2)]
+
+
+def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sign: int) -> ir.Value:
+    """1 where ``y`` is on the inner side of one bound (``sign`` 1: above it), else 0.
+
+    A HardSigmoid whose slope is a power of two is exact and takes a single pass.
+    """
+    if known is not None and y.dtype == ir.DataType.FLOAT:
+        value = float(known.reshape(-1)[0])
+        _, exponent = math.frexp(value)
+        slope = 2.0 ** min(126, 126 - exponent)
+        if slope >= 2.0**100:
+            return op.HardSigmoid(y, alpha=sign * slope, beta=-sign * value * slope)
+    distance = op.Sub(y, bound) if sign > 0 else op.Sub(bound, y)
+    return op.heaviside(distance)
+
+
+def _clip_bound(ctx: Context, index: int) -> ir.Value | None:
+    """A bound receives the cotangents of the elements that it holds."""
+    if not ctx.needs(index):
+        return None
+    op, x, bound = ctx.op, ctx.x(), ctx.x(index)
+    beyond = op.Sub(bound, x) if index == 1 else op.Sub(x, bound)
+    held = op.Mul(ctx.dy(), op.heaviside(beyond))
+    return op.reshape_like(op.reduce_sum(op.reshape(held, -1), [0]), bound)
+
+
+@vjp("PRelu", broadcasts=True)
+def prelu(ctx: Context) -> Cotangents:
+    op, x, slope, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
+    positive = op.heaviside(x)
+    negative = op.Sub(1, positive)
+    return [
+        op.Mul(dy, op.Add(positive, op.Mul(negative, slope))),
+        op.Mul(dy, op.Mul(negative, x)) if ctx.needs(1) else None,
+    ]
+
+
+@vjp("Sigmoid")
+def sigmoid(ctx: Context) -> Cotangents:
+    op, y = ctx.op, ctx.y()
+    return op.Mul(ctx.dy(), op.Mul(y, op.Sub(1, y)))
+
+
+@vjp("HardSigmoid")
+def hard_sigmoid(ctx: Context) -> Cotangents:
+    op, y, alpha = ctx.op, ctx.y(), ctx.float("alpha", 0.2)
+    inside = op.heaviside(op.Mul(y, op.Sub(1, y)))
+    return op.Mul(ctx.dy(), op.Mul(inside, alpha))
+
+
+@vjp("Elu")
+def elu(ctx: Context) -> Cotangents:
+    """Slope 1 above zero, alpha e^x = y + alpha below."""
+    op, y, alpha = ctx.op, ctx.y(), ctx.float("alpha", 1.0)
+    below = op.Add(y, alpha)
+    return op.Mul(ctx.dy(), op.Where(op.Greater(ctx.x(), 0), 1, below))
+
+
+@vjp("Selu")
+def selu(ctx: Context) -> Cotangents:
+    op, y = ctx.op, ctx.y()
+    alpha = ctx.float("alpha", 1.6732631921768188)
+    gamma = ctx.float("gamma", 1.0507010221481323)
+    below = op.Add(y, alpha * gamma)
+    return op.Mul(ctx.dy(), op.Where(op.Greater(ctx.x(), 0), gamma, below))
+
+
+@vjp("Softplus")
+def softplus(ctx: Context) -> Cotangents:
+    return ctx.op.Mul(ctx.dy(), ctx.op.Sigmoid(ctx.x()))
+
+
+@vjp("Softsign")
+def softsign(ctx: Context) -> Cotangents:
+    op = ctx.op
+    scale = op.Add(op.Abs(ctx.x()), 1)
+    return op.Div(ctx.dy(), op.Mul(scale, scale))
+
+
+@vjp("HardSwish")
+def hard_swish(ctx: Context) -> Cotangents:
+    """x * clip(x/6 + 1/2, 0, 1): slope 0, x/3 + 1/2, 1 in the three parts."""
+    op, x = ctx.op, ctx.x()
+    inner = op.Add(op.Mul(x, 1 / 3), 0.5)
+    upper = op.Where(op.Less(x, 3), inner, 1)
+    return op.Mul(ctx.dy(), op.Where(op.Greater(x, -3), upper, 0))
+
+
+@vjp("Gelu")
+@vjp("Gelu", domain="com.microsoft")
+def gelu(ctx: Context) -> Cotangents:
+    """x Phi(x); slope Phi(x) + x phi(x). With approximate="tanh" see the tanh formula."""
+    op, x, dy = ctx.op, ctx.x(), ctx.dy()
+    if ctx.string("approximate", "none") == "tanh":
+        # y = x/2 (1 + t), t = tanh(c (x + k x^3))
+        c, k = math.sqrt(2 / math.pi), 0.044715
+        square = op.Mul(x, x)
+        t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(square, k), 1)), c))
+        inner = op.Mul(op.Add(op.Mul(square, 3 * k), 1), c / 2)
+        slope = op.Add(
+            op.Add(op.Mul(t, 0.5), 0.5),
+            op.Mul(op.Mul(x, op.Sub(1, op.Mul(t, t))), inner),
+        )
+        return op.Mul(dy, slope)
+    u = op.Mul(x, math.sqrt(0.5))
+    density = op.Mul(op.Exp(op.Neg(op.Mul(u, u))), 1 / math.sqrt(2 * math.pi))
+    distribution = op.Add(op.Mul(op.Erf(u), 0.5), 0.5)
+    return op.Mul(dy, op.Add(distribution, op.Mul(x, density)))
+
+
+@vjp("Softmax", since=13)
+def softmax(ctx: Context) -> Cotangents:
+    """dx = y (dy - sum(y dy))."""
+    op, y, dy = ctx.op, ctx.y(), ctx.dy()
+    axis = ctx.axis(default=-1)
+    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), [axis])))
+
+
+@vjp("LogSoftmax", since=13)
+def log_softmax(ctx: Context) -> Cotangents:
+    """dx = dy - exp(y) sum(dy)."""
+    op, y, dy = ctx.op, ctx.y(), ctx.dy()
+    axis = ctx.axis(default=-1)
+    return op.Sub(dy, op.Mul(op.Exp(y), op.reduce_sum(dy, [axis])))
+
+
+@vjp("Softmax", since=1)
+def softmax_flat(ctx: Context) -> Cotangents:
+    """Before opset 13 all axes from ``axis`` on are one."""
+    op, y, dy = ctx.op, ctx.y(), ctx.dy()
+    axes = range(ctx.axis(default=1), ctx.rank(y))
+    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), axes)))
+
+
+@vjp("LogSoftmax", since=1)
+def log_softmax_flat(ctx: Context) -> Cotangents:
+    op, y, dy = ctx.op, ctx.y(), ctx.dy()
+    axes = range(ctx.axis(default=1), ctx.rank(y))
+    return op.Sub(dy, op.Mul(op.Exp(y), op.reduce_sum(dy, axes)))

@@ -1,0 +1,136 @@
+"""Pooling. A maximum gives its cotangent to the first element that attains it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.registry import Cotangents, vjp
+from odtpack.autodiff.windows import Windows, pool_windows, transposed_convolution
+
+
+@vjp("MaxPool", since=8)
+def max_pool(ctx: Context) -> Cotangents:
+    """Compare the output with each tap of the input; MaxPool's own indices are slow.
+
+    Asking the kernel for its indices output makes it 25 times slower than without, on
+    all platforms that have a vectorized MaxPool.
+    """
+    win = pool_windows(ctx)
+    tiled = (
+        win.rank == 2
+        and win.kernel == win.strides == (win.kernel[0],) * 2
+        and not any(win.before + win.after)
+        and win.size == tuple(o * k for o, k in zip(win.out, win.kernel, strict=True))
+    )
+    if tiled and ctx.x().dtype == ir.DataType.FLOAT:
+        return _unpool(ctx.op, win, ctx.x(), ctx.y(), ctx.dy())
+    return _scatter_taps(ctx.op, win, ctx.x(), ctx.y(), ctx.dy())
+
+
+def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
+    """Windows that tile the plane: find each maximum's position, then MaxUnpool."""
+    (height, width), size = win.size, win.kernel[0]
+    count = size * size
+    blocks = op.reshape(op.SpaceToDepth(x, blocksize=size), -1, count, win.channels * win.pixels)
+    taps = op.split(blocks, 1, [1] * count)
+    peak = op.reshape(y, -1, 1, win.channels * win.pixels)
+    offsets = [row * width + column for row in range(size) for column in range(size)]
+    # From the last tap to the first, so that the first of equal ones wins.
+    offset: ir.Value | float = float(offsets[-1])
+    for tap, position in reversed(list(zip(taps[:-1], offsets[:-1], strict=True))):
+        offset = op.emit("Where", [op.Equal(tap, peak), float(position), offset])[0]
+        offset.type = x.type
+    assert isinstance(offset, ir.Value)
+    rows, columns = (np.arange(n, dtype=np.int64) * size for n in win.out)
+    corner = (rows[:, None] * width + columns).reshape(1, win.pixels)
+    samples = op.Gather(op.Shape(dy), op.constant(np.int64(0)), axis=0)
+    planes = op.Mul(samples, op.constant(np.int64(win.channels)))
+    numbers = op.Range(op.constant(np.int64(0)), planes, op.constant(np.int64(1)))
+    start = op.unsqueeze(op.Mul(numbers, op.constant(np.int64(height * width))), 1)
+    start.type = ir.TensorType(ir.DataType.INT64)
+    inside = op.reshape(op.cast(offset, ir.DataType.INT64), -1, win.pixels)
+    position = op.Add(op.Add(start, op.constant(corner)), inside)
+    position = op.reshape(position, -1, win.channels, *win.out)
+    shape = op.shape_of(x)
+    return op.MaxUnpool(dy, position, shape, kernel_shape=win.kernel, strides=win.strides)
+
+
+def _scatter_taps(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
+    """Any windows: split the cotangent among the taps, then one transposed convolution."""
+    dtype = x.dtype
+    assert dtype is not None
+    pads = op.ints(0, 0, *win.before, 0, 0, *win.after)
+    lowest = op.constant(np.array(-np.inf, dtype.numpy()))
+    padded = op.Pad(x, pads, lowest) if any(win.before + win.after) else x
+    parts, left = [], dy
+    for tap in win.taps():
+        hit = op.cast(op.Equal(win.tap(op, padded, win.spatial, tap), y), dtype)
+        part = op.Mul(hit, left)
+        left = op.Sub(left, part)
+        parts.append(op.unsqueeze(part, 2))
+    count = len(parts)
+    joined = op.Concat(*parts, axis=2) if count > 1 else parts[0]
+    joined = op.reshape(joined, -1, win.channels * count, *win.out)
+    # Input channel (c, t) of group c lands on the window's element t.
+    select = np.tile(np.eye(count), (win.channels, 1)).reshape(-1, 1, *win.kernel)
+    return transposed_convolution(op, win, op.constant(select.astype(dtype.numpy())), joined)
+
+
+@vjp("AveragePool", since=7)
+def average_pool(ctx: Context) -> Cotangents:
+    """Every element of a window receives the same share."""
+    op, win, dy = ctx.op, pool_windows(ctx), ctx.dy()
+    dtype = ctx.x().dtype
+    assert dtype is not None
+    counts = _counts(ctx, win)
+    share = np.float64(1.0)
+    if np.all(counts == counts.flat[0]):
+        share = 1.0 / counts.flat[0]
+    else:
+        dy = op.Mul(dy, op.constant((1.0 / counts)[None, None].astype(dtype.numpy())))
+    weight = np.full((win.channels, 1, *win.kernel), share, dtype.numpy())
+    return transposed_convolution(op, win, op.constant(weight), dy)
+
+
+def _counts(ctx: Context, win: Windows) -> np.ndarray:
+    """Number of elements that each window's mean runs over, [out...]."""
+    axes = []
+    include = ctx.int("count_include_pad", 0)
+    pads = ctx.ints("pads", (0,) * 2 * win.rank)[win.rank :]
+    explicit = ctx.string("auto_pad", "NOTSET") == "NOTSET"
+    for axis in range(win.rank):
+        # Padding that ceil_mode adds never counts; declared padding does if included.
+        declared = pads[axis] if explicit else win.after[axis]
+        low = -win.before[axis] if include else 0
+        high = win.size[axis] + (declared if include else 0)
+        starts = np.arange(win.out[axis]) * win.strides[axis] - win.before[axis]
+        taps = starts[:, None] + np.arange(win.kernel[axis]) * win.dilations[axis]
+        axes.append(((taps >= low) & (taps < high)).sum(1))
+    counts = axes[0]
+    for more in axes[1:]:
+        counts = counts[..., None] * more
+    return counts.astype(np.float64)
+
+
+@vjp("GlobalAveragePool")
+def global_average_pool(ctx: Context) -> Cotangents:
+    op, dims = ctx.op, ctx.dims(ctx.x())
+    sizes = [dim for dim in dims[2:] if isinstance(dim, int)]
+    if len(sizes) != len(dims) - 2:
+        raise ctx.unsupported("its spatial sizes are known only when the model runs")
+    return op.Expand(op.Mul(ctx.dy(), 1 / math.prod(sizes)), op.shape_of(ctx.x()))
+
+
+@vjp("GlobalMaxPool")
+def global_max_pool(ctx: Context) -> Cotangents:
+    """Ties share evenly: PyTorch's choice depends on the size of the plane."""
+    op, x, y = ctx.op, ctx.x(), ctx.y()
+    assert x.dtype is not None
+    hits = op.cast(op.Equal(x, y), x.dtype)
+    axes = range(2, ctx.rank(x))
+    return op.Mul(hits, op.Div(ctx.dy(), op.reduce_sum(hits, axes)))

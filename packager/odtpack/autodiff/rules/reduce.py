@@ -1,0 +1,104 @@
+"""Reductions. The cotangent is first given back the axes that the reduction removed."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+
+non_differentiable("ArgMax", "ArgMin")
+
+
+def reduced_axes(ctx: Context) -> list[int]:
+    """Axes that the node reduces, counted from the front; empty means none at all."""
+    rank = ctx.rank(ctx.x())
+    listed = ctx.node.attributes.get_ints("axes", None)
+    if listed is None and ctx.maybe_x(1) is not None:
+        constant = ctx.constant(1)
+        if constant is None:
+            raise ctx.unsupported("its axes are known only when the model runs")
+        listed = [int(axis) for axis in constant.reshape(-1)]
+    if not listed:
+        return [] if ctx.int("noop_with_empty_axes", 0) else list(range(rank))
+    return sorted(axis % rank for axis in listed)
+
+
+def keep_axes(ctx: Context, value: ir.Value, axes: list[int]) -> ir.Value:
+    """Insert the reduced axes again as axes of length one."""
+    return value if ctx.int("keepdims", 1) or not axes else ctx.op.unsqueeze(value, *axes)
+
+
+def _count(ctx: Context, axes: list[int]) -> ir.Value | float:
+    """Number of elements that one mean runs over."""
+    op, dims = ctx.op, ctx.dims(ctx.x())
+    sizes = [dims[axis] for axis in axes]
+    count = 1
+    for size in sizes:
+        if not isinstance(size, int):
+            wanted = op.Gather(op.Shape(ctx.x()), op.ints(*axes), axis=0)
+            dtype = ctx.x().dtype
+            assert dtype is not None
+            return op.cast(op.ReduceProd(wanted, keepdims=0), dtype)
+        count *= size
+    return float(count)
+
+
+@vjp("ReduceSum")
+def reduce_sum(ctx: Context) -> Cotangents:
+    axes = reduced_axes(ctx)
+    return ctx.op.Expand(keep_axes(ctx, ctx.dy(), axes), ctx.op.shape_of(ctx.x()))
+
+
+@vjp("ReduceMean")
+def reduce_mean(ctx: Context) -> Cotangents:
+    axes = reduced_axes(ctx)
+    share = ctx.op.Div(keep_axes(ctx, ctx.dy(), axes), _count(ctx, axes))
+    return ctx.op.Expand(share, ctx.op.shape_of(ctx.x()))
+
+
+@vjp("ReduceSumSquare")
+def reduce_sum_square(ctx: Context) -> Cotangents:
+    axes = reduced_axes(ctx)
+    return ctx.op.Mul(ctx.x(), ctx.op.Mul(keep_axes(ctx, ctx.dy(), axes), 2.0))
+
+
+@vjp("ReduceL1")
+def reduce_l1(ctx: Context) -> Cotangents:
+    axes = reduced_axes(ctx)
+    return ctx.op.Mul(ctx.op.Sign(ctx.x()), keep_axes(ctx, ctx.dy(), axes))
+
+
+@vjp("ReduceL2")
+def reduce_l2(ctx: Context) -> Cotangents:
+    """x dy / y; zero where the norm is zero, the subgradient that PyTorch takes."""
+    op, axes = ctx.op, reduced_axes(ctx)
+    norm = keep_axes(ctx, ctx.y(), axes)
+    safe = op.Where(op.Equal(norm, 0), 1, norm)
+    return op.Mul(ctx.x(), op.Div(keep_axes(ctx, ctx.dy(), axes), safe))
+
+
+@vjp("ReduceLogSum")
+def reduce_log_sum(ctx: Context) -> Cotangents:
+    op, axes = ctx.op, reduced_axes(ctx)
+    share = op.Div(keep_axes(ctx, ctx.dy(), axes), op.Exp(keep_axes(ctx, ctx.y(), axes)))
+    return op.Expand(share, op.shape_of(ctx.x()))
+
+
+@vjp("ReduceLogSumExp")
+def reduce_log_sum_exp(ctx: Context) -> Cotangents:
+    """The slope is the softmax over the reduced axes."""
+    op, axes = ctx.op, reduced_axes(ctx)
+    soft = op.Exp(op.Sub(ctx.x(), keep_axes(ctx, ctx.y(), axes)))
+    return op.Mul(soft, keep_axes(ctx, ctx.dy(), axes))
+
+
+@vjp("ReduceMax", "ReduceMin")
+def reduce_extremum(ctx: Context) -> Cotangents:
+    """Ties share the cotangent evenly, as in PyTorch's amax."""
+    op, axes = ctx.op, reduced_axes(ctx)
+    dtype = ctx.x().dtype
+    assert dtype is not None
+    hits = op.cast(op.Equal(ctx.x(), keep_axes(ctx, ctx.y(), axes)), dtype)
+    share = op.Div(keep_axes(ctx, ctx.dy(), axes), op.reduce_sum(hits, axes))
+    return op.Mul(hits, share)

@@ -1,0 +1,158 @@
+"""Reads the user's model; everything about it is checked here, before anything uses it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+import onnx.checker
+import onnx.external_data_helper
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack import targets
+from odtpack.errors import OdtpackError
+
+ModelLike = str | Path | onnx.ModelProto | ir.Model
+
+
+def load_model(model: ModelLike) -> ir.Model:
+    """Return a checked model with local functions inlined and shapes inferred.
+
+    Args:
+        model: Path of an ONNX file (external data beside it), or a model in memory,
+            which is not changed.
+
+    Raises:
+        OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
+            data outside the model's folder, or an initializer with missing bytes.
+    """
+    proto, where = _to_proto(model)
+    _check(proto, where)
+    loaded = ir.from_proto(proto)
+    for transform in (
+        common_passes.InlinePass(),
+        common_passes.RemoveInitializersFromInputsPass(),
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0),
+    ):
+        transform(loaded)
+    common_passes.NameFixPass()(loaded)
+    return infer_shapes(loaded)
+
+
+def infer_shapes(model: ir.Model) -> ir.Model:
+    """Infer types and shapes of every value, with data propagation."""
+    result: ir.Model = common_passes.ShapeInferencePass(
+        check_type=False, strict_mode=False, data_prop=True
+    )(model).model
+    return result
+
+
+def _to_proto(model: ModelLike) -> tuple[onnx.ModelProto, str]:
+    if isinstance(model, ir.Model):
+        return ir.to_proto(model), "the model in memory"
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return copy, "the model in memory"
+    if not isinstance(model, str | Path):
+        raise OdtpackError(
+            "bad-model-type",
+            f"model is a {type(model).__name__}; it must be a path, an onnx.ModelProto or an "
+            "onnx_ir.Model",
+        )
+    path = Path(model)
+    if not path.is_file():
+        raise OdtpackError("model-not-found", f"there is no file {str(path)!r}")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except (google.protobuf.message.DecodeError, MemoryError):
+        raise _not_onnx(path) from None
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise _not_onnx(path)
+    _check_external_data(proto, path)
+    onnx.external_data_helper.load_external_data_for_model(proto, str(path.parent))
+    return proto, str(path)
+
+
+def _not_onnx(path: Path) -> OdtpackError:
+    return OdtpackError(
+        "not-onnx",
+        f"{str(path)!r} is not an ONNX model",
+        hint="pass the .onnx file of a forward model, as torch.onnx.export writes it",
+    )
+
+
+def _check_external_data(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse external data that does not lie in the model's own folder."""
+    folder = path.parent.resolve()
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        file = (folder / location).resolve()
+        if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+            raise OdtpackError(
+                "external-data-escapes",
+                f"initializer {tensor.name!r} keeps its data in {location!r}, "
+                "outside the model's folder",
+                where=str(path),
+                hint="save the model with its data beside it",
+            )
+        if not file.is_file():
+            raise OdtpackError(
+                "external-data-missing",
+                f"initializer {tensor.name!r} keeps its data in {location!r}, which is not there",
+                where=str(path),
+            )
+        try:
+            offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+        except ValueError:
+            offset, length = -1, 0
+        if offset < 0 or length < 0 or offset + length > file.stat().st_size:
+            raise OdtpackError(
+                "external-data-short",
+                f"initializer {tensor.name!r} reaches past the end of {location!r}",
+                where=str(path),
+            )
+
+
+def _check(proto: onnx.ModelProto, where: str) -> None:
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
+    targets.lowest_target(opset)
+    try:
+        if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
+            onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        first = str(error).strip().splitlines()[0]
+        raise OdtpackError(
+            "invalid-model",
+            f"the ONNX checker refuses the model: {first}",
+            where=where,
+            hint="python -m onnx.checker, or onnx.checker.check_model(), says more",
+        ) from None
+    if not proto.graph.output:
+        raise OdtpackError("no-output", "the model's graph has no output", where=where)
+    for tensor in proto.graph.initializer:
+        _check_bytes(tensor, where)
+
+
+def _check_bytes(tensor: onnx.TensorProto, where: str) -> None:
+    """An initializer must hold exactly as many bytes as its shape and type say."""
+    if tensor.data_type == onnx.TensorProto.STRING or not tensor.HasField("raw_data"):
+        return
+    dtype = ir.DataType(tensor.data_type)
+    wanted = math.ceil(math.prod(tensor.dims) * dtype.bitwidth / 8)
+    if len(tensor.raw_data) != wanted:
+        raise OdtpackError(
+            "initializer-size",
+            f"initializer {tensor.name!r} holds {len(tensor.raw_data)} bytes; its shape "
+            f"{list(tensor.dims)} of {dtype.name} needs {wanted}",
+            where=where,
+        )

@@ -1,0 +1,145 @@
+"""Batch normalization in training mode, without the operator that has it wrong.
+
+BatchNormalization with training_mode=1 gives wrong numbers in stock ONNX Runtime. Before
+differentiation :func:`mark` replaces such nodes by an internal operator that names the
+batch statistics; the gradient rule uses them. After it :func:`lower` writes plain nodes:
+
+    mean = mean of x over N and space;  variance = mean of (x - mean)^2
+    y = (x - mean) scale / sqrt(variance + epsilon) + bias
+    running <- momentum running + (1 - momentum) batch statistic
+
+The running variance takes the unbiased batch variance (n / (n - 1)), as PyTorch does; the
+ONNX text has the biased one, but no framework trains so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.rules.norm import TRAINING_DOMAIN, per_channel
+from odtpack.errors import OdtpackError
+
+OP_TYPE = "BatchNormTraining"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningStatistic:
+    """A state parameter, and the value that replaces it after each training step."""
+
+    name: str
+    update: ir.Value
+
+
+def is_training(node: ir.Node) -> bool:
+    """Whether a BatchNormalization node uses the statistics of its batch."""
+    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
+        return False
+    # Before opset 14 training mode had no attribute: it was there if outputs were.
+    return (
+        bool(node.attributes.get_int("training_mode", 0))
+        or len([y for y in node.outputs if y.name]) > 3
+    )
+
+
+def state_names(graph: ir.Graph) -> list[str]:
+    """Initializers that training-mode nodes update: running means and variances."""
+    names = []
+    for node in graph:
+        if is_training(node):
+            names += [v.name for v in node.inputs[3:5] if v is not None and v.name is not None]
+    return list(dict.fromkeys(names))
+
+
+def to_evaluation(graph: ir.Graph) -> None:
+    """Turn every training-mode node into inference mode."""
+    for node in graph:
+        if is_training(node):
+            node.attributes.pop("training_mode", None)
+            node.resize_outputs(1)
+
+
+def mark(graph: ir.Graph) -> None:
+    """Replace training-mode nodes by the internal operator."""
+    for node in list(graph):
+        if not is_training(node):
+            continue
+        if any(value.uses() for value in node.outputs[1:]):
+            raise OdtpackError(
+                "batch-norm-statistics-used",
+                f"node {node.name!r} (BatchNormalization) hands its statistics to other nodes",
+                hint="read them from the checkpoint after training instead",
+            )
+        scale = node.inputs[1]
+        new = ir.node(
+            OP_TYPE,
+            node.inputs[:5],
+            {
+                "epsilon": node.attributes.get_float("epsilon", 1e-5),
+                "momentum": node.attributes.get_float("momentum", 0.9),
+            },
+            domain=TRAINING_DOMAIN,
+            num_outputs=5,
+            name=node.name,
+        )
+        y = node.outputs[0]
+        names = (
+            y.name,
+            *(f"{y.name}.{part}" for part in ("mean.update", "var.update", "mean", "inv_std")),
+        )
+        for output, name in zip(new.outputs, names, strict=True):
+            output.name = name
+            if scale is not None:
+                output.type, output.shape = scale.type, scale.shape
+        new.outputs[0].type, new.outputs[0].shape = y.type, y.shape
+        ir.convenience.replace_nodes_and_values(graph, node, [node], [new], [y], [new.outputs[0]])
+
+
+def lower(op: Ops, graph: ir.Graph) -> list[RunningStatistic]:
+    """Write the internal operators as plain nodes; return the updates of the statistics.
+
+    A layer that is used twice updates its statistics twice, the second time from the
+    result of the first.
+    """
+    latest: dict[ir.Value, ir.Value] = {}
+    for node in list(graph):
+        if node.op_type == OP_TYPE and node.domain == TRAINING_DOMAIN:
+            with op.before(node):
+                _write(op, node, latest)
+    graph.opset_imports.pop(TRAINING_DOMAIN, None)
+    return [RunningStatistic(source.name or "", update) for source, update in latest.items()]
+
+
+def _write(op: Ops, node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
+    x, scale, bias, running_mean, running_variance = (v for v in node.inputs if v is not None)
+    epsilon = node.attributes.get_float("epsilon")
+    momentum = node.attributes.get_float("momentum")
+    dims, dtype = dims_of(x), x.dtype
+    if dims is None or dtype is None:
+        raise OdtpackError(
+            "unknown-rank", f"the shape of {x.name!r}, read by {node.name!r}, is unknown"
+        )
+    rank = len(dims)
+    axes = [0, *range(2, rank)]
+    mean = op.reduce_mean(x, axes, keepdims=False)
+    centered = op.Sub(x, per_channel(op, mean, rank))
+    variance = op.reduce_mean(op.Mul(centered, centered), axes, keepdims=False)
+    inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+    gain = per_channel(op, op.Mul(inv_std, scale), rank)
+    y = op.Add(op.Mul(centered, gain), per_channel(op, bias, rank))
+    count = op.Div(op.cast(op.Size(x), dtype), op.cast(op.Size(mean), dtype))
+    unbiased = op.Mul(variance, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
+    for running, batch in ((running_mean, mean), (running_variance, unbiased)):
+        previous = latest.get(running, running)
+        latest[running] = op.Add(op.Mul(previous, momentum), op.Mul(batch, 1 - momentum))
+    for old, new in zip(node.outputs, (y, None, None, mean, inv_std), strict=True):
+        if new is None:
+            continue
+        new.type, new.shape = old.type, old.shape
+        name, old.name = old.name, None
+        new.name = name
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if node.graph is not None:
+        node.graph.remove(node)

@@ -1,0 +1,85 @@
+"""What each ONNX Runtime release loads: the only place where these numbers stand.
+
+A model stamped with a newer IR version or opset than the runtime knows is refused when
+it is loaded, so whatever odtpack emits goes through :func:`stamp`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from odtpack.errors import OdtpackError
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The newest formats that one ONNX Runtime release loads."""
+
+    version: tuple[int, int]
+    ir_version: int
+    opset: int
+
+    @property
+    def name(self) -> str:
+        """Release as users write it, for example ``"1.20"``."""
+        return f"{self.version[0]}.{self.version[1]}"
+
+
+# Source: ONNX Runtime's compatibility table (docs/Versioning.md), oldest first.
+TARGETS = (
+    Target((1, 8), ir_version=7, opset=14),
+    Target((1, 10), ir_version=8, opset=15),
+    Target((1, 12), ir_version=8, opset=17),
+    Target((1, 14), ir_version=8, opset=18),
+    Target((1, 15), ir_version=9, opset=19),
+    Target((1, 17), ir_version=9, opset=20),
+    Target((1, 18), ir_version=10, opset=21),
+    Target((1, 20), ir_version=10, opset=21),
+    Target((1, 22), ir_version=11, opset=23),
+    Target((1, 24), ir_version=12, opset=24),
+    Target((1, 31), ir_version=13, opset=26),
+)
+
+MIN_OPSET = 12
+MAX_OPSET = TARGETS[-1].opset
+
+
+def lowest_target(opset: int) -> Target:
+    """Return the oldest runtime that loads ``opset`` of the standard operators.
+
+    Raises:
+        OdtpackError: No known runtime loads it, or odtpack does not differentiate it.
+    """
+    if opset < MIN_OPSET:
+        raise OdtpackError(
+            "opset-too-old",
+            f"the model uses opset {opset}; odtpack differentiates opset {MIN_OPSET} and newer",
+            hint=f"export it again with opset {MIN_OPSET} or newer, or convert it with "
+            "onnx.version_converter.convert_version(model, 17)",
+        )
+    for target in TARGETS:
+        if target.opset >= opset:
+            return target
+    raise OdtpackError(
+        "opset-too-new",
+        f"the model uses opset {opset}; ONNX Runtime {TARGETS[-1].name} loads at most {MAX_OPSET}",
+        hint=f"export it again with opset {MAX_OPSET} or older",
+    )
+
+
+# The least IR version in which each opset may stand, as the ONNX checker has it.
+_IR_OF_OPSET = ((14, 7), (18, 8), (20, 9), (22, 10), (23, 11), (24, 12), (26, 13))
+
+
+def stamp(model: ir.Model) -> Target:
+    """Set the lowest IR version that holds the model's opset; return the lowest runtime.
+
+    Raises:
+        OdtpackError: As :func:`lowest_target`.
+    """
+    opset = model.graph.opset_imports[""]
+    target = lowest_target(opset)
+    model.ir_version = next(version for newest, version in _IR_OF_OPSET if opset <= newest)
+    return target

@@ -1,0 +1,292 @@
+"""Assembles the training and evaluation graphs from a forward graph and a recipe.
+
+Graph conventions are the reference's: inputs are the user's inputs, the target, the
+parameters, a gradient buffer for each trainable parameter and ``lazy_reset_grad``;
+outputs are the loss, additional outputs and the accumulated gradients. Unlike there, the
+accumulated gradient is the output itself, and may be bound to its buffer's memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack import losses, targets
+from odtpack.autodiff import differentiate
+from odtpack.autodiff.expand import expand
+from odtpack.autodiff.ops import Ops, dims_of, static_dims
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.loading import infer_shapes
+from odtpack.passes import aliases, batch_norm, small_planes
+from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
+
+RESET = "lazy_reset_grad"
+STATE_SUFFIX = ".update.out"
+Role = Literal["trainable", "frozen", "state"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What to train and how.
+
+    Attributes:
+        train: Names of the initializers to train.
+        frozen: Names of the initializers that become inputs, but are not trained.
+        loss: Loss to attach, or None if the model's first output is the loss.
+        loss_inputs: Names of the outputs that the loss reads; the first output if empty.
+            A second name takes the place of the target input.
+        additional_outputs: Names of further values that both models return.
+    """
+
+    train: tuple[str, ...]
+    frozen: tuple[str, ...]
+    loss: losses.Loss | None
+    loss_inputs: tuple[str, ...] = ()
+    additional_outputs: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """An initializer of the forward model that became an input."""
+
+    name: str
+    role: Role
+    tensor: ir.TensorProtocol
+
+
+@dataclasses.dataclass(frozen=True)
+class Graphs:
+    """The training and evaluation models and the parameters that both take as inputs."""
+
+    training: ir.Model
+    evaluation: ir.Model
+    parameters: tuple[Parameter, ...]
+
+
+def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
+    """Differentiate a loaded model (see :func:`odtpack.loading.load_model`).
+
+    Raises:
+        OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
+            trained, or is not reached from the loss; or an operator has no gradient.
+    """
+    forward = model.clone()
+    parameters = _parameters(forward.graph, recipe)
+    _check_names(forward.graph)
+    classes = _attach_loss(forward.graph, recipe)
+    if recipe.train:
+        forward = infer_shapes(expand(infer_shapes(forward), recipe.train))
+    evaluation = forward.clone()
+    batch_norm.to_evaluation(evaluation.graph)
+    _dropout_off(evaluation.graph)
+    for each in (forward, evaluation):
+        _lift_parameters(each.graph, parameters)
+    if small_planes.rewrite(Ops(forward.graph, "planes/"), forward.graph):
+        forward = infer_shapes(forward)
+    _differentiate(forward.graph, recipe)
+    properties = {
+        "odtpack.format": "1",
+        "odtpack.loss": recipe.loss.name if recipe.loss else "none",
+    }
+    if classes is not None:
+        properties["odtpack.class_count"] = str(classes)
+    return Graphs(
+        _finish(forward, "training", properties),
+        _finish(evaluation, "evaluation", properties),
+        parameters,
+    )
+
+
+def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
+    """Role of every initializer that becomes an input, in initializer order."""
+    state = set(batch_norm.state_names(graph))
+    for name in (*recipe.train, *recipe.frozen):
+        if name not in graph.initializers:
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"the model has no initializer {name!r}",
+                hint="odtpack inspect MODEL.onnx lists them",
+            )
+    both = sorted(set(recipe.train) & set(recipe.frozen))
+    if both:
+        raise OdtpackError(
+            "trained-and-frozen",
+            f"{both[0]!r} is to be trained and frozen at once",
+            hint="narrow one of the two patterns",
+        )
+    parameters = []
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or (name not in recipe.train and name not in (*recipe.frozen, *state)):
+            continue
+        if name in recipe.train:
+            _check_trainable(name, tensor, state)
+        role: Role = "trainable" if name in recipe.train else "state" if name in state else "frozen"
+        parameters.append(Parameter(name, role, tensor))
+    return tuple(parameters)
+
+
+def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> None:
+    if name in state:
+        raise OdtpackError(
+            "statistic-trained",
+            f"{name!r} is a running statistic of a batch normalization; it follows the data "
+            "and takes no gradient",
+            hint=f"leave {name!r} out of the parameters to train",
+        )
+    if tensor.dtype != ir.DataType.FLOAT:
+        raise OdtpackError(
+            "dtype-not-trainable",
+            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be FLOAT",
+            hint=f"freeze it (--freeze {name!r})",
+        )
+
+
+def _check_names(graph: ir.Graph) -> None:
+    """Names that odtpack gives to its own inputs and outputs must be free."""
+    taken = {value.name or "" for node in graph for value in node.outputs}
+    taken |= {value.name or "" for value in graph.inputs} | set(graph.initializers)
+    for name in taken:
+        if name == RESET or name.endswith((BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX)):
+            raise OdtpackError(
+                "reserved-name",
+                f"the model already has a value {name!r}, a name that the training graph needs",
+                hint="this looks like a training model; pass the forward model",
+            )
+
+
+def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
+    for value in (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)):
+        if value.name == name:
+            return value
+    outputs = ", ".join(repr(value.name) for value in graph.outputs)
+    raise UnknownNameError(
+        "unknown-value", f"{what} names {name!r}, which the graph does not have",
+        hint=f"its outputs are {outputs}",
+    )  # fmt: skip
+
+
+def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
+    """Append the loss; the graph's outputs become the loss and the additional ones.
+
+    Returns:
+        Number of classes, where the loss takes class labels and the number is known.
+    """
+    classes = None
+    extra = [_find(graph, name, "additional_output_names") for name in recipe.additional_outputs]
+    read = [_find(graph, name, "loss_input_names") for name in recipe.loss_inputs]
+    read = read or [graph.outputs[0]]
+    if recipe.loss is None:
+        loss = read[0]
+        dims = static_dims(loss)
+        if dims is None or int(np.prod(dims)) != 1:
+            raise OdtpackError(
+                "loss-not-scalar",
+                f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not",
+                hint="pass a loss (--loss cross_entropy), or a model whose first output is one",
+            )
+    else:
+        target = read[1] if len(read) > 1 else losses.target_input(recipe.loss, read[0])
+        if len(read) == 1:
+            if any(value.name == target.name for value in graph.inputs):
+                raise OdtpackError(
+                    "reserved-name",
+                    f"the model already has an input {target.name!r}, the name of the loss's target",
+                    hint="rename the input",
+                )
+            graph.inputs.append(target)
+        if recipe.loss.labels:
+            size = (dims_of(read[0]) or (None, None))[1]
+            classes = size if isinstance(size, int) else None
+        op = Ops(graph, "loss/")
+        loss = recipe.loss.write(op, read[0], target)
+        loss.name, loss.shape = op.fresh_name("loss"), ir.Shape(())
+    graph.outputs[:] = [loss, *extra]
+    return classes
+
+
+def _dropout_off(graph: ir.Graph) -> None:
+    """Without its training_mode input a Dropout passes its input through."""
+    for node in graph:
+        if node.op_type == "Dropout" and len(node.inputs) > 2:
+            node.resize_inputs(2)
+
+
+def _lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
+    """Make initializers inputs, so that no constant folding can swallow them."""
+    for parameter in parameters:
+        value = graph.initializers.pop(parameter.name)
+        value.const_value = None
+        value.shape = ir.Shape(tuple(parameter.tensor.shape))
+        value.type = ir.TensorType(parameter.tensor.dtype)
+        graph.inputs.append(value)
+
+
+def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
+    inputs = {value.name: value for value in graph.inputs}
+    batch_norm.mark(graph)
+    op = Ops(graph, "grad/")
+    loss = graph.outputs[0]
+    trained = [inputs[name] for name in sorted(recipe.train, key=list(inputs).index)]
+    gradients: dict[ir.Value, ir.Value] = {}
+    if trained:
+        seed = op.constant(
+            np.ones(static_dims(loss) or (), (loss.dtype or ir.DataType.FLOAT).numpy())
+        )
+        gradients = differentiate(graph, {loss: seed}, trained, op)
+    for parameter in trained:
+        if parameter not in gradients:
+            raise OdtpackError(
+                "not-reached",
+                f"{parameter.name!r} is to be trained, but the loss does not depend on it",
+                hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
+            )
+    updates = batch_norm.lower(op, graph)
+    if trained:
+        _accumulate(graph, op, trained, gradients)
+    for update in updates:
+        # A layer used twice updates its statistics twice, the second time from the first.
+        update.update.name = update.name + STATE_SUFFIX
+        update.update.shape = inputs[update.name].shape
+        graph.outputs.append(update.update)
+        aliases.verify(graph, inputs[update.name], update.update)
+
+
+def _accumulate(
+    graph: ir.Graph, op: Ops, trained: Sequence[ir.Value], gradients: dict[ir.Value, ir.Value]
+) -> None:
+    buffers = [ir.val(f"{p.name}{BUFFER_SUFFIX}", dtype=p.dtype, shape=p.shape) for p in trained]
+    reset = ir.val(RESET, dtype=ir.DataType.BOOL, shape=[1])
+    graph.inputs.extend([*buffers, reset])
+    flag = op.squeeze(reset, 0)
+    named: set[ir.Value] = set()
+    for parameter, buffer in zip(trained, buffers, strict=True):
+        gradient = gradients[parameter]
+        node = gradient.producer()
+        if gradient in named or node is None or gradient.is_graph_output():
+            gradient = op.Identity(gradient)
+        named.add(gradient)
+        gradient.name = op.fresh_name(f"{parameter.name}_grad")
+        gradient.type, gradient.shape = parameter.type, parameter.shape
+        out = accumulate(op, gradient, buffer, flag)
+        out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
+        out.type, out.shape = parameter.type, parameter.shape
+        graph.outputs.append(out)
+        aliases.verify(graph, buffer, out)
+
+
+def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
+    """Drop what no output needs, stamp versions and record what a runtime must know."""
+    model = common_passes.RemoveUnusedNodesPass()(model).model
+    common_passes.TopologicalSortPass()(model)
+    model.graph.name = name
+    model.producer_name, model.producer_version = "odtpack", None
+    model.metadata_props.clear()
+    model.metadata_props.update(properties)
+    targets.stamp(model)
+    return model

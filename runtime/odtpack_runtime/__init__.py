@@ -1,0 +1,1 @@
+"""odtpack_runtime: train a package on stock ONNX Runtime."""

@@ -1,0 +1,104 @@
+"""Write a file whole or not at all.
+
+The bytes go to a temporary file in the destination's own folder, reach the
+disk (``fsync``), and take the destination's name in one ``rename``; then the
+folder itself is synced, so that the new name survives a power cut. A process
+killed at any moment leaves the old file, or the new one, and never a mixture.
+What such a process leaves behind under a temporary name is removed by the next
+write to the same destination.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from odtpack_runtime.errors import OdtpackError
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open ``path`` for binary writing; the name changes hands when the block ends well.
+
+    Args:
+        path: Destination. Its folder must exist. A file of that name is replaced.
+
+    Yields:
+        A binary stream, writable and seekable, onto the temporary file.
+
+    Raises:
+        OdtpackError: The folder does not exist, the destination is a folder, or
+            the system refused to write (no permission, no space): an ``OSError``
+            of the block counts as such a refusal, any other exception passes
+            through. In every case the temporary file is gone and the destination
+            is untouched.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise OdtpackError(
+            "path-is-a-folder", f"{target} is a folder, a file was to be written.", where=str(target)
+        )
+    _remove_stale(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
+    try:
+        # Mode 0666 less the umask: what an ordinary open() gives; mkstemp's 0600
+        # would make a checkpoint unreadable to the app's other processes.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(temporary, flags, 0o666)
+        try:
+            with os.fdopen(descriptor, "w+b") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(target.parent)
+    except OSError as error:
+        raise OdtpackError(
+            "file-not-written",
+            f"{target} could not be written: {error.strerror or error}.",
+            where=str(target),
+            hint="check that the folder exists, is writable and has space left",
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals inside ``folder`` durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove temporary files that processes which no longer run left for ``target``."""
+    if os.name != "posix":  # os.kill(pid, 0) asks nothing elsewhere: on Windows it kills
+        return
+    name = re.compile(re.escape(f".{target.name}.") + r"(\d{1,9})-[0-9a-f]{12}\.tmp")
+    with suppress(OSError):
+        for entry in target.parent.iterdir():
+            match = name.fullmatch(entry.name)
+            if match and not _is_running(int(match[1])):
+                with suppress(OSError):
+                    entry.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

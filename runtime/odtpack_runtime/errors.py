@@ -1,0 +1,47 @@
+"""The one kind of error that odtpack shows to a person: what, where, what to do."""
+
+from __future__ import annotations
+
+
+class OdtpackError(RuntimeError):
+    """Bad input or usage, told to the person who must mend it.
+
+    Every command prints it as three short lines and exits with code 2; the
+    Python API raises it. It is a ``RuntimeError`` because that is what the
+    reference API raises for the same mistakes.
+
+    Attributes:
+        code: Stable kebab-case identifier, for example ``"checkpoint-truncated"``.
+        what: One sentence that says what is wrong and names the culprit.
+        where: File, graph or key in which the culprit stands.
+        hint: The next thing to do, if possible a command or line to paste.
+    """
+
+    def __init__(
+        self, code: str, what: str, *, where: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.where:
+            text += f"\n  in: {self.where}"
+        if self.hint:
+            text += f"\n  help: {self.hint}"
+        return text
+
+
+class UnknownNameError(OdtpackError, LookupError):
+    """A name that does not exist, where the reference raises a ``LookupError``."""
+
+
+class UnknownKeyError(UnknownNameError, KeyError):
+    """A key that a mapping does not hold, where the reference raises a ``KeyError``."""
+
+
+class WrongTypeError(OdtpackError, TypeError):
+    """A value of a kind that cannot be taken, where the reference raises a ``TypeError``."""

@@ -1,0 +1,219 @@
+"""Read flatbuffers that nobody has verified.
+
+The flatbuffers package for Python reads whatever the offsets say and has no
+verifier; generated bindings inherit that. This module reads tables, vectors and
+strings from a seekable stream and checks every offset and length against the
+stream's size before it uses it, so that a damaged or hostile file ends in an
+:class:`OdtpackError` and never in a wild read, an endless loop, or an
+allocation larger than the file.
+
+The format, as far as it is needed here (https://flatbuffers.dev/internals/),
+all little-endian: a table starts with an int32 that leads back to its vtable;
+the vtable is uint16s (its own size, the table's size, then one offset within
+the table per field, 0 where the field is absent); strings, vectors and tables
+are referred to by a uint32 relative to where that uint32 stands; vectors and
+strings start with a uint32 count.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, Literal, NamedTuple, NoReturn
+
+from odtpack_runtime.errors import OdtpackError
+
+MAX_SIZE = 2**31 - 1
+"""Bytes; offsets are 32-bit and the reference verifier accepts no larger buffer."""
+
+MAX_TABLES = 1_000_000
+"""The limit of the reference verifier; a table may be referred to any number of times."""
+
+_MAX_FIELDS = 32  # of a table; more exist only in files that are made to be slow to read
+
+_FORMATS: dict[str, struct.Struct] = {code: struct.Struct("<" + code) for code in "Hi?Iqf"}
+
+
+class Vector(NamedTuple):
+    """A vector inside a stream: position of its first element, number of elements."""
+
+    position: int
+    count: int
+
+
+class Source:
+    """A seekable binary stream that holds one flatbuffer.
+
+    Args:
+        stream: The stream; its whole length is the flatbuffer.
+        what: Name of the kind of file, for messages and error codes ("checkpoint").
+        where: Name of the file, for messages.
+        limit: Largest size in bytes; None for a file beside the flatbuffer.
+
+    Raises:
+        OdtpackError: ``<what>-corrupt`` when the stream is longer than ``limit``.
+    """
+
+    def __init__(
+        self, stream: BinaryIO, what: str, where: str, limit: int | None = MAX_SIZE
+    ) -> None:
+        self._stream = stream
+        self._what = what
+        self._where = where
+        self._tables = 0
+        self._text = 0
+        self.size = stream.seek(0, 2)
+        if limit is not None and self.size > limit:
+            self.fail(f"it has {self.size} bytes, and a flatbuffer has {limit} at most")
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise the error that says why the stream cannot be read."""
+        raise OdtpackError(
+            f"{self._what}-corrupt",
+            f"{self._where} is not a readable {self._what}: {reason}.",
+            where=self._where,
+            hint="copy or download the file again, or fall back to an earlier one",
+        )
+
+    def count_table(self) -> None:
+        """Count one table towards the limit."""
+        self._tables += 1
+        if self._tables > MAX_TABLES:
+            self.fail(f"it holds more than {MAX_TABLES} tables")
+
+    def count_text(self, length: int) -> None:
+        """Count the bytes of one string; all together may not exceed the stream's size."""
+        self._text += length
+        if self._text > self.size:
+            self.fail("its strings overlap")
+
+    def check(self, position: int, length: int) -> None:
+        """Fail unless ``length`` bytes from ``position`` on lie inside the stream."""
+        if position < 0 or length < 0 or position + length > self.size:
+            self.fail(f"{length} bytes at {position} lie outside its {self.size} bytes")
+
+    def read(self, position: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``position`` on."""
+        self.check(position, length)
+        self._stream.seek(position)
+        data = self._stream.read(length)
+        if len(data) != length:
+            self.fail("it became shorter while it was read")
+        return data
+
+    def read_into(self, position: int, target: memoryview) -> None:
+        """Fill ``target``, a view of bytes, from ``position`` on."""
+        self.check(position, len(target))
+        self._stream.seek(position)
+        done = 0
+        while done < len(target):
+            count = self._stream.readinto(target[done:])  # type: ignore[attr-defined]
+            if not count:
+                self.fail("it became shorter while it was read")
+            done += count
+
+    def number(self, code: Literal["H", "i", "?", "I", "q", "f"], position: int) -> int | float:
+        """Return the number of ``struct`` format ``code`` at ``position``."""
+        parser = _FORMATS[code]
+        value: int | float = parser.unpack(self.read(position, parser.size))[0]
+        return value
+
+    def integer(self, code: Literal["H", "i", "I", "q"], position: int) -> int:
+        """Return the integer of ``struct`` format ``code`` at ``position``."""
+        return int(self.number(code, position))
+
+    def root(self, identifier: bytes) -> Table:
+        """Return the root table of a flatbuffer whose file identifier is ``identifier``."""
+        if self.size < 8:
+            self.fail(f"it has {self.size} bytes")
+        if self.read(4, 4) != identifier:
+            self.fail(f"it does not carry the identifier {identifier.decode()}")
+        return Table(self, self.integer("I", 0))
+
+
+class Table:
+    """A table of a :class:`Source`; fields are addressed by their number in the schema."""
+
+    def __init__(self, source: Source, position: int) -> None:
+        source.count_table()
+        self._source = source
+        self._position = position
+        vtable = position - source.integer("i", position)
+        vtable_size = source.integer("H", vtable)
+        self._size = source.integer("H", vtable + 2)
+        if vtable_size < 4 or vtable_size % 2 or self._size < 4:
+            source.fail(f"the table at {position} has a malformed vtable")
+        source.check(position, self._size)
+        source.check(vtable, vtable_size)
+        count = min(vtable_size // 2 - 2, _MAX_FIELDS)
+        self._fields = struct.unpack(f"<{count}H", source.read(vtable + 4, 2 * count))
+
+    def field(self, number: int, width: int) -> int | None:
+        """Return the position of a field of ``width`` bytes; None if it is absent."""
+        offset = self._fields[number] if number < len(self._fields) else 0
+        if offset == 0:
+            return None
+        if offset < 4 or offset + width > self._size:
+            self._source.fail(f"a field of the table at {self._position} lies outside the table")
+        return self._position + int(offset)
+
+    def integer(self, number: int, code: Literal["i", "q"], default: int = 0) -> int:
+        """Return an int32 (``i``) or int64 (``q``) field."""
+        position = self.field(number, _FORMATS[code].size)
+        return default if position is None else self._source.integer(code, position)
+
+    def real(self, number: int) -> float:
+        """Return a float32 field; 0.0 if it is absent."""
+        position = self.field(number, 4)
+        return 0.0 if position is None else float(self._source.number("f", position))
+
+    def boolean(self, number: int) -> bool:
+        """Return a bool field; False if it is absent."""
+        position = self.field(number, 1)
+        return position is not None and bool(self._source.number("?", position))
+
+    def vector(self, number: int, width: int) -> Vector | None:
+        """Return where a vector of elements of ``width`` bytes lies; None if it is absent."""
+        slot = self.field(number, 4)
+        if slot is None:
+            return None
+        position = slot + self._source.integer("I", slot)
+        count = self._source.integer("I", position)
+        self._source.check(position + 4, count * width)
+        return Vector(position + 4, count)
+
+    def string(self, number: int) -> str:
+        """Return a string field; empty if it is absent."""
+        vector = self.vector(number, 1)
+        if vector is None:
+            return ""
+        self._source.count_text(vector.count)
+        try:
+            return self._source.read(*vector).decode()
+        except UnicodeDecodeError:
+            self._source.fail(f"the text at {vector.position} is not UTF-8")
+
+    def integers(self, number: int, limit: int) -> tuple[int, ...]:
+        """Return a vector of int64; empty if it is absent. Fails above ``limit`` elements."""
+        vector = self.vector(number, 8)
+        if vector is None:
+            return ()
+        if vector.count > limit:
+            self._source.fail(f"the vector at {vector.position} has more than {limit} elements")
+        data = self._source.read(vector.position, vector.count * 8)
+        return struct.unpack(f"<{vector.count}q", data)
+
+    def table(self, number: int) -> Table | None:
+        """Return the table that a field refers to; None if it is absent."""
+        slot = self.field(number, 4)
+        return None if slot is None else self._follow(slot)
+
+    def tables(self, number: int) -> Iterator[Table]:
+        """Yield the tables of a vector; none if it is absent."""
+        vector = self.vector(number, 4)
+        if vector is not None:
+            for index in range(vector.count):
+                yield self._follow(vector.position + 4 * index)
+
+    def _follow(self, slot: int) -> Table:
+        return Table(self._source, slot + self._source.integer("I", slot))

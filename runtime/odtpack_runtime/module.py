@@ -1,0 +1,330 @@
+"""Run the training and evaluation models of a package on the parameters of a state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from odtpack_runtime.checkpoint import CheckpointState, FlatState, nominal_error
+from odtpack_runtime.errors import OdtpackError, WrongTypeError
+from odtpack_runtime.layout import Array, allocate
+from odtpack_runtime.session import BoundGraph, open_session
+from odtpack_runtime.signature import (
+    BUFFER_SUFFIX,
+    GRADIENT_SUFFIX,
+    RESET_NAME,
+    UPDATE_SUFFIX,
+    GraphSignature,
+    TensorSpec,
+)
+
+
+class Module:
+    """A model that learns: ``onnxruntime.training.api.Module`` on a stock ONNX Runtime.
+
+    In training mode, where a Module starts, a call computes the loss and adds
+    the gradients of this batch to the accumulated ones; in evaluation mode it
+    computes the loss only. Parameters live in the state, as flat buffers that
+    both models and the optimizer work on in place. Not safe for concurrent calls.
+
+    Args:
+        train_model_uri: Training model, ``.onnx`` or ``.ort``.
+        state: The parameters. Two Modules may share a state.
+        eval_model_uri: Evaluation model; without one, calls in evaluation mode
+            and exports raise.
+        device: ``"cpu"``, the only one.
+        session_options: Options of ONNX Runtime for every session made on
+            behalf of this Module; ONNX Runtime's defaults if None.
+
+    Raises:
+        OdtpackError: A model is missing, does not load, or does not go with the
+            state (``model-mismatch``); the state is nominal; a trainable
+            parameter is not float32; another device was asked for.
+    """
+
+    def __init__(
+        self,
+        train_model_uri: str | os.PathLike[str],
+        state: CheckpointState,
+        eval_model_uri: str | os.PathLike[str] | None = None,
+        device: str = "cpu",
+        session_options: onnxruntime.SessionOptions | None = None,
+    ) -> None:
+        if not isinstance(state, CheckpointState):
+            raise WrongTypeError(
+                "not-a-checkpoint",
+                f"A Module needs a CheckpointState, not a {type(state).__name__}.",
+                hint="state = CheckpointState.load_checkpoint(path)",
+            )
+        if device not in ("cpu", "cpu:0"):
+            raise OdtpackError(
+                "unsupported-device", f"Device '{device}' is not supported.", hint='use "cpu"'
+            )
+        if state.is_nominal:
+            raise nominal_error("a model cannot be trained without its parameters' values")
+        self.state = state
+        self.session_options = session_options or onnxruntime.SessionOptions()
+        self.training = True
+        self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
+
+        trainable, frozen = state.arrays(trainable=True), state.arrays(trainable=False)
+        session = open_session(train_model_uri, self.session_options)
+        signature = self._signature(session, str(train_model_uri))
+        missing = trainable.keys() - set(signature.gradients)
+        if missing:
+            raise OdtpackError(
+                "model-mismatch",
+                f"The training model computes no gradient for '{min(missing)}', which the "
+                "checkpoint marks as trainable.",
+                where=str(train_model_uri),
+                hint="use the models and the checkpoint of one package",
+            )
+        eval_session = eval_signature = None
+        if self._eval_path is not None:
+            eval_session = open_session(self._eval_path, self.session_options)
+            eval_signature = self._signature(eval_session, str(self._eval_path))
+            if eval_signature.gradients:
+                raise OdtpackError(
+                    "model-mismatch",
+                    "The evaluation model computes gradients.",
+                    where=str(self._eval_path),
+                    hint="pass eval_model.onnx as the third argument",
+                )
+        used = {*signature.parameters, *(eval_signature.parameters if eval_signature else ())}
+        unused = frozen.keys() - used
+        if unused:
+            raise OdtpackError(
+                "model-mismatch",
+                f"The checkpoint holds '{min(unused)}', which the model does not have.",
+                where=str(train_model_uri),
+                hint="use the models and the checkpoint of one package",
+            )
+
+        metadata = session.get_modelmeta().custom_metadata_map
+        class_count = _whole_number(metadata, "odtpack.class_count", str(train_model_uri))
+        ignored = _whole_number(metadata, "odtpack.ignore_index", str(train_model_uri))
+        self._order = signature.parameters
+        self._flat = state.place(self._order)
+        self._reset = np.zeros(1, np.bool_)
+        self._train = BoundGraph(
+            session,
+            signature.inputs,
+            signature.outputs,
+            class_count=class_count,
+            ignored_label=ignored,
+        )
+        self._bind_parameters(self._train, signature)
+        for name in signature.gradients:
+            gradient = state.parameters[name].grad
+            assert gradient is not None  # noqa: S101 - placed above
+            self._train.bind_input(name + BUFFER_SUFFIX, gradient)
+            self._train.bind_output(name + GRADIENT_SUFFIX, gradient)
+        for name in signature.updates:
+            self._train.bind_output(name + UPDATE_SUFFIX, state.parameters[name].data)
+        if signature.gradients:
+            self._train.bind_input(RESET_NAME, self._reset)
+        self._eval: BoundGraph | None = None
+        if eval_signature is not None:
+            self._eval = BoundGraph(
+                eval_session,
+                eval_signature.inputs,
+                eval_signature.outputs,
+                class_count=class_count,
+                ignored_label=ignored,
+            )
+            self._bind_parameters(self._eval, eval_signature)
+
+    def __call__(self, *user_inputs: Any) -> Any:  # noqa: ANN401 - arrays or OrtValues
+        """Run one batch.
+
+        Args:
+            user_inputs: The model's inputs in the order of :meth:`input_names`,
+                arrays (or lists) of the model's dtypes and shapes, or OrtValues
+                all of them. Nothing is converted or copied.
+
+        Returns:
+            The loss, an array of shape ``()``; with further outputs, a tuple of
+            arrays. OrtValues if OrtValues came in.
+
+        Raises:
+            OdtpackError: An input does not fit (``input-count``, ``input-type``,
+                ``input-shape``, ``input-sizes-differ``), holds no samples
+                (``empty-batch``), or names a class that does not exist
+                (``label-out-of-range``); evaluation was asked for without an
+                evaluation model (``no-eval-model``); ONNX Runtime failed
+                (``run-failed``).
+        """
+        results = self._graph()(user_inputs)
+        if self.training:
+            self._reset[0] = False
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def train(self, mode: bool = True) -> Module:  # noqa: FBT001, FBT002 - the reference's signature
+        """Switch to training mode, or with ``False`` to evaluation mode; return self."""
+        self.training = bool(mode)
+        return self
+
+    def eval(self) -> Module:
+        """Switch to evaluation mode; return self."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training step replace the accumulated gradients instead of adding to them."""
+        self._reset[0] = True
+
+    def input_names(self) -> list[str]:
+        """Return the names of the inputs that a call takes in the current mode."""
+        return [spec.name for spec in self.input_specs()]
+
+    def output_names(self) -> list[str]:
+        """Return the names of the outputs that a call returns in the current mode."""
+        return [spec.name for spec in self._graph().outputs]
+
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """Return name, dtype and shape of the inputs that a call takes in the current mode."""
+        return self._graph().inputs
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:  # noqa: FBT001, FBT002
+        """Return the number of elements of all trainable parameters, or of all parameters."""
+        return sum(array.size for array in self._in_order(trainable_only))
+
+    def get_contiguous_parameters(
+        self,
+        trainable_only: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
+    ) -> onnxruntime.OrtValue:
+        """Return a copy of the parameters as one float32 vector.
+
+        Parameters follow each other without gaps, in the order of the training
+        model's inputs.
+
+        Raises:
+            OdtpackError: ``parameter-type`` if one of them is not float32.
+        """
+        arrays = self._in_order(trainable_only)
+        for array in arrays:
+            _require_float32(array)
+        size = sum(array.size for array in arrays)
+        buffer = allocate(size * 4).view(np.float32)
+        at = 0
+        for array in arrays:
+            buffer[at : at + array.size] = array.reshape(-1)
+            at += array.size
+        return onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+
+    def copy_buffer_to_parameters(
+        self,
+        buffer: Any,  # noqa: ANN401 - OrtValue (Python's or the binding's) or array
+        trainable_only: bool = True,  # noqa: FBT001, FBT002 - the reference's signature
+    ) -> None:
+        """Set the parameters from one float32 vector, as get_contiguous_parameters returns it.
+
+        Raises:
+            OdtpackError: ``buffer-type`` or ``buffer-size``; nothing is changed then.
+        """
+        values = buffer if isinstance(buffer, np.ndarray) else getattr(buffer, "numpy", lambda: None)()
+        if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+            raise OdtpackError(
+                "buffer-type", "Parameters are set from an OrtValue or an array of float32."
+            )
+        arrays = self._in_order(trainable_only)
+        size = sum(array.size for array in arrays)
+        if values.size != size:
+            raise OdtpackError(
+                "buffer-size",
+                f"The buffer holds {values.size} elements, and the parameters have {size}.",
+                hint=f"pass trainable_only={not trainable_only} if it holds "
+                + ("all parameters" if trainable_only else "trainable parameters only"),
+            )
+        for array in arrays:
+            _require_float32(array)
+        values = values.reshape(-1)
+        at = 0
+        for array in arrays:
+            np.copyto(array, values[at : at + array.size].reshape(array.shape))
+            at += array.size
+
+    def export_model_for_inferencing(
+        self,
+        inference_model_uri: str | os.PathLike[str],
+        graph_output_names: list[str],
+    ) -> None:
+        """Write a plain inference model with the current parameters inside.
+
+        Args:
+            inference_model_uri: Destination; its folder must exist.
+            graph_output_names: Outputs of the model to write: any values that
+                the evaluation model computes. What they do not need is left out.
+
+        Raises:
+            OdtpackError: No evaluation model was given, it is not an ``.onnx``
+                file, a name is unknown, or the ``onnx`` package is missing.
+        """
+        if self._eval_path is None:
+            raise _no_eval_model("A model can be exported only")
+        from odtpack_runtime.export import export_inference_model
+
+        parameters = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
+        export_inference_model(self._eval_path, parameters, inference_model_uri, graph_output_names)
+
+    @property
+    def flat(self) -> FlatState:
+        """The memory of the parameters and gradients; the optimizer works on it."""
+        return self._flat
+
+    def _graph(self) -> BoundGraph:
+        if self.training:
+            return self._train
+        if self._eval is None:
+            raise _no_eval_model("Evaluation mode works only")
+        return self._eval
+
+    def _signature(self, session: onnxruntime.InferenceSession, where: str) -> GraphSignature:
+        return GraphSignature.read(
+            where,
+            session.get_inputs(),
+            session.get_outputs(),
+            self.state.arrays(trainable=True),
+            self.state.arrays(trainable=False),
+        )
+
+    def _bind_parameters(self, graph: BoundGraph, signature: GraphSignature) -> None:
+        for name in signature.parameters:
+            graph.bind_input(name, self.state.parameters[name].data)
+
+    def _in_order(self, trainable_only: bool) -> list[Array]:  # noqa: FBT001
+        parameters = [self.state.parameters[name] for name in self._order]
+        return [p.data for p in parameters if p.requires_grad or not trainable_only]
+
+
+def _no_eval_model(what: str) -> OdtpackError:
+    return OdtpackError(
+        "no-eval-model",
+        f"{what} with an evaluation model, and this Module has none.",
+        hint='Module("training_model.onnx", state, "eval_model.onnx")',
+    )
+
+
+def _require_float32(array: Array) -> None:
+    if array.dtype != np.float32:
+        raise OdtpackError(
+            "parameter-type",
+            f"A parameter has elements of {array.dtype}, and a flat buffer is float32 throughout.",
+            hint="pass trainable_only=True",
+        )
+
+
+def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
+    """Return an integer from a model's metadata, None if it is absent."""
+    text = metadata.get(key)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise OdtpackError(
+            "bad-metadata", f"The model's metadata say {key} = {text!r}, no number.", where=where
+        ) from None

@@ -1,0 +1,23 @@
+"""Budgets in one place: read the file, judge a result by it, suggest one to start from."""
+
+from odtpack_runtime.simulator.budget_file import (
+    Budgets,
+    Limit,
+    PlacedLimit,
+    Section,
+    parse_budgets,
+    read_budgets,
+)
+from odtpack_runtime.simulator.judge import judge
+from odtpack_runtime.simulator.suggest import suggest_budget
+
+__all__ = [
+    "Budgets",
+    "Limit",
+    "PlacedLimit",
+    "Section",
+    "judge",
+    "parse_budgets",
+    "read_budgets",
+    "suggest_budget",
+]

@@ -1,0 +1,330 @@
+"""Device profiles: one TOML file per device, every figure with its unit, kind and source.
+
+A figure is a table ``{ value, unit, kind, source }``, with ``low`` and ``high``
+where it is only known as an interval. A figure nobody knows is written
+``{ unknown = "why" }`` or left out; both read as null, and whatever it would
+have judged is reported as "not judged". ``docs/formats/device-profile.md``
+specifies the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from odtpack_runtime.errors import OdtpackError, UnknownNameError
+from odtpack_runtime.simulator.figures import (
+    Bandwidth,
+    Bytes,
+    Compute,
+    Count,
+    Duration,
+    Energy,
+    FigureKind,
+    Fraction,
+    Frequency,
+    Power,
+    Quantity,
+    Strict,
+    ThreadedQuantity,
+    Unknown,
+    bounds,
+)
+from odtpack_runtime.simulator.schema_errors import first_problem, near_name
+from odtpack_runtime.simulator.textfile import parse_toml, read_bounded
+from odtpack_runtime.simulator.units import Interval
+
+SCHEMA_VERSION: Final = 1
+MAX_PROFILE_BYTES: Final = 64 * 1024
+
+OsClass = Literal["android", "ios", "linux", "macos", "windows", "web"]
+AppState = Literal["foreground", "background"]
+
+OS_CLASSES: Final[tuple[str, ...]] = get_args(OsClass)
+"""The classes of devices that budgets can be written for: one per operating system."""
+
+_NAME: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
+
+
+class MemoryFigures(Strict):
+    """What the device's memory holds, what one app gets of it, and how fast it copies."""
+
+    ram: Bytes | None = None
+    """Memory of the device as sold."""
+    app_limit_foreground: Bytes | None = None
+    """Memory at which an app in the foreground is ended."""
+    app_limit_background: Bytes | None = None
+    """Memory at which an app in the background is ended."""
+    app_limit_entitled: Bytes | None = None
+    """Foreground limit with the platform's entitlement for more memory (iOS)."""
+    bandwidth: Bandwidth | None = None
+    """Rate of a large ``memcpy`` by one thread, in bytes copied (the traffic is twice that)."""
+
+    @model_validator(mode="after")
+    def _limits_within_ram(self) -> MemoryFigures:
+        ram = bounds(self.ram, "bytes")
+        for key in ("app_limit_foreground", "app_limit_background", "app_limit_entitled"):
+            limit = bounds(getattr(self, key), "bytes")
+            if ram and limit and limit.typical > ram.typical:
+                msg = f"{key} is more than ram"
+                raise ValueError(msg)
+        return self
+
+
+class Cluster(Strict):
+    """Cores of one kind."""
+
+    core: str = Field(min_length=1, max_length=64)
+    cores: Count
+    clock: Frequency
+
+
+class CpuFigures(Strict):
+    """What the processor computes.
+
+    ``fp32_gemm`` is the rate of a large single-precision matrix product. Where
+    nobody measured it, it is ``fp32_peak`` times ``gemm_efficiency``.
+    """
+
+    clusters: list[Cluster] = Field(default_factory=list, max_length=16)
+    fp32_peak: Compute | None = None
+    gemm_efficiency: Fraction | None = None
+    fp32_gemm: Compute | None = None
+
+    @model_validator(mode="after")
+    def _efficiency_is_an_interval(self) -> CpuFigures:
+        efficiency = self.gemm_efficiency
+        if isinstance(efficiency, Quantity) and efficiency.low is None:
+            msg = "gemm_efficiency needs low and high: it is never known as a point"
+            raise ValueError(msg)
+        return self
+
+
+class StorageFigures(Strict):
+    """Sequential rates of the storage that holds checkpoints."""
+
+    read: Bandwidth | None = None
+    write: Bandwidth | None = None
+
+
+class PowerFigures(Strict):
+    """Power of the whole device at the wall or battery, and the battery's energy."""
+
+    idle: Power | None = None
+    load: Power | None = None
+    battery: Energy | None = None
+
+
+class ProfileFigure(BaseModel):
+    """One figure of a profile as a report shows it; null values are unknown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    key: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    unit: str | None
+    threads: int | None = None
+    kind: FigureKind | Literal["unknown"]
+    source: str
+
+
+class DeviceProfile(Strict):
+    """One device. Times it predicts were never compared with it unless ``validated``."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=f"^{_NAME}$", max_length=100)
+    title: str = Field(min_length=1, max_length=100)
+    vendor: str = Field(min_length=1, max_length=100)
+    soc: str | None = Field(default=None, min_length=1, max_length=200)
+    os: OsClass
+    validated: bool
+    sustained_fraction: Fraction | None = None
+    """Share of the burst rate that is left under continuous load."""
+    background_window: Duration | None = None
+    """Time the system grants background work before it may end it."""
+    memory: MemoryFigures = Field(default_factory=MemoryFigures)
+    cpu: CpuFigures = Field(default_factory=CpuFigures)
+    storage: StorageFigures = Field(default_factory=StorageFigures)
+    power: PowerFigures = Field(default_factory=PowerFigures)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the profile says, independent of layout and comments in the file."""
+        content = self.model_dump(mode="json", exclude_none=True)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def memory_limit(self, state: AppState = "foreground") -> Quantity | None:
+        """What one app may hold in this state, in the unit of the file; None if unknown."""
+        figure = getattr(self.memory, f"app_limit_{state}")
+        return figure if isinstance(figure, Quantity) else None
+
+    def memory_limit_bytes(self, state: AppState = "foreground") -> int | None:
+        """What one app may hold in this state, in whole bytes; None if unknown."""
+        limit = self.memory_limit(state)
+        return None if limit is None else int(limit.interval("bytes").typical)
+
+    def gemm_flops(self) -> Interval | None:
+        """Rate of a large fp32 matrix product in FLOP/s; None if the profile cannot say.
+
+        The measured ``fp32_gemm`` wins; else ``fp32_peak`` times ``gemm_efficiency``.
+        """
+        measured = bounds(self.cpu.fp32_gemm, "compute")
+        if measured is not None:
+            return measured
+        peak = bounds(self.cpu.fp32_peak, "compute")
+        share = bounds(self.cpu.gemm_efficiency, "ratio")
+        if peak is None or share is None:
+            return None
+        return Interval(
+            low=peak.low * share.low,
+            typical=peak.typical * share.typical,
+            high=peak.high * share.high,
+        )
+
+    def gemm_threads(self) -> int | None:
+        """Threads for which :meth:`gemm_flops` holds; None if the profile cannot say."""
+        for figure in (self.cpu.fp32_gemm, self.cpu.fp32_peak):
+            if isinstance(figure, ThreadedQuantity):
+                return figure.threads
+        return None
+
+    def copy_bandwidth(self) -> Interval | None:
+        """Bytes per second that one thread copies in memory; None if unknown."""
+        return bounds(self.memory.bandwidth, "bandwidth")
+
+    def storage_bandwidth(self, direction: Literal["read", "write"]) -> Interval | None:
+        """Bytes per second of sequential storage access; None if unknown."""
+        return bounds(getattr(self.storage, direction), "bandwidth")
+
+    def sustained(self) -> Interval | None:
+        """Share of the burst rate left under continuous load, 0 to 1; None if unknown."""
+        return bounds(self.sustained_fraction, "ratio")
+
+    def background_seconds(self) -> Interval | None:
+        """Seconds that the system grants background work; None if unknown."""
+        return bounds(self.background_window, "duration")
+
+    def load_watts(self) -> Interval | None:
+        """Power under full load in watts, whole device; None if unknown."""
+        return bounds(self.power.load, "power")
+
+    def figures(self) -> list[ProfileFigure]:
+        """Every figure the format knows, in a fixed order, with the unknown ones among them."""
+        return [_shown(key, figure) for key, figure in self._walk()]
+
+    def _walk(self) -> Iterator[tuple[str, Quantity | Unknown | None]]:
+        for section in ("memory", "cpu", "storage", "power"):
+            part = getattr(self, section)
+            for key in type(part).model_fields:
+                if key != "clusters":
+                    yield f"{section}.{key}", getattr(part, key)
+                    continue
+                for index, cluster in enumerate(self.cpu.clusters):
+                    yield f"cpu.clusters[{index}].cores ({cluster.core})", cluster.cores
+                    yield f"cpu.clusters[{index}].clock ({cluster.core})", cluster.clock
+        yield "sustained_fraction", self.sustained_fraction
+        yield "background_window", self.background_window
+
+
+def _shown(key: str, figure: Quantity | Unknown | None) -> ProfileFigure:
+    if isinstance(figure, Quantity):
+        threads = figure.threads if isinstance(figure, ThreadedQuantity) else None
+        known = figure.model_dump(exclude={"threads"})
+        return ProfileFigure(key=key, threads=threads, **known)
+    why = figure.unknown if isinstance(figure, Unknown) else "the profile does not give it"
+    return ProfileFigure(key=key, value=None, unit=None, kind="unknown", source=why)
+
+
+def parse_profile(data: bytes, where: str) -> DeviceProfile:
+    """Read a profile from the bytes of a TOML file.
+
+    Args:
+        data: Content of the file.
+        where: Its name, for messages.
+
+    Raises:
+        OdtpackError: Not TOML, or not what ``docs/formats/device-profile.md`` allows.
+    """
+    content = parse_toml(data, code="profile", what="device profile", where=where)
+    try:
+        return DeviceProfile.model_validate(content)
+    except ValidationError as error:
+        key, problem = first_problem(error, DeviceProfile)
+        raise OdtpackError(
+            "profile-invalid",
+            f"the device profile is wrong at {key}: {problem}",
+            where=where,
+            hint="docs/formats/device-profile.md shows a whole profile",
+        ) from error
+
+
+def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
+    """Load a shipped profile by name, or any profile by the path of its ``.toml`` file.
+
+    Args:
+        name_or_path: ``"google/pixel-8a"``, its last part where that is unique
+            (``"pixel-8a"``), or a path that ends in ``.toml``.
+
+    Raises:
+        UnknownNameError: No profile of that name; the message lists near ones.
+        OdtpackError: The file is absent, too large, not TOML, or not a profile.
+    """
+    text = os.fspath(name_or_path)
+    if text.endswith(".toml"):
+        path = Path(text)
+        return parse_profile(_read(path), str(path))
+    names = list_profiles()
+    full = [name for name in names if text in (name, name.rpartition("/")[2])]
+    if len(full) != 1:
+        near = near_name(text, names + [name.rpartition("/")[2] for name in names])
+        raise UnknownNameError(
+            "device-unknown",
+            f"there is no device profile {text[:100]!r}"
+            + (f", did you mean {near!r}?" if near else ""),
+            hint="run `odtpack devices list`, or give the path of a .toml file",
+        )
+    path = _profile_directory() / f"{full[0]}.toml"
+    profile = parse_profile(_read(path), str(path))
+    if profile.name != full[0]:
+        problem = f"the device profile calls itself {profile.name!r} but is stored as {full[0]!r}"
+        raise OdtpackError("profile-misnamed", problem, where=str(path))
+    return profile
+
+
+def list_profiles() -> list[str]:
+    """Names of the shipped profiles, ``<vendor>/<device>``, sorted.
+
+    Raises:
+        OdtpackError: The installation carries no profiles.
+    """
+    root = _profile_directory()
+    found = (path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.toml"))
+    return sorted(name for name in found if re.fullmatch(_NAME, name))
+
+
+def _read(path: Path) -> bytes:
+    return read_bounded(path, limit=MAX_PROFILE_BYTES, code="profile", what="device profile")
+
+
+def _profile_directory() -> Path:
+    """Where profiles are: beside the package in a wheel, at the repository's root otherwise."""
+    package = Path(__file__).resolve().parents[1]
+    for root in (package / "device_profiles", package.parents[1] / "device_profiles"):
+        if root.is_dir():
+            return root
+    raise OdtpackError(
+        "profiles-missing",
+        "the installation carries no device profiles",
+        where=str(package / "device_profiles"),
+        hint="reinstall odtpack, or give the path of a .toml profile",
+    )

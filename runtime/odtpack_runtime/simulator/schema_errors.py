@@ -1,0 +1,117 @@
+"""Turn a pydantic ``ValidationError`` into one line a person can act on.
+
+Pydantic reports every deviation with its internal path. A person who wrote a
+TOML file needs the first one: the key as it stands in the file, what was found
+there, and what would be allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+TAG_PREFIX = "variant:"
+"""Tags of discriminated unions start with this, so that they can be left out of a key."""
+
+_Loc = tuple[int | str, ...]
+
+
+def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
+    """The first deviation as (key, sentence without the key).
+
+    Args:
+        error: What validation of ``model`` raised.
+        model: The model at the top; its fields give the allowed names.
+    """
+    found = error.errors(include_url=False)
+    # An unknown key is most often a misspelt one whose absence is reported too: name it first.
+    found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+    problem = found[0]
+    loc: _Loc = problem["loc"]
+    text = _sentence(dict(problem), loc, model)
+    if len(found) > 1:
+        text += f" (and {len(found) - 1} more)"
+    return _key(loc), text
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to a misspelt one, if any is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def _key(loc: _Loc) -> str:
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part != "[key]" and not part.startswith(TAG_PREFIX):
+            name = part if part.replace("_", "").replace("-", "").isalnum() else f'"{part[:80]}"'
+            text += f".{name}" if text else name
+    return text or "(top level)"
+
+
+def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> str:
+    shown = repr(problem.get("input"))
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    match problem["type"]:
+        case "extra_forbidden":
+            allowed = _allowed_keys(loc[:-1], model)
+            near = near_name(str(loc[-1]), allowed)
+            mean = f", did you mean {near!r}" if near else ""
+            return f"unknown key{mean}; allowed here: {', '.join(allowed)}"
+        case "missing":
+            return "is missing"
+        case "literal_error":
+            expected = str(problem["ctx"]["expected"])
+            near = near_name(str(problem["input"]), re.findall(r"'([^']*)'", expected))
+            mean = f", did you mean {near!r}?" if near else ""
+            return f"{shown} is not one of {expected}{mean}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            allowed = _allowed_keys(loc, model)
+            keys = f" with the keys {', '.join(allowed)}" if allowed else ""
+            return f"must be a table{keys}, found {shown}"
+        case "float_type" | "float_parsing":
+            return f"must be a number, found {shown}"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"must be a whole number, found {shown}"
+        case "bool_type":
+            return f"must be true or false, found {shown}"
+        case "string_type":
+            return f"must be a string, found {shown}"
+        case "value_error":
+            return str(problem["msg"]).removeprefix("Value error, ")
+        case _:
+            message = str(problem["msg"])
+            return f"{message[:1].lower()}{message[1:]}, found {shown}"
+
+
+def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
+    """Names of the fields of the models that may stand at ``loc``."""
+    candidates: list[type[BaseModel]] = [model]
+    for part in loc:
+        inner = [
+            found
+            for candidate in candidates
+            for name, field in candidate.model_fields.items()
+            if part in (name, field.alias)
+            for found in _models_in(field.annotation)
+        ]
+        candidates = inner or candidates
+    names: list[str] = []
+    for candidate in candidates:
+        for name, field in candidate.model_fields.items():
+            if (field.alias or name) not in names:
+                names.append(field.alias or name)
+    return names
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Every model mentioned in an annotation such as ``dict[str, Annotated[A | B, ...]]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]

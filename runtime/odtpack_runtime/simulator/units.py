@@ -1,0 +1,169 @@
+"""Numbers with units: the one table of units, reading them strictly, writing them for people.
+
+Every quantity has one base unit in which the code computes: bytes, bytes per
+second, hertz, floating-point operations per second, seconds, watts, joules,
+and plain fractions. Decimal prefixes are powers of 1000 (``MB``), binary ones
+powers of 1024 (``MiB``); the spelling is case-sensitive because ``Mb`` means
+megabits and nobody should have to guess.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_DECIMAL: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+UNITS: Final[dict[str, dict[str, float]]] = {
+    "bytes": {f"{p}B": f for p, f in (_DECIMAL | _BINARY).items()},
+    "bandwidth": {f"{p}B/s": f for p, f in (_DECIMAL | _BINARY).items()},
+    "frequency": {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9},
+    "compute": {"MFLOPS": 1e6, "GFLOPS": 1e9, "TFLOPS": 1e12},
+    "duration": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0},
+    "power": {"mW": 1e-3, "W": 1.0},
+    "energy": {"J": 1.0, "kJ": 1e3, "mWh": 3.6, "Wh": 3600.0},
+    "ratio": {"1": 1.0, "%": 0.01},
+    "count": {"cores": 1.0},
+}
+"""Dimension -> unit -> factor to the base unit of the dimension."""
+
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S+)\s*")
+
+
+class Interval(BaseModel):
+    """A figure known only between two bounds: ``low <= typical <= high``, all finite.
+
+    The three stand in one unit, which the field that holds the interval names.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    low: float = Field(ge=0)
+    typical: float = Field(ge=0)
+    high: float = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Interval:
+        if not self.low <= self.typical <= self.high:
+            msg = "an interval needs low <= typical <= high"
+            raise ValueError(msg)
+        return self
+
+    def scaled(self, factor: float) -> Interval:
+        """The same interval times a non-negative factor."""
+        return Interval(
+            low=self.low * factor, typical=self.typical * factor, high=self.high * factor
+        )
+
+
+def check_unit(unit: str, dimension: str) -> float:
+    """Factor from ``unit`` to the base unit of ``dimension``.
+
+    Raises:
+        ValueError: The unit is not one of the dimension; the message lists those that are.
+    """
+    table = UNITS[dimension]
+    if unit in table:
+        return table[unit]
+    near = difflib.get_close_matches(unit, table, n=1, cutoff=0.4)
+    guess = next((u for u in table if u.lower() == unit.lower()), near[0] if near else None)
+    mean = f", did you mean {guess}" if guess else ""
+    msg = f"{unit[:40]!r} is not a unit of {dimension}{mean}; allowed: {', '.join(table)}"
+    raise ValueError(msg)
+
+
+def parse_quantity(text: str, dimension: str) -> float:
+    """Read ``"12 MB"`` or ``"12MB"`` into the base unit of ``dimension``.
+
+    Raises:
+        ValueError: Not a non-negative number followed by a unit of the dimension.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        example = next(reversed(UNITS[dimension]))
+        msg = f'{text[:40]!r} is not a number with a unit, such as "20 {example}"'
+        raise ValueError(msg)
+    value = float(match[1]) * check_unit(match[2], dimension)
+    if not math.isfinite(value):
+        msg = f"{text[:40]!r} is not a finite number"
+        raise ValueError(msg)
+    return value
+
+
+def _digits(value: float) -> str:
+    """Three significant digits without an exponent, e.g. ``8.20``, ``34.2``, ``512``."""
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    decimals = max(0, 2 - magnitude)
+    return f"{value:.{decimals}f}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: ``512 B``, ``34.2 kB``, ``1.61 GB`` (powers of 1000)."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= factor * 0.9995:
+            return f"{_digits(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds for people: ``850 µs``, ``8.20 ms``, ``42.0 s``, ``12.4 min``, ``3.10 h``."""
+    for unit, factor, limit in (("µs", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0)):
+        if abs(seconds) < limit:
+            return f"{_digits(seconds / factor)} {unit}"
+    if abs(seconds) < 7200.0:
+        return f"{_digits(seconds / 60.0)} min"
+    return f"{_digits(seconds / 3600.0)} h"
+
+
+def format_number(value: float) -> str:
+    """A plain number for people: at most four significant digits, no exponent in common sizes."""
+    return f"{value:.4g}"
+
+
+def format_percent(share: float) -> str:
+    """A share between 0 and 1 with one decimal: ``16.1 %``, ``9.0 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def format_value(value: float, unit: str) -> str:
+    """A figure for people, by the unit it stands in (``B``, ``ms``, ``s``, ``%``, ``1``)."""
+    match unit:
+        case "B":
+            return format_bytes(value)
+        case "ms":
+            return format_duration(value / 1e3)
+        case "s":
+            return format_duration(value)
+        case "%":
+            return format_percent(value / 100)
+        case "1":
+            return format_number(value)
+        case _:
+            return f"{format_number(value)} {unit}"
+
+
+def format_limit(value: float, unit: str) -> str:
+    """A figure somebody chose, without the zeros that would pretend precision: ``60 s``."""
+    number, space, shown_unit = format_value(value, unit).partition(" ")
+    return f"{float(number):g}{space}{shown_unit}"
+
+
+def format_interval(interval: Interval, unit: str) -> str:
+    """Both ends in the unit that suits the high one: ``21.0 to 72.0 ms``, ``1.75 to 3.24 min``."""
+    low, high = format_value(interval.low, unit), format_value(interval.high, unit)
+    low_number, _, low_unit = low.partition(" ")
+    high_unit = high.partition(" ")[2]
+    if low_unit == high_unit:
+        return f"{low_number} to {high}"
+    factor = {"ms": 1e-3, "s": 1.0}.get(unit)
+    target = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}.get(high_unit)
+    if factor is None or target is None:
+        return f"{low} to {high}"
+    return f"{_digits(interval.low * factor / target)} to {high}"

@@ -1,0 +1,256 @@
+"""A made-up but plausible result: a small CNN replayed for the shipped profiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from odtpack_runtime.simulator.profile import DeviceProfile, Quantity, list_profiles, load_profile
+from odtpack_runtime.simulator.result import (
+    DataInfo,
+    DeviceLatency,
+    DeviceMemory,
+    DeviceResult,
+    DeviceTraining,
+    HostInfo,
+    HostLatency,
+    MemoryBreakdown,
+    MemoryInfo,
+    OperatorCost,
+    PackageInfo,
+    PeakTensor,
+    PredictedMemory,
+    SimulationResult,
+    TimelinePoint,
+    TrainingInfo,
+)
+from odtpack_runtime.simulator.units import Interval
+
+STEPS = 240
+FORWARD = ["Conv", "Relu", "Conv", "Relu", "MaxPool", "Conv", "Relu", "Flatten", "Gemm", "Softmax"]
+BACKWARD = [
+    "Mul",
+    "MatMul",
+    "ReduceSum",
+    "Where",
+    "MatMul",
+    "ConvTranspose",
+    "Where",
+    "Pad",
+    "MatMul",
+]
+
+
+def make_result(names: Sequence[str] | None = None, *, scale: float = 1.0) -> SimulationResult:
+    """A result without checks.
+
+    Args:
+        names: Shipped profiles to include, all by default.
+        scale: Factor on the memory of everything that grows with the batch.
+    """
+    breakdown = MemoryBreakdown(
+        parameters=4_820_000,
+        gradients=4_820_000,
+        optimizer_state=9_640_000,
+        inputs=int(1_605_632 * scale),
+        activations=int(151_400_000 * scale),
+        session=6_200_000,
+    )
+    predicted = PredictedMemory(peak_bytes=breakdown.total, breakdown=breakdown)
+    measured = int(breakdown.total * 1.021)
+    memory = MemoryInfo(
+        predicted=predicted,
+        measured_peak_bytes=measured,
+        timeline=_timeline(breakdown),
+        tensors_at_peak=_tensors(breakdown),
+    )
+    generator = np.random.default_rng(7)
+    host_step = 41.3
+    steps = host_step * generator.lognormal(0.0, 0.03, STEPS - 1)
+    devices = [
+        _device(load_profile(name), breakdown.total, measured, host_step)
+        for name in (list_profiles() if names is None else names)
+    ]
+    return SimulationResult(
+        tool_version="0.1.0",
+        package=PackageInfo(
+            path="build/digits-cnn",
+            manifest_sha256="4f0c" * 16,
+            trainable_parameters=1_205_000,
+            total_parameters=1_205_000,
+            package_bytes=5_361_200,
+            loss="cross_entropy",
+            optimizer="adamw",
+        ),
+        data=DataInfo(
+            samples=6_000,
+            train_samples=5_120,
+            held_out_samples=880,
+            batch_size=64,
+            epochs=3,
+            steps=STEPS,
+            seed=7,
+        ),
+        host=HostInfo(
+            cpu="AMD EPYC 9575F",
+            cores=2,
+            threads=1,
+            os="Linux 6.8",
+            python="3.11.2",
+            onnxruntime="1.31.1",
+            gemm_gflops=118.4,
+            memory_bandwidth_gbs=13.7,
+        ),
+        training=TrainingInfo(
+            losses=_losses(generator),
+            eval_loss_before=2.318,
+            eval_loss_after=0.1142,
+            metric_name="accuracy",
+            metric_before=0.094,
+            metric_after=0.9659,
+        ),
+        latency_host=HostLatency(
+            first_step_ms=96.4, steps_ms=[float(v) for v in steps], by_operator=_operators()
+        ),
+        memory=memory,
+        devices=devices,
+    )
+
+
+def _losses(generator: np.random.Generator) -> list[float | None]:
+    index = np.arange(STEPS)
+    curve = 0.09 + 2.25 * np.exp(-index / 38.0)
+    return [float(v) for v in curve * generator.lognormal(0.0, 0.13, STEPS)]
+
+
+def _timeline(breakdown: MemoryBreakdown) -> list[TimelinePoint]:
+    base = breakdown.total - breakdown.activations
+    grow = np.linspace(0.03, 1.0, 62) ** 0.9
+    shrink = np.linspace(1.0, 0.02, 88) ** 1.3
+    shape = np.concatenate([grow, shrink])
+    wobble = 1.0 - 0.09 * np.abs(np.sin(np.arange(150) * 1.7))
+    wobble[61] = 1.0
+    points = []
+    for index in range(150):
+        forward = index < 62
+        kinds = FORWARD if forward else BACKWARD
+        op_type = kinds[index % len(kinds)]
+        live = base + int(breakdown.activations * min(1.0, shape[index] * wobble[index]))
+        side = "features" if forward else "grad/features"
+        points.append(
+            TimelinePoint(
+                index=index, node=f"{side}.{index}/{op_type}", op_type=op_type, live_bytes=live
+            )
+        )
+    return points
+
+
+def _tensors(breakdown: MemoryBreakdown) -> list[PeakTensor]:
+    big = breakdown.activations
+    return [
+        PeakTensor(name="features.0/Conv_output_0", bytes=int(big * 0.34), kind="activations"),
+        PeakTensor(name="features.1/Relu_output_0", bytes=int(big * 0.34), kind="activations"),
+        PeakTensor(name="features.3/Conv_output_0", bytes=int(big * 0.17), kind="activations"),
+        PeakTensor(name="features.4/Relu_output_0", bytes=int(big * 0.085), kind="activations"),
+        PeakTensor(
+            name="optimizer moments", bytes=breakdown.optimizer_state, kind="optimizer_state"
+        ),
+        PeakTensor(name="classifier.1.weight", bytes=3_211_264, kind="parameters"),
+        PeakTensor(
+            name="classifier.1.weight_grad.accumulation.buffer", bytes=3_211_264, kind="gradients"
+        ),
+        PeakTensor(name="input", bytes=breakdown.inputs, kind="inputs"),
+    ]
+
+
+def _operators() -> list[OperatorCost]:
+    rows = [
+        ("Conv", "compute", 720, 0.331),
+        ("MatMul", "compute", 1920, 0.243),
+        ("ConvTranspose", "compute", 480, 0.148),
+        ("Mul", "memory", 3360, 0.071),
+        ("Where", "memory", 720, 0.058),
+        ("Slice", "memory", 4320, 0.046),
+        ("Pad", "memory", 720, 0.031),
+        ("Add", "memory", 1680, 0.024),
+        ("ReduceSum", "memory", 960, 0.018),
+        ("MaxPool", "other", 480, 0.014),
+        ("Transpose", "memory", 960, 0.009),
+        ("Softmax", "other", 240, 0.003),
+        ("Gather", "other", 480, 0.002),
+        ("Reshape", "other", 2880, 0.002),
+    ]
+    total = STEPS * 41.3
+    return [
+        OperatorCost(
+            op_type=op, operator_class=kind, calls=calls, total_ms=share * total, share=share
+        )  # type: ignore[arg-type]
+        for op, kind, calls, share in rows
+    ]
+
+
+def _device(
+    profile: DeviceProfile, predicted: int, measured: int, host_step: float
+) -> DeviceResult:
+    limit = profile.memory_limit()
+    entitled = profile.memory.app_limit_entitled
+    limit_bytes = profile.memory_limit_bytes()
+    entitled_bytes = (
+        int(entitled.interval("bytes").typical) if isinstance(entitled, Quantity) else None
+    )
+    killed = limit_bytes is not None and measured > limit_bytes
+    done = 0 if killed else STEPS
+    return DeviceResult(
+        name=profile.name,
+        title=profile.title,
+        os=profile.os,
+        validated=profile.validated,
+        profile_digest=profile.digest,
+        memory=DeviceMemory(
+            limit_bytes=limit_bytes,
+            limit_kind=limit.kind if limit else None,
+            limit_source=limit.source if limit else None,
+            entitled_limit_bytes=entitled_bytes,
+            predicted_peak_bytes=predicted,
+            measured_peak_bytes=None if killed else measured,
+            outcome="killed" if killed else "not judged",
+        ),
+        latency=_latency(profile, host_step),
+        training=DeviceTraining(
+            outcome="killed" if killed else "completed",
+            steps_done=done,
+            final_loss=None if killed else 0.0931,
+            detail="the child process ran out of the memory it was given" if killed else "",
+        ),
+        figures=profile.figures(),
+    )
+
+
+def _latency(profile: DeviceProfile, host_step: float) -> DeviceLatency:
+    gemm, copy = profile.gemm_flops(), profile.copy_bandwidth()
+    if gemm is None or copy is None:
+        missing = "matrix rate" if gemm is None else "memory bandwidth"
+        return DeviceLatency(
+            step_ms=None,
+            basis="host times by operator class",
+            not_judged=f"the profile gives no {missing}",
+        )
+    compute, moved = 0.722 * host_step * 118.4e9, 0.278 * host_step * 13.7e9
+    step = Interval(
+        low=compute / gemm.high + moved / copy.high,
+        typical=compute / gemm.typical + moved / copy.typical,
+        high=compute / gemm.low + moved / copy.low,
+    )
+    sustained = profile.sustained() or Interval(low=1.0, typical=1.0, high=1.0)
+    finish = Interval(
+        low=step.low * STEPS / 1e3 / sustained.high,
+        typical=step.typical * STEPS / 1e3 / sustained.typical,
+        high=step.high * STEPS / 1e3 / sustained.low,
+    )
+    assert math.isfinite(finish.high)
+    return DeviceLatency(
+        step_ms=step,
+        finish_s=finish,
+        basis="host times by operator class, carried over by matrix rate and memory bandwidth",
+    )
