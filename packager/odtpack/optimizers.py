@@ -63,11 +63,13 @@ class AdamW:
             op.Mul(values[SECOND], self.beta2),
             op.Mul(op.Mul(grads, grads), 1 - self.beta2),
         )
-        # 1 - b^t as 1 - exp(t ln b), on one element.
-        step = op.cast(values["step"], ir.DataType.FLOAT)
+        # 1 - b^t as 1 - exp(t ln b), on one element, in double: with b2 = 0.999 the first
+        # steps lose four digits to cancellation in float32.
+        step = op.cast(values["step"], ir.DataType.DOUBLE)
         unbias1 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta1))))
         unbias2 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta2))))
-        size = op.Div(op.Mul(rate, op.Sqrt(unbias2)), unbias1)
+        correction = op.cast(op.Div(op.Sqrt(unbias2), unbias1), ir.DataType.FLOAT)
+        size = op.Mul(rate, correction)
         direction = op.Div(m, op.Add(op.Sqrt(v), self.epsilon))
         new = op.Sub(params, op.Mul(direction, size))
         if self.weight_decay:

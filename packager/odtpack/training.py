@@ -22,7 +22,7 @@ from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops, dims_of, static_dims
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
-from odtpack.passes import aliases, batch_norm, small_planes
+from odtpack.passes import aliases, batch_norm, pipeline, upgrade_opset
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
 
 RESET = "lazy_reset_grad"
@@ -76,6 +76,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
             trained, or is not reached from the loss; or an operator has no gradient.
     """
     forward = model.clone()
+    upgrade_opset.upgrade(forward.graph)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     classes = _attach_loss(forward.graph, recipe)
@@ -86,8 +87,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     _dropout_off(evaluation.graph)
     for each in (forward, evaluation):
         _lift_parameters(each.graph, parameters)
-    if small_planes.rewrite(Ops(forward.graph, "planes/"), forward.graph):
-        forward = infer_shapes(forward)
+    forward = pipeline.before_gradient(forward)
     _differentiate(forward.graph, recipe)
     properties = {
         "odtpack.format": "1",
@@ -196,7 +196,7 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
             if any(value.name == target.name for value in graph.inputs):
                 raise OdtpackError(
                     "reserved-name",
-                    f"the model already has an input {target.name!r}, the name of the loss's target",
+                    f"the model already has an input {target.name!r}, which the loss adds",
                     hint="rename the input",
                 )
             graph.inputs.append(target)
@@ -229,7 +229,6 @@ def _lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
 
 def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
     inputs = {value.name: value for value in graph.inputs}
-    batch_norm.mark(graph)
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
     trained = [inputs[name] for name in sorted(recipe.train, key=list(inputs).index)]
@@ -246,7 +245,7 @@ def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
                 f"{parameter.name!r} is to be trained, but the loss does not depend on it",
                 hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
             )
-    updates = batch_norm.lower(op, graph)
+    updates = pipeline.after_gradient(op, graph)
     if trained:
         _accumulate(graph, op, trained, gradients)
     for update in updates:

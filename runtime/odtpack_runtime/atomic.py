@@ -41,7 +41,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = Path(path)
     if target.is_dir():
         raise OdtpackError(
-            "path-is-a-folder", f"{target} is a folder, a file was to be written.", where=str(target)
+            "path-is-a-folder",
+            f"{target} is a folder and not a file.",
+            where=str(target),
         )
     _remove_stale(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
@@ -55,7 +57,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(temporary, target)
+            temporary.replace(target)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()

@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from odtpack_runtime.checkpoint_format import (
     CheckpointData,
-    OptimizerState,
     PropertyValue,
     check_property,
     read_checkpoint,
@@ -120,7 +118,7 @@ class Parameters:
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         """Set a parameter's value; see :attr:`Parameter.data`."""
-        self[name].data = value  # type: ignore[assignment]
+        self[name].data = value
 
     def __contains__(self, name: object) -> bool:
         return name in self._items
@@ -213,13 +211,12 @@ class CheckpointState:
                 hint="use CheckpointState.load_checkpoint(path)",
             )
         self._nominal = data.nominal
-        self._parameters = Parameters(
-            [
-                *(Parameter(name, array, requires_grad=True) for name, array in data.trainable.items()),
-                *(Parameter(name, array, requires_grad=False) for name, array in data.frozen.items()),
-            ],
-            nominal=data.nominal,
-        )
+        parameters = [
+            Parameter(name, array, requires_grad=kind)
+            for kind, arrays in ((True, data.trainable), (False, data.frozen))
+            for name, array in arrays.items()
+        ]
+        self._parameters = Parameters(parameters, nominal=data.nominal)
         self._properties = Properties(dict(data.properties))
         self.optimizer = data.optimizer
         self._flat: FlatState | None = None
@@ -238,7 +235,7 @@ class CheckpointState:
         cls,
         state: CheckpointState,
         checkpoint_uri: str | os.PathLike[str],
-        include_optimizer_state: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
+        include_optimizer_state: bool = False,
     ) -> None:
         """Save a state to one file, whole or not at all.
 
@@ -284,7 +281,7 @@ class CheckpointState:
             if parameter.requires_grad is trainable
         }
 
-    def snapshot(self, include_optimizer_state: bool) -> CheckpointData:  # noqa: FBT001
+    def snapshot(self, include_optimizer_state: bool) -> CheckpointData:
         """Return the state as the contents of a file; the arrays are the live ones."""
         return CheckpointData(
             self.arrays(trainable=True),
@@ -323,10 +320,8 @@ class CheckpointState:
                     f"{parameter.data.dtype}, and only float32 can be trained.",
                     hint="freeze it, or convert the model to float32 before building the package",
                 )
-        trainable, frozen = (
-            Layout.pack((p.name, p.data.shape, p.data.dtype) for p in items if p.requires_grad is kind)
-            for kind in (True, False)
-        )
+        trainable = _layout(p for p in items if p.requires_grad)
+        frozen = _layout(p for p in items if not p.requires_grad)
         if self._flat is None:
             flat = FlatState(
                 trainable,
@@ -351,6 +346,10 @@ class CheckpointState:
             )
         self._flat.gradients[:] = 0
         return self._flat
+
+
+def _layout(parameters: Iterable[Parameter]) -> Layout:
+    return Layout.pack((p.name, p.data.shape, p.data.dtype) for p in parameters)
 
 
 def nominal_error(reason: str) -> OdtpackError:

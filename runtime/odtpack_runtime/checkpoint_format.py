@@ -263,7 +263,7 @@ class _Reader:
         offset = table.integer(6, "q", default=-1)
         if table.vector(5, 4) is not None:
             self._source.fail(f"'{name}' holds strings")
-        stored = raw.count if raw else 0
+        stored = raw.length if raw else 0
         if self._nominal:
             if dims or stored or offset != -1:
                 self._source.fail(f"'{name}' has a value, and the state is marked as nominal")
@@ -284,7 +284,7 @@ class _Reader:
         source.check(position, nbytes)
         array = np.empty(dims, dtype)
         flat = array.reshape(-1).view(np.uint8)
-        source.read_into(position, memoryview(flat))
+        source.read_into(position, flat.data)
         if dtype == np.bool_ and flat.size and flat.max() > 1:
             self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
         return array

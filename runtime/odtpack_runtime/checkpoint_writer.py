@@ -202,9 +202,7 @@ class _Head:
             label = self._builder.CreateSharedString(name)
             tensors = self._tensors({f"momentum{i}": moment for i, moment in enumerate(moments)})
             entries.append(
-                self._table(
-                    (0, "UOffsetTRelative", label, 0), (1, "UOffsetTRelative", tensors, 0)
-                )
+                self._table((0, "UOffsetTRelative", label, 0), (1, "UOffsetTRelative", tensors, 0))
             )
         states = self._vector(4, entries)
         name = self._builder.CreateSharedString(GROUP_NAME)
@@ -255,7 +253,7 @@ def _nbytes(data: CheckpointData) -> int:
 
 def _bytes(array: Array) -> memoryview:
     """View an array's elements, in row-major order, as bytes; copies only if it must."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _free_region(data_path: Path, occupied: int | None, nbytes: int) -> int:

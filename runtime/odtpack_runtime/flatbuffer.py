@@ -38,7 +38,7 @@ class Vector(NamedTuple):
     """A vector inside a stream: position of its first element, number of elements."""
 
     position: int
-    count: int
+    length: int
 
 
 class Source:
@@ -187,7 +187,7 @@ class Table:
         vector = self.vector(number, 1)
         if vector is None:
             return ""
-        self._source.count_text(vector.count)
+        self._source.count_text(vector.length)
         try:
             return self._source.read(*vector).decode()
         except UnicodeDecodeError:
@@ -198,10 +198,10 @@ class Table:
         vector = self.vector(number, 8)
         if vector is None:
             return ()
-        if vector.count > limit:
+        if vector.length > limit:
             self._source.fail(f"the vector at {vector.position} has more than {limit} elements")
-        data = self._source.read(vector.position, vector.count * 8)
-        return struct.unpack(f"<{vector.count}q", data)
+        data = self._source.read(vector.position, vector.length * 8)
+        return struct.unpack(f"<{vector.length}q", data)
 
     def table(self, number: int) -> Table | None:
         """Return the table that a field refers to; None if it is absent."""
@@ -212,7 +212,7 @@ class Table:
         """Yield the tables of a vector; none if it is absent."""
         vector = self.vector(number, 4)
         if vector is not None:
-            for index in range(vector.count):
+            for index in range(vector.length):
                 yield self._follow(vector.position + 4 * index)
 
     def _follow(self, slot: int) -> Table:

@@ -71,10 +71,9 @@ class Module:
         self.training = True
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
-        trainable, frozen = state.arrays(trainable=True), state.arrays(trainable=False)
         session = open_session(train_model_uri, self.session_options)
         signature = self._signature(session, str(train_model_uri))
-        missing = trainable.keys() - set(signature.gradients)
+        missing = state.arrays(trainable=True).keys() - set(signature.gradients)
         if missing:
             raise OdtpackError(
                 "model-mismatch",
@@ -94,8 +93,9 @@ class Module:
                     where=str(self._eval_path),
                     hint="pass eval_model.onnx as the third argument",
                 )
-        used = {*signature.parameters, *(eval_signature.parameters if eval_signature else ())}
-        unused = frozen.keys() - used
+        extra = set(eval_signature.parameters if eval_signature else ())
+        self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
+        unused = state.arrays(trainable=False).keys() - set(self._order)
         if unused:
             raise OdtpackError(
                 "model-mismatch",
@@ -107,7 +107,6 @@ class Module:
         metadata = session.get_modelmeta().custom_metadata_map
         class_count = _whole_number(metadata, "odtpack.class_count", str(train_model_uri))
         ignored = _whole_number(metadata, "odtpack.ignore_index", str(train_model_uri))
-        self._order = signature.parameters
         self._flat = state.place(self._order)
         self._reset = np.zeros(1, np.bool_)
         self._train = BoundGraph(
@@ -138,7 +137,7 @@ class Module:
             )
             self._bind_parameters(self._eval, eval_signature)
 
-    def __call__(self, *user_inputs: Any) -> Any:  # noqa: ANN401 - arrays or OrtValues
+    def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch.
 
         Args:
@@ -163,7 +162,7 @@ class Module:
             self._reset[0] = False
         return results[0] if len(results) == 1 else tuple(results)
 
-    def train(self, mode: bool = True) -> Module:  # noqa: FBT001, FBT002 - the reference's signature
+    def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or with ``False`` to evaluation mode; return self."""
         self.training = bool(mode)
         return self
@@ -173,7 +172,7 @@ class Module:
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        """Let the next training step replace the accumulated gradients instead of adding to them."""
+        """Let the next training step replace the accumulated gradients, not add to them."""
         self._reset[0] = True
 
     def input_names(self) -> list[str]:
@@ -188,13 +187,13 @@ class Module:
         """Return name, dtype and shape of the inputs that a call takes in the current mode."""
         return self._graph().inputs
 
-    def get_parameters_size(self, trainable_only: bool = True) -> int:  # noqa: FBT001, FBT002
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
         """Return the number of elements of all trainable parameters, or of all parameters."""
         return sum(array.size for array in self._in_order(trainable_only))
 
     def get_contiguous_parameters(
         self,
-        trainable_only: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
+        trainable_only: bool = False,
     ) -> onnxruntime.OrtValue:
         """Return a copy of the parameters as one float32 vector.
 
@@ -217,15 +216,17 @@ class Module:
 
     def copy_buffer_to_parameters(
         self,
-        buffer: Any,  # noqa: ANN401 - OrtValue (Python's or the binding's) or array
-        trainable_only: bool = True,  # noqa: FBT001, FBT002 - the reference's signature
+        buffer: Any,
+        trainable_only: bool = True,
     ) -> None:
         """Set the parameters from one float32 vector, as get_contiguous_parameters returns it.
 
         Raises:
             OdtpackError: ``buffer-type`` or ``buffer-size``; nothing is changed then.
         """
-        values = buffer if isinstance(buffer, np.ndarray) else getattr(buffer, "numpy", lambda: None)()
+        values = buffer
+        if not isinstance(buffer, np.ndarray) and hasattr(buffer, "numpy"):
+            values = buffer.numpy()
         if not isinstance(values, np.ndarray) or values.dtype != np.float32:
             raise OdtpackError(
                 "buffer-type", "Parameters are set from an OrtValue or an array of float32."
@@ -295,7 +296,7 @@ class Module:
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters[name].data)
 
-    def _in_order(self, trainable_only: bool) -> list[Array]:  # noqa: FBT001
+    def _in_order(self, trainable_only: bool) -> list[Array]:
         parameters = [self.state.parameters[name] for name in self._order]
         return [p.data for p in parameters if p.requires_grad or not trainable_only]
 

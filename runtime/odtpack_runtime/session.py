@@ -29,9 +29,7 @@ def open_session(
     if not file.is_file():
         raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
     try:
-        return onnxruntime.InferenceSession(
-            str(file), options, providers=["CPUExecutionProvider"]
-        )
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise OdtpackError(
             "model-not-loadable",
@@ -89,6 +87,7 @@ class BoundGraph:
             if class_count is not None and "labels" in names
             else None
         )
+        self._dtypes = [spec.dtype for spec in inputs]
         self._text = any(spec.dtype == object for spec in inputs)
         # Also keeps the memory alive: ONNX Runtime holds bare addresses.
         self._memory_in: dict[str, Array] = {}
@@ -142,27 +141,40 @@ class BoundGraph:
                 f"The model takes {len(self.inputs)} inputs and {len(values)} were given.",
                 hint=f"pass, in this order, {wanted}",
             )
-        if values and all(isinstance(value, onnxruntime.OrtValue) for value in values):
-            return self._run_ortvalues(values)
-        arrays = [self._array(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
-        self._check(arrays)
+        arrays: Sequence[Any] = values
+        for value, dtype in zip(values, self._dtypes, strict=True):
+            # Nearly always: an array that can be bound as it is.
+            if (
+                type(value) is not np.ndarray
+                or value.dtype != dtype
+                or not value.flags.c_contiguous
+            ):
+                if all(isinstance(other, onnxruntime.OrtValue) for other in values):
+                    return self._run_ortvalues(values)
+                arrays = [self._array(*pair) for pair in zip(self.inputs, values, strict=True)]
+                self._shapes = None
+                break
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes:  # shapes that passed once need no second look
+            check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
+            self._shapes = shapes
+        if self._labels is not None and self._class_count is not None:
+            check_labels("labels", arrays[self._labels], self._class_count, self._ignored_label)
         if self._text:
             return self._run_text(arrays)
         for index, array in enumerate(arrays):
-            place = (array.ctypes.data, array.shape)
+            place = (array.ctypes.data, shapes[index])
             if place != self._bound[index]:
-                spec = self.inputs[index]
-                self._binding.bind_input(spec.name, "cpu", 0, spec.dtype.type, place[1], place[0])
+                name, dtype = self.inputs[index].name, self._dtypes[index]
+                self._binding.bind_input(name, "cpu", 0, dtype.type, place[1], place[0])
                 self._bound[index] = place
-        results: list[Any] = [] if self._loss is None else [self._loss]
         vector = self._run()
-        if self._fresh:
-            results += [vector[i].numpy() for i in range(len(results), len(self.outputs))]
-        if self._loss is not None:
-            results[0] = self._loss.copy()
-        return results
+        if self._loss is None:
+            return [vector[index].numpy() for index in range(len(self.outputs))]
+        loss = self._loss.copy()
+        return [loss, *(vector[index].numpy() for index in range(1, len(self.outputs)))]
 
-    def _run(self) -> Any:  # noqa: ANN401 - an OrtValueVector
+    def _run(self) -> Any:
         self._renew_outputs()
         try:
             self._session.run_with_iobinding(self._binding)
@@ -219,17 +231,6 @@ class BoundGraph:
         if spec.dtype == object and array.dtype.kind in "US":
             return array.astype(object)
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-    def _check(self, arrays: Sequence[Array]) -> None:
-        shapes = [array.shape for array in arrays]
-        fits = all(
-            array.dtype == spec.dtype for array, spec in zip(arrays, self.inputs, strict=True)
-        )
-        if shapes != self._shapes or not fits:  # shapes that passed once need no second look
-            check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
-            self._shapes = shapes
-        if self._labels is not None and self._class_count is not None:
-            check_labels("labels", arrays[self._labels], self._class_count, self._ignored_label)
 
 
 def _run_failed(error: Exception) -> OdtpackError:

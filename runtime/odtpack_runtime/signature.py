@@ -61,7 +61,7 @@ class TensorSpec:
     shape: tuple[Dim, ...]
 
     @classmethod
-    def of_node(cls, node: Any, where: str) -> TensorSpec:  # noqa: ANN401 - an onnxruntime.NodeArg
+    def of_node(cls, node: Any, where: str) -> TensorSpec:
         """Return the specification of a session's input or output.
 
         Raises:
@@ -114,7 +114,8 @@ def check_tensors(
             )
         if not spec.fits(dtype, shape):
             raise OdtpackError(
-                "input-shape", f"Input '{spec.name}' must be {spec}, and its shape is {list(shape)}."
+                "input-shape",
+                f"Input '{spec.name}' must be {spec}, and its shape is {list(shape)}.",
             )
         for dim, size in zip(spec.shape, shape, strict=bool(spec.shape)):
             if size == 0 and dim != 0:
@@ -200,55 +201,58 @@ class GraphSignature:
             OdtpackError: ``model-mismatch`` if graph and checkpoint contradict
                 each other, ``unsupported-type``.
         """
-        known = {**trainable, **frozen}
-        buffers = {name + BUFFER_SUFFIX: array for name, array in trainable.items()}
-        reset = {RESET_NAME: np.zeros(1, np.bool_)}
-        user: list[TensorSpec] = []
-        parameters: list[str] = []
-        found: set[str] = set()
-        for node in inputs:
-            spec = TensorSpec.of_node(node, where)
-            for group in (known, buffers, reset):
-                if spec.name in group:
-                    array = group[spec.name]
-                    if not spec.fits(array.dtype, array.shape):
-                        _mismatch(
-                            where,
-                            f"'{spec.name}' is {spec} in the model, and the checkpoint asks for "
-                            f"{array.dtype}{list(array.shape)}",
-                        )
-                    found.add(spec.name)
-                    if group is known:
-                        parameters.append(spec.name)
-                    break
-            else:
-                if found or spec.name.endswith(BUFFER_SUFFIX):
-                    _mismatch(where, f"its input '{spec.name}' belongs to no parameter")
-                user.append(spec)
+        roles = {**trainable, **frozen}
+        roles |= {name + BUFFER_SUFFIX: array for name, array in trainable.items()}
+        roles[RESET_NAME] = np.zeros(1, np.bool_)
+        user, found = _read_inputs(where, inputs, roles)
+        parameters = tuple(name for name in found if name in trainable or name in frozen)
         out: list[TensorSpec] = []
         gradients: list[str] = []
         updates: list[str] = []
         for node in outputs:
             spec = TensorSpec.of_node(node, where)
-            owner, kind = _owner(spec.name, trainable, frozen)
-            if kind is None:
+            owner, suffix = _owner(spec.name, trainable, frozen)
+            if suffix is None:
                 out.append(spec)
                 continue
-            array = known[owner]
-            if not spec.fits(array.dtype, array.shape):
+            if not spec.fits(roles[owner].dtype, roles[owner].shape):
                 _mismatch(where, f"its output '{spec.name}' is {spec}, unlike the parameter")
-            if f"{owner}{BUFFER_SUFFIX}" not in found and kind == GRADIENT_SUFFIX:
-                _mismatch(where, f"'{owner}' has a gradient but no accumulation buffer")
             if owner not in parameters:
                 _mismatch(where, f"it updates '{owner}', which is not among its inputs")
-            (gradients if kind == GRADIENT_SUFFIX else updates).append(owner)
-        if len(found & buffers.keys()) != len(gradients):
-            _mismatch(where, "its accumulation buffers and gradients differ in number")
+            (gradients if suffix == GRADIENT_SUFFIX else updates).append(owner)
+        buffers = {name for name in found if name.endswith(BUFFER_SUFFIX)}
+        for name in buffers ^ {name + BUFFER_SUFFIX for name in gradients}:
+            _mismatch(where, f"'{name}' lacks its input or its output")
         if gradients and RESET_NAME not in found:
             _mismatch(where, f"it has no input '{RESET_NAME}'")
         if not out:
             _mismatch(where, "it has no outputs for the user")
-        return cls(tuple(user), tuple(parameters), tuple(out), tuple(gradients), tuple(updates))
+        return cls(user, parameters, tuple(out), tuple(gradients), tuple(updates))
+
+
+def _read_inputs(
+    where: str, inputs: Iterable[Any], roles: Mapping[str, Array]
+) -> tuple[tuple[TensorSpec, ...], list[str]]:
+    """Return the user inputs, and the names of all others in order."""
+    user: list[TensorSpec] = []
+    found: list[str] = []
+    for node in inputs:
+        spec = TensorSpec.of_node(node, where)
+        array = roles.get(spec.name)
+        if array is not None:
+            if not spec.fits(array.dtype, array.shape):
+                _mismatch(
+                    where,
+                    f"'{spec.name}' is {spec} in the model, and {array.dtype}{list(array.shape)} "
+                    "in the checkpoint",
+                )
+            found.append(spec.name)
+        elif found or spec.name.endswith(BUFFER_SUFFIX):
+            # User inputs come first: this is a parameter that the checkpoint does not have.
+            _mismatch(where, f"its input '{spec.name}' belongs to no parameter of the checkpoint")
+        else:
+            user.append(spec)
+    return tuple(user), found
 
 
 def _owner(

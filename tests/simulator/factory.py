@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
 from odtpack_runtime.simulator.profile import DeviceProfile, Quantity, list_profiles, load_profile
 from odtpack_runtime.simulator.result import (
     DataInfo,

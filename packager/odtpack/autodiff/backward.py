@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from odtpack.autodiff import rules as _rules
+import odtpack.autodiff.rules  # noqa: F401  (fills the registry)
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops, dims_of
 from odtpack.autodiff.registry import REGISTRY, Registry, Rule
 from odtpack.errors import OdtpackError
-
-assert _rules  # importing the package fills the registry
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
 
@@ -38,6 +36,19 @@ def dependents(
             if rule is None or rule.differentiable:
                 reached.update(y for y in node.outputs if y.dtype is None or y.dtype in _FLOATS)
     return reached
+
+
+def influences(
+    graph: ir.Graph, outputs: Iterable[ir.Value], registry: Registry = REGISTRY
+) -> set[ir.Value]:
+    """Values on which ``outputs`` depend through differentiable operators."""
+    found = set(outputs)
+    for node in reversed(graph):
+        if any(value in found for value in node.outputs):
+            rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
+            if rule is None or rule.differentiable:
+                found.update(value for value in node.inputs if value is not None)
+    return found
 
 
 def ancestors(outputs: Iterable[ir.Value]) -> set[ir.Node]:
@@ -108,17 +119,19 @@ def differentiate(
 
 def _apply(rule: Rule, ctx: Context) -> Iterable[tuple[ir.Value, ir.Value]]:
     """Run a rule; yield (input, cotangent) for each input that is needed."""
-    assert rule.function is not None
-    result = rule.function(ctx)
-    cotangents = [result] if isinstance(result, ir.Value) else list(result)
+    if rule.function is None:
+        return
+    given = rule.function(ctx)
+    cotangents = [given] if isinstance(given, ir.Value) else list(given)
     for index, (value, cotangent) in enumerate(zip(ctx.node.inputs, cotangents, strict=False)):
         if value is None or cotangent is None or not ctx.needs(index):
             continue
+        result = cotangent
         if rule.broadcasts:
-            cotangent = ctx.op.sum_to(cotangent, dims_of(ctx.y()), value)
-        if cotangent.type is None:
-            cotangent.type = value.type
-        yield value, cotangent
+            result = ctx.op.sum_to(cotangent, dims_of(ctx.y()), value)
+        if result.type is None:
+            result.type = value.type
+        yield value, result
 
 
 def _no_gradient(
@@ -129,8 +142,8 @@ def _no_gradient(
     domain = node.domain or "ai.onnx"
     return OdtpackError(
         "no-gradient",
-        f"operator {node.op_type} (domain {domain}, opset {opset_of(node, graph)}) has no gradient; "
-        f"{shown} cannot be trained through it",
+        f"operator {node.op_type} (domain {domain}, opset {opset_of(node, graph)}) has no "
+        f"gradient; {shown} cannot be trained through it",
         where=f"node {node.name!r}, output {node.outputs[0].name!r}",
         hint=f"freeze {'it' if len(reaching) == 1 else 'them'} "
         f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",

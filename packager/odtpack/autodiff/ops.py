@@ -248,6 +248,10 @@ class Ops:
         """Mean over ``axes``."""
         return self._axes("ReduceMean", 18, value, axes, keepdims=int(keepdims))
 
+    def reduce_prod(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
+        """Product over ``axes``."""
+        return self._axes("ReduceProd", 18, value, axes, keepdims=int(keepdims))
+
     def unsqueeze(self, value: ir.Value, *axes: int) -> ir.Value:
         """Insert axes of length one."""
         return self._axes("Unsqueeze", 13, value, axes)

@@ -72,6 +72,9 @@ class Registry:
 
 REGISTRY = Registry()
 
+# Operators that passes put in before differentiation and write out as plain ones after it.
+INTERNAL_DOMAIN = "odtpack"
+
 
 def vjp(
     *op_types: str, domain: str = "", since: int = 1, broadcasts: bool = False

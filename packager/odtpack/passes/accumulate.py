@@ -4,8 +4,10 @@
    microsecond; Where also clears a buffer that holds NaN after a diverged step.
 2. A large gradient: If(reset) then Identity(gradient) else Add(buffer, gradient). An If
    costs ten microseconds to enter, and saves a pass over buffer and gradient.
-3. A large gradient that one MatMul or Gemm computes: the product moves into both
-   branches, as Gemm with the buffer as its C. Not one pass over the gradient is left.
+3. A large gradient that one Gemm computes: the Gemm moves into both branches, so that a
+   fresh gradient is written straight into its buffer, without a copy and without memory
+   of its own. (Adding through Gemm's C would save a pass more, but a kernel may write its
+   output before it reads C, and here they share memory.)
 
 In each case the output may be bound to the memory of the buffer (:mod:`.aliases`).
 """
@@ -40,24 +42,50 @@ def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -
     dims = static_dims(buffer) or ()
     if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
+    product = gradient.producer()
     # Branches may not share value names with each other or with the main graph.
-    fresh = _branch(op, "Identity", [gradient], f"{buffer.name}.fresh")
-    added = _branch(op, "Add", [buffer, gradient], f"{buffer.name}.added")
-    out: ir.Value = op.emit(
-        "If",
-        [reset],
+    if product is not None and _is_private_gemm(product):
+        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [_like(product)])
+        copy = _like(product)
+        added = _branch(
+            op, f"{buffer.name}.added", gradient, [copy, ir.node("Add", [buffer, copy.outputs[0]])]
+        )
+        op.graph.remove(product)
+    else:
+        keep = ir.node("Identity", [gradient])
+        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [keep])
+        added = _branch(op, f"{buffer.name}.added", gradient, [ir.node("Add", [buffer, gradient])])
+    out: ir.Value = op.If(
+        reset,
         then_branch=ir.AttrGraph("then_branch", fresh),
         else_branch=ir.AttrGraph("else_branch", added),
-    )[0]
-    node = out.producer()
+    )
     for graph in (fresh, added):
-        graph.meta["owner"] = node
-    out.type = gradient.type
+        graph.meta["owner"] = out.producer()
+    out.type = buffer.type
     return out
 
 
-def _branch(op: Ops, op_type: str, inputs: list[ir.Value], name: str) -> ir.Graph:
-    node = ir.node(op_type, inputs, name=op.fresh_name(name))
-    node.outputs[0].name = node.name
-    node.outputs[0].type, node.outputs[0].shape = inputs[0].type, inputs[0].shape
-    return ir.Graph([], node.outputs, nodes=[node], name=node.name)
+def _is_private_gemm(node: ir.Node) -> bool:
+    """A product without an addend that nothing else reads."""
+    value = node.outputs[0]
+    return (
+        node.op_type == "Gemm"
+        and not node.domain
+        and all(v is None for v in node.inputs[2:])
+        and not value.uses()
+        and not value.is_graph_output()
+    )
+
+
+def _like(node: ir.Node) -> ir.Node:
+    return ir.node(node.op_type, node.inputs[:2], dict(node.attributes))
+
+
+def _branch(op: Ops, name: str, gradient: ir.Value, nodes: list[ir.Node]) -> ir.Graph:
+    """A subgraph without inputs, which reads outer values, and returns the last node's output."""
+    for node in nodes:
+        node.name = op.fresh_name(name)
+        value = node.outputs[0]
+        value.name, value.type, value.shape = node.name, gradient.type, gradient.shape
+    return ir.Graph([], nodes[-1].outputs, nodes=nodes, name=name)

@@ -11,9 +11,10 @@ this is safe. It is, in whatever order the runtime executes, if
 
 from __future__ import annotations
 
+import collections
+
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import ancestors
 from odtpack.autodiff.ops import dims_of, subgraphs
 
 # Operators that compute element i of the output from element i of equally shaped inputs.
@@ -49,17 +50,31 @@ def verify(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
         raise UnsafeAliasError(f"{output.name!r} is not computed")
     if dims_of(source) != dims_of(output):
         raise UnsafeAliasError(f"{output.name!r} and {source.name!r} differ in shape")
-    before = ancestors(value for value in _reads(writer))
-    late = [node for node in _readers(source) if node is not writer and node not in before]
+    late = _not_upstream(_readers(source) - {writer}, writer)
     if late:
+        first = min(str(node.name) for node in late)
         raise UnsafeAliasError(
-            f"{late[0].name!r} may read {source.name!r} after {output.name!r} overwrites it"
+            f"{first!r} may read {source.name!r} after {output.name!r} overwrites it"
         )
     for node in _innermost_readers(source, writer):
         if node.op_type not in _ELEMENTWISE:
             raise UnsafeAliasError(f"{node.op_type} does not write {output.name!r} in place")
         if any(dims_of(y) not in (None, dims_of(source)) for y in node.outputs):
             raise UnsafeAliasError(f"{node.name!r} broadcasts {source.name!r}")
+
+
+def _not_upstream(wanted: set[ir.Node], writer: ir.Node) -> set[ir.Node]:
+    """Those of the wanted nodes that are no ancestors of ``writer``, nearest looked at first."""
+    missing, seen = set(wanted), {writer}
+    queue = collections.deque([writer])
+    while queue and missing:
+        for value in _reads(queue.popleft()):
+            node = value.producer()
+            if node is not None and node not in seen:
+                seen.add(node)
+                missing.discard(node)
+                queue.append(node)
+    return missing
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:

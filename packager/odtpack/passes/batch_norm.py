@@ -1,6 +1,7 @@
-"""Batch normalization in training mode, without the operator that has it wrong.
+"""Batch normalization in training mode, written out.
 
-BatchNormalization with training_mode=1 gives wrong numbers in stock ONNX Runtime. Before
+BatchNormalization with training_mode=1 is reported to give wrong numbers in stock ONNX
+Runtime (microsoft/onnxruntime 29790), and does not return what its gradient needs. Before
 differentiation :func:`mark` replaces such nodes by an internal operator that names the
 batch statistics; the gradient rule uses them. After it :func:`lower` writes plain nodes:
 
@@ -19,8 +20,10 @@ import dataclasses
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import Ops, dims_of
-from odtpack.autodiff.rules.norm import TRAINING_DOMAIN, per_channel
+from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
+from odtpack.passes import match
 
 OP_TYPE = "BatchNormTraining"
 
@@ -80,7 +83,7 @@ def mark(graph: ir.Graph) -> None:
                 "epsilon": node.attributes.get_float("epsilon", 1e-5),
                 "momentum": node.attributes.get_float("momentum", 0.9),
             },
-            domain=TRAINING_DOMAIN,
+            domain=INTERNAL_DOMAIN,
             num_outputs=5,
             name=node.name,
         )
@@ -105,10 +108,9 @@ def lower(op: Ops, graph: ir.Graph) -> list[RunningStatistic]:
     """
     latest: dict[ir.Value, ir.Value] = {}
     for node in list(graph):
-        if node.op_type == OP_TYPE and node.domain == TRAINING_DOMAIN:
+        if node.op_type == OP_TYPE and node.domain == INTERNAL_DOMAIN:
             with op.before(node):
                 _write(op, node, latest)
-    graph.opset_imports.pop(TRAINING_DOMAIN, None)
     return [RunningStatistic(source.name or "", update) for source, update in latest.items()]
 
 
@@ -122,14 +124,13 @@ def _write(op: Ops, node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
             "unknown-rank", f"the shape of {x.name!r}, read by {node.name!r}, is unknown"
         )
     rank = len(dims)
-    axes = [0, *range(2, rank)]
-    mean = op.reduce_mean(x, axes, keepdims=False)
+    count = op.Div(op.cast(op.Size(x), dtype), op.cast(op.Size(scale), dtype))
+    mean = op.Div(sum_per_channel(op, x, rank), count)
     centered = op.Sub(x, per_channel(op, mean, rank))
-    variance = op.reduce_mean(op.Mul(centered, centered), axes, keepdims=False)
+    variance = op.Div(sum_per_channel(op, op.Mul(centered, centered), rank), count)
     inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
     gain = per_channel(op, op.Mul(inv_std, scale), rank)
     y = op.Add(op.Mul(centered, gain), per_channel(op, bias, rank))
-    count = op.Div(op.cast(op.Size(x), dtype), op.cast(op.Size(mean), dtype))
     unbiased = op.Mul(variance, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
     for running, batch in ((running_mean, mean), (running_variance, unbiased)):
         previous = latest.get(running, running)
@@ -137,9 +138,6 @@ def _write(op: Ops, node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
     for old, new in zip(node.outputs, (y, None, None, mean, inv_std), strict=True):
         if new is None:
             continue
-        new.type, new.shape = old.type, old.shape
-        name, old.name = old.name, None
-        new.name = name
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        match.replace(old, new, [])
     if node.graph is not None:
-        node.graph.remove(node)
+        node.graph.remove(node, safe=True)

@@ -46,9 +46,10 @@ def linear_axis(high: float, *, low: float = 0.0, count: int = 5) -> Axis:
 
 
 def log_axis(low: float, high: float) -> Axis:
-    """A logarithmic axis with room at both ends and ticks at 1, 2 and 5 times powers of ten."""
+    """A logarithmic axis with room at both ends and at most six round ticks where possible."""
     low, high = max(low, 1e-9) / 1.3, max(high, 1e-9) * 1.3
-    for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
+    densities = ((1.0, 1.5, 2.0, 3.0, 5.0, 7.0), (1.0, 2.0, 3.0, 5.0), (1.0, 2.0, 5.0), (1.0, 3.0))
+    for multiples in (*densities, (1.0,)):
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         values = [multiple * 10.0**exponent for exponent in exponents for multiple in multiples]
         ticks = tuple(value for value in values if low <= value <= high)

@@ -17,6 +17,7 @@ from odtpack_runtime.reports.svg import element, number, percent
 from odtpack_runtime.simulator.units import Interval, format_bytes, format_number
 
 _MAX_POINTS = 600
+_LABEL_ROOM = 0.1  # share of a plot kept free above its highest value, for the label
 _ROW_HEIGHT = 20
 
 
@@ -24,8 +25,8 @@ def loss_chart(losses: Sequence[float | None], before: float | None, after: floa
     """Training loss per step, its running mean, and the held-out loss before and after."""
     finite = [loss for loss in losses if loss is not None]
     ends = [value for value in (before, after) if value is not None]
-    # The room above the highest value is for its label.
-    axis = linear_axis(1.1 * max([*finite, *ends], default=1.0), low=min([0.0, *finite, *ends]))
+    low, high = min([0.0, *finite, *ends]), max([*finite, *ends], default=1.0)
+    axis = linear_axis(high + _LABEL_ROOM * (high - low), low=low)
     points = [
         (number_of_step / len(losses), axis.position(loss)) if loss is not None else None
         for number_of_step, loss in enumerate(losses, start=1)
@@ -52,7 +53,7 @@ def timeline_chart(live_bytes: Sequence[int]) -> Markup:
         live_bytes: Bytes alive while each node runs.
     """
     megabytes = [value / 1e6 for value in live_bytes]
-    axis = linear_axis(1.1 * max(megabytes, default=1.0))
+    axis = linear_axis((1.0 + _LABEL_ROOM) * max(megabytes, default=1.0))
     count = max(1, len(megabytes))
     steps: list[tuple[float, float] | None] = []
     for index, value in enumerate(megabytes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -14,6 +15,7 @@ from odtpack_runtime.reports import charts, view
 from odtpack_runtime.reports.axes import Axis, duration_label, linear_axis, log_axis
 from odtpack_runtime.simulator.profile import ProfileFigure
 from odtpack_runtime.simulator.result import DeviceResult, MemoryBreakdown, SimulationResult
+from odtpack_runtime.simulator.suggest import suggest_budget
 from odtpack_runtime.simulator.units import (
     Interval,
     format_bytes,
@@ -27,6 +29,8 @@ _OPERATORS_SHOWN: Final = 12
 _TENSORS_SHOWN: Final = 12
 _LARGEST_SCALE: Final = 2.0
 """A bar ends at this multiple of the limit; the figure beside it tells the rest."""
+
+_NUMBER_WITH_UNIT: Final = re.compile(r"(\d) (?=(?:[kMG]?B|µs|ms|s|min|h|%)(?![\w/]))")
 
 _BREAKDOWN_WORDS: Final = {
     "parameters": "Parameters",
@@ -59,6 +63,7 @@ def render_html(result: SimulationResult) -> bytes:
         loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_unbroken,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -72,6 +77,7 @@ def render_html(result: SimulationResult) -> bytes:
         key_figures=view.key_figures(result),
         fixes=view.first_fixes(result),
         checks=view.check_rows(result),
+        suggestion=_suggestion(result),
         loss_chart=charts.loss_chart(
             result.training.losses,
             result.training.eval_loss_before,
@@ -91,6 +97,21 @@ def render_html(result: SimulationResult) -> bytes:
         format_number=format_number,
     )
     return page.encode("utf-8")
+
+
+def _unbroken(value: object) -> object:
+    """Keep each number on one line with its unit; drawings pass through."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return _NUMBER_WITH_UNIT.sub("\\1\N{NO-BREAK SPACE}", value)
+
+
+def _suggestion(result: SimulationResult) -> str:
+    """A budget to paste where a judged result has none; empty otherwise."""
+    checks = [check for _, check in result.all_checks()]
+    if not checks or any(check.budget_location for check in checks):
+        return ""
+    return suggest_budget(result)
 
 
 def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:

@@ -71,10 +71,9 @@ def headline(result: SimulationResult) -> str:
     if total == 0:
         return "The package passes" if result.verdict == "pass" else "The package does not pass"
     if passed == total:
-        name = "the device passes" if total == 1 else f"all {total} devices pass"
-        if result.verdict == "pass":
-            return name[0].upper() + name[1:]
-        return f"{name[0].upper()}{name[1:]}, the package does not"
+        many = "Both" if total == 2 else f"All {total}"
+        text = "The device passes" if total == 1 else f"{many} devices pass"
+        return text if result.verdict == "pass" else f"{text}, the package does not"
     return f"{passed} of {total} devices pass"
 
 

@@ -20,6 +20,7 @@ from odtpack_runtime.simulator.profile import list_profiles
 from odtpack_runtime.simulator.result import (
     Check,
     CheckStatus,
+    CheckUnit,
     DeviceResult,
     SimulationResult,
     Verdict,
@@ -161,8 +162,13 @@ def _finite_loss(result: SimulationResult) -> Check:
 
 
 def _nothing_to_judge(metric: str, limit: PlacedLimit) -> Check:
-    unit = {"peak_memory": "B", "memory_headroom": "%", "step_latency": "ms"}.get(metric, "s")
-    return _check(metric, limit, None, unit=unit, message="no device was simulated")
+    units: dict[str, CheckUnit] = {
+        "peak_memory": "B",
+        "memory_headroom": "%",
+        "step_latency": "ms",
+        "time_to_finish": "s",
+    }
+    return _check(metric, limit, None, unit=units[metric], message="no device was simulated")
 
 
 def _check(
@@ -170,7 +176,7 @@ def _check(
     limit: PlacedLimit,
     actual: float | None,
     *,
-    unit: str,
+    unit: CheckUnit,
     message: str,
     hint: Callable[[], str] | None = None,
     at_least: bool = False,
@@ -245,6 +251,9 @@ def _metric_floor(result: SimulationResult, limit: PlacedLimit) -> Check:
 
 def _peak_memory(result: SimulationResult, device: DeviceResult, limit: PlacedLimit) -> Check:
     memory = device.memory
+    if memory.outcome == "killed":
+        reason = "the replay was ended at the device's limit, before its peak was known"
+        return _check("peak_memory", limit, None, unit="B", message=reason)
     how = "predicted" if memory.measured_peak_bytes is None else "measured"
     message = f"the {how} peak is {format_bytes(memory.peak_bytes)}"
     return _check(
@@ -264,6 +273,8 @@ def _memory_headroom(result: SimulationResult, device: DeviceResult, limit: Plac
         reason = "the device's limit is unknown"
         return _check("memory_headroom", limit, None, unit="%", message=reason)
     free = 100.0 * (1.0 - memory.peak_bytes / total)
+    if memory.outcome == "killed":
+        free = min(free, 0.0)  # whatever was predicted, it reached the limit
     message = f"{format_percent(free / 100)} of {format_bytes(total)} stay free"
     target = total * (1.0 - limit.limit / 100.0)
     return _check(
@@ -304,7 +315,7 @@ def _latency(
     limit: PlacedLimit,
     interval: Interval | None,
     *,
-    unit: str,
+    unit: CheckUnit,
     reason: str,
     hint: Callable[[], str],
 ) -> Check:

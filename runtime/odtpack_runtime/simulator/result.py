@@ -37,6 +37,7 @@ MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
 Verdict = Literal["pass", "warn", "fail", "not judged"]
 CheckStatus = Literal["pass", "fail", "not judged"]
 CheckLevel = Literal["error", "warn"]
+CheckUnit = Literal["B", "ms", "s", "%", "1"]
 OperatorClass = Literal["compute", "memory", "other"]
 MemoryKind = Literal[
     "parameters", "gradients", "optimizer_state", "inputs", "activations", "session"
@@ -239,13 +240,13 @@ class DeviceTraining(_Part):
 class Check(_Part):
     """One assertion over the result.
 
-    ``actual`` and ``limit`` stand in ``unit`` (``B``, ``ms``, ``s``, ``%`` or ``1``).
+    ``actual`` and ``limit`` stand in ``unit``; ``"1"`` is a plain number.
     """
 
     metric: Text
     limit: float | None
     actual: float | None
-    unit: Text
+    unit: CheckUnit
     level: CheckLevel
     status: CheckStatus
     message: Text

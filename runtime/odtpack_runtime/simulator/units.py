@@ -32,7 +32,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 }
 """Dimension -> unit -> factor to the base unit of the dimension."""
 
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S+)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]\S*)\s*")
 
 
 class Interval(BaseModel):
@@ -99,7 +99,7 @@ def _digits(value: float) -> str:
     """Three significant digits without an exponent, e.g. ``8.20``, ``34.2``, ``512``."""
     if value == 0:
         return "0"
-    magnitude = math.floor(math.log10(abs(value)))
+    magnitude = math.floor(math.log10(abs(float(f"{value:.3g}"))))
     decimals = max(0, 2 - magnitude)
     return f"{value:.{decimals}f}"
 

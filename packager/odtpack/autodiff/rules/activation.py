@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
-from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, non_differentiable, vjp
 
 non_differentiable("Hardmax")
 
@@ -21,10 +21,16 @@ def relu(ctx: Context) -> Cotangents:
 
 @vjp("LeakyRelu")
 def leaky_relu(ctx: Context) -> Cotangents:
-    """The input decides: the output loses its sign where alpha is 0 or negative."""
     op, alpha = ctx.op, ctx.float("alpha", 0.01)
-    positive = op.heaviside(ctx.x())
+    positive = op.heaviside(_signed_like_input(ctx, alpha))
+    if 0 <= alpha <= 1:
+        return op.Mul(ctx.dy(), op.Max(positive, alpha))
     return op.Mul(ctx.dy(), op.Add(op.Mul(positive, 1 - alpha), alpha))
+
+
+def _signed_like_input(ctx: Context, alpha: float) -> ir.Value:
+    """The output, which is kept anyway, if it has the input's sign; else the input."""
+    return ctx.y() if alpha > 0 else ctx.x()
 
 
 @vjp("ThresholdedRelu")
@@ -75,12 +81,10 @@ def _clip_bound(ctx: Context, index: int) -> ir.Value | None:
 
 @vjp("PRelu", broadcasts=True)
 def prelu(ctx: Context) -> Cotangents:
-    op, x, slope, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
-    positive = op.heaviside(x)
-    negative = op.Sub(1, positive)
+    op, x, dy = ctx.op, ctx.x(), ctx.dy()
     return [
-        op.Mul(dy, op.Add(positive, op.Mul(negative, slope))),
-        op.Mul(dy, op.Mul(negative, x)) if ctx.needs(1) else None,
+        op.Mul(dy, op.Where(op.Greater(x, 0), 1, ctx.x(1))) if ctx.needs(0) else None,
+        op.Mul(dy, op.Min(x, 0)) if ctx.needs(1) else None,
     ]
 
 
@@ -92,25 +96,26 @@ def sigmoid(ctx: Context) -> Cotangents:
 
 @vjp("HardSigmoid")
 def hard_sigmoid(ctx: Context) -> Cotangents:
-    op, y, alpha = ctx.op, ctx.y(), ctx.float("alpha", 0.2)
+    """Slope alpha strictly between the output's bounds 0 and 1."""
+    op, y = ctx.op, ctx.y()
     inside = op.heaviside(op.Mul(y, op.Sub(1, y)))
-    return op.Mul(ctx.dy(), op.Mul(inside, alpha))
+    return op.Mul(ctx.dy(), op.Mul(inside, ctx.float("alpha", 0.2)))
 
 
 @vjp("Elu")
 def elu(ctx: Context) -> Cotangents:
     """Slope 1 above zero, alpha e^x = y + alpha below."""
-    op, y, alpha = ctx.op, ctx.y(), ctx.float("alpha", 1.0)
-    below = op.Add(y, alpha)
-    return op.Mul(ctx.dy(), op.Where(op.Greater(ctx.x(), 0), 1, below))
+    op, alpha = ctx.op, ctx.float("alpha", 1.0)
+    positive = op.Greater(_signed_like_input(ctx, alpha), 0)
+    return op.Mul(ctx.dy(), op.Where(positive, 1, op.Add(ctx.y(), alpha)))
 
 
 @vjp("Selu")
 def selu(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    alpha = ctx.float("alpha", 1.6732631921768188)
+    """Slope gamma above zero, gamma alpha e^x = y + gamma alpha below."""
+    op, alpha = ctx.op, ctx.float("alpha", 1.6732631921768188)
     gamma = ctx.float("gamma", 1.0507010221481323)
-    below = op.Add(y, alpha * gamma)
+    below = op.Add(ctx.y(), alpha * gamma)
     return op.Mul(ctx.dy(), op.Where(op.Greater(ctx.x(), 0), gamma, below))
 
 
@@ -121,6 +126,7 @@ def softplus(ctx: Context) -> Cotangents:
 
 @vjp("Softsign")
 def softsign(ctx: Context) -> Cotangents:
+    """y = x / (1 + |x|), slope 1 / (1 + |x|)^2."""
     op = ctx.op
     scale = op.Add(op.Abs(ctx.x()), 1)
     return op.Div(ctx.dy(), op.Mul(scale, scale))
@@ -137,6 +143,7 @@ def hard_swish(ctx: Context) -> Cotangents:
 
 @vjp("Gelu")
 @vjp("Gelu", domain="com.microsoft")
+@vjp("Gelu", domain=INTERNAL_DOMAIN)
 def gelu(ctx: Context) -> Cotangents:
     """x Phi(x); slope Phi(x) + x phi(x). With approximate="tanh" see the tanh formula."""
     op, x, dy = ctx.op, ctx.x(), ctx.dy()
@@ -186,3 +193,28 @@ def log_softmax_flat(ctx: Context) -> Cotangents:
     op, y, dy = ctx.op, ctx.y(), ctx.dy()
     axes = range(ctx.axis(default=1), ctx.rank(y))
     return op.Sub(dy, op.Mul(op.Exp(y), op.reduce_sum(dy, axes)))
+
+
+@vjp("Dropout", since=12)
+def dropout(ctx: Context) -> Cotangents:
+    """dy mask / (1 - ratio); the identity where the node does not train."""
+    op, training = ctx.op, ctx.constant(2)
+    if ctx.maybe_x(2) is None or (training is not None and not training.item()):
+        return [ctx.dy(), None, None]
+    dtype = ctx.dtype(ctx.x())
+    kept = op.cast(ctx.extra_output(1, ir.DataType.BOOL), dtype)
+    return [op.Mul(ctx.dy(), op.Mul(kept, _dropout_scale(ctx, dtype))), None, None]
+
+
+def _dropout_scale(ctx: Context, dtype: ir.DataType) -> ir.Value | float:
+    """1 / (1 - ratio); 1 where ``training_mode`` turns out false when the model runs."""
+    op, ratio, known, training = ctx.op, ctx.maybe_x(1), ctx.constant(1), ctx.constant(2)
+    if ratio is not None and known is None:
+        scale: ir.Value | float = op.Reciprocal(op.Sub(1, op.cast(ratio, dtype)))
+    else:
+        scale = 1 / (1 - (0.5 if known is None else known.item()))
+    if training is not None:
+        return scale
+    if isinstance(scale, float):
+        scale = op.constant(np.asarray(scale, dtype.numpy()))
+    return op.Where(ctx.x(2), scale, 1)

@@ -9,13 +9,19 @@ measurements behind the thresholds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
+from odtpack.autodiff import planes
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
 from odtpack.autodiff.rules import depthwise
+from odtpack.autodiff.rules.norm import sum_per_channel
 from odtpack.autodiff.windows import Windows, conv_windows, transposed_convolution
+
+Form = Callable[[Ops, Windows, ir.Value, ir.Value], ir.Value]
 
 # Below this many input channels in a group the taps are joined before one product:
 # a product for each tap would have too few columns to keep the registers busy.
@@ -28,18 +34,24 @@ def conv(ctx: Context) -> Cotangents:
     op, win, x, w, dy = ctx.op, conv_windows(ctx), ctx.x(), ctx.x(1), ctx.dy()
     dx = dw = db = None
     if ctx.needs(2):
-        db = op.reduce_sum(dy, [0, *win.spatial], keepdims=False)
-    if depthwise.suits(win):
-        if ctx.needs(0):
-            dx = depthwise.input_gradient(op, win, w, dy)
-        if ctx.needs(1):
-            dw = depthwise.weight_gradient(op, win, x, dy)
-        return [dx, dw, db]
+        db = sum_per_channel(op, dy, ctx.rank(x))
+    input_gradient, weight_gradient = _forms(win)
     if ctx.needs(0):
-        dx = _input_gradient(op, win, w, dy)
+        dx = input_gradient(op, win, w, dy)
     if ctx.needs(1):
-        dw = _weight_gradient(op, win, x, dy)
+        dw = weight_gradient(op, win, x, dy)
     return [dx, dw, db]
+
+
+def _forms(win: Windows) -> tuple[Form, Form]:
+    """The quickest ways to write the gradients of the input and of the weight."""
+    if planes.suits_pointwise(win):
+        return planes.pointwise_input_gradient, planes.pointwise_weight_gradient
+    if planes.suits_depthwise(win):
+        return planes.depthwise_input_gradient, planes.depthwise_weight_gradient
+    if depthwise.suits(win):
+        return depthwise.input_gradient, depthwise.weight_gradient
+    return _input_gradient, _weight_gradient
 
 
 def _input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:

@@ -8,7 +8,7 @@ but in the one kernel that runs at full speed:
   and the rows of all samples are stacked;
 - taps: on wide planes the band is too empty; each tap is a shifted product and a sum.
 
-(On small planes ``passes.small_planes`` has replaced the convolution already.)
+(Small planes are the matter of :mod:`odtpack.autodiff.planes`.)
 
 T is itself a product of the weight with a constant 0/1 matrix, so that its gradient is
 one too. ``docs/adr/0002-conv-gradients.md`` has the measurements behind the thresholds.

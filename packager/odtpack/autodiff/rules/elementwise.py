@@ -7,12 +7,14 @@ import math
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import dims_of
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(
     "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
-    "IsInf", "IsNaN", "Sign", "Ceil", "Floor", "Round", "BitShift",
+    "IsInf", "IsNaN", "Sign", "Ceil", "Floor", "Round", "BitShift", "BitwiseAnd", "BitwiseNot",
+    "BitwiseOr", "BitwiseXor",
 )  # fmt: skip
 
 
@@ -26,9 +28,14 @@ def add(ctx: Context) -> Cotangents:
     return [ctx.dy(), ctx.dy()]
 
 
-@vjp("Sub", broadcasts=True)
+@vjp("Sub")
 def sub(ctx: Context) -> Cotangents:
-    return [ctx.dy(), ctx.op.Neg(ctx.dy()) if ctx.needs(1) else None]
+    """Summed back here, so that the sign turns after the sum, where there is less to turn."""
+    op, dims, dy = ctx.op, dims_of(ctx.y()), ctx.dy()
+    return [
+        op.sum_to(dy, dims, ctx.x(0)) if ctx.needs(0) else None,
+        op.Neg(op.sum_to(dy, dims, ctx.x(1))) if ctx.needs(1) else None,
+    ]
 
 
 @vjp("Mul", broadcasts=True)
@@ -54,37 +61,36 @@ def variadic_sum(ctx: Context) -> Cotangents:
 @vjp("Max", "Min", broadcasts=True)
 def extremum(ctx: Context) -> Cotangents:
     """Ties share the cotangent evenly, as PyTorch and the reference do."""
-    op, dtype = ctx.op, ctx.y().dtype
-    assert dtype is not None
-    hits = [op.cast(op.Equal(value, ctx.y()), dtype) for value in ctx.node.inputs]
-    if len(hits) == 1:
+    op, y = ctx.op, ctx.y()
+    if len(ctx.node.inputs) == 1:
         return ctx.dy()
+    hits = [op.cast(op.Equal(value, y), ctx.dtype(y)) for value in ctx.node.inputs]
     share = op.Div(ctx.dy(), op.Sum(*hits))
     return [op.Mul(hit, share) if ctx.needs(i) else None for i, hit in enumerate(hits)]
 
 
 @vjp("Pow", broadcasts=True)
 def power(ctx: Context) -> Cotangents:
-    op, x, exponent, y, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.y(), ctx.dy()
-    known = ctx.constant(1)
+    """dx = e x^(e-1) dy; de = y ln x dy, whose limit at x = 0 is 0 (undefined for x < 0)."""
+    op, x, exponent, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
     dx = dexponent = None
     if ctx.needs(0):
-        if known is not None and known.size == 1:
-            c = float(known.reshape(-1)[0])
-            slope = op.Mul(x, 2.0) if c == 2 else op.Mul(op.Pow(x, c - 1), c)
-            dx = op.Mul(dy, slope)
-        else:
-            assert x.dtype is not None
-            e = op.cast(exponent, x.dtype)
-            # x^0 has slope 0 everywhere; e x^(e-1) would be 0 * inf at x = 0.
-            zero = op.Equal(e, 0)
-            slope = op.Mul(op.Pow(x, op.Where(zero, 1, op.Sub(e, 1))), e)
-            dx = op.Mul(dy, slope)
+        dx = op.Mul(dy, _power_slope(ctx))
     if ctx.needs(1):
-        # y ln x, whose limit at x = 0 is 0 (and it is undefined for x < 0).
         log = op.Log(op.Where(op.Greater(x, 0), x, 1))
-        dexponent = op.Mul(dy, op.Mul(y, log))
+        dexponent = op.cast(op.Mul(dy, op.Mul(ctx.y(), log)), ctx.dtype(exponent))
     return [dx, dexponent]
+
+
+def _power_slope(ctx: Context) -> ir.Value:
+    """e x^(e-1); where e = 0 it is 0 everywhere, and not 0 times infinity at x = 0."""
+    op, x, known = ctx.op, ctx.x(0), ctx.constant(1)
+    if known is not None and known.size == 1 and known.item() != 0:
+        e = float(known.item())
+        return op.Mul(x if e == 2 else op.Pow(x, e - 1), e)
+    exponent = op.cast(ctx.x(1), ctx.dtype(x))
+    lower = op.Where(op.Equal(exponent, 0), 1, op.Sub(exponent, 1))
+    return op.Mul(op.Pow(x, lower), exponent)
 
 
 @vjp("Mod", broadcasts=True)
@@ -97,20 +103,17 @@ def mod(ctx: Context) -> Cotangents:
 
 @vjp("Where")
 def where(ctx: Context) -> Cotangents:
-    op, condition, dy, dims = ctx.op, ctx.x(0), ctx.dy(), ctx.dims(ctx.y())
-    a, b = ctx.x(1), ctx.x(2)
+    op, condition, dy, dims = ctx.op, ctx.x(0), ctx.dy(), dims_of(ctx.y())
     return [
         None,
-        op.sum_to(op.Where(condition, dy, 0), dims, a) if ctx.needs(1) else None,
-        op.sum_to(op.Where(condition, 0, dy), dims, b) if ctx.needs(2) else None,
+        op.sum_to(op.Where(condition, dy, 0), dims, ctx.x(1)) if ctx.needs(1) else None,
+        op.sum_to(op.Where(condition, 0, dy), dims, ctx.x(2)) if ctx.needs(2) else None,
     ]
 
 
 @vjp("Cast", "CastLike")
 def cast(ctx: Context) -> Cotangents:
-    dtype = ctx.x().dtype
-    assert dtype is not None
-    return [ctx.op.cast(ctx.dy(), dtype), None]
+    return [ctx.op.cast(ctx.dy(), ctx.dtype(ctx.x())), None]
 
 
 @vjp("Neg")
@@ -170,19 +173,12 @@ def tan(ctx: Context) -> Cotangents:
 
 @vjp("Sinh")
 def sinh(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), _cosh(ctx))
+    return ctx.op.Mul(ctx.dy(), ctx.op.Cosh(ctx.x()))
 
 
 @vjp("Cosh")
 def cosh(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Mul(ctx.dy(), op.Mul(op.Sub(op.Exp(x), op.Exp(op.Neg(x))), 0.5))
-
-
-def _cosh(ctx: Context) -> ir.Value:
-    """Written out: Cosh has only a float32 kernel."""
-    op, x = ctx.op, ctx.x()
-    return op.Mul(op.Add(op.Exp(x), op.Exp(op.Neg(x))), 0.5)
+    return ctx.op.Mul(ctx.dy(), ctx.op.Sinh(ctx.x()))
 
 
 @vjp("Tanh")
@@ -194,8 +190,8 @@ def tanh(ctx: Context) -> Cotangents:
 @vjp("Asin", "Acos")
 def arc_sine(ctx: Context) -> Cotangents:
     op, x = ctx.op, ctx.x()
-    slope = op.Reciprocal(op.Sqrt(op.Sub(1, op.Mul(x, x))))
-    return op.Mul(ctx.dy(), slope if ctx.node.op_type == "Asin" else op.Neg(slope))
+    dx = op.Div(ctx.dy(), op.Sqrt(op.Sub(1, op.Mul(x, x))))
+    return dx if ctx.node.op_type == "Asin" else op.Neg(dx)
 
 
 @vjp("Atan")

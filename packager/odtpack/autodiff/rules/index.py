@@ -1,74 +1,143 @@
-"""Operators that pick elements by index: the cotangent is added where it came from."""
+"""Operators that pick elements by index: the cotangent is added where it came from.
+
+ScatterND would be the natural adjoint, but ONNX Runtime runs it in parallel over the
+indices without a lock: where an index repeats, as tokens do in a batch, additions are
+lost. ScatterElements runs in one thread and loses none.
+"""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import Dims
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("NonZero")
 
-_REDUCTION_SINCE = 16  # opset in which the scatters learnt to add
-
-
-def _zeros_like(ctx: Context, value: ir.Value) -> ir.Value:
-    assert value.dtype is not None
-    return ctx.op.zeros(ctx.op.shape_of(value), value.dtype)
+_REDUCTION_SINCE = 16  # opset in which ScatterElements learnt to add
 
 
 @vjp("Gather")
 def gather(ctx: Context) -> Cotangents:
-    """Add each row of the cotangent to the row of the table that it was read from."""
-    op, table, indices, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
-    axis, rank = ctx.axis(), ctx.rank(ctx.x())
-    dims, index_rank = ctx.dims(table), ctx.rank(ctx.x(1))
-    # Bring the gathered axes to the front: rows of the table, one for each index.
-    moved = [
-        *range(axis, axis + index_rank),
-        *range(axis),
-        *range(axis + index_rank, ctx.rank(dy) if dy.shape else rank - 1 + index_rank),
-    ]
-    front = op.transpose(dy, *moved)
-    rest = [dim for i, dim in enumerate(dims) if i != axis]
-    size = dims[axis]
-    if not isinstance(size, int) or not all(isinstance(dim, int) for dim in rest):
-        raise ctx.unsupported("the shape of its table is known only when the model runs")
-    sizes = [int(dim) for dim in rest if dim is not None]
-    rows = op.reshape(front, -1, *sizes)
-    flat = op.reshape(indices, -1)
-    assert table.dtype is not None
+    """y[before, j, after] = x[before, i[j], after], whatever the rank of the indices."""
+    op, x, indices, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
+    dims, axis, size = ctx.dims(x), ctx.axis(), ctx.dims(x)[ctx.axis()]
+    index_rank, known = ctx.rank(indices), ctx.constant(1)
+    if index_rank == 0:
+        dy = op.unsqueeze(dy, axis)
+    elif index_rank > 1:
+        dy = _join_axes(ctx, dims, axis)
+    if known is not None and known.size == 1 and isinstance(size, int):
+        before, after = [0] * len(dims), [0] * len(dims)
+        before[axis] = int(known.item()) % size
+        after[axis] = size - 1 - before[axis]
+        return [op.pad(dy, before, after), None]
+    flat = op.reshape(op.cast(indices, ir.DataType.INT64), -1)
     if op.opset >= _REDUCTION_SINCE:
-        zeros = op.zeros(op.ints(size, *sizes), table.dtype)
-        summed = op.ScatterND(zeros, op.unsqueeze(flat, 1), rows, reduction="add")
-    else:
-        # Without an adding scatter: a product with the one-hot matrix of the indices.
-        # OneHot reads negative indices from the end, as Gather does.
-        import numpy as np
+        return [_scatter_add(ctx, op.shape_of(x), flat, dy, axis), None]
+    return [_add_equal_rows(ctx, flat, dy, axis), None]
 
-        values = op.constant(np.array([0, 1], table.dtype.numpy()))
-        one_hot = op.OneHot(flat, op.constant(np.array(size, np.int64)), values, axis=0)
-        one_hot.type = ir.TensorType(table.dtype)
-        width = int(np.prod(sizes)) if sizes else 1
-        summed = op.reshape(op.MatMul(one_hot, op.reshape(rows, -1, width)), size, *sizes)
+
+def _join_axes(ctx: Context, dims: Dims, axis: int) -> ir.Value:
+    """The cotangent of a Gather with the axes of the indices as one."""
+    op, rest = ctx.op, (*dims[:axis], *dims[axis + 1 :])
+    if all(isinstance(dim, int) for dim in rest):
+        sizes = [int(dim) if isinstance(dim, int) else -1 for dim in dims]
+        return op.reshape(ctx.dy(), *sizes[:axis], -1, *sizes[axis + 1 :])
+    shape = op.Shape(ctx.x())
+    parts = [op.ints(-1)]
+    if axis > 0:
+        parts.insert(0, op.slice(shape, [0], [0], [axis]))
+    if axis < len(dims) - 1:
+        parts.append(op.slice(shape, [0], [axis + 1], [len(dims)]))
+    return op.Reshape(ctx.dy(), op.Concat(*parts, axis=0))
+
+
+def _scatter_add(
+    ctx: Context, shape: ir.Value, indices: ir.Value, rows: ir.Value, axis: int
+) -> ir.Value:
+    """Zeros of ``shape`` with slice j of ``rows`` along ``axis`` added at ``indices[j]``."""
+    op = ctx.op
+    column = op.reshape(indices, *[1] * axis, -1, *[1] * (ctx.rank(ctx.x()) - 1 - axis))
+    everywhere = op.Expand(column, op.Shape(rows))
+    zeros = op.zeros(shape, ctx.dtype(ctx.x()))
+    return op.ScatterElements(zeros, everywhere, rows, axis=axis, reduction="add")
+
+
+def _add_equal_rows(ctx: Context, indices: ir.Value, dy: ir.Value, axis: int) -> ir.Value:
+    """Without an adding scatter: every row becomes the sum of all rows with its index.
+
+    Then it does not matter which of them the scatter writes last.
+    """
+    op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
+    front = [axis, *range(axis), *range(axis + 1, rank)]
     back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
-    return [op.transpose(summed, *back), None]
+    indices = op.Mod(indices, op.Gather(op.shape_of(x), op.ints(axis), axis=0))
+    same = op.Equal(op.unsqueeze(indices, 1), op.unsqueeze(indices, 0))
+    first = op.transpose(dy, *front)
+    rows = op.MatMul(op.cast(same, ctx.dtype(x)), op.Flatten(first, axis=1))
+    rows = op.transpose(op.Reshape(rows, op.Shape(first)), *back)
+    column = op.reshape(indices, *[1] * axis, -1, *[1] * (rank - 1 - axis))
+    zeros = op.zeros(op.shape_of(x), ctx.dtype(x))
+    return op.ScatterElements(zeros, op.Expand(column, op.Shape(rows)), rows, axis=axis)
 
 
 @vjp("GatherElements")
 def gather_elements(ctx: Context) -> Cotangents:
-    op, axis = ctx.op, ctx.axis()
-    zeros = _zeros_like(ctx, ctx.x())
+    """Scatter along ``axis``; before opset 16 as a product with the one-hot indices."""
+    op, x, indices, dy, axis = ctx.op, ctx.x(), ctx.x(1), ctx.dy(), ctx.axis()
+    dtype = ctx.dtype(x)
     if op.opset >= _REDUCTION_SINCE:
-        return [op.ScatterElements(zeros, ctx.x(1), ctx.dy(), axis=axis, reduction="add"), None]
-    raise ctx.unsupported("before opset 16 no operator adds at repeated indices")
+        zeros = op.zeros(op.shape_of(x), dtype)
+        return [op.ScatterElements(zeros, indices, dy, axis=axis, reduction="add"), None]
+    dims, index_dims = ctx.dims(x), ctx.dims(indices)
+    if (*index_dims[:axis], *index_dims[axis + 1 :]) != (*dims[:axis], *dims[axis + 1 :]):
+        raise ctx.unsupported("before opset 16 its indices must be as large as its data")
+    depth = op.Gather(op.shape_of(x), op.ints(axis), axis=0)
+    one_hot = op.OneHot(indices, depth, op.constant(np.array([0, 1], dtype.numpy())), axis=axis)
+    one_hot.type = ir.TensorType(dtype)
+    picked = op.Mul(one_hot, op.unsqueeze(dy, axis))
+    return [op.reduce_sum(picked, [axis + 1], keepdims=False), None]
 
 
 @vjp("GatherND", since=12)
 def gather_nd(ctx: Context) -> Cotangents:
-    op = ctx.op
+    """Each index tuple becomes its row's number in the table; then as Gather."""
+    op, x, indices = ctx.op, ctx.x(), ctx.x(1)
+    dims, batch, depth = ctx.dims(x), ctx.int("batch_dims", 0), ctx.dims(indices)[-1]
     if op.opset < _REDUCTION_SINCE:
         raise ctx.unsupported("before opset 16 no operator adds at repeated indices")
-    if ctx.int("batch_dims", 0):
-        raise ctx.unsupported("batch_dims is not 0")
-    return [op.ScatterND(_zeros_like(ctx, ctx.x()), ctx.x(1), ctx.dy(), reduction="add"), None]
+    if not isinstance(depth, int):
+        raise ctx.unsupported("the length of its index tuples is known only when the model runs")
+    end = batch + depth
+    inner = [dim for dim in (*dims[max(1, batch) : end], *dims[end:]) if isinstance(dim, int)]
+    if len(inner) != len(dims) - max(1, batch):
+        raise ctx.unsupported("its sizes must be known (only the first axis may vary)")
+    sizes = inner[: end - max(1, batch)]
+    strides = [math.prod(sizes[i:]) for i in range(len(sizes) - depth + 1, len(sizes) + 1)]
+    shape = op.shape_of(x)
+    wrapped = op.Mod(indices, op.slice(shape, [0], [batch], [end]))
+    number = op.reduce_sum(op.Mul(wrapped, op.ints(*strides)), [-1], keepdims=False)
+    if batch:
+        number = _add_batch_offsets(ctx, number, batch, math.prod(sizes))
+    width = math.prod(dim for dim in dims[end:] if isinstance(dim, int))
+    rows = op.reshape(ctx.dy(), -1, width)
+    flat = op.Expand(op.reshape(number, -1, 1), op.Shape(rows))
+    zeros = op.reshape(op.zeros(shape, ctx.dtype(x)), -1, width)
+    summed = op.ScatterElements(zeros, flat, rows, axis=0, reduction="add")
+    return [op.reshape_like(summed, x), None]
+
+
+def _add_batch_offsets(ctx: Context, number: ir.Value, batch: int, rows: int) -> ir.Value:
+    """Add the number of the first row of each sample of the batch axes."""
+    op = ctx.op
+    leading = op.slice(op.shape_of(ctx.x()), [0], [0], [batch])
+    count = op.ReduceProd(leading, keepdims=0)
+    samples = op.Range(op.constant(np.array(0)), count, op.constant(np.array(1)))
+    ones = op.ints(*[1] * (ctx.rank(ctx.x(1)) - 1 - batch))
+    offsets = op.Reshape(op.Mul(samples, rows), op.Concat(leading, ones, axis=0))
+    return op.Add(number, offsets)

@@ -20,41 +20,51 @@ def swap_last(op: Ops, value: ir.Value, rank: int) -> ir.Value:
 def matmul(ctx: Context) -> Cotangents:
     """dA = dY B^T, dB = A^T dY, summed over the axes that broadcast."""
     op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
-    rank_a, rank_b = ctx.rank(a), ctx.rank(b)
-    if rank_a == 1 or rank_b == 1:
+    dims_a, dims_b, dims_y = ctx.dims(a), ctx.dims(b), ctx.dims(ctx.y())
+    if len(dims_a) == 1 or len(dims_b) == 1:
         return _vector_product(ctx)
-    y = ctx.y()
+    rows, columns = dims_b[-2:]
+    if len(dims_b) == 2 and isinstance(rows, int) and isinstance(columns, int):
+        return _shared_weight(ctx, rows, columns)
     da = db = None
     if ctx.needs(0):
-        dims = (*ctx.dims(y)[:-1], ctx.dims(a)[-1])
-        da = op.sum_to(op.MatMul(dy, swap_last(op, b, rank_b)), dims, a)
+        product = op.MatMul(dy, swap_last(op, b, len(dims_b)))
+        da = op.sum_to(product, (*dims_y[:-1], dims_a[-1]), a)
     if ctx.needs(1):
-        if rank_b == 2 and rank_a > 2:
-            # A weight shared by a batch: one product over all rows, not one for each.
-            rows, columns = ctx.dims(a)[-1], ctx.dims(y)[-1]
-            if isinstance(rows, int) and isinstance(columns, int):
-                flat_a, flat_dy = op.reshape(a, -1, rows), op.reshape(dy, -1, columns)
-                return [da, op.MatMul(op.transpose(flat_a, 1, 0), flat_dy)]
-        dims = (*ctx.dims(y)[:-2], ctx.dims(b)[-2], ctx.dims(b)[-1])
-        db = op.sum_to(op.MatMul(swap_last(op, a, rank_a), dy), dims, b)
+        product = op.MatMul(swap_last(op, a, len(dims_a)), dy)
+        db = op.sum_to(product, (*dims_y[:-2], *dims_b[-2:]), b)
+    return [da, db]
+
+
+def _shared_weight(ctx: Context, rows: int, columns: int) -> Cotangents:
+    """The right operand is a matrix: one product over all rows, not one for each sample.
+
+    Gemm transposes as it reads, so that no transposed copy is made.
+    """
+    op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
+    da = db = None
+    matrix = ctx.rank(a) == 2
+    flat_dy = dy if matrix else op.reshape(dy, -1, columns)
+    if ctx.needs(0):
+        da = op.Gemm(flat_dy, b, transB=1)
+        da = da if matrix else op.reshape_like(da, a)
+    if ctx.needs(1):
+        db = op.Gemm(a if matrix else op.reshape(a, -1, rows), flat_dy, transA=1)
     return [da, db]
 
 
 def _vector_product(ctx: Context) -> Cotangents:
     """One operand is a vector, which MatMul reads as a row (left) or a column (right)."""
-    op, a, b, y = ctx.op, ctx.x(0), ctx.x(1), ctx.y()
-    dims_a, dims_b, dims_y = ctx.dims(a), ctx.dims(b), ctx.dims(y)
-    dy = ctx.dy()
+    op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
+    dims_a, dims_b, rank = ctx.dims(a), ctx.dims(b), ctx.rank(ctx.y())
     if len(dims_a) == 1 and len(dims_b) == 1:
         return [op.Mul(dy, b), op.Mul(dy, a)]
     if len(dims_a) == 1:  # y[..., n] = sum_k a[k] b[..., k, n]
-        column = op.unsqueeze(a, 1)
-        da = op.reduce_sum(op.Mul(b, op.unsqueeze(dy, len(dims_y) - 1)), [len(dims_b) - 1])
-        da = op.squeeze(da, len(dims_b) - 1)
-        return [op.sum_to(da, dims_b[:-1], a), op.Mul(column, op.unsqueeze(dy, len(dims_y) - 1))]
-    wide = op.unsqueeze(dy, len(dims_y))  # y[..., m] = sum_k a[..., m, k] b[k]
-    db = op.sum_to(op.Mul(a, wide), dims_a, b)
-    return [op.Mul(wide, b), db]
+        row = op.unsqueeze(dy, rank - 1)
+        da = op.reduce_sum(op.Mul(b, row), [len(dims_b) - 1], keepdims=False)
+        return [op.sum_to(da, dims_b[:-1], a), op.Mul(op.unsqueeze(a, 1), row)]
+    column = op.unsqueeze(dy, rank)  # y[..., m] = sum_k a[..., m, k] b[k]
+    return [op.Mul(column, b), op.sum_to(op.Mul(a, column), dims_a, b)]
 
 
 @vjp("Gemm")
@@ -73,6 +83,6 @@ def gemm(ctx: Context) -> Cotangents:
     if ctx.needs(1):
         db = product(dy, a, 1, trans_a) if trans_b else product(a, dy, 1 - trans_a, 0)
     if ctx.needs(2):
-        scaled = dy if beta == 1 else op.Mul(dy, beta)
-        dc = op.sum_to(scaled, ctx.dims(ctx.y()), ctx.x(2))
+        dc = op.sum_to(dy, ctx.dims(ctx.y()), ctx.x(2))
+        dc = dc if beta == 1 else op.Mul(dc, beta)
     return [da, db, dc]

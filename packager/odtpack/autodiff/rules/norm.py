@@ -10,10 +10,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
-from odtpack.autodiff.registry import Cotangents, vjp
-
-# Internal operator, lowered to plain ones after differentiation: see passes.batch_norm.
-TRAINING_DOMAIN = "odtpack"
+from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, vjp
 
 
 @vjp("LayerNormalization", since=17)
@@ -23,14 +20,14 @@ def layer_normalization(ctx: Context) -> Cotangents:
     axes = range(ctx.axis(default=-1), rank)
     mean = ctx.extra_output(1, ir.DataType.FLOAT)
     inv_std = ctx.extra_output(2, ir.DataType.FLOAT)
-    assert x.dtype is not None
-    xhat = op.Mul(op.Sub(x, op.cast(mean, x.dtype)), op.cast(inv_std, x.dtype))
+    dtype = ctx.dtype(x)
+    xhat = op.Mul(op.Sub(x, op.cast(mean, dtype)), op.cast(inv_std, dtype))
     dx = dscale = dbias = None
     if ctx.needs(0):
         g = op.Mul(dy, ctx.x(1))
         centered = op.Sub(g, op.reduce_mean(g, axes))
         along = op.Mul(xhat, op.reduce_mean(op.Mul(g, xhat), axes))
-        dx = op.Mul(op.Sub(centered, along), op.cast(inv_std, x.dtype))
+        dx = op.Mul(op.Sub(centered, along), op.cast(inv_std, dtype))
     if ctx.needs(1):
         dscale = op.sum_to(op.Mul(dy, xhat), ctx.dims(x), ctx.x(1))
     if ctx.needs(2):
@@ -43,6 +40,16 @@ def per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
     return op.reshape(value, -1, *([1] * (rank - 2))) if rank > 2 else value
 
 
+def sum_per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
+    """Sum [N, C, ...] to [C]: over space first, then over samples.
+
+    Two short sums lose less to rounding than a long one, and run no slower.
+    """
+    if rank > 2:
+        value = op.reduce_sum(value, range(2, rank), keepdims=False)
+    return op.reduce_sum(value, [0], keepdims=False)
+
+
 @vjp("BatchNormalization", since=9)
 def frozen_batch_normalization(ctx: Context) -> Cotangents:
     """Inference mode: the statistics are constants, the node is affine for each channel.
@@ -51,19 +58,18 @@ def frozen_batch_normalization(ctx: Context) -> Cotangents:
     """
     op, x, dy = ctx.op, ctx.x(), ctx.dy()
     rank = ctx.rank(x)
-    axes = [0, *range(2, rank)]
     mean, variance = ctx.x(3), ctx.x(4)
     inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5))))
     dx = dscale = dbias = dmean = dvariance = None
     gain = op.Mul(ctx.x(1), inv_std)
     if ctx.needs(0):
         dx = op.Mul(dy, per_channel(op, gain, rank))
-    total = op.reduce_sum(dy, axes, keepdims=False) if any(map(ctx.needs, (1, 2, 3, 4))) else None
+    total = sum_per_channel(op, dy, rank) if any(map(ctx.needs, (1, 2, 3, 4))) else None
     if total is not None:
         dbias = total
         if ctx.needs(1) or ctx.needs(4):
             # sum dy (x - mean) = sum dy x - mean sum dy
-            product = op.reduce_sum(op.Mul(dy, x), axes, keepdims=False)
+            product = sum_per_channel(op, op.Mul(dy, x), rank)
             moment = op.Sub(product, op.Mul(mean, total))
             dscale = op.Mul(moment, inv_std)
             if ctx.needs(4):
@@ -74,31 +80,25 @@ def frozen_batch_normalization(ctx: Context) -> Cotangents:
     return [dx, dscale, dbias, dmean, dvariance]
 
 
-@vjp("BatchNormTraining", domain=TRAINING_DOMAIN)
+@vjp("BatchNormTraining", domain=INTERNAL_DOMAIN)
 def batch_norm_training(ctx: Context) -> Cotangents:
     """Inputs x, scale, bias, running mean and variance; outputs y, ..., mean, inv_std.
 
-    Written with the sums of dy and dy (x - mean), so that dx is a linear combination of
-    dy and x with one coefficient for each channel.
+    dx = scale inv_std (dy - dy_bar - (x - mean) inv_std^2 (dy (x - mean))_bar), where the
+    subtractions come first: products before them would round what is about to cancel.
     """
     op, x, dy = ctx.op, ctx.x(), ctx.dy()
     rank = ctx.rank(x)
-    axes = [0, *range(2, rank)]
     mean, inv_std = ctx.y(3), ctx.y(4)  # [C]
-    total = op.reduce_sum(dy, axes, keepdims=False)
-    # Centred before the product: sum dy x - mean sum dy would cancel for large means.
+    dbias = sum_per_channel(op, dy, rank)
     centered = op.Sub(x, per_channel(op, mean, rank))
-    dscale = op.Mul(op.reduce_sum(op.Mul(dy, centered), axes, keepdims=False), inv_std)
+    moment = sum_per_channel(op, op.Mul(dy, centered), rank)
     dx = None
     if ctx.needs(0):
-        dtype = x.dtype
-        assert dtype is not None
+        dtype = ctx.dtype(x)
         count = op.Div(op.cast(op.Size(x), dtype), op.cast(op.Size(mean), dtype))
-        gain = op.Mul(ctx.x(1), inv_std)
-        lean = op.Neg(op.Mul(op.Mul(gain, inv_std), op.Div(dscale, count)))
-        shift = op.Neg(op.Mul(gain, op.Div(total, count)))
-        dx = op.Add(
-            op.Add(op.Mul(dy, per_channel(op, gain, rank)), per_channel(op, shift, rank)),
-            op.Mul(centered, per_channel(op, lean, rank)),
-        )
-    return [dx, dscale, total, None, None]
+        slope = op.Mul(op.Div(moment, count), op.Mul(inv_std, inv_std))
+        flat = op.Sub(dy, per_channel(op, op.Div(dbias, count), rank))
+        free = op.Sub(flat, op.Mul(centered, per_channel(op, slope, rank)))
+        dx = op.Mul(free, per_channel(op, op.Mul(ctx.x(1), inv_std), rank))
+    return [dx, op.Mul(moment, inv_std), dbias, None, None]

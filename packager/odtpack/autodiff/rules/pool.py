@@ -29,7 +29,7 @@ def max_pool(ctx: Context) -> Cotangents:
     )
     if tiled and ctx.x().dtype == ir.DataType.FLOAT:
         return _unpool(ctx.op, win, ctx.x(), ctx.y(), ctx.dy())
-    return _scatter_taps(ctx.op, win, ctx.x(), ctx.y(), ctx.dy())
+    return _scatter_taps(ctx, win)
 
 
 def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
@@ -41,11 +41,9 @@ def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir
     peak = op.reshape(y, -1, 1, win.channels * win.pixels)
     offsets = [row * width + column for row in range(size) for column in range(size)]
     # From the last tap to the first, so that the first of equal ones wins.
-    offset: ir.Value | float = float(offsets[-1])
+    offset = op.constant(np.float32(offsets[-1]))
     for tap, position in reversed(list(zip(taps[:-1], offsets[:-1], strict=True))):
-        offset = op.emit("Where", [op.Equal(tap, peak), float(position), offset])[0]
-        offset.type = x.type
-    assert isinstance(offset, ir.Value)
+        offset = op.Where(op.Equal(tap, peak), float(position), offset)
     rows, columns = (np.arange(n, dtype=np.int64) * size for n in win.out)
     corner = (rows[:, None] * width + columns).reshape(1, win.pixels)
     samples = op.Gather(op.Shape(dy), op.constant(np.int64(0)), axis=0)
@@ -60,14 +58,14 @@ def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir
     return op.MaxUnpool(dy, position, shape, kernel_shape=win.kernel, strides=win.strides)
 
 
-def _scatter_taps(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
+def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:
     """Any windows: split the cotangent among the taps, then one transposed convolution."""
-    dtype = x.dtype
-    assert dtype is not None
+    op, x, y = ctx.op, ctx.x(), ctx.y()
+    dtype = ctx.dtype(x)
     pads = op.ints(0, 0, *win.before, 0, 0, *win.after)
     lowest = op.constant(np.array(-np.inf, dtype.numpy()))
     padded = op.Pad(x, pads, lowest) if any(win.before + win.after) else x
-    parts, left = [], dy
+    parts, left = [], ctx.dy()
     for tap in win.taps():
         hit = op.cast(op.Equal(win.tap(op, padded, win.spatial, tap), y), dtype)
         part = op.Mul(hit, left)
@@ -85,8 +83,7 @@ def _scatter_taps(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value)
 def average_pool(ctx: Context) -> Cotangents:
     """Every element of a window receives the same share."""
     op, win, dy = ctx.op, pool_windows(ctx), ctx.dy()
-    dtype = ctx.x().dtype
-    assert dtype is not None
+    dtype = ctx.dtype(ctx.x())
     counts = _counts(ctx, win)
     share = np.float64(1.0)
     if np.all(counts == counts.flat[0]):
@@ -130,7 +127,6 @@ def global_average_pool(ctx: Context) -> Cotangents:
 def global_max_pool(ctx: Context) -> Cotangents:
     """Ties share evenly: PyTorch's choice depends on the size of the plane."""
     op, x, y = ctx.op, ctx.x(), ctx.y()
-    assert x.dtype is not None
-    hits = op.cast(op.Equal(x, y), x.dtype)
+    hits = op.cast(op.Equal(x, y), ctx.dtype(x))
     axes = range(2, ctx.rank(x))
     return op.Mul(hits, op.Div(ctx.dy(), op.reduce_sum(hits, axes)))

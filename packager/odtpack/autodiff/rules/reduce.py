@@ -37,9 +37,7 @@ def _count(ctx: Context, axes: list[int]) -> ir.Value | float:
     for size in sizes:
         if not isinstance(size, int):
             wanted = op.Gather(op.Shape(ctx.x()), op.ints(*axes), axis=0)
-            dtype = ctx.x().dtype
-            assert dtype is not None
-            return op.cast(op.ReduceProd(wanted, keepdims=0), dtype)
+            return op.cast(op.ReduceProd(wanted, keepdims=0), ctx.dtype(ctx.x()))
         count *= size
     return float(count)
 
@@ -87,7 +85,7 @@ def reduce_log_sum(ctx: Context) -> Cotangents:
 
 @vjp("ReduceLogSumExp")
 def reduce_log_sum_exp(ctx: Context) -> Cotangents:
-    """The slope is the softmax over the reduced axes."""
+    """The slope is the softmax over the reduced axes, exp(x - y)."""
     op, axes = ctx.op, reduced_axes(ctx)
     soft = op.Exp(op.Sub(ctx.x(), keep_axes(ctx, ctx.y(), axes)))
     return op.Mul(soft, keep_axes(ctx, ctx.dy(), axes))
@@ -96,9 +94,24 @@ def reduce_log_sum_exp(ctx: Context) -> Cotangents:
 @vjp("ReduceMax", "ReduceMin")
 def reduce_extremum(ctx: Context) -> Cotangents:
     """Ties share the cotangent evenly, as in PyTorch's amax."""
-    op, axes = ctx.op, reduced_axes(ctx)
-    dtype = ctx.x().dtype
-    assert dtype is not None
-    hits = op.cast(op.Equal(ctx.x(), keep_axes(ctx, ctx.y(), axes)), dtype)
+    op, x, axes = ctx.op, ctx.x(), reduced_axes(ctx)
+    if not axes:
+        return ctx.dy()
+    hits = op.cast(op.Equal(x, keep_axes(ctx, ctx.y(), axes)), ctx.dtype(x))
     share = op.Div(keep_axes(ctx, ctx.dy(), axes), op.reduce_sum(hits, axes))
     return op.Mul(hits, share)
+
+
+@vjp("ReduceProd")
+def reduce_prod(ctx: Context) -> Cotangents:
+    """The slope is the product of the others: y / x, and where x is 0 what y is without it."""
+    op, x, axes = ctx.op, ctx.x(), reduced_axes(ctx)
+    if not axes:
+        return ctx.dy()
+    zero = op.Equal(x, 0)
+    safe = op.Where(zero, 1, x)
+    others = op.Div(op.reduce_prod(safe, axes), safe)
+    zeros = op.cast(zero, ctx.dtype(x))
+    more = op.Sub(op.reduce_sum(zeros, axes), zeros)
+    slope = op.Where(op.Equal(more, 0), others, 0)
+    return op.Mul(slope, keep_axes(ctx, ctx.dy(), axes))

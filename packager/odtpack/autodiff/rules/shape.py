@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import Ops, dims_of
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable(
-    "Shape", "Size", "ConstantOfShape", "Constant", "Range", "EyeLike", "OneHot",
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+    "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+    "Multinomial",
 )  # fmt: skip
 
 
@@ -25,7 +32,7 @@ def transpose(ctx: Context) -> Cotangents:
 
 @vjp("Expand")
 def expand(ctx: Context) -> Cotangents:
-    return ctx.op.sum_to(ctx.dy(), ctx.dims(ctx.y()), ctx.x())
+    return ctx.op.sum_to(ctx.dy(), dims_of(ctx.y()), ctx.x())
 
 
 @vjp("Concat")
@@ -53,105 +60,105 @@ def split(ctx: Context) -> Cotangents:
     parts = []
     for index, output in enumerate(ctx.node.outputs):
         cotangent = ctx.maybe_dy(index)
-        if cotangent is None:
-            dtype = ctx.x().dtype
-            assert dtype is not None
-            cotangent = op.zeros(op.shape_of(output), dtype)
-        parts.append(cotangent)
+        parts.append(cotangent or op.zeros(op.shape_of(output), ctx.dtype(output)))
     return op.Concat(*parts, axis=axis)
 
 
-@vjp("Slice")
+@vjp("Slice", since=10)
 def slice_(ctx: Context) -> Cotangents:
-    """Zeros around the cotangent; with steps, zeros between its elements too."""
-    op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
-    starts, ends = ctx.constant(1), ctx.constant(2)
-    axes = ctx.constant(3) if ctx.maybe_x(3) is not None else None
-    steps = ctx.constant(4) if ctx.maybe_x(4) is not None else None
-    unknown = (ctx.maybe_x(3) is not None and axes is None) or (
-        ctx.maybe_x(4) is not None and steps is None
-    )
-    if starts is None or ends is None or unknown:
-        raise ctx.unsupported("its bounds are known only when the model runs")
-    dims = ctx.dims(x)
-    dx = ctx.dy()
-    listed = [int(a) % rank for a in axes] if axes is not None else list(range(len(starts)))
-    before, after = [0] * rank, [0] * rank
-    for position, axis in enumerate(listed):
-        step = int(steps[position]) if steps is not None else 1
-        size = dims[axis]
-        bounds = (int(starts[position]), int(ends[position]))
-        if not isinstance(size, int):
-            if step == 1 and bounds[0] == 0 and bounds[1] >= 2**31 - 1:
-                continue  # the whole axis
-            raise ctx.unsupported(f"axis {axis} has a size known only when the model runs")
-        start, stop, step = slice(*bounds, step).indices(size)
-        if bounds[1] < -size and step < 0:
-            stop = -1
-        count = len(range(start, stop, step))
-        if step < 0:
-            start, step = start + (count - 1) * step, -step
-            dx = op.slice(dx, [axis], [-1], [-(2**31)], [-1])
-        if step > 1:
-            dx = _dilate(ctx, dx, axis, step, count)
-        before[axis], after[axis] = start, size - start - ((count - 1) * step + 1)
+    """Zeros around the cotangent, and between its elements where the step is not 1."""
+    op, x, rank, starts = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.constant(1)
+    bounds = [ctx.constant(i) if ctx.maybe_x(i) is not None else () for i in (2, 3, 4)]
+    ends, axes, steps = (None if b is None else [int(i) for i in b] for b in bounds)
+    if axes is None or steps is None:
+        raise ctx.unsupported("its axes or steps are known only when the model runs")
+    count = len(axes) or (0 if starts is None else len(starts)) or _length(ctx, ctx.x(1))
+    axes = [axis % rank for axis in axes] or list(range(count))
+    steps = steps or [1] * count
+    sizes = [ctx.dims(x)[axis] for axis in axes]
+    known = [size for size in sizes if isinstance(size, int)]
+    if starts is None or ends is None or len(known) < len(sizes):
+        if any(step != 1 for step in steps):
+            raise ctx.unsupported("it has steps, and sizes known only when the model runs")
+        return op.Pad(ctx.dy(), _pads_at_run_time(ctx, axes))
+    dx, before, after = ctx.dy(), [0] * rank, [0] * rank
+    for axis, size, *bound in zip(axes, known, starts.tolist(), ends, steps, strict=True):
+        picked = range(size)[slice(*bound)]
+        if picked.step == 1 and picked:
+            before[axis], after[axis] = picked.start, size - picked.stop
+        else:
+            dx = _spread(op, dx, rank, axis, size, picked)
     return op.pad(dx, before, after)
 
 
-def _dilate(ctx: Context, value, axis: int, step: int, count: int):  # type: ignore[no-untyped-def]
-    """Put ``step - 1`` zeros between the elements along ``axis``."""
+def _length(ctx: Context, value: ir.Value) -> int:
+    (length,) = ctx.dims(value)
+    if not isinstance(length, int):
+        raise ctx.unsupported(f"the number of elements of {value.name!r} is unknown")
+    return length
+
+
+def _spread(op: Ops, dx: ir.Value, rank: int, axis: int, size: int, picked: range) -> ir.Value:
+    """Element k of ``dx`` goes to ``picked[k]``; the others read a zero put behind the last."""
+    behind = [int(i == axis) for i in range(rank)]
+    source = np.full(size, len(picked), np.int64)
+    source[list(picked)] = np.arange(len(picked))
+    return op.Gather(op.pad(dx, [0] * rank, behind), op.constant(source), axis=axis)
+
+
+def _pads_at_run_time(ctx: Context, axes: list[int]) -> ir.Value:
+    """Pads that undo a Slice of step 1 whose bounds or sizes are not known before."""
     op = ctx.op
-    rank = ctx.rank(ctx.x())
-    wide = op.unsqueeze(value, axis + 1)
-    after = [0] * (rank + 1)
-    after[axis + 1] = step - 1
-    wide = op.pad(wide, [0] * (rank + 1), after)
-    dims = [d if isinstance(d, int) else 0 for d in ctx.dims(ctx.y())]
-    dims[axis] = -1
-    for i, size in enumerate(ctx.dims(ctx.y())):
-        if not isinstance(size, int) and i != axis:
-            dims[i] = 0
-    flat = op.reshape(wide, *_merged(dims, axis))
-    return op.slice(flat, [axis], [0], [(count - 1) * step + 1])
+    shape, short = op.Shape(ctx.x()), op.Shape(ctx.dy())
+    starts = op.cast(ctx.x(1), ir.DataType.INT64)
+    before = [op.ints(0)] * ctx.rank(ctx.x())
+    for i, axis in enumerate(axes):
+        size, start = op.slice(shape, [0], [axis], [axis + 1]), op.slice(starts, [0], [i], [i + 1])
+        start = op.Where(op.Less(start, 0), op.Add(start, size), start)
+        before[axis] = op.Max(op.Min(start, size), 0)
+    front = op.Concat(*before, axis=0)
+    return op.Concat(front, op.Sub(op.Sub(shape, short), front), axis=0)
 
 
-def _merged(dims: list[int], axis: int) -> list[int]:
-    return dims
-
-
-@vjp("Pad")
+@vjp("Pad", since=11)
 def pad(ctx: Context) -> Cotangents:
-    """Constant mode: cut the border off again."""
-    op, rank = ctx.op, ctx.rank(ctx.x())
-    mode = ctx.string("mode", "constant")
+    """Cut the border off again; in the other modes add it to what it was copied from."""
+    op, mode = ctx.op, ctx.string("mode", "constant")
     if mode != "constant":
-        raise ctx.unsupported(f"mode {mode!r}")
-    pads = ctx.constant(1)
-    if pads is None:
-        raise ctx.unsupported("its pads are known only when the model runs")
-    axes = ctx.constant(3) if ctx.maybe_x(3) is not None else None
-    listed = [int(a) % rank for a in axes] if axes is not None else list(range(rank))
-    half = len(listed)
-    cuts = {axis: (int(pads[i]), int(pads[half + i])) for i, axis in enumerate(listed)}
-    dx = ctx.dy()
-    if any(b < 0 or a < 0 for b, a in cuts.values()):
-        dx = op.pad(
-            dx,
-            [max(0, -cuts.get(axis, (0, 0))[0]) for axis in range(rank)],
-            [max(0, -cuts.get(axis, (0, 0))[1]) for axis in range(rank)],
-        )
-    cut = [axis for axis, (b, a) in cuts.items() if b > 0 or a > 0]
-    if cut:
-        far = 2**31 - 1
-        starts = [max(0, cuts[axis][0]) for axis in cut]
-        ends = [-cuts[axis][1] if cuts[axis][1] > 0 else far for axis in cut]
-        dx = op.slice(dx, cut, starts, ends)
-    value = None
+        return _copied_border(ctx, mode)
+    pads, known = ctx.x(1), ctx.constant(1)
+    cut = op.Neg(pads) if known is None else op.constant(-known)
+    dx = op.Pad(ctx.dy(), cut, *([None, ctx.x(3)] if ctx.maybe_x(3) is not None else []))
+    dvalue = None
     if ctx.needs(2):
-        total = op.reduce_sum(op.reshape(ctx.dy(), -1), [0])
-        inner = op.reduce_sum(op.reshape(dx, -1), [0])
-        value = op.reshape_like(op.Sub(total, inner), ctx.x(2))
-    return [dx, None, value]
+        border = op.Sub(_sum(op, ctx.dy()), _sum(op, dx))
+        dvalue = op.reshape_like(border, ctx.x(2))
+    return [dx, None, dvalue]
+
+
+def _sum(op: Ops, value: ir.Value) -> ir.Value:
+    return op.reduce_sum(op.reshape(value, -1), [0])
+
+
+def _copied_border(ctx: Context, mode: str) -> Cotangents:
+    """Along each axis the product with the 0/1 matrix that says which input was copied."""
+    op, rank, dims, pads = ctx.op, ctx.rank(ctx.x()), ctx.dims(ctx.x()), ctx.constant(1)
+    axes = ctx.constant(3) if ctx.maybe_x(3) is not None else np.arange(rank)
+    if pads is None or axes is None:
+        raise ctx.unsupported("its pads are known only when the model runs")
+    dx, dtype = ctx.dy(), ctx.dtype(ctx.x())
+    for axis, before, after in zip(axes % rank, *pads.reshape(2, -1), strict=True):
+        size = dims[axis]
+        if not before and not after:
+            continue
+        if not isinstance(size, int) or min(before, after) < 0:
+            raise ctx.unsupported(f"mode {mode!r} with negative pads or sizes that vary")
+        source = np.pad(np.arange(size), (before, after), cast("Any", mode))
+        picks = op.constant((source[:, None] == np.arange(size)).astype(dtype.numpy()))
+        last = [i for i in range(rank) if i != axis] + [int(axis)]
+        moved = op.MatMul(op.transpose(dx, *last), picks)
+        dx = op.transpose(moved, *(last.index(i) for i in range(rank)))
+    return dx
 
 
 @vjp("Tile")
@@ -161,7 +168,8 @@ def tile(ctx: Context) -> Cotangents:
     repeats = ctx.constant(1)
     if repeats is None or sum(not isinstance(dim, int) for dim in dims) > 1:
         raise ctx.unsupported("its repeats or sizes are known only when the model runs")
-    folded, axes = [], []
+    folded: list[int] = []
+    axes: list[int] = []
     for dim, repeat in zip(dims, repeats, strict=True):
         if repeat != 1:
             axes.append(len(folded))
@@ -180,10 +188,8 @@ def depth_to_space(ctx: Context) -> Cotangents:
     if ctx.string("mode", "DCR") == "DCR":
         return dx
     _, channels, height, width = ctx.dims(ctx.x())
-    if not isinstance(channels, int):
-        raise ctx.unsupported("its channels are known only when the model runs")
-    if not isinstance(height, int) or not isinstance(width, int):
-        raise ctx.unsupported("its height and width are known only when the model runs")
+    if not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
+        raise ctx.unsupported("its channels, height and width must be known in mode CRD")
     blocks = op.reshape(dx, -1, size * size, channels // size**2, height, width)
     return op.reshape(op.transpose(blocks, 0, 2, 1, 3, 4), -1, channels, height, width)
 

@@ -1,0 +1,139 @@
+"""``generate_artifacts``: the reference's call, with plain ONNX operators inside.
+
+Same names, file names and graph conventions as ``onnxruntime.training.artifacts``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from odtpack import losses, optimizers
+from odtpack.emit import write_package
+from odtpack.errors import OdtpackError
+from odtpack.loading import ModelLike, load_model
+from odtpack.ort_format import convert_models
+from odtpack.training import Recipe, build_graphs
+
+__all__ = ["LossType", "OptimType", "generate_artifacts"]
+
+
+class LossType(enum.IntEnum):
+    """Losses that can be attached to a forward model."""
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+
+
+class OptimType(enum.IntEnum):
+    """Optimizers that can be emitted."""
+
+    AdamW = 1
+    SGD = 2
+
+
+_LOSSES = {
+    LossType.MSELoss: "mse",
+    LossType.CrossEntropyLoss: "cross_entropy",
+    LossType.BCEWithLogitsLoss: "bce_with_logits",
+    LossType.L1Loss: "l1",
+}
+_OPTIMIZERS = {OptimType.AdamW: optimizers.AdamW, OptimType.SGD: optimizers.SGD}
+
+
+def generate_artifacts(
+    model: ModelLike,
+    requires_grad: Sequence[str] | None = None,
+    frozen_params: Sequence[str] | None = None,
+    loss: LossType | None = None,
+    optimizer: OptimType | None = None,
+    artifact_directory: str | os.PathLike[str] | None = None,
+    *,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | os.PathLike[str] | None = None,
+    additional_output_names: Sequence[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None,
+) -> None:
+    """Generate the files that training on a device needs.
+
+    Writes ``{prefix}training_model.onnx``, ``{prefix}eval_model.onnx``, with an optimizer
+    ``{prefix}optimizer_model.onnx``, and ``{prefix}checkpoint``, and beside the reference's
+    files, if there is an optimizer, ``{prefix}manifest.json``, which describes them.
+
+    Args:
+        model: Forward model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        requires_grad: Names of the initializers to train; none by default.
+        frozen_params: Names of initializers that become inputs and checkpoint entries but
+            are not trained. All others stay inside the models.
+        loss: Loss to attach; without one the model's first output must be a scalar loss.
+        optimizer: Optimizer to emit; none by default.
+        artifact_directory: Where to write; created if needed. The current folder by default.
+        prefix: Start of every file name.
+        ort_format: Also write each model in ORT format, and the operators that it needs
+            for a reduced build.
+        custom_op_library: Shared library with the model's custom operators, which the ORT
+            format conversion loads. They may only stand where no gradient flows.
+        additional_output_names: Values that the training and evaluation models return
+            after the loss.
+        nominal_checkpoint: Also write ``{prefix}nominal_checkpoint``, without values.
+        loss_input_names: Values that the loss reads: the prediction, and optionally the
+            target. The first output by default.
+
+    Raises:
+        OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
+            written then.
+    """
+    chosen = None if loss is None else losses.LOSSES[_LOSSES[_enum(loss, LossType, "loss")]]
+    method = None if optimizer is None else _OPTIMIZERS[_enum(optimizer, OptimType, "optimizer")]()
+    train, frozen = _names(requires_grad, "requires_grad"), _names(frozen_params, "frozen_params")
+    if method is not None and not train:
+        raise OdtpackError(
+            "nothing-to-train",
+            "an optimizer is asked for, but requires_grad names no parameter",
+            hint="pass requires_grad=[...], or leave the optimizer out",
+        )
+    if prefix and Path(prefix).name != prefix:
+        raise OdtpackError("bad-prefix", f"prefix {prefix!r} must be the start of a file name")
+    library = None if custom_op_library is None else Path(custom_op_library)
+    if library is not None and not library.is_file():
+        raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is no file")
+    graphs = build_graphs(
+        load_model(model),
+        Recipe(
+            train,
+            frozen,
+            chosen,
+            _names(loss_input_names, "loss_input_names"),
+            _names(additional_output_names, "additional_output_names"),
+        ),
+    )
+    opset = graphs.training.graph.opset_imports[""]
+    pair = None if method is None else (method, optimizers.optimizer_model(method, opset))
+    folder = Path.cwd() if artifact_directory is None else Path(artifact_directory)
+    write_package(graphs, chosen, pair, folder, prefix, nominal=nominal_checkpoint)
+    if ort_format:
+        kinds = ["training", "eval"] + (["optimizer"] if pair else [])
+        convert_models([folder / f"{prefix}{kind}_model.onnx" for kind in kinds], library)
+
+
+def _enum(value: object, kind: type[enum.IntEnum], name: str) -> enum.IntEnum:
+    if not isinstance(value, kind):
+        members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        raise OdtpackError(f"bad-{name}", f"{name} is {value!r}; it must be one of {members}")
+    return value
+
+
+def _names(names: Sequence[str] | None, argument: str) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise OdtpackError(
+            f"bad-{argument.replace('_', '-')}", f"{argument} must be a list of names"
+        )
+    return tuple(names)

@@ -1,0 +1,219 @@
+"""Writes a package: models, checkpoint and the manifest that names them.
+
+Everything is first written beside its destination under a temporary name; the manifest
+comes last, so that a folder with a manifest is a whole package. Without an optimizer
+model there is no package, and no manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+import odtpack
+from odtpack import targets
+from odtpack.autodiff.ops import dims_of, subgraphs
+from odtpack.errors import OdtpackError
+from odtpack.losses import Loss
+from odtpack.optimizers import Optimizer
+from odtpack.passes.accumulate import OUTPUT_SUFFIX
+from odtpack.training import STATE_SUFFIX, Graphs, Parameter
+from odtpack_runtime.atomic import atomic_write
+from odtpack_runtime.checkpoint_format import CheckpointData
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.manifest import Manifest
+
+_PROTOBUF_LIMIT = 2**31
+
+
+def write_package(
+    graphs: Graphs,
+    loss: Loss | None,
+    optimizer: tuple[Optimizer, ir.Model] | None,
+    folder: Path,
+    prefix: str = "",
+    *,
+    nominal: bool = False,
+) -> Manifest | None:
+    """Write a package into ``folder``, replacing files of the same names.
+
+    Args:
+        graphs: Training and evaluation models and their parameters.
+        loss: Loss that they end in.
+        optimizer: Formula and model, or None to write none.
+        folder: Destination; created if needed.
+        prefix: Start of every file name.
+        nominal: Also write a nominal checkpoint: names and types without values.
+
+    Returns:
+        The manifest as written; None without an optimizer.
+
+    Raises:
+        OdtpackError: A file cannot be written, or a model exceeds protobuf's 2 GB.
+    """
+    models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
+    if optimizer is not None:
+        models["optimizer_model"] = optimizer[1]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
+            staged = _stage(models, graphs.parameters, Path(scratch), prefix, nominal)
+            manifest = _manifest(graphs, models, loss, optimizer[0], staged) if optimizer else None
+            for path in staged.values():
+                path.replace(folder / path.name)
+    except OSError as error:
+        raise OdtpackError(
+            "package-not-written",
+            f"the package cannot be written to {str(folder)!r}: {error.strerror or error}",
+            hint="choose a folder that is writable and has space left (--out DIR)",
+        ) from error
+    if manifest is not None:
+        with atomic_write(folder / f"{prefix}manifest.json") as stream:
+            stream.write(manifest.to_json().encode())
+    return manifest
+
+
+def _stage(
+    models: dict[str, ir.Model],
+    parameters: Iterable[Parameter],
+    scratch: Path,
+    prefix: str,
+    nominal: bool,
+) -> dict[str, Path]:
+    """Write every file but the manifest into ``scratch``."""
+    staged = {}
+    for key, model in models.items():
+        proto = ir.to_proto(model)
+        if proto.ByteSize() >= _PROTOBUF_LIMIT:
+            raise OdtpackError(
+                "model-too-large",
+                f"the {key.replace('_', ' ')} would exceed 2 GB, the limit of a protobuf file",
+                hint="list the large initializers under --train or --freeze, so that they go "
+                "to the checkpoint",
+            )
+        staged[key] = scratch / f"{prefix}{key}.onnx"
+        with atomic_write(staged[key]) as stream:
+            stream.write(proto.SerializeToString(deterministic=True))
+    arrays = {p.name: p for p in parameters}
+    data = CheckpointData(
+        {n: _array(p) for n, p in arrays.items() if p.role == "trainable"},
+        {n: _array(p) for n, p in arrays.items() if p.role != "trainable"},
+    )
+    staged["checkpoint"] = scratch / f"{prefix}checkpoint"
+    write_checkpoint(staged["checkpoint"], data)
+    if nominal:
+        staged["nominal_checkpoint"] = scratch / f"{prefix}nominal_checkpoint"
+        empty = CheckpointData(
+            {n: np.empty(0, a.dtype) for n, a in data.trainable.items()},
+            {n: np.empty(0, a.dtype) for n, a in data.frozen.items()},
+            nominal=True,
+        )
+        write_checkpoint(staged["nominal_checkpoint"], empty)
+    return staged
+
+
+def _array(parameter: Parameter) -> np.ndarray:
+    return np.ascontiguousarray(parameter.tensor.numpy())
+
+
+def _manifest(
+    graphs: Graphs,
+    models: dict[str, ir.Model],
+    loss: Loss | None,
+    optimizer: Optimizer,
+    staged: dict[str, Path],
+) -> Manifest:
+    graph = graphs.training.graph
+    lowest = max((targets.lowest_target(m.graph.opset_imports[""]) for m in models.values()),
+                 key=lambda target: target.version)  # fmt: skip
+    content = {
+        "schema_version": 1,
+        "tool": {
+            "odtpack": odtpack.__version__,
+            "onnx": onnx.__version__,
+            "onnx_ir": ir.__version__,
+        },
+        "files": {key: _file(path) for key, path in staged.items()},
+        "minimum_onnxruntime": lowest.name,
+        "ir_version": graphs.training.ir_version,
+        "opsets": dict(sorted(graph.opset_imports.items())),
+        "inputs": _inputs(graphs, loss),
+        "outputs": _outputs(graph),
+        "loss": loss.name if loss else "none",
+        "optimizer": {"kind": optimizer.kind, **optimizer.settings()},
+        "parameters": [
+            {
+                "name": p.name,
+                "shape": list(p.tensor.shape.numpy()),
+                "dtype": p.tensor.dtype.numpy().name,
+                "role": p.role,
+            }
+            for p in graphs.parameters
+        ],
+        "operators": {key: operators(model.graph) for key, model in models.items()},
+    }
+    return Manifest.from_json(json.dumps(content).encode(), "manifest.json")
+
+
+def _file(path: Path) -> dict[str, object]:
+    content = path.read_bytes()
+    return {
+        "path": path.name,
+        "size_bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def _value(value: ir.Value, role: str) -> dict[str, object]:
+    dims = dims_of(value)
+    return {
+        "name": value.name,
+        "dtype": value.dtype.numpy().name if value.dtype else "float32",
+        "shape": list(dims or ()),
+        "role": role,
+    }
+
+
+def _inputs(graphs: Graphs, loss: Loss | None) -> list[dict[str, object]]:
+    """The inputs that the caller feeds: neither parameters nor gradient buffers."""
+    parameters = {p.name for p in graphs.parameters}
+    inputs = []
+    for value in graphs.evaluation.graph.inputs:
+        if value.name in parameters:
+            continue
+        role = "data"
+        if loss is not None and value.name == loss.target_name:
+            role = "labels" if loss.labels else "target"
+        entry = _value(value, role)
+        classes = graphs.training.metadata_props.get("odtpack.class_count")
+        if role == "labels" and classes is not None:
+            entry["class_count"] = int(classes)
+        inputs.append(entry)
+    return inputs
+
+
+def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
+    shown = [
+        value
+        for value in graph.outputs
+        if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX))
+    ]
+    return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
+
+
+def operators(graph: ir.Graph) -> dict[str, list[str]]:
+    """Operator types in a graph and its subgraphs, by domain, sorted."""
+    found: dict[str, set[str]] = {}
+    for node in graph:
+        found.setdefault(node.domain or "ai.onnx", set()).add(node.op_type)
+        for subgraph in subgraphs(node):
+            for domain, names in operators(subgraph).items():
+                found.setdefault(domain, set()).update(names)
+    return {domain: sorted(names) for domain, names in sorted(found.items())}

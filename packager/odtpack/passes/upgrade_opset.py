@@ -1,0 +1,37 @@
+"""Reads a model of opset 13 to 16 as one of opset 17.
+
+From 13 to 17 the standard grew types, attributes with the old meaning as default, and new
+operators; what an existing model means did not change, but for two operators. In return
+gradients may use LayerNormalization and scatters that add. Every runtime since ONNX
+Runtime 1.12 (2022) loads opset 17.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from odtpack.autodiff.ops import subgraphs
+
+_FROM, _TO = 13, 17
+
+
+def upgrade(graph: ir.Graph) -> bool:
+    """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays; return whether."""
+    if not _FROM <= graph.opset_imports[""] < _TO or _changed_meaning(graph):
+        return False
+    graph.opset_imports[""] = _TO
+    return True
+
+
+def _changed_meaning(graph: ir.Graph) -> bool:
+    for node in graph:
+        if node.domain in ("", "ai.onnx"):
+            # RoiAlign's default coordinates moved by half a pixel (16); the training mode
+            # of BatchNormalization turned from a count of outputs into an attribute (14).
+            if node.op_type == "RoiAlign":
+                return True
+            if node.op_type == "BatchNormalization" and len(node.outputs) > 3:
+                return True
+        if any(_changed_meaning(subgraph) for subgraph in subgraphs(node)):
+            return True
+    return False

@@ -1,0 +1,188 @@
+"""Write a plain inference model that carries the current parameters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from odtpack_runtime.atomic import atomic_write
+from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
+from odtpack_runtime.layout import Array
+
+if TYPE_CHECKING:
+    import onnx
+
+MAX_MODEL_SIZE = 2**31 - 2**20
+"""Bytes: the 2 GiB of one protobuf message, less room for names and sizes."""
+
+_Message = TypeVar("_Message", bound=Any)  # of protobuf
+
+_FIRST_IR_WITH_FREE_INITIALIZERS = 4  # before, every initializer had to be an input too
+
+
+def export_inference_model(
+    eval_model: Path,
+    parameters: Mapping[str, Array],
+    destination: str | os.PathLike[str],
+    output_names: Sequence[str],
+) -> None:
+    """Cut the part of an evaluation model that computes some values, and embed its parameters.
+
+    Args:
+        eval_model: The evaluation model, ``.onnx``.
+        parameters: Values of the inputs that become initializers.
+        destination: Where the model goes, whole or not at all.
+        output_names: Values that the evaluation model computes, in the order of
+            the new model's outputs.
+
+    Raises:
+        OdtpackError: ``onnx-missing``; ``model-not-loadable`` if ``eval_model``
+            is not ONNX; ``no-outputs``; ``model-too-large``; ``file-not-written``.
+        UnknownNameError: The model computes no value of that name.
+    """
+    if isinstance(output_names, str) or not all(isinstance(name, str) for name in output_names):
+        raise WrongTypeError("no-outputs", "The names of the outputs must be a list of names.")
+    if not output_names or len(set(output_names)) != len(output_names):
+        raise OdtpackError(
+            "no-outputs",
+            "An exported model needs at least one output, and each only once.",
+            hint='module.export_model_for_inferencing("inference.onnx", ["output"])',
+        )
+    model = _load(eval_model)
+    _keep_only(model, output_names, str(eval_model))
+    used = [parameters[value.name] for value in model.graph.input if value.name in parameters]
+    size = model.ByteSize() + sum(array.nbytes for array in used)
+    if size > MAX_MODEL_SIZE:
+        raise OdtpackError(
+            "model-too-large",
+            f"The model with its parameters has {size} bytes, and one ONNX file holds "
+            f"{MAX_MODEL_SIZE}.",
+        )
+    _embed(model, parameters)
+    data = model.SerializeToString(deterministic=True)
+    with atomic_write(destination) as stream:
+        stream.write(data)
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    try:
+        import onnx
+    except ImportError as error:
+        raise OdtpackError(
+            "onnx-missing",
+            "Exporting a model needs the package 'onnx', which is not installed.",
+            hint="pip install onnx",
+        ) from error
+    try:
+        model = onnx.load_model(str(path))
+    except Exception as error:  # protobuf's exceptions have no common base with onnx's
+        raise OdtpackError(
+            "model-not-loadable",
+            f"{path} is not a readable ONNX model: {error}",
+            where=str(path),
+            hint="export needs eval_model.onnx; an .ort file cannot be taken apart",
+        ) from error
+    if not model.HasField("graph"):
+        raise OdtpackError(
+            "model-not-loadable",
+            f"{path} is not a readable ONNX model: it has no graph.",
+            where=str(path),
+            hint="export needs eval_model.onnx; an .ort file cannot be taken apart",
+        )
+    return model
+
+
+def _keep_only(model: onnx.ModelProto, output_names: Sequence[str], where: str) -> None:
+    """Leave in a model only what the named values need, and make them its outputs."""
+    graph = model.graph
+    producers = {
+        name: index for index, node in enumerate(graph.node) for name in node.output if name
+    }
+    for name in output_names:
+        if name not in producers:
+            raise UnknownNameError(
+                "unknown-output",
+                f"The evaluation model computes no value '{name}'.",
+                where=where,
+                hint=f"its outputs are {', '.join(output.name for output in graph.output)}",
+            )
+    needed: set[str] = set()
+    kept: set[int] = set()
+    wanted = list(output_names)
+    while wanted:
+        name = wanted.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        index = producers.get(name)
+        if index is not None and index not in kept:
+            kept.add(index)
+            wanted += _names_read(graph.node[index])
+    outputs = _describe(model, output_names)
+    for field, values in (
+        (graph.node, [graph.node[index] for index in sorted(kept)]),
+        (graph.input, [value for value in graph.input if value.name in needed]),
+        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed]),
+        (
+            graph.sparse_initializer,
+            [tensor for tensor in graph.sparse_initializer if tensor.values.name in needed],
+        ),
+        (
+            graph.value_info,
+            [value for value in graph.value_info if value.name in needed - set(output_names)],
+        ),
+        (graph.output, outputs),
+    ):
+        copies = [_copy(value) for value in values]
+        del field[:]
+        field.extend(copies)
+
+
+def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names a node reads; of its subgraphs all names, be they their own or captured."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (output.name for output in graph.output)
+            for inner in graph.node:
+                yield from _names_read(inner)
+
+
+def _describe(model: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
+    """Return type and shape of values, as the model states them or as inference finds out."""
+    import onnx
+
+    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    if not all(name in known for name in names):
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+        known = {value.name: value for value in inferred.value_info} | known
+    # Where inference does not know an operator, ONNX Runtime does: it accepts a bare name.
+    return [known.get(name, onnx.ValueInfoProto(name=name)) for name in names]
+
+
+def _embed(model: onnx.ModelProto, parameters: Mapping[str, Array]) -> None:
+    """Turn the inputs that are parameters into initializers, and drop training metadata."""
+    from onnx import numpy_helper
+
+    graph = model.graph
+    inputs = [_copy(value) for value in graph.input if value.name not in parameters]
+    graph.initializer.extend(
+        numpy_helper.from_array(parameters[value.name], value.name)
+        for value in graph.input
+        if value.name in parameters
+    )
+    del graph.input[:]
+    graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
+    entries = [_copy(e) for e in model.metadata_props if not e.key.startswith("odtpack.")]
+    del model.metadata_props[:]
+    model.metadata_props.extend(entries)
+
+
+def _copy(message: _Message) -> _Message:
+    # Emptying a repeated field invalidates what is taken from it.
+    copied: _Message = type(message)()
+    copied.CopyFrom(message)
+    return copied

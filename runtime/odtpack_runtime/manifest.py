@@ -1,0 +1,206 @@
+"""The manifest of a package: ``manifest.json``, which names and describes its files.
+
+This module imports pydantic; the training core does not import this module.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.signature import TensorSpec
+
+SCHEMA_VERSION = 1
+
+Name = Annotated[str, StringConstraints(min_length=1)]
+DType = Literal[
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64",
+    "uint8", "uint16", "uint32", "uint64", "bool", "string",
+]  # fmt: skip
+Shape = tuple[NonNegativeInt | Name | None, ...]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PackageFile(_Model):
+    """One file of a package: path relative to the manifest with ``/``, size, SHA-256 in hex."""
+
+    path: Name
+    size_bytes: NonNegativeInt
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class PackageFiles(_Model):
+    """The files of a package. A nominal checkpoint is there if it was asked for."""
+
+    training_model: PackageFile
+    eval_model: PackageFile
+    optimizer_model: PackageFile
+    checkpoint: PackageFile
+    nominal_checkpoint: PackageFile | None = None
+
+
+class InputInfo(_Model):
+    """A user input of the training model. Sizes that may vary have a name, or null."""
+
+    name: Name
+    dtype: DType
+    shape: Shape
+    role: Literal["data", "labels", "target"]
+    class_count: PositiveInt | None = None
+
+    def spec(self) -> TensorSpec:
+        """Return the input as the runtime describes tensors."""
+        dtype = np.dtype(object if self.dtype == "string" else self.dtype)
+        return TensorSpec(self.name, dtype, self.shape)
+
+
+class OutputInfo(_Model):
+    """An output of the training model for the user; gradients and state updates are not."""
+
+    name: Name
+    dtype: DType
+    shape: Shape
+    role: Literal["loss", "additional"]
+
+
+class AdamWInfo(_Model):
+    """Hyperparameters of AdamW."""
+
+    kind: Literal["adamw"]
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+
+
+class SGDInfo(_Model):
+    """SGD has no hyperparameters but the learning rate."""
+
+    kind: Literal["sgd"]
+
+
+class ParameterInfo(_Model):
+    """A parameter: trainable, frozen, or state that the step updates without a gradient."""
+
+    name: Name
+    shape: tuple[NonNegativeInt, ...]
+    dtype: DType
+    role: Literal["trainable", "frozen", "state"]
+
+
+class Operators(_Model):
+    """Operators of each model, by domain: what a reduced build of ONNX Runtime must contain."""
+
+    training_model: dict[str, tuple[Name, ...]]
+    eval_model: dict[str, tuple[Name, ...]]
+    optimizer_model: dict[str, tuple[Name, ...]]
+
+
+class Manifest(_Model):
+    """Everything a runtime, a simulator or a person needs to know without opening a model.
+
+    Attributes:
+        schema_version: Version of this schema, 1.
+        tool: Versions of the packages that built the package, by name.
+        files: The package's files.
+        minimum_onnxruntime: Lowest version of ONNX Runtime that loads the models.
+        ir_version: ONNX IR version of the models.
+        opsets: Opset version of the models by domain; ``""`` is ai.onnx.
+        inputs: User inputs of the training model, in order.
+        outputs: User outputs of the training model, in order; the loss is the first.
+        loss: The loss by name.
+        optimizer: Optimizer and hyperparameters.
+        parameters: All parameters, in the order of the training model's inputs.
+        operators: Operators of each model.
+    """
+
+    schema_version: Literal[1]
+    tool: dict[str, str]
+    files: PackageFiles
+    minimum_onnxruntime: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+(\.\d+)?$")]
+    ir_version: PositiveInt
+    opsets: dict[str, PositiveInt]
+    inputs: tuple[InputInfo, ...]
+    outputs: tuple[OutputInfo, ...]
+    loss: Literal["cross_entropy", "mse", "bce_with_logits", "l1", "none", "custom"]
+    optimizer: Annotated[AdamWInfo | SGDInfo, Field(discriminator="kind")]
+    parameters: tuple[ParameterInfo, ...]
+    operators: Operators
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Manifest:
+        for what, items in (
+            ("inputs", self.inputs),
+            ("outputs", self.outputs),
+            ("parameters", self.parameters),
+        ):
+            names = [item.name for item in items]
+            if len(set(names)) != len(names):
+                raise ValueError(f"two {what} have the same name")
+        if not self.outputs or self.outputs[0].role != "loss":
+            raise ValueError("the first output must be the loss")
+        return self
+
+    @property
+    def class_count(self) -> int | None:
+        """Number of classes that the labels may name, if the model fixes it."""
+        counts = [item.class_count for item in self.inputs if item.role == "labels"]
+        return counts[0] if counts else None
+
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """Return the user inputs as the runtime describes tensors."""
+        return tuple(item.spec() for item in self.inputs)
+
+    def to_json(self) -> str:
+        """Return the text of ``manifest.json``; equal manifests give equal text."""
+        return self.model_dump_json(indent=2, exclude_none=True) + "\n"
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Manifest:
+        """Parse and check the text of a ``manifest.json``.
+
+        Raises:
+            OdtpackError: ``manifest-version`` for a schema version other than 1,
+                ``manifest-invalid`` for anything else, naming the key.
+        """
+        try:
+            version = json.loads(data)["schema_version"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            version = SCHEMA_VERSION  # no version to speak of: validation says what is wrong
+        if version != SCHEMA_VERSION:
+            raise OdtpackError(
+                "manifest-version",
+                f"The manifest has schema version {version!r}, and this odtpack reads "
+                f"{SCHEMA_VERSION}.",
+                where=where,
+                hint="update odtpack, or build the package again",
+            )
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            key = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in problem["loc"]))
+            message = str(problem["msg"]).removeprefix("Value error, ")
+            raise OdtpackError(
+                "manifest-invalid",
+                f"The manifest is not valid: {key + ': ' if key else ''}{message}.",
+                where=where,
+                hint="build the package again with odtpack",
+            ) from error

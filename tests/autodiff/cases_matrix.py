@@ -1,0 +1,159 @@
+"""Matrix products, reductions and normalizations."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from tests.autodiff.oracle import Case, cases, ints, normal, spread
+
+EVERY = (12, 18, 24)
+X = spread(2, 3, 4)
+POSITIVE = spread(2, 3, 4, low=0.3)
+
+
+def matmul(a: tuple[int, ...], b: tuple[int, ...], opsets: tuple[int, ...] = (17,), **options):  # type: ignore[no-untyped-def]
+    label = "x".join("".join(map(str, shape)) for shape in (a, b))
+    inputs = {"a": normal(*a, seed=1), "b": normal(*b, seed=2)}
+    return cases("MatMul", inputs, torch.matmul, opsets, label=label, double=True, **options)
+
+
+def gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None, **options):  # type: ignore[no-untyped-def]
+    alpha, beta = options.get("alpha", 1.0), options.get("beta", 1.0)
+    inputs = {
+        "a": normal(*((4, 2) if trans_a else (2, 4)), seed=1),
+        "b": normal(*((3, 4) if trans_b else (4, 3)), seed=2),
+        "c": None if c is None else normal(*c, seed=3),
+    }
+
+    def function(a: torch.Tensor, b: torch.Tensor, *c: torch.Tensor) -> torch.Tensor:
+        product = alpha * (a.T if trans_a else a) @ (b.T if trans_b else b)
+        return product + beta * c[0] if c else product
+
+    label = f"{trans_a}{trans_b}-c" + ("absent" if c is None else "x".join(map(str, c)))
+    return cases(
+        "Gemm", inputs, function, (12, 17), transA=trans_a, transB=trans_b, label=label, **options
+    )
+
+
+# operator, PyTorch function of (x, axes, keepdim), points, opset from which axes are an input
+REDUCTIONS = [
+    ("ReduceSum", torch.sum, X, 13),
+    ("ReduceMean", torch.mean, X, 18),
+    ("ReduceSumSquare", lambda x, a, k: (x * x).sum(a, k), X, 18),
+    ("ReduceL1", lambda x, a, k: x.abs().sum(a, k), X, 18),
+    ("ReduceL2", lambda x, a, k: (x * x).sum(a, k).sqrt(), X, 18),
+    ("ReduceLogSum", lambda x, a, k: x.sum(a, k).log(), POSITIVE, 18),
+    ("ReduceLogSumExp", torch.logsumexp, X, 18),
+    ("ReduceMax", torch.amax, X, 18),
+    ("ReduceMin", torch.amin, X, 18),
+    ("ReduceProd", lambda x, a, k: torch.exp(x.log().sum(a, k)), POSITIVE, 18),
+]
+
+
+def reduction(op, function, x, since):  # type: ignore[no-untyped-def]
+    """Axes absent, one and several of them, negative, kept or not, as attribute and input."""
+    everything, attribute, tensor = (0, 1, 2), sorted({12, since - 1}), (since, 24)
+    return [
+        *cases(op, {"x": x}, lambda x: function(x, everything, True), EVERY, label="all"),
+        *cases(op, {"x": x}, lambda x: function(x, everything, False), keepdims=0,
+               label="to-scalar", double=op not in ("ReduceMin",)),
+        *cases(op, {"x": x}, lambda x: function(x, (1,), True), attribute, axes=[1],
+               batch=["x"], label="attribute"),
+        *cases(op, {"x": x}, lambda x: function(x, (0, 2), False), attribute, axes=[0, -1],
+               keepdims=0, label="two-attribute"),
+        *cases(op, {"x": x, "axes": ints(1)}, lambda x, _: function(x, (1,), True), tensor,
+               batch=["x"]),
+        *cases(op, {"x": x, "axes": ints(0, -1)}, lambda x, _: function(x, (0, 2), False), tensor,
+               keepdims=0, batch=["x"], label="two"),
+        *cases(op, {"x": x, "axes": ints()}, lambda x, _: function(x, everything, True), tensor,
+               label="empty"),
+    ]  # fmt: skip
+
+
+def layer_norm(axis: int, *shape: int):  # type: ignore[no-untyped-def]
+    def function(x: torch.Tensor, scale: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, shape, scale, *bias, eps=1e-3)
+
+    inputs = {"x": X, "scale": normal(*shape, seed=2), "bias": normal(*shape, seed=3)}
+    options = {"axis": axis, "epsilon": 1e-3, "batch": ["x"], "label": f"axis{axis}"}
+    return [
+        *cases("LayerNormalization", inputs, function, (17, 23), **options),
+        *cases("LayerNormalization", {"x": X, "scale": inputs["scale"]}, function,
+               **{**options, "label": f"axis{axis}-no-bias"}),
+    ]  # fmt: skip
+
+
+def batch_norm(*shape: int, **options):  # type: ignore[no-untyped-def]
+    channels = shape[1]
+    inputs = {
+        "x": normal(*shape, seed=1) + 0.5,
+        "scale": normal(channels, seed=2),
+        "bias": normal(channels, seed=3),
+        "mean": normal(channels, seed=4),
+        "var": spread(channels, low=0.5, high=2),
+    }
+
+    def function(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        scale, bias, mean, var = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in rest)
+        return (x - mean) / torch.sqrt(var + 1e-3) * scale + bias
+
+    options |= {"epsilon": 1e-3, "label": f"{len(shape)}d"}
+    return [
+        *cases("BatchNormalization", inputs, function, (14, 15, 23), **options),
+        # The reference implementation of the older version normalizes by the batch.
+        *cases("BatchNormalization", inputs, function, (12,), differences="torch", **options),
+    ]
+
+
+CASES: list[Case] = [
+    # Matrix products of every pair of ranks
+    *matmul((4,), (4,), EVERY),
+    *matmul((4,), (4, 3), EVERY),
+    *matmul((4,), (2, 4, 3)),
+    *matmul((3, 4), (4,), EVERY),
+    *matmul((2, 3, 4), (4,), batch=["a"]),
+    *matmul((3, 4), (4, 5), EVERY, batch=["a"]),
+    *matmul((2, 3, 4), (4, 5), EVERY, batch=["a"]),
+    *matmul((2, 2, 3, 4), (4, 5), batch=["a"]),
+    *matmul((3, 4), (2, 4, 5)),
+    *matmul((2, 3, 4), (2, 4, 5), EVERY, batch=["a", "b"]),
+    *matmul((2, 3, 4), (1, 4, 5)),
+    *matmul((2, 1, 3, 4), (3, 4, 5), batch=["a"]),
+    *matmul((1, 3, 4), (2, 2, 4, 5)),
+    *matmul((3, 4), (4, 5), wrt=["a"]),
+    *matmul((2, 3, 4), (4, 5), wrt=["b"]),
+    *(case for a in (0, 1) for b in (0, 1) for case in gemm(a, b, (3,), alpha=0.5, beta=1.5)),
+    *gemm(0, 1, (3,), double=True, batch=["a"]),
+    *gemm(0, 0, None),
+    *gemm(0, 1, (2, 3)),
+    *gemm(0, 1, (2, 1), beta=2.0),
+    *gemm(0, 1, (1,)),
+    *gemm(0, 1, (), beta=0.5),
+    # Reductions
+    *(case for row in REDUCTIONS for case in reduction(*row)),
+    *cases("ReduceSum", {"x": X, "axes": ints()}, lambda x, _: x * 1, (13, 18),
+           noop_with_empty_axes=1, label="none"),
+    *cases("ReduceMax", {"x": X, "axes": ints()}, lambda x, _: x * 1, (18, 23),
+           noop_with_empty_axes=1, label="none"),
+    *cases("ReduceProd", {"x": X, "axes": ints()}, lambda x, _: x * 1,  (18,),
+           noop_with_empty_axes=1, label="none"),
+    *cases("ReduceMean", {"x": X, "axes": ints(0, 2)}, lambda x, _: x.mean((0, 2)), (18, 23),
+           keepdims=0, batch=["x"], label="over-batch"),
+    *cases("ReduceL2", {"x": np.zeros((2, 3), np.float32)}, lambda x: x.norm(), keepdims=0,
+           differences="none", label="zero"),
+    *cases("ReduceMax", {"x": np.float32([[1, 3, 3], [2, 0, 2]])}, lambda x: x.amax(1), (12,),
+           axes=[1], keepdims=0, differences="none", label="ties"),
+    *cases("ReduceProd", {"x": np.float32([[2, 0, 3], [0, 5, 0], [1, 4, 2]])},
+           lambda x: x.prod(1), (12, 17), axes=[1], keepdims=0, label="zeros"),
+    # Normalizations
+    *layer_norm(-1, 4),
+    *layer_norm(2, 4),
+    *layer_norm(1, 3, 4),
+    *batch_norm(4, 3),
+    *batch_norm(2, 3, 2, 2, batch=["x"]),
+    *batch_norm(2, 3, 4),
+    *batch_norm(2, 3, 2, 2, 2),
+    *batch_norm(2, 3, 2, 2, wrt=["x"], const=["scale", "bias", "mean", "var"]),
+]  # fmt: skip

@@ -1,0 +1,392 @@
+"""Differentiates one node and compares the result with two independent oracles.
+
+For a node y = f(x) and a fixed random cotangent w, the gradient graph computes the gradients
+of L = sum(w y). It runs in ONNX Runtime with graph optimizations off and on, and is held to
+
+- PyTorch's autograd in float64, of the function that the case names, and
+- central finite differences in float64 of the ONNX reference implementation of the node.
+
+The points are chosen away from kinks by the cases (see ``spread``), not by the tolerances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import torch
+from odtpack import targets
+from odtpack.autodiff import differentiate
+from odtpack.autodiff.ops import Ops
+from odtpack.loading import infer_shapes
+from onnx.reference import ReferenceEvaluator
+
+Array = np.ndarray
+STEP = 1e-6
+ELEMENTWISE_LIMIT = 24  # larger inputs are differenced along random directions
+DIRECTIONS = 4
+LEVELS = {
+    "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One node with its inputs.
+
+    Attributes:
+        op: Operator type.
+        inputs: Arrays by name, in the node's order; None for an absent optional input.
+        torch: The same function in PyTorch; receives a tensor for each present input.
+        opset: Opset of ``domain`` "" under which the node is read.
+        attrs: Attributes.
+        wrt: Inputs to differentiate; default: all floats that are no constants.
+        const: Floats that are initializers of the model; INT64 inputs always are, unless in
+        runtime: INT64 inputs that are fed when the model runs.
+        batch: Inputs whose first axis is declared as the symbol "batch".
+        outputs: Number of outputs of the node.
+        used: Indices of the outputs on which L depends.
+        domain: Domain of the operator.
+        differences: "onnx" as above; "torch" where the reference implementation lacks the
+            operator or is wrong; "none" at a kink, where the convention is PyTorch's.
+        double: Also run the gradient in float64 and hold it to a tighter tolerance.
+        label: Tells apart cases of one operator.
+    """
+
+    op: str
+    inputs: Mapping[str, Array | None]
+    torch: Callable[..., Any]
+    opset: int = 17
+    attrs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    wrt: Sequence[str] | None = None
+    const: Sequence[str] = ()
+    runtime: Sequence[str] = ()
+    batch: Sequence[str] = ()
+    outputs: int = 1
+    used: Sequence[int] | None = None
+    domain: str = ""
+    differences: str = "onnx"
+    double: bool = False
+    label: str = ""
+
+    @property
+    def id(self) -> str:
+        parts = [self.op, self.label, f"opset{self.opset}", "batch" if self.batch else ""]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def present(self) -> dict[str, Array]:
+        return {name: array for name, array in self.inputs.items() if array is not None}
+
+    @property
+    def differentiated(self) -> list[str]:
+        if self.wrt is not None:
+            return list(self.wrt)
+        return [n for n, a in self.present.items() if a.dtype.kind == "f" and n not in self.const]
+
+    @property
+    def constants(self) -> set[str]:
+        integers = {n for n, a in self.present.items() if a.dtype == np.int64}
+        return (integers | set(self.const)) - set(self.runtime)
+
+    @property
+    def output_names(self) -> list[str]:
+        used = range(self.outputs) if self.used is None else self.used
+        return [f"y{i}" for i in used]
+
+
+_FIELDS = {field.name for field in dataclasses.fields(Case)}
+
+
+def cases(
+    op: str,
+    inputs: Mapping[str, Array | None],
+    function: Callable[..., Any],
+    opsets: Sequence[int] = (17,),
+    **options: Any,
+) -> list[Case]:
+    """One case for each opset; options that are no fields of :class:`Case` are attributes."""
+    fields = {key: value for key, value in options.items() if key in _FIELDS}
+    attrs = {key: value for key, value in options.items() if key not in _FIELDS}
+    return [Case(op, inputs, function, opset=opset, attrs=attrs, **fields) for opset in opsets]
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def spread(
+    *shape: int,
+    low: float = -2.0,
+    high: float = 2.0,
+    seed: int = 0,
+    avoid: Sequence[float] = (0.0,),
+    gap: float = 0.05,
+) -> Array:
+    """Distinct evenly spaced numbers in random order, none within ``gap`` of ``avoid``."""
+    count = int(np.prod(shape))
+    line = np.linspace(low, high, 8 * count + 64)
+    for kink in avoid:
+        line = line[np.abs(line - kink) >= gap]
+    chosen = line[np.linspace(0, len(line) - 1, count).round().astype(int)]
+    return np.random.default_rng(seed).permutation(chosen).reshape(shape).astype(np.float32)
+
+
+def spread_apart(*shapes: Sequence[int], seed: int = 0, **options: Any) -> list[Array]:
+    """Arrays as :func:`spread` gives, with no number in two of them."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    pool = spread(sum(sizes), seed=seed, **options)
+    ends = np.cumsum(sizes)
+    return [
+        pool[end - size : end].reshape(shape)
+        for shape, size, end in zip(shapes, sizes, ends, strict=True)
+    ]
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
+    """Normally distributed numbers, for functions without kinks."""
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
+    """The one-node model of a case, with its floats in the given precision."""
+    values: dict[str, ir.Value] = {}
+    inputs, initializers = [], []
+    for name, array in case.present.items():
+        array = cast_floats(array, floats)
+        if name in case.constants:
+            values[name] = ir.val(name, const_value=ir.tensor(array, name=name))
+            initializers.append(values[name])
+        else:
+            shape = ["batch", *array.shape[1:]] if name in case.batch else list(array.shape)
+            values[name] = ir.val(name, ir.DataType.from_numpy(array.dtype), shape)
+            inputs.append(values[name])
+    operands = [None if array is None else values[name] for name, array in case.inputs.items()]
+    node = ir.node(
+        case.op, operands, case.attrs, domain=case.domain, num_outputs=case.outputs, name="node"
+    )
+    for index, output in enumerate(node.outputs):
+        output.name = f"y{index}"
+        if case.domain:  # of these no inference knows; they are elementwise
+            output.type, output.shape = values["x"].type, values["x"].shape
+    imports = {"": case.opset} | ({case.domain: 1} if case.domain else {})
+    outputs = [value for value in node.outputs if value.name in case.output_names]
+    graph = ir.Graph(
+        inputs, outputs, nodes=[node], initializers=initializers, opset_imports=imports, name="case"
+    )
+    model = ir.Model(graph, ir_version=8)
+    targets.stamp(model)
+    return infer_shapes(model)
+
+
+def cast_floats(array: Array, floats: type) -> Array:
+    return np.asarray(array, floats if array.dtype == np.float32 else array.dtype)
+
+
+def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
+    """The model with the gradients as outputs, and their names by input."""
+    return add_gradients(forward_model(case, floats), case.differentiated)
+
+
+def add_gradients(
+    model: ir.Model,
+    wrt: Sequence[str],
+    after: Callable[[Ops, ir.Graph], object] = lambda op, graph: None,
+) -> tuple[ir.Model, dict[str, str]]:
+    """Add an input ``seed_y`` for each output y, and a gradient output for each of ``wrt``.
+
+    Args:
+        model: Forward model; changed.
+        wrt: Names of inputs or initializers.
+        after: Runs on the graph with gradients, as the passes do that write internal
+            operators out.
+    """
+    graph = model.graph
+    by_name = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+    seeds = {}
+    for output in list(graph.outputs):
+        if output.dtype is not None and output.dtype.is_floating_point():
+            seeds[output] = ir.val(f"seed_{output.name}", output.dtype, output.shape)
+            graph.inputs.append(seeds[output])
+    op = Ops(graph, "g_")
+    found = differentiate(graph, seeds, [by_name[name] for name in wrt], op)
+    after(op, graph)
+    names = {}
+    for value, gradient in found.items():
+        # An output needs a name of its own, and the shape that the checker asks for.
+        copy = op.Identity(gradient)
+        copy.type, copy.shape = value.type, value.shape
+        graph.outputs.append(copy)
+        names[str(value.name)] = str(copy.name)
+    targets.stamp(model)
+    return model, names
+
+
+def session(proto: onnx.ModelProto, level: str) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = LEVELS[level]
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """What PyTorch says: outputs and gradients in float64, for the cotangents it was given."""
+
+    outputs: dict[str, Array]
+    gradients: dict[str, Array]
+
+
+def cotangents(shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
+    """The fixed random w for every output."""
+    generator = np.random.default_rng(7)
+    return {
+        name: np.asarray(generator.uniform(0.5, 1.5, shape) * generator.choice([-1, 1], shape))
+        for name, shape in shapes.items()
+    }
+
+
+def torch_outputs(case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    result = case.torch(*tensors)
+    listed = [result] if isinstance(result, torch.Tensor) else list(result)
+    return dict(zip(case.output_names, listed, strict=True))
+
+
+def ask_torch(case: Case) -> tuple[Oracle, dict[str, Array]]:
+    tensors = {}
+    for name, array in case.present.items():
+        tensors[name] = torch.tensor(cast_floats(array, np.float64))
+        if name in case.differentiated:
+            tensors[name].requires_grad_()
+    outputs = torch_outputs(case, list(tensors.values()))
+    seeds = cotangents({name: tuple(y.shape) for name, y in outputs.items()})
+    loss = sum((y * torch.tensor(seeds[name])).sum() for name, y in outputs.items())
+    assert isinstance(loss, torch.Tensor)
+    wanted = [tensors[name] for name in case.differentiated]
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return (
+        Oracle(
+            {name: y.detach().numpy() for name, y in outputs.items()},
+            dict(zip(case.differentiated, (g.numpy() for g in gradients), strict=True)),
+        ),
+        seeds,
+    )
+
+
+def difference_gradients(case: Case, seeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """Directions and slopes along them: (directions [k, *shape], slopes [k]) by input."""
+    feeds = {name: cast_floats(array, np.float64) for name, array in case.present.items()}
+    if case.differences == "torch":
+
+        def loss(values: Mapping[str, Array]) -> float:
+            outputs = torch_outputs(case, [torch.tensor(np.asarray(values[n])) for n in feeds])
+            return float(sum((y.numpy() * seeds[name]).sum() for name, y in outputs.items()))
+    else:
+        proto = ir.to_proto(forward_model(case, np.float64))
+        evaluator = ReferenceEvaluator(proto)
+        inputs = [value.name for value in proto.graph.input]
+
+        def loss(values: Mapping[str, Array]) -> float:
+            arrays = {name: np.asarray(values[name]) for name in inputs}
+            outputs = evaluator.run(case.output_names, arrays)
+            pairs = zip(case.output_names, outputs, strict=True)
+            return float(sum((y * seeds[name]).sum() for name, y in pairs))
+
+    generator = np.random.default_rng(11)
+    result = {}
+    for name in case.differentiated:
+        x = feeds[name]
+        if x.size <= ELEMENTWISE_LIMIT:
+            directions = np.eye(x.size).reshape(x.size, *x.shape)
+        else:
+            directions = generator.standard_normal((DIRECTIONS, *x.shape))
+        slopes = [
+            (loss({**feeds, name: x + STEP * d}) - loss({**feeds, name: x - STEP * d})) / (2 * STEP)
+            for d in directions
+        ]
+        result[name] = directions, np.array(slopes)
+    return result
+
+
+def run_gradient(
+    case: Case, seeds: Mapping[str, Array], level: str, floats: type = np.float32
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Outputs and gradients by name, as ONNX Runtime computes them."""
+    model, names = gradient_model(case, floats)
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto) if not case.domain else None
+    feeds = {
+        name: cast_floats(array, floats)
+        for name, array in case.present.items()
+        if name not in case.constants
+    }
+    seed_types = {value.name: value.dtype for value in model.graph.inputs}
+    for name, seed in seeds.items():
+        dtype = seed_types.get(f"seed_{name}")
+        if dtype is not None:
+            feeds[f"seed_{name}"] = np.asarray(seed, dtype.numpy())
+    running = session(proto, level)
+    results = running.run(None, feeds)
+    by_name = dict(zip((value.name for value in running.get_outputs()), results, strict=True))
+    gradients = {name: by_name[gradient] for name, gradient in names.items()}
+    return {name: by_name[name] for name in case.output_names}, gradients
+
+
+def check(case: Case) -> None:
+    """Hold one case to both oracles.
+
+    Raises:
+        AssertionError: A number, a shape or a type differs.
+    """
+    expected, seeds = ask_torch(case)
+    if case.differences != "none":
+        for name, (directions, slopes) in difference_gradients(case, seeds).items():
+            along = (directions * expected.gradients[name]).reshape(len(slopes), -1).sum(1)
+            np.testing.assert_allclose(
+                along, slopes, rtol=1e-5, atol=1e-6, err_msg=f"{name}: torch against differences"
+            )
+    found = {}
+    for level in LEVELS:
+        outputs, found[level] = run_gradient(case, seeds, level)
+        for name, y in outputs.items():
+            np.testing.assert_allclose(
+                y, expected.outputs[name], rtol=1e-4, atol=1e-5, err_msg=f"forward {name} ({level})"
+            )
+        compare(case, found[level], expected, np.float32, rtol=1e-4, atol=1e-5, level=level)
+    for name, gradient in found["off"].items():
+        np.testing.assert_allclose(gradient, found["all"][name], rtol=2e-5, atol=2e-6, err_msg=name)
+    if case.double:
+        _, doubles = run_gradient(case, seeds, "off", np.float64)
+        compare(case, doubles, expected, np.float64, rtol=1e-7, atol=1e-9, level="off")
+
+
+def compare(
+    case: Case,
+    found: Mapping[str, Array],
+    expected: Oracle,
+    floats: type,
+    *,
+    rtol: float,
+    atol: float,
+    level: str,
+) -> None:
+    assert sorted(found) == sorted(case.differentiated)
+    for name, gradient in found.items():
+        assert gradient.dtype == cast_floats(case.present[name], floats).dtype
+        assert gradient.shape == case.present[name].shape, name
+        np.testing.assert_allclose(
+            gradient,
+            expected.gradients[name],
+            rtol=rtol,
+            atol=atol,
+            err_msg=f"gradient of {name} ({level}, {np.dtype(floats)})",
+        )

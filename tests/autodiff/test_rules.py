@@ -1,0 +1,202 @@
+"""Every registered rule against PyTorch and finite differences; see ``oracle``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from odtpack.autodiff import REGISTRY, differentiate
+from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.passes import batch_norm, gelu
+from torch.nn import functional as F
+
+from tests.autodiff import cases_elementwise, cases_matrix, cases_structure, cases_windows
+from tests.autodiff.oracle import (
+    LEVELS,
+    Array,
+    Case,
+    add_gradients,
+    cases,
+    check,
+    forward_model,
+    gradient_model,
+    normal,
+    session,
+    spread,
+)
+
+CASES = [
+    *cases_elementwise.CASES,
+    *cases_matrix.CASES,
+    *cases_structure.CASES,
+    *cases_windows.CASES,
+]
+# Held to an oracle by a test of their own below.
+BESIDE_THE_TABLE = {
+    ("", "Dropout"),
+    (INTERNAL_DOMAIN, "BatchNormTraining"),
+    (INTERNAL_DOMAIN, "Gelu"),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_gradient_is_that_of_both_oracles(case: Case) -> None:
+    check(case)
+
+
+def test_every_rule_has_a_case() -> None:
+    found = {}
+    for case in CASES:
+        rule = REGISTRY.lookup(case.domain, case.op, case.opset if not case.domain else 1)
+        assert rule is not None, case.id
+        found[case.domain, case.op, rule.since] = case
+    missing = [
+        (domain, op_type, rule.since)
+        for domain, op_type, rule in REGISTRY.entries()
+        if rule.differentiable
+        and (domain, op_type) not in BESIDE_THE_TABLE
+        and (domain, op_type, rule.since) not in found
+    ]
+    assert not missing
+
+
+def test_case_count(record_property: Callable[[str, object], None]) -> None:
+    operators = {(case.domain, case.op) for case in CASES} | BESIDE_THE_TABLE
+    ids = [case.id for case in CASES]
+    assert len(set(ids)) == len(ids), sorted({i for i in ids if ids.count(i) > 1})
+    assert len(CASES) >= 500
+    record_property("gradient_cases", len(CASES))
+    print(f"\n{len(CASES)} gradient cases of {len(operators)} operators")
+
+
+NOT_DIFFERENTIABLE = [(d, o) for d, o, rule in REGISTRY.entries() if not rule.differentiable]
+
+
+@pytest.mark.parametrize(("domain", "op_type"), NOT_DIFFERENTIABLE)
+def test_no_gradient_passes_a_piecewise_constant_operator(domain: str, op_type: str) -> None:
+    """L = f(x) + 2 x, where f is the operator: only the second term contributes."""
+    x = ir.val("x", ir.DataType.FLOAT, [3])
+    node = ir.node(op_type, [x], domain=domain, name="f")
+    node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
+    graph = ir.Graph([x], [], nodes=[node], opset_imports={"": 17}, name="g")
+    op = Ops(graph)
+    assert differentiate(graph, {node.outputs[0]: x}, [x], op) == {}
+    double = op.Mul(x, 2.0)
+    y = op.Add(node.outputs[0], double)
+    y.shape = double.shape = x.shape
+    before = len(graph)
+    differentiate(graph, {y: op.constant(np.ones(3, np.float32))}, [x], op)
+    assert [new.op_type for new in list(graph)[before:]] == ["Mul"]
+
+
+def run(model: ir.Model, feeds: dict[str, Array], level: str) -> dict[str, Array]:
+    running = session(ir.to_proto(model), level)
+    names = [value.name for value in running.get_outputs()]
+    return dict(zip(names, running.run(None, feeds), strict=True))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("ratio", "training", "runtime", "kept"),
+    [
+        (0.4, True, (), 0.6),
+        (None, True, (), 0.5),
+        (0.0, True, (), 1.0),
+        (0.4, False, (), None),
+        (0.4, None, (), None),
+        (0.4, True, ("training",), 0.6),
+        (0.4, False, ("training",), None),
+        (0.4, True, ("ratio", "training"), 0.6),
+        (0.4, False, ("ratio", "training"), None),
+    ],
+)
+def test_dropout_lets_through_what_it_kept(
+    ratio: float | None, training: bool | None, runtime: tuple[str, ...], kept: float | None,
+    level: str,
+) -> None:  # fmt: skip
+    inputs = {"x": normal(40, 50) + 3, "ratio": None if ratio is None else np.float32(ratio)}
+    if training is not None:
+        inputs["training"] = np.array(training)
+    fixed = [name for name in ("ratio", "training") if name not in runtime]
+    case = cases("Dropout", inputs, torch.relu, wrt=["x"], const=fixed, seed=5)[0]
+    model, names = gradient_model(case)
+    seed = normal(40, 50, seed=1)
+    feeds = {name: np.asarray(inputs[name]) for name in ("x", *runtime)}
+    found = run(model, {**feeds, "seed_y0": seed}, level)
+    y, dx, x = found["y0"], found[names["x"]], inputs["x"]
+    if kept is None:
+        np.testing.assert_array_equal(dx, seed)
+        return
+    np.testing.assert_allclose(dx, np.where(y != 0, seed / np.float32(kept), 0), rtol=1e-6)
+    np.testing.assert_allclose(dx * x, seed * y, rtol=1e-5, atol=1e-5)
+    assert abs((y != 0).mean() - kept) < 0.05
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (4, 3, 5, 2)])
+def test_training_mode_batch_normalization(shape: tuple[int, ...], level: str) -> None:
+    inputs: dict[str, Array | None] = {
+        "x": normal(*shape) * 2 + 1,
+        "scale": spread(3, seed=1),
+        "bias": normal(3, seed=2),
+        "mean": normal(3, seed=3),
+        "var": spread(3, low=0.5, seed=4),
+    }
+    wrt = ["x", "scale", "bias"]
+    case = Case(
+        "BatchNormalization", inputs, torch.relu, attrs={"training_mode": 1, "epsilon": 1e-3},
+        batch=["x"], outputs=3, used=[0],
+    )  # fmt: skip
+    model = forward_model(case)
+    batch_norm.mark(model.graph)
+    model, names = add_gradients(model, wrt, after=batch_norm.lower)
+    model.graph.opset_imports.pop(INTERNAL_DOMAIN, None)
+    seed = normal(*shape, seed=5)
+    arrays = {name: array for name, array in inputs.items() if array is not None}
+    found = run(model, {**arrays, "seed_y0": seed}, level)
+    tensors = [torch.tensor(arrays[name]).double().requires_grad_() for name in wrt]
+    y = F.batch_norm(tensors[0], None, None, *tensors[1:], training=True, eps=1e-3)
+    np.testing.assert_allclose(found["y0"], y.detach(), rtol=1e-4, atol=1e-5)
+    expected = torch.autograd.grad((y * torch.tensor(seed)).sum(), tensors)
+    for name, gradient in zip(wrt, expected, strict=True):
+        np.testing.assert_allclose(found[names[name]], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_written_out_gelu(level: str) -> None:
+    x = ir.val("x", ir.DataType.FLOAT, ["batch", 7])
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17}, name="g")
+    op = Ops(graph)
+    y = op.Mul(op.Mul(x, op.Add(op.Erf(op.Div(x, np.sqrt(2))), 1.0)), 0.5)
+    y.name, y.shape = "y", x.shape
+    graph.outputs.append(y)
+    model = ir.Model(graph, ir_version=8)
+    gelu.mark(graph)
+    assert [node.domain for node in graph] == [INTERNAL_DOMAIN]
+    model, names = add_gradients(model, ["x"], after=gelu.lower)
+    model.graph.opset_imports.pop(INTERNAL_DOMAIN, None)
+    points, seed = normal(5, 7), normal(5, 7, seed=1)
+    found = run(model, {"x": points, f"seed_{graph.outputs[0].name}": seed}, level)
+    tensor = torch.tensor(points).double().requires_grad_()
+    (F.gelu(tensor) * torch.tensor(seed)).sum().backward()
+    np.testing.assert_allclose(found[names["x"]], tensor.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_repeated_indices_lose_nothing_when_threads_share_the_work() -> None:
+    """Many rows of a batch read the same two rows of a table, in two threads."""
+    indices = np.random.default_rng(0).integers(0, 2, 4000)
+    table = np.zeros((3, 256), np.float32)
+    case = cases("Gather", {"x": table, "i": indices}, torch.relu, runtime=["i"])[0]
+    model, names = gradient_model(case)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 2
+    running = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    feeds = {"x": table, "i": indices, "seed_y0": np.ones((4000, 256), np.float32)}
+    counts = np.bincount(indices, minlength=3)[:, None].repeat(256, axis=1)
+    for _ in range(3):
+        np.testing.assert_array_equal(running.run([names["x"]], feeds)[0], counts)

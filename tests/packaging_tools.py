@@ -1,0 +1,59 @@
+"""Builds packages from zoo models, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from odtpack import artifacts
+from odtpack_runtime import CheckpointState, Module, Optimizer
+
+
+def trainable_names(model: onnx.ModelProto) -> list[str]:
+    """Initializers of a zoo model that take a gradient: all but running statistics."""
+    return [
+        tensor.name
+        for tensor in model.graph.initializer
+        if not tensor.name.endswith(("running_mean", "running_var"))
+    ]
+
+
+def generate(
+    model: onnx.ModelProto,
+    folder: Path,
+    optimizer: artifacts.OptimType = artifacts.OptimType.SGD,
+    loss: artifacts.LossType = artifacts.LossType.CrossEntropyLoss,
+) -> Path:
+    """Artifacts that train every parameter of a zoo model."""
+    artifacts.generate_artifacts(
+        model,
+        requires_grad=trainable_names(model),
+        loss=loss,
+        optimizer=optimizer,
+        artifact_directory=folder,
+    )
+    return folder
+
+
+def open_training(folder: Path, session_options: object = None) -> tuple[CheckpointState, Module, Optimizer]:
+    """Open a generated folder through the training runtime."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(
+        folder / "training_model.onnx", state, folder / "eval_model.onnx", session_options=session_options
+    )
+    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+
+
+def batch(model: onnx.ModelProto, size: int, seed: int = 0, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Random input of a zoo model's shape and type, and labels."""
+    random = np.random.default_rng(seed)
+    tensor = model.graph.input[0].type.tensor_type
+    dims = [size, *(dim.dim_value for dim in tensor.shape.dim[1:])]
+    if tensor.elem_type == onnx.TensorProto.INT64:
+        vocabulary = next(t.dims[0] for t in model.graph.initializer if "embed" in t.name)
+        data = random.integers(0, vocabulary, dims)
+    else:
+        data = random.standard_normal(dims, dtype=np.float32)
+    return data, random.integers(0, classes, size)

@@ -1,0 +1,93 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from odtpack_runtime.errors import OdtpackError, UnknownNameError
+from odtpack_runtime.reports import parse_destination, report_formats, write_report
+from odtpack_runtime.reports.console import print_result
+from odtpack_runtime.simulator.budgets import judge, parse_budgets
+from odtpack_runtime.simulator.result import SimulationResult, load_result
+from tests.simulator.factory import make_result
+
+
+@pytest.fixture(scope="module")
+def result() -> SimulationResult:
+    budgets = parse_budgets(b'[budgets]\nstep_latency = "100 ms"')
+    return judge(make_result(scale=2.0), budgets)
+
+
+def test_every_format_is_written_whole(result: SimulationResult, tmp_path: Path) -> None:
+    assert report_formats() == ["html", "json"]
+    for name in report_formats():
+        path = tmp_path / f"report.{name}"
+        path.write_text("old", "utf-8")
+        assert write_report(result, f"{name}:{path}") == path
+    assert load_result(tmp_path / "report.json") == result
+    assert (tmp_path / "report.html").read_bytes().startswith(b"<!doctype html>")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json"]
+    assert json.loads((tmp_path / "report.json").read_bytes())["verdict"] == "fail"
+
+
+def test_destinations() -> None:
+    assert parse_destination("html:a/b.html") == ("html", Path("a/b.html"))
+    assert parse_destination("json:C:\\report.json")[1] == Path("C:\\report.json")
+    for text in ("pdf:x", "x", "", ":x", "HTML:x"):
+        with pytest.raises(UnknownNameError, match="known formats: html, json"):
+            parse_destination(text)
+    for text in ("html", "html:"):
+        with pytest.raises(OdtpackError, match="needs a path"):
+            parse_destination(text)
+
+
+def test_unwritable_place(result: SimulationResult, tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError):
+        write_report(result, f"html:{tmp_path}/absent/report.html")
+    with pytest.raises(OdtpackError):
+        write_report(result, f"json:{tmp_path}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def printed(result: SimulationResult, width: int = 100) -> str:
+    stream = io.StringIO()
+    print_result(result, Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+def test_console_names_devices_verdicts_and_fixes(result: SimulationResult) -> None:
+    text = printed(result, 160)
+    assert text.startswith("✗ ")
+    for device in result.devices:
+        assert device.title in text
+    assert "change first:" in text
+    assert "the profile gives no matrix rate" in text
+    assert "not validated on hardware" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_console_keeps_to_its_width(result: SimulationResult, width: int) -> None:
+    assert max(map(len, printed(result, width).splitlines())) <= width
+
+
+def test_console_defuses_control_characters(result: SimulationResult) -> None:
+    device = result.devices[0].model_copy(update={"title": "\x1b[2J[red]evil[/red]\u202e"})
+    text = printed(result.model_copy(update={"devices": [device]}))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "[red]evil" in text
+
+
+def test_console_goes_to_stderr(
+    result: SimulationResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_result(result)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "devices pass" in captured.err
+
+
+def test_console_without_devices() -> None:
+    assert "The package passes" in printed(judge(make_result([])))

@@ -1,0 +1,89 @@
+"""Above a size the tensors of a checkpoint stand in a second file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import checkpoint_writer
+from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
+
+
+@pytest.fixture(autouse=True)
+def _low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "EXTERNAL_DATA_THRESHOLD", 64)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    data = sample()
+    write_checkpoint(tmp_path / "c", data)
+    arrays = [*data.trainable.values(), *data.frozen.values()]
+    assert data.optimizer is not None
+    arrays += [m for moments in data.optimizer.moments.values() for m in moments]
+    packed = b"".join(array.tobytes() for array in arrays)
+    assert (tmp_path / "c.data").read_bytes() == packed
+    assert_same(data, read_checkpoint(tmp_path / "c"))
+
+
+def test_the_current_data_are_never_overwritten(tmp_path: Path) -> None:
+    path, sizes = tmp_path / "c", []
+    for value, count in [(1, 50), (2, 50), (3, 50), (4, 80), (5, 80), (6, 20), (7, 20)]:
+        before = (tmp_path / "c").read_bytes() if value > 1 else None
+        new = np.full(count, value, np.float32)
+        write_checkpoint(path, CheckpointData({"w": new}, {}))
+        sizes.append((tmp_path / "c.data").stat().st_size)
+        if before is not None and sizes[-1] > sizes[-2]:
+            # As if the process had died before the checkpoint was replaced.
+            (tmp_path / "old").write_bytes(before)
+            (tmp_path / "old.data").write_bytes((tmp_path / "c.data").read_bytes())
+            old = read_checkpoint(tmp_path / "old").trainable["w"]
+            assert set(old) == {value - 1}
+        assert np.array_equal(read_checkpoint(path).trainable["w"], new)
+    assert max(sizes) <= 3 * 80 * 4
+    assert sizes[0] == 200
+    assert sizes[1] == 400
+    assert sizes[2] == 200
+
+
+def test_the_data_file_goes_when_it_is_not_needed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(50, np.float32)}, {}))
+    write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(5, np.float32)}, {}))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_missing_or_short_data_file_is_an_error(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(50, np.float32)}, {}))
+    data = (tmp_path / "c.data").read_bytes()
+    (tmp_path / "c.data").write_bytes(data[:-1])
+    with pytest.raises(OdtpackError) as caught:
+        read_checkpoint(tmp_path / "c")
+    assert caught.value.code == "checkpoint-corrupt"
+    (tmp_path / "c.data").unlink()
+    with pytest.raises(OdtpackError, match=r"c\.data"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_a_data_file_that_is_shared_by_tensors_is_refused(tmp_path: Path) -> None:
+    f = Foreign()
+    (tmp_path / "c").write_bytes(
+        f.finish(
+            [f.tensor(dims=(25,), raw=None, offset=0), f.tensor("v", (25,), 1, None, 0)],
+            external=True,
+        )
+    )
+    (tmp_path / "c.data").write_bytes(bytes(100))
+    with pytest.raises(OdtpackError, match="overlap"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        write_checkpoint(
+            tmp_path / "absent" / "c", CheckpointData({"w": np.ones(50, np.float32)}, {})
+        )
+    assert caught.value.code == "file-not-written"

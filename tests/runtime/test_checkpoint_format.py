@@ -1,0 +1,190 @@
+"""Round trips of the checkpoint file, and its bytes as other readers see them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from odtpack_runtime.checkpoint_format import (
+    DTYPES,
+    CheckpointData,
+    OptimizerState,
+    parse_checkpoint,
+    read_checkpoint,
+)
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    data = sample()
+    write_checkpoint(tmp_path / "c", data)
+    assert_same(data, read_checkpoint(tmp_path / "c"))
+    assert_same(data, parse_checkpoint((tmp_path / "c").read_bytes()))
+
+
+def test_equal_data_give_equal_bytes(tmp_path: Path) -> None:
+    for name in "ab":
+        write_checkpoint(tmp_path / name, sample())
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+names = st.text(min_size=1, max_size=12).filter(lambda text: text.isprintable())
+arrays = st.sampled_from(list(DTYPES.values())).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0))
+)
+float_arrays = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))
+properties = st.dictionaries(
+    names,
+    st.integers(-(2**63), 2**63 - 1) | st.floats(width=32, allow_nan=False) | st.text(max_size=20),
+    max_size=4,
+)
+
+
+@given(
+    st.dictionaries(names, float_arrays, max_size=4),
+    st.dictionaries(names, arrays, max_size=4),
+    properties,
+    st.integers(0, 2**63 - 1) | st.none(),
+)
+@settings(max_examples=60, deadline=None)
+def test_round_trip(tmp_path_factory, trainable, frozen, properties, step) -> None:
+    frozen = {name: array for name, array in frozen.items() if name not in trainable}
+    optimizer = None
+    if step is not None:
+        moments = {name: [array.copy(), array.copy()] for name, array in trainable.items()}
+        optimizer = OptimizerState(step, 0.5, moments)
+    data = CheckpointData(trainable, frozen, False, optimizer, properties)
+    path = tmp_path_factory.mktemp("c") / "checkpoint"
+    write_checkpoint(path, data)
+    back = read_checkpoint(path)
+    data.properties = dict(properties)
+    back.properties = {name: back.properties[name] for name in properties}
+    assert_same(data, back)
+
+
+def test_arrays_need_not_be_contiguous(tmp_path: Path) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
+    write_checkpoint(tmp_path / "c", CheckpointData({"w": array}, {}))
+    assert np.array_equal(read_checkpoint(tmp_path / "c").trainable["w"], array)
+
+
+def test_nominal_state_keeps_names_and_types_only(tmp_path: Path) -> None:
+    data = CheckpointData(
+        {"w": np.ones((2, 2), np.float32)},
+        {"t": np.ones(3, np.int64)},
+        True,
+        None,
+        {"round": 7},
+    )
+    write_checkpoint(tmp_path / "c", data)
+    back = read_checkpoint(tmp_path / "c")
+    assert back.nominal
+    assert back.properties == {"round": 7}
+    assert back.trainable["w"].shape == (0,)
+    assert back.trainable["w"].dtype == np.float32
+    assert back.frozen["t"].dtype == np.int64
+
+
+def test_tensor_data_are_aligned_to_16_bytes(tmp_path: Path) -> None:
+    data = sample()
+    write_checkpoint(tmp_path / "c", data)
+    content = (tmp_path / "c").read_bytes()
+    for array in (data.trainable["layer.W"], data.frozen["table"]):
+        assert content.index(array.tobytes()) % 16 == 0
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, ">f4", "U3"])
+def test_types_that_the_format_lacks_are_refused(tmp_path: Path, dtype: object) -> None:
+    with pytest.raises(OdtpackError, match="'w'") as caught:
+        write_checkpoint(tmp_path / "c", CheckpointData({"w": np.zeros(2, dtype)}, {}))
+    assert caught.value.code == "checkpoint-dtype"
+    assert list(tmp_path.iterdir()) == []
+
+
+# An independent reader: the bindings that flatc generated for ONNX Runtime. They run in a process
+# of their own, because they have to be reached through sys.path.
+BINDINGS = """
+import json, sys
+import onnxruntime, os
+sys.path.append(os.path.join(os.path.dirname(onnxruntime.__file__), "tools/ort_format_model"))
+from ort_flatbuffers_py.fbs.Checkpoint import Checkpoint
+
+def tensor(t):
+    raw = "" if t.RawDataIsNone() else bytes(t.RawData(j) for j in range(t.RawDataLength())).hex()
+    dims = [t.Dims(j) for j in range(t.DimsLength())]
+    return [t.Name().decode(), dims, t.DataType(), raw, t.ExternalDataOffset()]
+
+data = bytearray(open(sys.argv[1], "rb").read())
+assert Checkpoint.CheckpointBufferHasIdentifier(data, 0)
+root = Checkpoint.GetRootAs(data)
+module, bag, group = root.ModuleState(), root.PropertyBag(), root.OptimizerGroups(0)
+states = [group.OptimizerStates(j) for j in range(group.OptimizerStatesLength())]
+print(json.dumps({
+    "version": root.Version(),
+    "nominal": module.IsNominalState(),
+    "external": module.HasExternalData(),
+    "trainable": [tensor(module.RequiresGradParams(j))
+                  for j in range(module.RequiresGradParamsLength())],
+    "frozen": [tensor(module.FrozenParams(j)) for j in range(module.FrozenParamsLength())],
+    "group": [group.GroupName().decode(), group.Step(), group.InitialLearningRate()],
+    "moments": {s.ParamName().decode(): [tensor(s.Momentums(j))
+                for j in range(s.MomentumsLength())] for s in states},
+    "ints": {bag.Ints(j).Name().decode(): bag.Ints(j).Value() for j in range(bag.IntsLength())},
+    "floats": {bag.Floats(j).Name().decode(): bag.Floats(j).Value()
+               for j in range(bag.FloatsLength())},
+    "strings": {bag.Strings(j).Name().decode(): bag.Strings(j).Value().decode()
+                for j in range(bag.StringsLength())},
+}))
+"""
+
+
+def test_generated_bindings_read_the_same(tmp_path: Path) -> None:
+    data = sample()
+    write_checkpoint(tmp_path / "c", data)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BINDINGS, str(tmp_path / "c")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen = json.loads(done.stdout)
+    codes = {dtype: code for code, dtype in DTYPES.items()}
+
+    def described(arrays: dict[str, np.ndarray]) -> list[list[object]]:
+        return [
+            [name, list(a.shape), codes[a.dtype], a.tobytes().hex(), -1]
+            for name, a in arrays.items()
+        ]
+
+    assert data.optimizer is not None
+    assert seen == {
+        "version": 2,
+        "nominal": False,
+        "external": False,
+        "trainable": described(data.trainable),
+        "frozen": described(data.frozen),
+        "group": ["group0", 41, float(np.float32(0.03))],
+        "moments": {
+            name: described({f"momentum{i}": m for i, m in enumerate(moments)})
+            for name, moments in data.optimizer.moments.items()
+        },
+        "ints": {"epoch": 3, "zero": 0},
+        "floats": {"loss": float(np.float32(0.1))},
+        "strings": {"note": "grüße"},
+    }
+
+
+def test_a_foreign_file_is_read() -> None:
+    f = Foreign()
+    data = parse_checkpoint(f.finish([f.tensor(raw=np.float32([1, 2]).tobytes())]))
+    assert data.trainable["w"].tolist() == [1, 2]

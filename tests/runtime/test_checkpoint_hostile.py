@@ -1,0 +1,163 @@
+"""Checkpoints that are damaged or made to do harm: an OdtpackError, and no other end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime.checkpoint_format import CheckpointData, parse_checkpoint, read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
+
+
+def _shared_data(f: Foreign) -> bytes:
+    """Three tensors of 400 bytes that are one: memory that the file does not pay for."""
+    one = f.b.CreateByteVector(bytes(400))
+    dims = f.b.CreateNumpyVector(np.array([100], np.int64))
+    tables = []
+    for name in "abc":
+        label = f.b.CreateString(name)
+        references = {0: label, 2: dims, 4: one}
+        fields = {slot: ("UOffsetTRelative", to) for slot, to in references.items()}
+        tables.append(f.table({**fields, 3: ("Int32", 1)}))
+    return f.finish(tables)
+
+
+def _shared_text(f: Foreign) -> bytes:
+    """Properties whose values are one long text."""
+    text = f.b.CreateString("x" * 1000)
+    entries = []
+    for name in "abc":
+        label = f.b.CreateString(name)
+        entries.append(f.table({0: ("UOffsetTRelative", label), 1: ("UOffsetTRelative", text)}))
+    bag = f.table({2: ("UOffsetTRelative", f.vector(entries))})
+    return f.finish([], bag=bag)
+
+
+def _property_twice(f: Foreign) -> bytes:
+    entries = []
+    for _ in range(2):
+        label = f.b.CreateString("p")
+        entries.append(f.table({0: ("UOffsetTRelative", label), 1: ("Int64", 1)}))
+    return f.finish([], bag=f.table({0: ("UOffsetTRelative", f.vector(entries))}))
+
+
+def _moments(f: Foreign, states: dict[str, list[int]], tensors: list[int]) -> bytes:
+    entries = [f.state(name, moments) for name, moments in states.items()]
+    return f.finish(tensors, groups=f.vector([f.group(states=entries)]))
+
+
+CORRUPT = {
+    "too short": lambda f: f.finish([f.tensor(raw=bytes(7))]),
+    "too long": lambda f: f.finish([f.tensor(raw=bytes(9))]),
+    "no data": lambda f: f.finish([f.tensor(raw=None)]),
+    "negative dimension": lambda f: f.finish([f.tensor(dims=(-1, -2))]),
+    "huge dimensions": lambda f: f.finish([f.tensor(dims=(2**62, 2**62))]),
+    "huge and empty": lambda f: f.finish([f.tensor(dims=(0, 2**62), raw=b"")]),
+    "rank 33": lambda f: f.finish([f.tensor(dims=(1,) * 33, raw=bytes(4))]),
+    "bool 2": lambda f: f.finish([], [f.tensor(code=9, raw=b"\x02\x00")]),
+    "no name": lambda f: f.finish([f.tensor(name="")]),
+    "twice": lambda f: f.finish([f.tensor(), f.tensor()]),
+    "trainable and frozen": lambda f: f.finish([f.tensor()], [f.tensor()]),
+    "shared data": _shared_data,
+    "shared text": _shared_text,
+    "external without flag": lambda f: f.finish([f.tensor(raw=None, offset=0)]),
+    "external in memory": lambda f: f.finish([f.tensor(raw=None, offset=0)], external=True),
+    "negative offset": lambda f: f.finish([f.tensor(raw=None, offset=-2)]),
+    "nominal with a value": lambda f: f.finish([f.tensor()], nominal=True),
+    "other group": lambda f: f.finish([f.tensor()], groups=f.vector([f.group("other")])),
+    "two groups": lambda f: f.finish([f.tensor()], groups=f.vector([f.group(), f.group()])),
+    "negative step": lambda f: f.finish([f.tensor()], groups=f.vector([f.group(step=-1)])),
+    "state of nothing": lambda f: _moments(f, {"v": [f.tensor("momentum0")]}, [f.tensor()]),
+    "moment of another shape": lambda f: _moments(
+        f, {"w": [f.tensor("momentum0", dims=(1, 2))]}, [f.tensor()]
+    ),
+    "moment of another name": lambda f: _moments(f, {"w": [f.tensor("momentum1")]}, [f.tensor()]),
+    "uneven moments": lambda f: _moments(
+        f, {"w": [f.tensor("momentum0")], "v": []}, [f.tensor(), f.tensor("v")]
+    ),
+    "state of some": lambda f: _moments(
+        f, {"w": [f.tensor("momentum0")]}, [f.tensor(), f.tensor("v")]
+    ),
+    "property twice": _property_twice,
+    "name not UTF-8": lambda f: f.finish([f.tensor(name="ä")]).replace(b"\xc3\xa4", b"\xc3\xc3"),
+    "another identifier": lambda f: f.finish([f.tensor()]).replace(b"ODTC", b"ORTM"),
+    "empty": lambda f: b"",
+    "text": lambda f: b"this is not a checkpoint, not at all",
+}
+OTHER = {
+    "version 1": ("checkpoint-version", lambda f: f.finish([f.tensor()], version=1)),
+    "version -1": ("checkpoint-version", lambda f: f.finish([f.tensor()], version=-1)),
+    "strings": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=8)])),
+    "bfloat16": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=16, raw=bytes(4))])),
+    "unknown type": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=999)])),
+    "negative type": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=-1)])),
+}
+WRONG = {name: ("checkpoint-corrupt", make) for name, make in CORRUPT.items()} | OTHER
+
+
+@pytest.mark.parametrize(("code", "make"), WRONG.values(), ids=list(WRONG))
+def test_wrong_files_are_refused(code: str, make: Callable[[Foreign], bytes]) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        parse_checkpoint(make(Foreign()), "some.ckpt")
+    assert caught.value.code == code
+    assert "some.ckpt" in str(caught.value)
+
+
+def _outcome(data: bytes) -> CheckpointData | None:
+    """The contents, or None for a refusal; any other exception fails the test."""
+    try:
+        return parse_checkpoint(data)
+    except OdtpackError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("small") / "c"
+    write_checkpoint(path, sample())
+    return path.read_bytes()
+
+
+def test_no_truncation_is_read(small: bytes) -> None:
+    assert _outcome(small) is not None
+    for length in range(len(small)):
+        assert _outcome(small[:length]) is None, length
+
+
+def test_flipped_bits_are_refused_or_read(small: bytes) -> None:
+    rng = np.random.default_rng(1)
+    refused = 0
+    for _ in range(1500):
+        data = bytearray(small)
+        for position in rng.integers(0, len(small) * 8, rng.integers(1, 4)):
+            data[position // 8] ^= 1 << (position % 8)
+        refused += _outcome(bytes(data)) is None
+    assert refused > 100
+
+
+def test_overwritten_words_are_refused_or_read(small: bytes) -> None:
+    rng = np.random.default_rng(2)
+    words = [b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(4), b"\x00\x00\x00\x80"]
+    for position in range(0, len(small) - 4, 4):
+        word = words[rng.integers(len(words))]
+        _outcome(small[:position] + word + small[position + 4 :])
+
+
+def test_appended_bytes_change_nothing(small: bytes) -> None:
+    data = _outcome(small + bytes(100))
+    assert data is not None
+    assert_same(data, sample())
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        read_checkpoint(tmp_path / "absent")
+    assert caught.value.code == "checkpoint-not-found"
+    with pytest.raises(OdtpackError) as caught:
+        read_checkpoint(tmp_path)
+    assert caught.value.code == "checkpoint-unreadable"

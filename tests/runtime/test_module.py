@@ -1,0 +1,318 @@
+"""Training and evaluation against closed forms in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack_runtime import CheckpointState, Module, OdtpackError
+from tests.runtime import models
+
+
+def open_module(files: models.Files, **options: object) -> tuple[Module, CheckpointState]:
+    state = CheckpointState.load_checkpoint(files.checkpoint)
+    return Module(files.training, state, files.evaluation, **options), state  # type: ignore[arg-type]
+
+
+def oracle(state: CheckpointState) -> models.Regression:
+    return models.Regression(
+        *(state.parameters[name].data.astype(np.float64) for name in ("W", "b", "scale"))
+    )
+
+
+def batches(count: int, size: int = 5) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(3)
+    return [
+        (
+            rng.standard_normal((size, 3)).astype(np.float32),
+            rng.standard_normal((size, 2)).astype(np.float32),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_loss_and_gradients(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    ((x, t),) = batches(1)
+    loss, dW, db = oracle(state).forward(x, t)
+    result = module(x, t)
+    assert isinstance(result, np.ndarray)
+    assert result.shape == ()
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, loss, rtol=1e-6)
+    np.testing.assert_allclose(state.parameters["W"].grad, dW, rtol=1e-5)
+    np.testing.assert_allclose(state.parameters["b"].grad, db, rtol=1e-5)
+
+
+def test_gradients_accumulate_until_reset(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    (x1, t1), (x2, t2), (x3, t3) = batches(3)
+    reference = oracle(state)
+    module(x1, t1)
+    module(x2, t2)
+    first, second, third = (reference.forward(*b)[1] for b in ((x1, t1), (x2, t2), (x3, t3)))
+    gradient = state.parameters["W"].grad
+    np.testing.assert_allclose(gradient, first + second, rtol=1e-5)
+    module.lazy_reset_grad()
+    np.testing.assert_allclose(gradient, first + second, rtol=1e-5)  # lazy: not yet
+    module(x3, t3)
+    np.testing.assert_allclose(gradient, third, rtol=1e-5)
+    module(x1, t1)
+    np.testing.assert_allclose(gradient, third + first, rtol=1e-5)
+
+
+def test_a_reset_forgets_even_nan(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    ((x, t),) = batches(1)
+    module(np.full_like(x, np.nan), t)
+    assert np.isnan(state.parameters["W"].grad).all()
+    module.lazy_reset_grad()
+    module(x, t)
+    np.testing.assert_allclose(
+        state.parameters["W"].grad, oracle(state).forward(x, t)[1], rtol=1e-5
+    )
+
+
+def test_a_reset_is_kept_through_evaluation_and_refused_input(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    ((x, t),) = batches(1)
+    module(x, t)
+    module.lazy_reset_grad()
+    module.eval()(x, t)
+    module.train()
+    with pytest.raises(OdtpackError):
+        module(x, t[:1])
+    module(x, t)
+    np.testing.assert_allclose(
+        state.parameters["W"].grad, oracle(state).forward(x, t)[1], rtol=1e-5
+    )
+
+
+def test_results_belong_to_the_caller(classifier: models.Files) -> None:
+    module, _ = open_module(classifier)
+    rng = np.random.default_rng(0)
+    kept = []
+    for size in (4, 4, 7, 2, 4):
+        x = rng.standard_normal((size, 4)).astype(np.float32)
+        loss, probabilities = module(x, rng.integers(0, 3, size))
+        kept.append((loss, probabilities, loss.copy(), probabilities.copy()))
+        assert probabilities.shape == (size, 3)
+    for loss, probabilities, loss_then, probabilities_then in kept:
+        assert loss == loss_then
+        assert np.array_equal(probabilities, probabilities_then)
+    assert len({float(loss) for loss, *_ in kept}) == 5
+
+
+def test_cross_entropy_step(classifier: models.Files) -> None:
+    module, state = open_module(classifier)
+    rng = np.random.default_rng(1)
+    x, labels = rng.standard_normal((6, 4)).astype(np.float32), rng.integers(0, 3, 6)
+    logits = x.astype(np.float64) @ state.parameters["W"].data
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    loss, probabilities = module(x, labels)
+    np.testing.assert_allclose(loss, -np.log(p[np.arange(6), labels]).mean(), rtol=1e-5)
+    np.testing.assert_allclose(probabilities, p, rtol=1e-5)
+    p[np.arange(6), labels] -= 1
+    np.testing.assert_allclose(state.parameters["W"].grad, x.T @ p / 6, rtol=1e-4, atol=1e-6)
+
+
+def test_state_is_updated_in_training_only(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    mean = state.parameters["mean"].data
+    expected = np.zeros(3)
+    for x, t in batches(4):
+        module(x, t)
+        expected = 0.9 * expected + 0.1 * x.astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-7)
+        module.eval()(x, t)
+        module.train()
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_evaluation_sees_the_current_parameters(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    ((x, t),) = batches(1)
+    state.parameters["W"].data[...] = 0
+    state.parameters["b"].data = np.float32([1, 2])
+    module.eval()
+    loss, prediction = module(x, t)
+    assert np.array_equal(prediction, np.tile(np.float32([1, 2]), (5, 1)))
+    np.testing.assert_allclose(loss, ((prediction - t).astype(np.float64) ** 2).mean(), rtol=1e-6)
+    assert not state.parameters["W"].grad.any()
+
+
+def test_modes_and_names(regression: models.Files) -> None:
+    module, _ = open_module(regression)
+    assert module.training
+    assert module.input_names() == ["input", "target"]
+    assert module.output_names() == ["loss"]
+    assert module.eval() is module
+    assert not module.training
+    assert module.output_names() == ["loss", "prediction"]
+    assert module.train() is module
+    assert module.training
+    assert module.train(False).training is False
+    assert [str(spec) for spec in module.input_specs()] == [
+        "float32[batch, 3]",
+        "float32[batch, 2]",
+    ]
+
+
+def test_ortvalues_in_ortvalues_out(classifier: models.Files) -> None:
+    module, state = open_module(classifier)
+    rng = np.random.default_rng(1)
+    x, labels = rng.standard_normal((6, 4)).astype(np.float32), rng.integers(0, 3, 6)
+    expected = module(x, labels)
+    gradient = state.parameters["W"].grad.copy()
+    module.lazy_reset_grad()
+    results = module(*(onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, labels)))
+    assert isinstance(results, tuple)
+    for result, array in zip(results, expected, strict=True):
+        assert isinstance(result, onnxruntime.OrtValue)
+        assert np.array_equal(result.numpy(), array)
+    assert np.array_equal(state.parameters["W"].grad, gradient)
+    with pytest.raises(OdtpackError) as caught:
+        module(*(onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, labels + 3)))
+    assert caught.value.code == "label-out-of-range"
+    # One array among them makes it a call with arrays.
+    mixed = module(onnxruntime.OrtValue.ortvalue_from_numpy(x), labels)
+    assert np.array_equal(mixed[0], expected[0])
+
+
+def test_lists_and_views_are_taken(regression: models.Files) -> None:
+    module, _ = open_module(regression)
+    ((x, t),) = batches(1)
+    expected = module(x, t)
+    assert module(x.tolist(), t.tolist()) == expected
+    wide = np.zeros((5, 6), np.float32)
+    wide[:, ::2] = x
+    assert module(wide[:, ::2], np.asfortranarray(t)) == expected
+    assert module([[1, 0, 0]], [[0, 0]]).shape == ()  # integers become floats
+
+
+def test_an_array_that_changes_in_place_is_read_again(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    (x, t), (x2, t2) = batches(2)
+    reference = oracle(state)
+    module(x, t)
+    x[...], t[...] = x2, t2
+    np.testing.assert_allclose(module(x, t), reference.forward(x2, t2)[0], rtol=1e-6)
+
+
+def test_two_modules_share_a_state(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    ((x, t),) = batches(1)
+    first = module(x, t)
+    other = Module(regression.training, state)
+    assert not state.parameters["W"].grad.any()
+    state.parameters["b"].data += 1
+    assert other(x, t) == module(x, t) != first
+
+
+def test_flat_copies(regression: models.Files) -> None:
+    module, state = open_module(regression)
+    assert module.get_parameters_size() == 8
+    assert module.get_parameters_size(trainable_only=False) == 14
+    parts = [state.parameters[name].data.reshape(-1) for name in ("W", "scale", "b", "mean")]
+    everything = module.get_contiguous_parameters()
+    assert isinstance(everything, onnxruntime.OrtValue)
+    assert np.array_equal(everything.numpy(), np.concatenate(parts))
+    trained = module.get_contiguous_parameters(trainable_only=True).numpy()
+    assert np.array_equal(trained, np.concatenate([parts[0], parts[2]]))
+    state.parameters["W"].data[...] = 0
+    assert np.array_equal(
+        everything.numpy(),
+        np.concatenate([p if i else 1 * everything.numpy()[:6] for i, p in enumerate(parts)]),
+    )  # noqa: E501
+    module.copy_buffer_to_parameters(everything, trainable_only=False)
+    assert np.array_equal(module.get_contiguous_parameters().numpy(), everything.numpy())
+    module.copy_buffer_to_parameters(np.arange(8, dtype=np.float32))
+    assert state.parameters["W"].data.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert state.parameters["b"].data.tolist() == [6, 7]
+    inner = everything._ortvalue  # what the reference's Python API returns
+    module.copy_buffer_to_parameters(inner, trainable_only=False)
+    assert np.array_equal(module.get_contiguous_parameters().numpy(), everything.numpy())
+
+
+@pytest.mark.parametrize(
+    ("buffer", "code"),
+    [
+        (np.zeros(7, np.float32), "buffer-size"),
+        (np.zeros(14, np.float32), "buffer-size"),
+        (np.zeros(8), "buffer-type"),
+        ([0.0] * 8, "buffer-type"),
+    ],
+)
+def test_buffers_that_do_not_fit(regression: models.Files, buffer: object, code: str) -> None:
+    module, state = open_module(regression)
+    before = state.parameters["W"].data.copy()
+    with pytest.raises(OdtpackError) as caught:
+        module.copy_buffer_to_parameters(buffer)
+    assert caught.value.code == code
+    assert np.array_equal(state.parameters["W"].data, before)
+
+
+def test_session_options_reach_the_sessions(regression: models.Files, tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    module, _ = open_module(regression, session_options=options)
+    assert (tmp_path / "optimized.onnx").exists()
+    ((x, t),) = batches(1)
+    assert np.isfinite(module(x, t))
+
+
+def test_a_model_without_trainable_parameters_computes_the_loss(tmp_path: Path) -> None:
+    files = models.regression(tmp_path)
+    data = CheckpointState.load_checkpoint(files.checkpoint).snapshot(False)
+    data.frozen |= data.trainable
+    data.trainable = {}
+    data.frozen.pop("mean")
+    state = CheckpointState(data)
+    module = Module(files.evaluation, state)  # type: ignore[arg-type]
+    ((x, t),) = batches(1)
+    loss, prediction = module(x, t)
+    assert prediction.shape == (5, 2)
+    np.testing.assert_allclose(loss, oracle(state).forward(x, t)[0], rtol=1e-6)
+    assert module.get_parameters_size() == 0
+
+
+TEXT = f"""{models.HEADER}
+training (string[batch] words, float[batch] target, float[1] W, float[1] W_grad_buffer,
+          bool[1] lazy_reset_grad)
+      => (float loss, float[1] W_grad_out)
+   <string[1] yes = {{"yes"}}>
+{{
+    hit_flag = Equal(words, yes)
+    hit = Cast<to = 1>(hit_flag)
+    prediction = Mul(hit, W)
+    difference = Sub(prediction, target)
+    square = Mul(difference, difference)
+    loss = ReduceMean<keepdims = 0>(square)
+    error = Mul(difference, hit)
+    mean_error = ReduceMean<keepdims = 1>(error)
+    W_grad = Add(mean_error, mean_error)
+    W_sum = Add(W_grad_buffer, W_grad)
+    W_grad_out = Where(lazy_reset_grad, W_grad, W_sum)
+}}""".replace('"" : 17', '"" : 19')
+
+
+def test_text_inputs(tmp_path: Path) -> None:
+    from odtpack_runtime.checkpoint_format import CheckpointData
+
+    training = models.write(tmp_path, "training_model.onnx", TEXT)
+    state = CheckpointState(CheckpointData({"W": np.float32([2])}, {}))
+    module = Module(training, state)
+    words, target = np.array(["yes", "no", "yes", "no"]), np.float32([1, 0, 0, 1])
+    assert str(module.input_specs()[0]) == "text[batch]"
+    for repeat in (1, 2):
+        # loss = (1 + 0 + 4 + 1) / 4; gradient = 2 * (1 + 2) / 4
+        assert module(words, target) == np.float32(1.5)
+        assert state.parameters["W"].grad.tolist() == [1.5 * repeat]
+    assert module(words.tolist(), target) == np.float32(1.5)
+    with pytest.raises(OdtpackError) as caught:
+        module(np.float32([1, 2, 3, 4]), target)
+    assert caught.value.code == "input-type"

@@ -1,0 +1,273 @@
+"""What does not fit is refused with a sentence that says what, and nothing crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState, Module, OdtpackError
+from odtpack_runtime.checkpoint_format import CheckpointData
+from tests.runtime import models
+
+X, T = np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "says"),
+    [
+        ((), "input-count", "takes 2 inputs and 0"),
+        ((X,), "input-count", "takes 2 inputs and 1"),
+        ((X, T, T), "input-count", "takes 2 inputs and 3"),
+        ((X.astype(np.float64), T), "input-type", "'input' must be float32"),
+        ((X, T.astype(np.int64)), "input-type", "'target' must be float32"),
+        ((X.astype(">f4"), T), "input-type", "'input'"),
+        ((X[:, :2], T), "input-shape", r"float32\[batch, 3\], and its shape is \[5, 2\]"),
+        ((X[0], T), "input-shape", r"shape is \[3\]"),
+        ((X[None], T), "input-shape", "'input'"),
+        ((X, T[:4]), "input-sizes-differ", "'batch' is 5 in input 'input' and 4 in input 'target'"),
+        ((X[:0], T[:0]), "empty-batch", "'input' is empty"),
+        (([], []), "input-shape", "'input'"),
+        (([[1, 2, 3], [1]], T), "input-shape", "no regular array"),
+        (("text", T), "input-type", "'input'"),
+        ((None, T), "input-type", "'input'"),
+    ],
+)
+def test_inputs_that_do_not_fit(
+    regression: models.Files, inputs: tuple[object, ...], code: str, says: str
+) -> None:
+    module = Module(regression.training, CheckpointState.load_checkpoint(regression.checkpoint))
+    for _ in range(2):
+        with pytest.raises(OdtpackError, match=says) as caught:
+            module(*inputs)
+        assert caught.value.code == code
+        assert np.isfinite(module(X, T))  # a call that fits works, before and after
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [2**40, 0], [0, -(2**63)]])
+def test_labels_out_of_range(classifier: models.Files, labels: list[int]) -> None:
+    module = Module(classifier.training, CheckpointState.load_checkpoint(classifier.checkpoint))
+    x = np.zeros((2, 4), np.float32)
+    with pytest.raises(OdtpackError, match="numbered 0 to 2") as caught:
+        module(x, np.array(labels))
+    assert caught.value.code == "label-out-of-range"
+    wrong = next(label for label in labels if not 0 <= label < 3)
+    assert f"label {wrong} at [{labels.index(wrong)}]" in str(caught.value)
+    module(x, np.array([0, 2]))
+
+
+def test_one_label_may_be_ignored(tmp_path: Path) -> None:
+    files = models.classifier(
+        tmp_path, {"odtpack.class_count": "3", "odtpack.ignore_index": "-100"}
+    )
+    module = Module(files.training, CheckpointState.load_checkpoint(files.checkpoint))
+    x = np.zeros((2, 4), np.float32)
+    module(x, np.array([-100, 2]))
+    with pytest.raises(OdtpackError, match="label -1 "):
+        module(x, np.array([-100, -1]))
+
+
+def test_without_a_class_count_labels_are_taken_as_they_are(tmp_path: Path) -> None:
+    files = models.classifier(tmp_path, {})
+    module = Module(files.training, CheckpointState.load_checkpoint(files.checkpoint))
+    loss, _ = module(np.zeros((1, 4), np.float32), np.array([7]))
+    assert loss == 0
+
+
+def test_metadata_that_are_no_number(tmp_path: Path) -> None:
+    files = models.classifier(tmp_path, {"odtpack.class_count": "many"})
+    with pytest.raises(OdtpackError, match=r"odtpack\.class_count = 'many'"):
+        Module(files.training, CheckpointState.load_checkpoint(files.checkpoint))
+
+
+def test_evaluation_without_a_model(regression: models.Files, tmp_path: Path) -> None:
+    module = Module(regression.training, CheckpointState.load_checkpoint(regression.checkpoint))
+    module.eval()
+    for use in (
+        lambda: module(X, T),
+        lambda: module.input_names(),
+        lambda: module.export_model_for_inferencing(tmp_path / "m.onnx", ["prediction"]),
+    ):
+        with pytest.raises(OdtpackError) as caught:
+            use()
+        assert caught.value.code == "no-eval-model"
+    module.train()
+    module(X, T)
+
+
+def test_devices(regression: models.Files) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    with pytest.raises(OdtpackError, match="cuda"):
+        Module(regression.training, state, device="cuda")
+    Module(regression.training, state, device="cpu")
+
+
+def test_files_that_are_no_models(regression: models.Files, tmp_path: Path) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    (tmp_path / "text.onnx").write_text("this is not a model")
+    for path, code in [
+        (tmp_path / "absent.onnx", "model-not-found"),
+        (tmp_path, "model-not-found"),
+        (tmp_path / "text.onnx", "model-not-loadable"),
+        (regression.checkpoint, "model-not-loadable"),
+    ]:
+        with pytest.raises(OdtpackError) as caught:
+            Module(path, state)
+        assert caught.value.code == code
+        with pytest.raises(OdtpackError) as caught:
+            Module(regression.training, state, path)
+        assert caught.value.code == code
+
+
+def _without(name: str) -> Callable[[CheckpointData], None]:
+    def change(data: CheckpointData) -> None:
+        data.trainable.pop(name, None)
+        data.frozen.pop(name, None)
+
+    return change
+
+
+def _reshaped(data: CheckpointData) -> None:
+    data.trainable["W"] = data.trainable["W"].T
+
+
+def _retyped(data: CheckpointData) -> None:
+    data.frozen["scale"] = data.frozen["scale"].astype(np.float64)
+
+
+def _double(data: CheckpointData) -> None:
+    data.trainable["extra"] = np.zeros(2)
+
+
+def _frozen_weight(data: CheckpointData) -> None:
+    data.frozen["W"] = data.trainable.pop("W")
+
+
+def _trained_scale(data: CheckpointData) -> None:
+    data.trainable["scale"] = data.frozen.pop("scale")
+
+
+def _extra(data: CheckpointData) -> None:
+    data.frozen["extra"] = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_without("W"), "'scale'|'W'|W_grad"),
+        (_without("scale"), "'scale' belongs to no parameter"),
+        (_without("b"), "'b' belongs to no parameter"),
+        (_without("mean"), "'mean' belongs to no parameter"),
+        (_reshaped, r"'W' is float32\[3, 2\] in the model, and float32\[2, 3\] in the checkpoint"),
+        (_retyped, r"'scale' is float32\[3\] in the model, and float64\[3\]"),
+        (_double, "no gradient for 'extra'"),
+        (_frozen_weight, "W_grad.accumulation.buffer"),
+        (_trained_scale, "no gradient for 'scale'"),
+        (_extra, "'extra', which the model does not have"),
+    ],
+)
+def test_models_and_checkpoints_that_do_not_go_together(
+    regression: models.Files, change: Callable[[CheckpointData], None], says: str
+) -> None:
+    data = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
+    change(data)
+    with pytest.raises(OdtpackError, match=says) as caught:
+        Module(regression.training, CheckpointState(data), regression.evaluation)
+    assert caught.value.code == "model-mismatch"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("bool[1] lazy_reset_grad", "bool[1] other", "'other' belongs to no parameter"),
+        ("float[2] b_grad_out", "float[2] b_out", "b_grad"),
+        ("float[3] mean_update_out", "float[3, 1] mean_update_out", "unlike the parameter"),
+        ("float[3, 2] W_grad_buffer", "double[3, 2] W_grad_buffer", "W_grad"),
+    ],
+)
+def test_training_models_that_break_the_contract(
+    regression: models.Files, old: str, new: str, says: str
+) -> None:
+    # Renames the declaration and every use; the text need not run, only load.
+    text = models.REGRESSION_TRAINING
+    assert old in text
+    name, other = old.rsplit(maxsplit=1)[-1], new.rsplit(maxsplit=1)[-1]
+    text = text.replace(old, new).replace(name, other)
+    try:
+        path = models.write(regression.folder, "other.onnx", text)
+    except Exception:  # types or shapes that contradict each other: not a model at all
+        path = regression.folder / "other.onnx"
+        path.write_bytes(_unchecked(text))
+    with pytest.raises(OdtpackError) as caught:
+        Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
+    assert caught.value.code in ("model-mismatch", "model-not-loadable")
+    if caught.value.code == "model-mismatch":
+        assert caught.match(says)
+
+
+def _unchecked(text: str) -> bytes:
+    import onnx.parser
+
+    model = onnx.parser.parse_model(text)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def test_a_training_model_is_no_evaluation_model(regression: models.Files) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    with pytest.raises(OdtpackError, match="computes gradients"):
+        Module(regression.training, state, regression.training)
+
+
+def test_only_float32_is_trained(regression: models.Files) -> None:
+    text = models.REGRESSION_TRAINING.replace("float[2] b,", "double[2] b_double,")
+    text = text.replace("float[2] b_grad_buffer", "double[2] b_double_grad_buffer")
+    text = text.replace("float[2] b_grad_out", "double[2] b_double_grad_out")
+    text = text.replace("<float two", "<float unused = {0.0}, float two").replace(
+        "    scaled = Mul", "    b = Cast<to = 1>(b_double)\n    scaled = Mul"
+    )
+    text = text.replace(
+        "b_sum = Add(b_grad_buffer, b_grad)",
+        "b_double_grad = Cast<to = 11>(b_grad)\n    b_sum = Add(b_double_grad_buffer, b_double_grad)",
+    ).replace(
+        "b_grad_out = Where(lazy_reset_grad, b_grad, b_sum)",
+        "b_double_grad_out = Where(lazy_reset_grad, b_double_grad, b_sum)",
+    )
+    path = models.write(regression.folder, "double.onnx", text)
+    data = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
+    data.trainable["b_double"] = data.trainable.pop("b").astype(np.float64)
+    with pytest.raises(OdtpackError, match="only float32 can be trained") as caught:
+        Module(path, CheckpointState(data))
+    assert caught.value.code == "parameter-type"
+
+
+def test_a_state_keeps_the_order_of_its_first_module(regression: models.Files) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    Module(regression.training, state)
+    swapped = models.REGRESSION_TRAINING.replace(
+        "float[3, 2] W, float[3] scale, float[2] b,", "float[2] b, float[3] scale, float[3, 2] W,"
+    )
+    other = models.write(regression.folder, "swapped.onnx", swapped)
+    with pytest.raises(OdtpackError, match="another order"):
+        Module(other, state)
+    Module(other, CheckpointState.load_checkpoint(regression.checkpoint))
+
+
+def test_a_run_that_fails_says_so(regression: models.Files, capfd: pytest.CaptureFixture) -> None:
+    # The model claims a free batch and then reshapes to five rows.
+    text = models.REGRESSION_TRAINING.replace(
+        "scaled = Mul(input, scale)",
+        "five = Constant<value_ints = [5, 3]>()\n    fixed = Reshape(input, five)\n"
+        "    scaled = Mul(fixed, scale)",
+    )
+    path = models.write(regression.folder, "fixed.onnx", text)
+    module = Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
+    module(X, T)
+    with pytest.raises(OdtpackError, match="in the middle of a step") as caught:
+        module(X[:4], T[:4])
+    assert caught.value.code == "run-failed"
+    module.lazy_reset_grad()
+    assert module(X, T).shape == ()
+    capfd.readouterr()  # ONNX Runtime's own log

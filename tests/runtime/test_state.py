@@ -1,0 +1,202 @@
+"""CheckpointState without and with a Module: parameters and properties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import (
+    CheckpointState,
+    Module,
+    OdtpackError,
+    UnknownKeyError,
+    WrongTypeError,
+)
+from odtpack_runtime.checkpoint_format import CheckpointData
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.layout import ALIGNMENT, address
+from tests.runtime import models
+
+
+@pytest.fixture
+def state() -> CheckpointState:
+    return CheckpointState(
+        CheckpointData(
+            {"w": np.float32([[1, 2], [3, 4]]), "a": np.float32([5])}, {"f": np.int64([6, 7])}
+        )
+    )
+
+
+def test_parameters_are_a_mapping_sorted_by_name(state: CheckpointState) -> None:
+    assert [name for name, _ in state.parameters] == ["a", "f", "w"]
+    assert [parameter.name for _, parameter in state.parameters] == ["a", "f", "w"]
+    assert len(state.parameters) == 3
+    assert "w" in state.parameters
+    assert "x" not in state.parameters
+    assert state.parameters["w"].requires_grad
+    assert not state.parameters["f"].requires_grad
+    assert repr(state.parameters) == "Parameters(a, f, w)"
+    assert repr(state.parameters["f"]) == "Parameter('f', int64[2], frozen)"
+
+
+@pytest.mark.parametrize("name", ["x", 3, None, []])
+def test_an_unknown_parameter_is_a_key_error(state: CheckpointState, name: object) -> None:
+    with pytest.raises(KeyError, match="a, f, w") as caught:
+        state.parameters[name]  # type: ignore[index]
+    assert isinstance(caught.value, UnknownKeyError)
+    assert isinstance(caught.value, OdtpackError)
+
+
+def test_values_are_live_and_can_be_set_before_a_module_exists(state: CheckpointState) -> None:
+    view = state.parameters["w"].data
+    state.parameters["w"].data = np.float32([[0, 0], [0, 1]])
+    assert view.tolist() == [[0, 0], [0, 1]]
+    view[0, 0] = 9
+    assert state.parameters["w"].data[0, 0] == 9
+    state.parameters["a"] = np.float32([8])
+    assert state.parameters["a"].data.tolist() == [8]
+    assert state.parameters["w"].grad is None
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (np.zeros((2, 1), np.float32), "parameter-shape"),
+        (np.zeros(4, np.float32), "parameter-shape"),
+        (np.zeros((2, 2)), "parameter-type"),
+        ([[1, 2], [3, 4]], "parameter-type"),
+    ],
+)
+def test_a_value_of_another_shape_or_type_is_refused(
+    state: CheckpointState, value: object, code: str
+) -> None:
+    with pytest.raises(OdtpackError, match="'w'") as caught:
+        state.parameters["w"].data = value  # type: ignore[assignment]
+    assert caught.value.code == code
+    assert state.parameters["w"].data.tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_module_places_parameters_in_aligned_flat_memory(regression: models.Files) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    before = {name: parameter.data.copy() for name, parameter in state.parameters}
+    module = Module(regression.training, state, regression.evaluation)
+    for name, parameter in state.parameters:
+        assert address(parameter.data) % ALIGNMENT == 0
+        assert np.array_equal(parameter.data, before[name])
+        if parameter.requires_grad:
+            assert parameter.grad is not None
+            assert parameter.grad.shape == parameter.data.shape
+            assert not parameter.grad.any()
+        else:
+            assert parameter.grad is None
+    flat = module.flat
+    assert [slot.name for slot in flat.trainable.slots] == ["W", "b"]
+    assert [slot.name for slot in flat.frozen.slots] == ["scale", "mean"]
+    assert np.shares_memory(flat.parameters, state.parameters["b"].data)
+    assert np.shares_memory(flat.gradients, state.parameters["b"].grad)
+    assert np.shares_memory(flat.constants, state.parameters["mean"].data)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (3, 3),
+        (-(2**63), -(2**63)),
+        (True, 1),
+        (np.bool_(False), 0),
+        (np.int16(-5), -5),
+        (np.uint64(2**62), 2**62),
+        (0.1, float(np.float32(0.1))),
+        (np.float32(2.0), 2.0),
+        (np.float64(2.0), 2.0),
+        (np.float16(0.5), 0.5),
+        (float("inf"), float("inf")),
+        ("text", "text"),
+        ("", ""),
+        (b"x", "x"),
+        ("ä".encode(), "ä"),
+    ],
+)
+def test_properties_keep_numbers_and_text(
+    state: CheckpointState, tmp_path: Path, value: object, kept: object
+) -> None:
+    state.properties["p"] = value
+    assert state.properties["p"] == kept
+    assert type(state.properties["p"]) is type(kept)
+    CheckpointState.save_checkpoint(state, tmp_path / "c")
+    loaded = CheckpointState.load_checkpoint(tmp_path / "c").properties["p"]
+    assert loaded == kept
+    assert type(loaded) is type(kept)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (None, TypeError),
+        ([1], TypeError),
+        (np.zeros(2), TypeError),
+        (1j, TypeError),
+        (2**63, OdtpackError),
+        (1e300, OdtpackError),
+        (b"\xff", OdtpackError),
+        ("\ud800", OdtpackError),
+    ],
+)
+def test_other_properties_are_refused(
+    state: CheckpointState, value: object, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind) as caught:
+        state.properties["p"] = value
+    assert isinstance(caught.value, OdtpackError)
+    assert "p" not in state.properties
+
+
+def test_properties_are_a_mapping(state: CheckpointState) -> None:
+    assert len(state.properties) == 0
+    state.properties["b"] = 1
+    state.properties["a"] = "x"
+    state.properties["b"] = 2.5
+    assert list(state.properties) == [("a", "x"), ("b", 2.5)]
+    assert len(state.properties) == 2
+    assert repr(state.properties) == "Properties({'b': 2.5, 'a': 'x'})"
+    with pytest.raises(KeyError, match="a, b"):
+        state.properties["c"]
+    with pytest.raises(WrongTypeError):
+        state.properties[3] = 1  # type: ignore[index]
+    with pytest.raises(WrongTypeError):
+        state.properties[""] = 1
+
+
+def test_a_state_is_not_made_of_anything_else(regression: models.Files, tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        CheckpointState("checkpoint")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        CheckpointState.save_checkpoint("checkpoint", tmp_path / "c")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Module(regression.training, "checkpoint")  # type: ignore[arg-type]
+
+
+def test_a_nominal_state_has_names_only(regression: models.Files, tmp_path: Path) -> None:
+    data = CheckpointData({"W": np.zeros((3, 2), np.float32)}, {}, True, None, {"round": 1})
+    write_checkpoint(tmp_path / "nominal", data)
+    state = CheckpointState.load_checkpoint(tmp_path / "nominal")
+    assert state.is_nominal
+    assert "W" in state.parameters
+    assert len(state.parameters) == 1
+    for use in (
+        lambda: state.parameters["W"],
+        lambda: list(state.parameters),
+        lambda: state.parameters.__setitem__("W", np.zeros((3, 2), np.float32)),
+        lambda: Module(regression.training, state),
+    ):
+        with pytest.raises(OdtpackError) as caught:
+            use()
+        assert caught.value.code == "nominal-state"
+    state.properties["round"] = 2
+    CheckpointState.save_checkpoint(state, tmp_path / "again")
+    again = CheckpointState.load_checkpoint(tmp_path / "again")
+    assert again.is_nominal
+    assert again.properties["round"] == 2
+    assert "W" in again.parameters
