@@ -1,27 +1,47 @@
 # Every target sets up what it needs; the second run starts within seconds.
-PYTHON ?= python3
+# PYTHON=/path/to/python3.12 names the interpreter, 3.11 or newer.
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 
-.PHONY: setup demo test check format peer bench clean
+.NOTPARALLEL:
+.PHONY: help setup demo test check format peer bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    set up, then build, fine-tune and replay a digit classifier"
-	@echo "make test    set up, then run the tests"
+	@echo "make demo    set up, then build, train and replay a digit classifier"
+	@echo "make test    set up, then run the tests (JOBS=$(JOBS) at once)"
 	@echo "make check   lint, format check, strict types"
+	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make bench   step time and peak memory against the reference"
+	@echo "make clean   remove what these targets made"
 
-$(VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,test,oracle,dev]' 'torch==2.13.0'
-	@touch $@
+demo: $(VENV)/.ready-demo
+	@$(BIN)/odtpack demo --out build/demo
 
-setup: $(VENV)/.ready
+test: $(VENV)/.ready-full
+	@$(BIN)/python -m pytest -n $(JOBS)
+
+check: $(VENV)/.ready-full
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.ready-full
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+setup: $(VENV)/.ready-full
 
 peer:
 	@scripts/setup_peer.sh .venv-peer
 
+bench: $(VENV)/.ready-full peer
+	@$(BIN)/python -m benchmarks.compare_peer
+
 clean:
 	rm -rf $(VENV) .venv-peer build
+
+$(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
+	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

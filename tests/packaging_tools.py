@@ -1,23 +1,37 @@
-"""Builds packages from zoo models, for tests and benchmarks."""
+"""Builds packages from zoo models and opens them, for tests and benchmarks."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-
+import onnxruntime
 from odtpack import artifacts
 from odtpack_runtime import CheckpointState, Module, Optimizer
+
+LOSSES = {
+    "mse": artifacts.LossType.MSELoss,
+    "cross_entropy": artifacts.LossType.CrossEntropyLoss,
+    "bce_with_logits": artifacts.LossType.BCEWithLogitsLoss,
+    "l1": artifacts.LossType.L1Loss,
+}
+OPTIMIZERS = {"sgd": artifacts.OptimType.SGD, "adamw": artifacts.OptimType.AdamW}
 
 
 def trainable_names(model: onnx.ModelProto) -> list[str]:
     """Initializers of a zoo model that take a gradient: all but running statistics."""
-    return [
-        tensor.name
-        for tensor in model.graph.initializer
-        if not tensor.name.endswith(("running_mean", "running_var"))
-    ]
+    return [tensor.name for tensor in model.graph.initializer if not _is_statistic(tensor.name)]
+
+
+def statistic_names(model: onnx.ModelProto) -> list[str]:
+    """Running statistics of a zoo model."""
+    return [tensor.name for tensor in model.graph.initializer if _is_statistic(tensor.name)]
+
+
+def _is_statistic(name: str) -> bool:
+    return name.endswith(("running_mean", "running_var"))
 
 
 def generate(
@@ -25,28 +39,35 @@ def generate(
     folder: Path,
     optimizer: artifacts.OptimType = artifacts.OptimType.SGD,
     loss: artifacts.LossType = artifacts.LossType.CrossEntropyLoss,
+    **options: Any,
 ) -> Path:
-    """Artifacts that train every parameter of a zoo model."""
+    """Artifacts that train every parameter of a zoo model; return ``folder``."""
+    arguments = {"requires_grad": trainable_names(model), **options}
     artifacts.generate_artifacts(
-        model,
-        requires_grad=trainable_names(model),
-        loss=loss,
-        optimizer=optimizer,
-        artifact_directory=folder,
+        model, loss=loss, optimizer=optimizer, artifact_directory=folder, **arguments
     )
     return folder
 
 
-def open_training(folder: Path, session_options: object = None) -> tuple[CheckpointState, Module, Optimizer]:
+def open_training(
+    folder: Path,
+    session_options: onnxruntime.SessionOptions | None = None,
+    checkpoint: Path | None = None,
+) -> tuple[CheckpointState, Module, Optimizer]:
     """Open a generated folder through the training runtime."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    state = CheckpointState.load_checkpoint(checkpoint or folder / "checkpoint")
     module = Module(
-        folder / "training_model.onnx", state, folder / "eval_model.onnx", session_options=session_options
+        folder / "training_model.onnx",
+        state,
+        folder / "eval_model.onnx",
+        session_options=session_options,
     )
     return state, module, Optimizer(folder / "optimizer_model.onnx", module)
 
 
-def batch(model: onnx.ModelProto, size: int, seed: int = 0, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+def batch(
+    model: onnx.ModelProto, size: int, seed: int = 0, classes: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
     """Random input of a zoo model's shape and type, and labels."""
     random = np.random.default_rng(seed)
     tensor = model.graph.input[0].type.tensor_type

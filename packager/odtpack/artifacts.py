@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from odtpack import losses, optimizers
-from odtpack.emit import write_package
+from odtpack.build import write_artifacts
 from odtpack.errors import OdtpackError
 from odtpack.loading import ModelLike, load_model
-from odtpack.ort_format import convert_models
-from odtpack.training import Recipe, build_graphs
+from odtpack.training import Recipe
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -103,23 +102,23 @@ def generate_artifacts(
     library = None if custom_op_library is None else Path(custom_op_library)
     if library is not None and not library.is_file():
         raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is no file")
-    graphs = build_graphs(
-        load_model(model),
-        Recipe(
-            train,
-            frozen,
-            chosen,
-            _names(loss_input_names, "loss_input_names"),
-            _names(additional_output_names, "additional_output_names"),
-        ),
+    recipe = Recipe(
+        train,
+        frozen,
+        chosen,
+        _names(loss_input_names, "loss_input_names"),
+        _names(additional_output_names, "additional_output_names"),
     )
-    opset = graphs.training.graph.opset_imports[""]
-    pair = None if method is None else (method, optimizers.optimizer_model(method, opset))
-    folder = Path.cwd() if artifact_directory is None else Path(artifact_directory)
-    write_package(graphs, chosen, pair, folder, prefix, nominal=nominal_checkpoint)
-    if ort_format:
-        kinds = ["training", "eval"] + (["optimizer"] if pair else [])
-        convert_models([folder / f"{prefix}{kind}_model.onnx" for kind in kinds], library)
+    write_artifacts(
+        load_model(model),
+        recipe,
+        method,
+        Path.cwd() if artifact_directory is None else Path(artifact_directory),
+        prefix=prefix,
+        ort_format=ort_format,
+        custom_op_library=library,
+        nominal=nominal_checkpoint,
+    )
 
 
 def _enum(value: object, kind: type[enum.IntEnum], name: str) -> enum.IntEnum:

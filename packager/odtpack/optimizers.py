@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from odtpack import targets
 from odtpack.autodiff.ops import Ops
+from odtpack.errors import OdtpackError
 from odtpack.passes import aliases
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
@@ -46,6 +47,9 @@ class AdamW:
     p <- p - lr weight_decay p
 
     Source: Hugging Face transformers' AdamW, after Loshchilov and Hutter (2019).
+
+    Raises:
+        OdtpackError: A hyperparameter is out of range.
     """
 
     kind = "adamw"
@@ -54,6 +58,20 @@ class AdamW:
     epsilon: float = 1e-6
     weight_decay: float = 0.0
     moments: tuple[str, ...] = (FIRST, SECOND)
+
+    def __post_init__(self) -> None:
+        for name, good, bounds in (
+            ("beta1", 0 < self.beta1 < 1, "between 0 and 1"),
+            ("beta2", 0 < self.beta2 < 1, "between 0 and 1"),
+            ("epsilon", 0 < self.epsilon < math.inf, "above 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more"),
+        ):
+            if not good:
+                raise OdtpackError(
+                    "bad-hyperparameter",
+                    f"{name} is {getattr(self, name):g}; it must be {bounds}",
+                    hint=f"leave it out: the default is {getattr(AdamW, name):g}",
+                )
 
     def write(self, op: Ops, values: dict[str, ir.Value]) -> dict[str, ir.Value]:
         """Write the update; return the new value of each vector."""

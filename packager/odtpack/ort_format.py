@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from odtpack.errors import OdtpackError
+
+ORT_SUFFIX = ".ort"
+CONFIG_SUFFIX = ".required_operators.config"
 
 
 def convert_models(models: Sequence[Path], custom_op_library: Path | None) -> None:
@@ -19,16 +25,19 @@ def convert_models(models: Sequence[Path], custom_op_library: Path | None) -> No
         convert_onnx_models_to_ort,
     )
 
+    # The converter tells what it does on stdout, which belongs to the caller.
+    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
     for model in models:
         try:
-            convert_onnx_models_to_ort(
-                model,
-                optimization_styles=[OptimizationStyle.Fixed],
-                custom_op_library_path=custom_op_library,
-            )
+            with contextlib.redirect_stdout(io.StringIO()):
+                convert_onnx_models_to_ort(
+                    model,
+                    optimization_styles=[OptimizationStyle.Fixed],
+                    custom_op_library_path=custom_op_library,
+                )
         except Exception as error:
             raise OdtpackError(
                 "ort-conversion-failed",
-                f"ONNX Runtime cannot convert {str(model)!r} to ORT format: {error}",
-                hint="leave ort_format out, or report the model",
+                f"ONNX Runtime cannot convert {model.name!r} to ORT format: {error}",
+                hint="leave ORT format out, or report the model",
             ) from error

@@ -19,10 +19,11 @@ one of ONNX Runtime's on-device training, version 2 (field numbers in order)::
 All numbers are little-endian. ``raw_data`` is the tensor's elements in row-major
 order. With ``has_external_data`` the elements of a tensor whose
 ``external_data_offset`` is not negative lie at that offset of the file
-``<checkpoint>.data`` instead. In a nominal state tensors have a name and a
-type, and neither dimensions nor data. State parameters (running statistics) are
-stored among ``frozen_params``. There is at most one optimizer group, ``group0``;
-the moments of a parameter are named ``momentum0``, ``momentum1``.
+``<checkpoint>.data`` instead, which must not be a link. In a nominal state
+tensors have a name and a type, and neither dimensions nor data. State
+parameters (running statistics) are stored among ``frozen_params``. There is at
+most one optimizer group, ``group0``; the moments of a parameter are named
+``momentum0``, ``momentum1``.
 
 The reader trusts nothing: see :mod:`odtpack_runtime.flatbuffer`. On top of
 that it requires known element types, sizes that agree with the dimensions,
@@ -233,6 +234,8 @@ class _Reader:
     def _open_data(self, stack: ExitStack) -> None:
         if self._data_path is None:
             self._source.fail("it refers to a data file, which a checkpoint in memory cannot have")
+        if self._data_path.is_symlink():  # it could lead to any file of the reader's
+            self._source.fail("its data file is a link")
         stream = stack.enter_context(self._data_path.open("rb"))
         self._data = Source(stream, "checkpoint", str(self._data_path), limit=None)
         self._external_left = self._data.size

@@ -77,6 +77,12 @@ def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None
             with suppress(OSError):
                 data_path.unlink()
         return
+    if data_path.is_symlink():
+        raise OdtpackError(
+            "file-not-written",
+            f"{data_path} is a link, and a checkpoint's data are not written through links.",
+            where=str(data_path),
+        )
     try:
         start = _free_region(data_path, occupied, _nbytes(data))
         head = _Head(data, external_from=start)

@@ -11,7 +11,7 @@ import onnxruntime
 
 from odtpack_runtime.checkpoint import CheckpointState, FlatState, nominal_error
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
-from odtpack_runtime.layout import Array, allocate
+from odtpack_runtime.layout import Array, allocate, view
 from odtpack_runtime.session import BoundGraph, open_session
 from odtpack_runtime.signature import (
     BUFFER_SUFFIX,
@@ -20,6 +20,7 @@ from odtpack_runtime.signature import (
     UPDATE_SUFFIX,
     GraphSignature,
     TensorSpec,
+    model_mismatch,
 )
 
 
@@ -71,42 +72,19 @@ class Module:
         self.training = True
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
-        session = open_session(train_model_uri, self.session_options)
-        signature = self._signature(session, str(train_model_uri))
-        missing = state.arrays(trainable=True).keys() - set(signature.gradients)
-        if missing:
-            raise OdtpackError(
-                "model-mismatch",
-                f"The training model computes no gradient for '{min(missing)}', which the "
-                "checkpoint marks as trainable.",
-                where=str(train_model_uri),
-                hint="use the models and the checkpoint of one package",
-            )
-        eval_session = eval_signature = None
-        if self._eval_path is not None:
-            eval_session = open_session(self._eval_path, self.session_options)
-            eval_signature = self._signature(eval_session, str(self._eval_path))
-            if eval_signature.gradients:
-                raise OdtpackError(
-                    "model-mismatch",
-                    "The evaluation model computes gradients.",
-                    where=str(self._eval_path),
-                    hint="pass eval_model.onnx as the third argument",
-                )
+        session, signature = self._open(train_model_uri)
+        evaluation = self._open(self._eval_path) if self._eval_path is not None else None
+        eval_signature = evaluation[1] if evaluation else None
         extra = set(eval_signature.parameters if eval_signature else ())
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
-        unused = state.arrays(trainable=False).keys() - set(self._order)
-        if unused:
-            raise OdtpackError(
-                "model-mismatch",
-                f"The checkpoint holds '{min(unused)}', which the model does not have.",
-                where=str(train_model_uri),
-                hint="use the models and the checkpoint of one package",
-            )
+        self._check(signature, eval_signature, str(train_model_uri))
 
         metadata = session.get_modelmeta().custom_metadata_map
-        class_count = _whole_number(metadata, "odtpack.class_count", str(train_model_uri))
-        ignored = _whole_number(metadata, "odtpack.ignore_index", str(train_model_uri))
+        class_count, ignored_label = (
+            _whole_number(metadata, key, str(train_model_uri))
+            for key in ("odtpack.class_count", "odtpack.ignore_index")
+        )
+        # Nothing has been changed so far: a Module that cannot be made leaves the state alone.
         self._flat = state.place(self._order)
         self._reset = np.zeros(1, np.bool_)
         self._train = BoundGraph(
@@ -114,28 +92,27 @@ class Module:
             signature.inputs,
             signature.outputs,
             class_count=class_count,
-            ignored_label=ignored,
+            ignored_label=ignored_label,
         )
         self._bind_parameters(self._train, signature)
-        for name in signature.gradients:
-            gradient = state.parameters[name].grad
-            assert gradient is not None  # noqa: S101 - placed above
-            self._train.bind_input(name + BUFFER_SUFFIX, gradient)
-            self._train.bind_output(name + GRADIENT_SUFFIX, gradient)
+        for slot in self._flat.trainable.slots:
+            gradient = view(self._flat.gradients, slot)
+            self._train.bind_input(slot.name + BUFFER_SUFFIX, gradient)
+            self._train.bind_output(slot.name + GRADIENT_SUFFIX, gradient)
         for name in signature.updates:
             self._train.bind_output(name + UPDATE_SUFFIX, state.parameters[name].data)
         if signature.gradients:
             self._train.bind_input(RESET_NAME, self._reset)
         self._eval: BoundGraph | None = None
-        if eval_signature is not None:
+        if evaluation is not None:
             self._eval = BoundGraph(
-                eval_session,
-                eval_signature.inputs,
-                eval_signature.outputs,
+                evaluation[0],
+                evaluation[1].inputs,
+                evaluation[1].outputs,
                 class_count=class_count,
-                ignored_label=ignored,
+                ignored_label=ignored_label,
             )
-            self._bind_parameters(self._eval, eval_signature)
+            self._bind_parameters(self._eval, evaluation[1])
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch.
@@ -283,14 +260,33 @@ class Module:
             raise _no_eval_model("Evaluation mode works only")
         return self._eval
 
-    def _signature(self, session: onnxruntime.InferenceSession, where: str) -> GraphSignature:
-        return GraphSignature.read(
-            where,
+    def _open(
+        self, path: str | os.PathLike[str]
+    ) -> tuple[onnxruntime.InferenceSession, GraphSignature]:
+        session = open_session(path, self.session_options)
+        signature = GraphSignature.read(
+            str(path),
             session.get_inputs(),
             session.get_outputs(),
             self.state.arrays(trainable=True),
             self.state.arrays(trainable=False),
         )
+        return session, signature
+
+    def _check(
+        self, signature: GraphSignature, evaluation: GraphSignature | None, where: str
+    ) -> None:
+        """Check that models and checkpoint speak of the same parameters."""
+        missing = self.state.arrays(trainable=True).keys() - set(signature.gradients)
+        unused = self.state.arrays(trainable=False).keys() - set(self._order)
+        if missing:
+            raise model_mismatch(
+                where, f"it computes no gradient for '{min(missing)}', which is marked as trainable"
+            )
+        if unused:
+            raise model_mismatch(where, f"it has no input '{min(unused)}'")
+        if evaluation is not None and evaluation.gradients:
+            raise model_mismatch(str(self._eval_path), "an evaluation model computes no gradients")
 
     def _bind_parameters(self, graph: BoundGraph, signature: GraphSignature) -> None:
         for name in signature.parameters:

@@ -79,7 +79,7 @@ class Optimizer:
         metadata = self._session.get_modelmeta().custom_metadata_map
         total = vectors["params"].size
         whole = metadata.get("odtpack.elementwise") == "false"
-        chunk = total if whole else CHUNK_ELEMENTS
+        chunk = max(total, 1) if whole else CHUNK_ELEMENTS
         self._bindings = [
             self._bind(start, min(start + chunk, total)) for start in range(0, total, chunk)
         ]
@@ -171,10 +171,10 @@ def _place_moments(
     if loaded is None:
         loaded = OptimizerState(0, _float32(DEFAULT_LEARNING_RATE), {})
     count = len(next(iter(loaded.moments.values()), ()))
-    kept = count
-    if not names and count == 1 and not any(m.any() for (m,) in loaded.moments.values()):
-        kept = 0  # the reference saves one moment per parameter with SGD, and never uses it
-    if kept != len(names) and (count or loaded.step):
+    idle = not any(moment.any() for own in loaded.moments.values() for moment in own)
+    # The reference saves one moment per parameter with SGD, and never uses it.
+    unused = idle and (loaded.step == 0 or (count == 1 and not names))
+    if count != len(names) and not unused:
         raise OdtpackError(
             "optimizer-mismatch",
             f"The checkpoint holds the state of an optimizer with {count} moments per parameter, "
@@ -189,8 +189,9 @@ def _place_moments(
         # Popped one by one: what is moved is freed.
         old = loaded.moments.pop(slot.name, [])
         new = [view(memory, slot) for memory in memories]
-        for target, source in zip(new, old, strict=False):
-            np.copyto(target, source)
+        if count == len(names):
+            for target, source in zip(new, old, strict=False):
+                np.copyto(target, source)
         if new:
             moments[slot.name] = new
     state = OptimizerState(loaded.step, loaded.learning_rate, moments)

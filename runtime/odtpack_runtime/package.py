@@ -25,6 +25,7 @@ class Package:
         eval_model: Path of the evaluation model.
         optimizer_model: Path of the optimizer model.
         checkpoint: Path of the checkpoint.
+        nominal_checkpoint: Path of the checkpoint without values; None if there is none.
     """
 
     path: Path
@@ -33,6 +34,7 @@ class Package:
     eval_model: Path
     optimizer_model: Path
     checkpoint: Path
+    nominal_checkpoint: Path | None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Package:
@@ -68,18 +70,15 @@ class Package:
             )
         manifest = Manifest.from_json(data, str(manifest_path))
         files = manifest.files
+        nominal = files.nominal_checkpoint
         return cls(
             root,
             manifest,
-            *(
-                _check_file(root, entry)
-                for entry in (
-                    files.training_model,
-                    files.eval_model,
-                    files.optimizer_model,
-                    files.checkpoint,
-                )
-            ),
+            training_model=_check_file(root, files.training_model),
+            eval_model=_check_file(root, files.eval_model),
+            optimizer_model=_check_file(root, files.optimizer_model),
+            checkpoint=_check_file(root, files.checkpoint),
+            nominal_checkpoint=None if nominal is None else _check_file(root, nominal),
         )
 
 

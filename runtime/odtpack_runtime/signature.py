@@ -216,17 +216,19 @@ class GraphSignature:
                 out.append(spec)
                 continue
             if not spec.fits(roles[owner].dtype, roles[owner].shape):
-                _mismatch(where, f"its output '{spec.name}' is {spec}, unlike the parameter")
+                raise model_mismatch(
+                    where, f"its output '{spec.name}' is {spec}, unlike the parameter"
+                )
             if owner not in parameters:
-                _mismatch(where, f"it updates '{owner}', which is not among its inputs")
+                raise model_mismatch(where, f"it updates '{owner}', which is not among its inputs")
             (gradients if suffix == GRADIENT_SUFFIX else updates).append(owner)
         buffers = {name for name in found if name.endswith(BUFFER_SUFFIX)}
         for name in buffers ^ {name + BUFFER_SUFFIX for name in gradients}:
-            _mismatch(where, f"'{name}' lacks its input or its output")
+            raise model_mismatch(where, f"'{name}' lacks its input or its output")
         if gradients and RESET_NAME not in found:
-            _mismatch(where, f"it has no input '{RESET_NAME}'")
+            raise model_mismatch(where, f"it has no input '{RESET_NAME}'")
         if not out:
-            _mismatch(where, "it has no outputs for the user")
+            raise model_mismatch(where, "it has no outputs for the user")
         return cls(user, parameters, tuple(out), tuple(gradients), tuple(updates))
 
 
@@ -241,7 +243,7 @@ def _read_inputs(
         array = roles.get(spec.name)
         if array is not None:
             if not spec.fits(array.dtype, array.shape):
-                _mismatch(
+                raise model_mismatch(
                     where,
                     f"'{spec.name}' is {spec} in the model, and {array.dtype}{list(array.shape)} "
                     "in the checkpoint",
@@ -249,7 +251,9 @@ def _read_inputs(
             found.append(spec.name)
         elif found or spec.name.endswith(BUFFER_SUFFIX):
             # User inputs come first: this is a parameter that the checkpoint does not have.
-            _mismatch(where, f"its input '{spec.name}' belongs to no parameter of the checkpoint")
+            raise model_mismatch(
+                where, f"its input '{spec.name}' belongs to no parameter of the checkpoint"
+            )
         else:
             user.append(spec)
     return tuple(user), found
@@ -266,8 +270,9 @@ def _owner(
     return name, None
 
 
-def _mismatch(where: str, reason: str) -> None:
-    raise OdtpackError(
+def model_mismatch(where: str, reason: str) -> OdtpackError:
+    """Return the error for a model that contradicts the checkpoint."""
+    return OdtpackError(
         "model-mismatch",
         f"The model does not go with the checkpoint: {reason}.",
         where=where,

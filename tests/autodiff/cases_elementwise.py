@@ -176,7 +176,7 @@ CASES: list[Case] = [
     *cases("Clip", {"x": spread(3, 4, avoid=[-0.1]), "lo": None, "hi": np.float32(-0.1)},
            lambda x, hi: torch.clamp(x, max=hi), const=["hi"], label="upper"),
     *cases("Clip", {"x": spread(3, 4)}, lambda x: x * 1, label="unbounded"),
-    *cases("Clip", {"x": spread(3, 4), "lo": np.float32(0), "hi": np.float32(3.4028234663852886e38)},
+    *cases("Clip", {"x": spread(3, 4), "lo": np.float32(0), "hi": np.finfo(np.float32).max},
            torch.clamp, const=["lo", "hi"], label="largest-float", wrt=["x"]),
     *cases("Clip", {"x": spread(3, 4, avoid=[-1, 1]), "lo": np.float32(-1), "hi": np.float32(1)},
            torch.clamp, label="learnt"),

@@ -20,11 +20,13 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
+from onnx.reference import ReferenceEvaluator
+
 from odtpack import targets
 from odtpack.autodiff import differentiate
+from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops
 from odtpack.loading import infer_shapes
-from onnx.reference import ReferenceEvaluator
 
 Array = np.ndarray
 STEP = 1e-6
@@ -56,6 +58,7 @@ class Case:
         differences: "onnx" as above; "torch" where the reference implementation lacks the
             operator or is wrong; "none" at a kink, where the convention is PyTorch's.
         double: Also run the gradient in float64 and hold it to a tighter tolerance.
+        expanded: Expand function bodies before differentiation.
         label: Tells apart cases of one operator.
     """
 
@@ -73,6 +76,7 @@ class Case:
     domain: str = ""
     differences: str = "onnx"
     double: bool = False
+    expanded: bool = False
     label: str = ""
 
     @property
@@ -158,8 +162,8 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     """The one-node model of a case, with its floats in the given precision."""
     values: dict[str, ir.Value] = {}
     inputs, initializers = [], []
-    for name, array in case.present.items():
-        array = cast_floats(array, floats)
+    for name, given in case.present.items():
+        array = cast_floats(given, floats)
         if name in case.constants:
             values[name] = ir.val(name, const_value=ir.tensor(array, name=name))
             initializers.append(values[name])
@@ -191,7 +195,10 @@ def cast_floats(array: Array, floats: type) -> Array:
 
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
     """The model with the gradients as outputs, and their names by input."""
-    return add_gradients(forward_model(case, floats), case.differentiated)
+    model = forward_model(case, floats)
+    return add_gradients(
+        expand(model, case.differentiated) if case.expanded else model, case.differentiated
+    )
 
 
 def add_gradients(

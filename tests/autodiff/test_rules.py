@@ -9,12 +9,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from torch.nn import functional as F
+
 from odtpack.autodiff import REGISTRY, differentiate
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.passes import batch_norm, gelu
-from torch.nn import functional as F
-
 from tests.autodiff import cases_elementwise, cases_matrix, cases_structure, cases_windows
 from tests.autodiff.oracle import (
     LEVELS,

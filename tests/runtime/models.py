@@ -129,7 +129,7 @@ optimizer (float[1] learning_rate, int64[1] step, float[n] params, float[n] grad
 
 
 def parse(text: str, metadata: dict[str, str] | None = None) -> onnx.ModelProto:
-    """A model from its text, in which `_buffer` and `_out` stand for the contract's dotted names."""
+    """A model from its text, where `_buffer` and `_out` stand for the contract's dotted names."""
     model = onnx.parser.parse_model(text)
     onnx.checker.check_model(model)
     renamed = {}

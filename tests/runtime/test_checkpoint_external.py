@@ -87,3 +87,16 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
             tmp_path / "absent" / "c", CheckpointData({"w": np.ones(50, np.float32)}, {})
         )
     assert caught.value.code == "file-not-written"
+
+
+def test_a_data_file_that_is_a_link_is_neither_read_nor_written(tmp_path: Path) -> None:
+    data = CheckpointData({"w": np.ones(50, np.float32)}, {})
+    write_checkpoint(tmp_path / "c", data)
+    (tmp_path / "c.data").rename(tmp_path / "elsewhere")
+    (tmp_path / "c.data").symlink_to("elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises(OdtpackError, match="link"):
+        read_checkpoint(tmp_path / "c")
+    with pytest.raises(OdtpackError, match="link"):
+        write_checkpoint(tmp_path / "c", data)
+    assert (tmp_path / "elsewhere").read_bytes() == before

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_runtime.layout import ALIGNMENT, Layout, address, allocate, view
@@ -11,6 +11,7 @@ dtypes = st.sampled_from([np.float32, np.int64, np.uint8, np.bool_])
 
 
 @given(shapes, st.data())
+@settings(deadline=None)
 def test_slots_are_aligned_disjoint_and_shared(shapes: list[tuple[int, ...]], data) -> None:
     tensors = [
         (f"t{index}", shape, np.dtype(data.draw(dtypes))) for index, shape in enumerate(shapes)

@@ -87,7 +87,7 @@ def test_evaluation_without_a_model(regression: models.Files, tmp_path: Path) ->
     module.eval()
     for use in (
         lambda: module(X, T),
-        lambda: module.input_names(),
+        module.input_names,
         lambda: module.export_model_for_inferencing(tmp_path / "m.onnx", ["prediction"]),
     ):
         with pytest.raises(OdtpackError) as caught:
@@ -165,7 +165,7 @@ def _extra(data: CheckpointData) -> None:
         (_double, "no gradient for 'extra'"),
         (_frozen_weight, "W_grad.accumulation.buffer"),
         (_trained_scale, "no gradient for 'scale'"),
-        (_extra, "'extra', which the model does not have"),
+        (_extra, "no input 'extra'"),
     ],
 )
 def test_models_and_checkpoints_that_do_not_go_together(
@@ -178,46 +178,9 @@ def test_models_and_checkpoints_that_do_not_go_together(
     assert caught.value.code == "model-mismatch"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("bool[1] lazy_reset_grad", "bool[1] other", "'other' belongs to no parameter"),
-        ("float[2] b_grad_out", "float[2] b_out", "b_grad"),
-        ("float[3] mean_update_out", "float[3, 1] mean_update_out", "unlike the parameter"),
-        ("float[3, 2] W_grad_buffer", "double[3, 2] W_grad_buffer", "W_grad"),
-    ],
-)
-def test_training_models_that_break_the_contract(
-    regression: models.Files, old: str, new: str, says: str
-) -> None:
-    # Renames the declaration and every use; the text need not run, only load.
-    text = models.REGRESSION_TRAINING
-    assert old in text
-    name, other = old.rsplit(maxsplit=1)[-1], new.rsplit(maxsplit=1)[-1]
-    text = text.replace(old, new).replace(name, other)
-    try:
-        path = models.write(regression.folder, "other.onnx", text)
-    except Exception:  # types or shapes that contradict each other: not a model at all
-        path = regression.folder / "other.onnx"
-        path.write_bytes(_unchecked(text))
-    with pytest.raises(OdtpackError) as caught:
-        Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
-    assert caught.value.code in ("model-mismatch", "model-not-loadable")
-    if caught.value.code == "model-mismatch":
-        assert caught.match(says)
-
-
-def _unchecked(text: str) -> bytes:
-    import onnx.parser
-
-    model = onnx.parser.parse_model(text)
-    data: bytes = model.SerializeToString()
-    return data
-
-
 def test_a_training_model_is_no_evaluation_model(regression: models.Files) -> None:
     state = CheckpointState.load_checkpoint(regression.checkpoint)
-    with pytest.raises(OdtpackError, match="computes gradients"):
+    with pytest.raises(OdtpackError, match="computes no gradients"):
         Module(regression.training, state, regression.training)
 
 
@@ -225,12 +188,11 @@ def test_only_float32_is_trained(regression: models.Files) -> None:
     text = models.REGRESSION_TRAINING.replace("float[2] b,", "double[2] b_double,")
     text = text.replace("float[2] b_grad_buffer", "double[2] b_double_grad_buffer")
     text = text.replace("float[2] b_grad_out", "double[2] b_double_grad_out")
-    text = text.replace("<float two", "<float unused = {0.0}, float two").replace(
-        "    scaled = Mul", "    b = Cast<to = 1>(b_double)\n    scaled = Mul"
-    )
+    text = text.replace("    scaled = Mul", "    b = Cast<to = 1>(b_double)\n    scaled = Mul")
     text = text.replace(
         "b_sum = Add(b_grad_buffer, b_grad)",
-        "b_double_grad = Cast<to = 11>(b_grad)\n    b_sum = Add(b_double_grad_buffer, b_double_grad)",
+        "b_double_grad = Cast<to = 11>(b_grad)\n"
+        "    b_sum = Add(b_double_grad_buffer, b_double_grad)",
     ).replace(
         "b_grad_out = Where(lazy_reset_grad, b_grad, b_sum)",
         "b_double_grad_out = Where(lazy_reset_grad, b_double_grad, b_sum)",

@@ -124,6 +124,17 @@ class Context:
         """Number of axes of a value."""
         return len(self.dims(value))
 
+    def size(self, value: ir.Value, axis: int) -> int:
+        """Length of one axis.
+
+        Raises:
+            OdtpackError: It is unknown.
+        """
+        size = self.dims(value)[axis]
+        if not isinstance(size, int):
+            raise self.unsupported(f"the length of axis {axis} of {value.name!r} is unknown")
+        return size
+
     def axis(self, name: str = "axis", default: int = 0, value: ir.Value | None = None) -> int:
         """Axis attribute, counted from the front."""
         axis = self.int(name, default)

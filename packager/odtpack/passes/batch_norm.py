@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.ops import Ops, dims_of
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
+from odtpack.autodiff.rules.norm import affine, per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
 from odtpack.passes import match
 
@@ -119,18 +119,18 @@ def _write(op: Ops, node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
     epsilon = node.attributes.get_float("epsilon")
     momentum = node.attributes.get_float("momentum")
     dims, dtype = dims_of(x), x.dtype
-    if dims is None or dtype is None:
+    if dims is None or dtype is None or not isinstance(dims[1], int):
         raise OdtpackError(
-            "unknown-rank", f"the shape of {x.name!r}, read by {node.name!r}, is unknown"
+            "unknown-shape", f"the channels of {x.name!r}, read by {node.name!r}, are unknown"
         )
-    rank = len(dims)
-    count = op.Div(op.cast(op.Size(x), dtype), op.cast(op.Size(scale), dtype))
+    rank, channels = len(dims), dims[1]
+    count = op.Mul(op.cast(op.Size(x), dtype), 1 / channels)
     mean = op.Div(sum_per_channel(op, x, rank), count)
     centered = op.Sub(x, per_channel(op, mean, rank))
     variance = op.Div(sum_per_channel(op, op.Mul(centered, centered), rank), count)
     inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
-    gain = per_channel(op, op.Mul(inv_std, scale), rank)
-    y = op.Add(op.Mul(centered, gain), per_channel(op, bias, rank))
+    y = affine(op, centered, op.Mul(inv_std, scale), bias, channels)
+    # n / (n - 1), which for a single element would divide by zero.
     unbiased = op.Mul(variance, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
     for running, batch in ((running_mean, mean), (running_variance, unbiased)):
         previous = latest.get(running, running)

@@ -6,6 +6,7 @@ mean over the normalized axes. All of them share dx = inv_std (g - g_bar - xhat 
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
@@ -80,12 +81,19 @@ def frozen_batch_normalization(ctx: Context) -> Cotangents:
     return [dx, dscale, dbias, dmean, dvariance]
 
 
+def affine(op: Ops, x: ir.Value, gain: ir.Value, shift: ir.Value, channels: int) -> ir.Value:
+    """x [N, C, ...] * gain [C] + shift [C] in one pass, by an inference-mode normalization."""
+    dtype = (x.dtype or ir.DataType.FLOAT).numpy()
+    mean, variance = op.constant(np.zeros(channels, dtype)), op.constant(np.ones(channels, dtype))
+    return op.BatchNormalization(x, gain, shift, mean, variance, epsilon=0.0)
+
+
 @vjp("BatchNormTraining", domain=INTERNAL_DOMAIN)
 def batch_norm_training(ctx: Context) -> Cotangents:
     """Inputs x, scale, bias, running mean and variance; outputs y, ..., mean, inv_std.
 
-    dx = scale inv_std (dy - dy_bar - (x - mean) inv_std^2 (dy (x - mean))_bar), where the
-    subtractions come first: products before them would round what is about to cancel.
+    With g = scale inv_std and a bar for means over samples and space,
+    dx = g dy - (g dy_bar + g inv_std^2 (dy (x - mean))_bar (x - mean)).
     """
     op, x, dy = ctx.op, ctx.x(), ctx.dy()
     rank = ctx.rank(x)
@@ -93,12 +101,14 @@ def batch_norm_training(ctx: Context) -> Cotangents:
     dbias = sum_per_channel(op, dy, rank)
     centered = op.Sub(x, per_channel(op, mean, rank))
     moment = sum_per_channel(op, op.Mul(dy, centered), rank)
+    dscale = op.Mul(moment, inv_std)
     dx = None
     if ctx.needs(0):
         dtype = ctx.dtype(x)
-        count = op.Div(op.cast(op.Size(x), dtype), op.cast(op.Size(mean), dtype))
-        slope = op.Mul(op.Div(moment, count), op.Mul(inv_std, inv_std))
-        flat = op.Sub(dy, per_channel(op, op.Div(dbias, count), rank))
-        free = op.Sub(flat, op.Mul(centered, per_channel(op, slope, rank)))
-        dx = op.Mul(free, per_channel(op, op.Mul(ctx.x(1), inv_std), rank))
-    return [dx, op.Mul(moment, inv_std), dbias, None, None]
+        count = op.Mul(op.cast(op.Size(x), dtype), 1 / ctx.size(x, 1))
+        gain = op.Mul(ctx.x(1), inv_std)
+        share = op.Div(gain, count)
+        slope = op.Mul(op.Mul(share, inv_std), dscale)
+        along = affine(op, centered, slope, op.Mul(share, dbias), ctx.size(x, 1))
+        dx = op.Sub(op.Mul(dy, per_channel(op, gain, rank)), along)
+    return [dx, dscale, dbias, None, None]

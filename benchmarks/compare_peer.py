@@ -1,0 +1,252 @@
+"""Step time and peak memory, side by side with ONNX Runtime training 1.19.2.
+
+    make bench
+    python -m benchmarks.compare_peer --quick
+    python -m benchmarks.compare_peer --workload cnn --optimizer sgd --json bench.json
+
+Both train the same model file on the same batch, on one thread, each measurement in a fresh
+process, ours and the peer's in turns. A time is the median of the steps of one process: training
+model, optimizer and lazy_reset_grad. A peak is the highest resident set of the process above that
+before the model was loaded, without an evaluation model. A ratio is taken within a round; shown
+are the median over the rounds and, behind it, the lowest and the highest. The floor is three times
+the forward pass of the same model on the stock ONNX Runtime that trains ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import processes
+from benchmarks.workloads import OPTIMIZERS, WORKLOADS, Workload
+from tests import packaging_tools
+from tests.peer import client
+
+_MEBIBYTE = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What one process measured; times in milliseconds, memory in bytes."""
+
+    train_ms: float
+    optimizer_ms: float
+    step_ms: float
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, answer: dict[str, Any]) -> Sample:
+        """Medians over the steps of a worker's answer."""
+        steps = [a + b for a, b in zip(answer["train_ms"], answer["optimizer_ms"], strict=True)]
+        return cls(
+            statistics.median(answer["train_ms"]),
+            statistics.median(answer["optimizer_ms"]),
+            statistics.median(steps),
+            answer["peak_bytes"],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median, lowest and highest of the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: list[float]) -> Spread:
+        """The spread of some values, at least one."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: a workload, an optimizer and a setting of malloc."""
+
+    workload: str
+    optimizer: str
+    malloc: str
+    ours: list[Sample]
+    peer: list[Sample]
+    floor_ms: float
+    target: float | None
+
+    @property
+    def time_ratio(self) -> Spread:
+        """Our step time over the peer's."""
+        pairs = zip(self.ours, self.peer, strict=True)
+        return Spread.over([a.step_ms / b.step_ms for a, b in pairs])
+
+    @property
+    def memory_ratio(self) -> Spread:
+        """Our peak over the peer's."""
+        pairs = zip(self.ours, self.peer, strict=True)
+        return Spread.over([a.peak_bytes / b.peak_bytes for a, b in pairs])
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it stands, with the ratios."""
+        return dataclasses.asdict(self) | {
+            "time_ratio": dataclasses.asdict(self.time_ratio),
+            "memory_ratio": dataclasses.asdict(self.memory_ratio),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int
+    steps: int
+    warm_up: int
+    mallocs: tuple[str, ...]
+
+
+def measure(
+    workload: Workload, optimizers: tuple[str, ...], plan: Plan, folder: Path
+) -> Iterator[Row]:
+    """Build both packages of a workload and measure them in turns.
+
+    Args:
+        workload: Model and batch.
+        optimizers: Names of optimizers.
+        plan: Rounds, steps and settings of malloc.
+        folder: Empty folder for the files.
+
+    Yields:
+        A row per optimizer and setting of malloc.
+    """
+    model, data = workload.write(folder)
+    proto = onnx.load(model)
+    for optimizer in optimizers:
+        ours, theirs = folder / f"ours-{optimizer}", folder / f"peer-{optimizer}"
+        packaging_tools.generate(proto, ours, packaging_tools.OPTIMIZERS[optimizer])
+        client.generate(
+            model=model,
+            folder=theirs,
+            frozen=packaging_tools.statistic_names(proto),
+            optimizer=optimizer,
+        )
+        count = {"inputs": data, "steps": plan.steps, "warm_up": plan.warm_up}
+        for malloc in plan.mallocs:
+            floors, mine, peers = [], [], []
+            for number in range(plan.rounds):
+                answer = processes.measure("forward", malloc=malloc, model=model, **count)
+                floors.append(3 * statistics.median(answer["forward_ms"]))
+                answer = processes.measure("train", malloc=malloc, folder=ours, **count)
+                mine.append(Sample.of(answer))
+                answer = client.bench(folder=theirs, environment=processes.MALLOC[malloc], **count)
+                peers.append(Sample.of(answer))
+                _progress(
+                    f"{workload.name} {optimizer}, malloc {malloc}, round {number + 1} of "
+                    f"{plan.rounds}: {mine[-1].step_ms:.2f} ms, peer {peers[-1].step_ms:.2f} ms"
+                )
+            yield Row(
+                workload.name,
+                optimizer,
+                malloc,
+                mine,
+                peers,
+                statistics.median(floors),
+                workload.target,
+            )
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def table(rows: list[Row], plan: Plan) -> Table:
+    """The rows for people."""
+    result = Table(
+        title=f"odtpack on ONNX Runtime {onnxruntime.__version__} against ONNX Runtime training "
+        f"1.19.2, one thread, median of {plan.steps} steps in {plan.rounds} rounds",
+        caption="time and memory: ours / peer's, then the ratio (lowest-highest over the rounds); "
+        "malloc mmap is MALLOC_MMAP_THRESHOLD_=65536",
+    )
+    for heading in ("workload", "optimizer", "malloc"):
+        result.add_column(heading)
+    for heading in ("floor ms", "step ms", "time ratio", "at most", "peak MB", "memory ratio"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    for index, row in enumerate(rows):
+        last = index + 1 == len(rows) or rows[index + 1].workload != row.workload
+        result.add_row(
+            row.workload, row.optimizer, row.malloc, f"{row.floor_ms:.2f}",
+            f"{_median(row.ours, 'step_ms'):.2f} / {_median(row.peer, 'step_ms'):.2f}",
+            str(row.time_ratio), "" if row.target is None else f"{row.target:.2f}",
+            f"{_median(row.ours, 'peak_bytes') / _MEBIBYTE:.0f} / "
+            f"{_median(row.peer, 'peak_bytes') / _MEBIBYTE:.0f}",
+            str(row.memory_ratio),
+            end_section=last,
+        )  # fmt: skip
+    return result
+
+
+def _median(samples: list[Sample], field: str) -> float:
+    return statistics.median(getattr(sample, field) for sample in samples)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_peer")
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="repeatable")
+    parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="repeatable")
+    parser.add_argument("--malloc", action="append", choices=list(processes.MALLOC))
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each (3)")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps per process (30)")
+    parser.add_argument("--warm-up", type=int, default=5, help="steps before them (5)")
+    parser.add_argument("--quick", action="store_true", help="one round of ten steps, SGD only")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure here")
+    given = parser.parse_args()
+    if given.rounds < 1 or given.steps < 1 or given.warm_up < 0:
+        parser.error("--rounds and --steps must be at least 1, --warm-up at least 0")
+    return given
+
+
+def main() -> int:
+    """Measure what the command line asks for; print the table."""
+    given = _arguments()
+    reason = client.peer_available()
+    if reason is not None:
+        print(f"compare_peer: {reason}", file=sys.stderr)
+        return 2
+    mallocs = tuple(given.malloc or processes.MALLOC)
+    plan = Plan(given.rounds, given.steps, given.warm_up, mallocs)
+    optimizers = tuple(given.optimizer or OPTIMIZERS)
+    if given.quick:
+        plan, optimizers = Plan(1, 10, 3, mallocs[:1]), tuple(given.optimizer or ("sgd",))
+    rows: list[Row] = []
+    for name in given.workload or WORKLOADS:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows += measure(WORKLOADS[name], optimizers, plan, Path(scratch))
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console.print(table(rows, plan))
+    if given.json:
+        content = {
+            "onnxruntime": onnxruntime.__version__,
+            "peer": "onnxruntime-training-cpu 1.19.2",
+            "machine": platform.platform(),
+            "plan": dataclasses.asdict(plan),
+            "rows": [row.to_json() for row in rows],
+        }
+        given.json.write_text(json.dumps(content, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Measures one training run, or one forward pass, in a process of its own.
+
+    python benchmarks/worker.py JOB.json
+
+``JOB.json`` holds the keyword arguments of :func:`train` or :func:`forward` below, ``command`` to
+choose between the two, and ``result``, the file to write the answer to, as JSON. The counterpart
+for the reference is ``tests/peer/peer_worker.py``; both take time and memory in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from odtpack_runtime import CheckpointState, Module, Optimizer
+
+
+def train(
+    *,
+    folder: str,
+    inputs: str,
+    steps: int,
+    warm_up: int,
+    learning_rate: float = 1e-4,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Time training steps on one thread and take the peak of the resident set.
+
+    The inputs, the interpreter and the libraries are in memory before the count begins. A step
+    is the training model, the optimizer and ``lazy_reset_grad``.
+
+    Args:
+        folder: Folder of the package.
+        inputs: ``.npz`` with one batch.
+        steps: Number of timed steps.
+        warm_up: Number of steps before them.
+        learning_rate: Learning rate.
+        options: See :func:`session_options`; without it the sessions are opened as a user does
+            who only asks for one thread.
+
+    Returns:
+        ``train_ms`` and ``optimizer_ms``, a figure per timed step; ``peak_bytes``: the highest
+        resident set above that before the model was loaded; ``losses``.
+    """
+    feeds = _load(inputs)
+    settings = session_options(**(options or {}))
+    before = _start_count()
+
+    root = Path(folder)
+    state = CheckpointState.load_checkpoint(root / "checkpoint")
+    module = Module(root / "training_model.onnx", state, session_options=settings)
+    optimizer = Optimizer(root / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(learning_rate)
+    batch = [feeds[name] for name in module.input_names()]
+    losses, train_ms, optimizer_ms = [], [], []
+    for _ in range(warm_up + steps):
+        started = time.perf_counter()
+        loss = module(*batch)
+        trained = time.perf_counter()
+        optimizer.step()
+        module.lazy_reset_grad()
+        ended = time.perf_counter()
+        losses.append(float(loss))
+        train_ms.append((trained - started) * 1e3)
+        optimizer_ms.append((ended - trained) * 1e3)
+    peak = _status_bytes("VmHWM")
+    return {
+        "train_ms": train_ms[warm_up:],
+        "optimizer_ms": optimizer_ms[warm_up:],
+        "losses": losses,
+        "peak_bytes": peak - before,
+    }
+
+
+def forward(*, model: str, inputs: str, steps: int, warm_up: int) -> dict[str, Any]:
+    """Time the forward model on one thread, weights inside it: ``forward_ms``, one per pass."""
+    feeds = _load(inputs)
+    session = onnxruntime.InferenceSession(
+        model, session_options(), providers=["CPUExecutionProvider"]
+    )
+    given = {node.name: feeds[node.name] for node in session.get_inputs()}
+    times = []
+    for _ in range(warm_up + steps):
+        started = time.perf_counter()
+        session.run(None, given)
+        times.append((time.perf_counter() - started) * 1e3)
+    return {"forward_ms": times[warm_up:]}
+
+
+def session_options(
+    *, level: str | None = None, arena: bool | None = None, pattern: bool | None = None
+) -> onnxruntime.SessionOptions:
+    """One thread, and what else is given.
+
+    Args:
+        level: Name of a member of ``onnxruntime.GraphOptimizationLevel`` without ``ORT_``.
+        arena: Whether ONNX Runtime keeps freed memory for the next run.
+        pattern: Whether it plans one block for the activations of a run.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if level is not None:
+        options.graph_optimization_level = getattr(
+            onnxruntime.GraphOptimizationLevel, f"ORT_{level}"
+        )
+    if arena is not None:
+        options.enable_cpu_mem_arena = arena
+    if pattern is not None:
+        options.enable_mem_pattern = pattern
+    return options
+
+
+def _load(path: str) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def _start_count() -> int:
+    """Set the kernel's high-water mark back (clear_refs in proc(5)); return the resident bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(field: str) -> int:
+    """A size in /proc/self/status."""
+    (kib,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    return int(kib) * 1024
+
+
+def main(path: str) -> None:
+    """Do the job in the file and write its result."""
+    job = json.loads(Path(path).read_text())
+    command = {"train": train, "forward": forward}[job.pop("command")]
+    result = Path(job.pop("result"))
+    result.write_text(json.dumps(command(**job)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,132 @@
+"""Computes integer arithmetic on known shapes before the model runs.
+
+Exporters and function bodies compute axes and bounds from shapes, node by node:
+Shape, Gather, Concat, Range. Gradient rules need to know the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from odtpack.autodiff.ops import Dims, dims_of, static_dims
+
+_LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
+
+_FOLDED = {
+    "Abs", "Add", "And", "Cast", "CastLike", "Concat", "ConstantOfShape", "Div", "Equal",
+    "Expand", "Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not",
+    "Or", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Slice",
+    "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+
+# Of these the result may be large however small the inputs are: its shape must be known.
+_GROWING = {"ConstantOfShape", "Expand", "Range", "Tile"}
+
+_INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
+
+
+def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
+    """Replace integer nodes with known results by Constant nodes of the same names.
+
+    Shapes that depend on the results may then be inferred, and be folded in their turn.
+
+    Args:
+        graph: In topological order, with types and shapes inferred; changed in place.
+        keep: Names of initializers whose values are not to be relied on.
+
+    Returns:
+        Whether there were any.
+    """
+    changed = False
+    for node in list(graph):
+        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+            continue
+        output = node.outputs[0]
+        if output.is_graph_output() or output.dtype not in _INTEGERS:
+            continue
+        array = _shape(node) if node.op_type in ("Shape", "Size") else None
+        if node.op_type in _FOLDED and not (node.op_type in _GROWING and _may_be_large(output)):
+            array = _evaluate(node, graph, keep)
+        if array is not None and array.size <= _LARGEST:
+            _replace(graph, node, array)
+            changed = True
+    return changed
+
+
+def _may_be_large(value: ir.Value) -> bool:
+    dims = static_dims(value)
+    return dims is None or math.prod(dims) > _LARGEST
+
+
+def _shape(node: ir.Node) -> np.ndarray | None:
+    """The result of Shape or Size, if every dimension is known."""
+    dims = _read_dims(node)
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
+        return None
+    known = np.array(dims, np.int64)
+    return np.asarray(known.prod()) if node.op_type == "Size" else known
+
+
+def _read_dims(shape: ir.Node) -> Dims | None:
+    """Dimensions that a Shape or Size node reads."""
+    value = shape.inputs[0]
+    dims = None if value is None else dims_of(value)
+    if dims is None:
+        return None
+    start = shape.attributes.get_int("start", 0)
+    return dims[start : shape.attributes.get_int("end", len(dims))]
+
+
+def _known(value: ir.Value | None, keep: Collection[str]) -> np.ndarray | None:
+    if value is None or value.name in keep or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size > _LARGEST:
+        return None
+    return np.asarray(tensor.numpy())
+
+
+def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarray | None:
+    """The result of a node all of whose inputs are known.
+
+    Gather and Slice may read a shape of which only what they pick is known.
+    """
+    feeds, partial = {}, False
+    for index, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        array = _known(value, keep)
+        if array is None and index == 0 and node.op_type in ("Gather", "Slice"):
+            array, partial = _marked_shape(value.producer()), True
+        if array is None or value.name is None:
+            return None
+        feeds[value.name] = array
+    proto = ir.serde.serialize_node(node)
+    evaluator = ReferenceEvaluator(proto, opsets={"": graph.opset_imports[""]})
+    try:
+        with np.errstate(divide="raise"):
+            (result,) = evaluator.run(None, feeds)
+    except (ValueError, IndexError, TypeError, ArithmeticError):
+        return None  # the runtime will say what is wrong with it
+    return None if partial and np.any(np.asarray(result) < 0) else np.asarray(result)
+
+
+def _marked_shape(node: ir.Node | None) -> np.ndarray | None:
+    """The result of a Shape node with -1, which no shape has, for what is unknown."""
+    dims = None if node is None or node.op_type != "Shape" else _read_dims(node)
+    if dims is None:
+        return None
+    return np.array([dim if isinstance(dim, int) else -1 for dim in dims], np.int64)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:
+    output = node.outputs[0]
+    constant = ir.node("Constant", [], {"value": ir.tensor(array)}, name=node.name)
+    value = constant.outputs[0]
+    value.shape = ir.Shape(array.shape)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [constant], [output], [value])

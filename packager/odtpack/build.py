@@ -1,0 +1,202 @@
+"""From a forward model to a package on disk: what the command line and the demo call.
+
+``artifacts.generate_artifacts`` is the reference's call with the reference's arguments;
+:func:`build_package` takes patterns in place of names and an optimizer with its
+hyperparameters. Both end in :func:`write_artifacts`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from odtpack import optimizers
+from odtpack.emit import write_package
+from odtpack.errors import OdtpackError
+from odtpack.loading import ModelLike, load_model
+from odtpack.losses import LOSSES
+from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
+from odtpack.patterns import resolve
+from odtpack.training import Recipe, build_graphs
+from odtpack_runtime.manifest import Manifest
+
+MANIFEST = "manifest.json"
+
+
+def build_package(
+    model: ModelLike,
+    folder: str | os.PathLike[str],
+    *,
+    loss: str | None,
+    optimizer: optimizers.Optimizer | None = None,
+    train: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    loss_inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    ort_format: bool = False,
+    nominal: bool = False,
+) -> Manifest:
+    """Build a package.
+
+    Args:
+        model: Forward model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        folder: Where the package goes: a folder that does not exist, is empty, or holds
+            a package, whose files are replaced.
+        loss: Name in :data:`odtpack.losses.LOSSES`; None if the model's first output is
+            the loss.
+        optimizer: Formula and hyperparameters; AdamW with its defaults if None.
+        train: Patterns of the parameters to train, see :func:`odtpack.patterns.resolve`.
+        freeze: Patterns of the parameters to freeze.
+        loss_inputs: Names of the values that the loss reads; the first output if empty.
+        outputs: Names of further values that the training and evaluation models return.
+        ort_format: Also write each model in ORT format with its operators.
+        nominal: Also write a checkpoint without values.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        OdtpackError: Bad input, or a folder that cannot be written or holds other things.
+            Nothing has been written then.
+    """
+    destination = check_folder(folder)
+    if loss is not None and loss not in LOSSES:
+        raise OdtpackError(
+            "unknown-loss", f"there is no loss {loss!r}", hint=f"choose one of {', '.join(LOSSES)}"
+        )
+    try:
+        loaded = load_model(model)
+        trained, frozen = resolve(loaded, train, freeze)
+        if not trained:
+            raise OdtpackError(
+                "nothing-to-train",
+                "no parameter is left to train"
+                if freeze
+                else "the model has no parameter that a gradient reaches",
+                hint="odtpack inspect MODEL.onnx lists the parameters",
+            )
+        recipe = Recipe(
+            trained,
+            frozen,
+            None if loss is None else LOSSES[loss],
+            tuple(loss_inputs),
+            tuple(outputs),
+        )
+        manifest = write_artifacts(
+            loaded,
+            recipe,
+            optimizer or optimizers.AdamW(),
+            destination,
+            ort_format=ort_format,
+            nominal=nominal,
+        )
+    except OdtpackError as error:
+        if error.where is None and isinstance(model, str | Path):
+            error.where = str(model)
+        raise
+    assert manifest is not None  # noqa: S101 - there is none only without an optimizer
+    _remove_leftovers(destination, manifest, ort_format=ort_format)
+    return manifest
+
+
+def write_artifacts(
+    model: ir.Model,
+    recipe: Recipe,
+    optimizer: optimizers.Optimizer | None,
+    folder: Path,
+    *,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: Path | None = None,
+    nominal: bool = False,
+) -> Manifest | None:
+    """Differentiate a loaded model and write everything that a recipe asks for.
+
+    Args:
+        model: Model as :func:`odtpack.loading.load_model` returns it.
+        recipe: What to train and how.
+        optimizer: Optimizer to emit, or None.
+        folder: Destination; created if needed.
+        prefix: Start of every file name.
+        ort_format: Also write each model in ORT format with its operators.
+        custom_op_library: Shared library with custom operators, for the conversion.
+        nominal: Also write a checkpoint without values.
+
+    Returns:
+        The manifest; None without an optimizer.
+
+    Raises:
+        OdtpackError: Bad input, or a folder that cannot be written. Nothing has been
+            written then.
+    """
+    graphs = build_graphs(model, recipe)
+    opset = graphs.training.graph.opset_imports[""]
+    pair = None if optimizer is None else (optimizer, optimizers.optimizer_model(optimizer, opset))
+    if not ort_format:
+        return write_package(graphs, recipe.loss, pair, folder, prefix, nominal=nominal)
+    # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
+    existed = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as name:
+            stage = Path(name)
+            manifest = write_package(graphs, recipe.loss, pair, stage, prefix, nominal=nominal)
+            convert_models(sorted(stage.glob("*.onnx")), custom_op_library)
+            last = f"{prefix}{MANIFEST}"
+            for path in sorted(stage.iterdir(), key=lambda path: path.name == last):
+                path.replace(folder / path.name)
+    except OSError as error:
+        raise OdtpackError(
+            "package-not-written",
+            f"the package cannot be written to {str(folder)!r}: {error.strerror or error}",
+            hint="choose a folder that is writable and has space left",
+        ) from error
+    except OdtpackError:
+        if not existed:
+            folder.rmdir()
+        raise
+    return manifest
+
+
+def check_folder(folder: str | os.PathLike[str]) -> Path:
+    """Refuse to mix a package with other things.
+
+    Args:
+        folder: Where a package is to go.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OdtpackError: It is a file, or it holds files and no manifest.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise OdtpackError(
+            "package-not-written",
+            f"{str(path)!r} is a file, and a package is a folder",
+            hint="choose another folder (--out DIR)",
+        )
+    if path.is_dir() and any(path.iterdir()) and not (path / MANIFEST).is_file():
+        raise OdtpackError(
+            "folder-not-empty",
+            f"the folder {str(path)!r} holds files that are no package",
+            hint="choose an empty or a new folder (--out DIR)",
+        )
+    return path
+
+
+def _remove_leftovers(folder: Path, manifest: Manifest, *, ort_format: bool) -> None:
+    """Remove what an earlier package at this place had and the new one does not name."""
+    stale = []
+    if manifest.files.nominal_checkpoint is None:
+        stale.append("nominal_checkpoint")
+    if not ort_format:
+        for kind in ("training_model", "eval_model", "optimizer_model"):
+            stale += [f"{kind}{ORT_SUFFIX}", f"{kind}{CONFIG_SUFFIX}"]
+    for name in stale:
+        (folder / name).unlink(missing_ok=True)

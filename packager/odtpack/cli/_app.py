@@ -1,0 +1,155 @@
+"""The application: which commands there are, and how a command ends.
+
+Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input (and bugs,
+which say so), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli.build import build
+from odtpack.cli.demo import demo
+from odtpack.cli.devices import devices
+from odtpack.cli.export import export
+from odtpack.cli.inspect import inspect
+from odtpack.cli.simulate import simulate
+from odtpack.cli.train import train
+
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+
+app = typer.Typer(
+    name="odtpack",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _examples(*lines: str) -> str:
+    # \b keeps the lines of a paragraph apart.
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog=_examples(
+        "odtpack build model.onnx --out package --loss cross_entropy",
+        "odtpack simulate package --data digits.npz --device pixel-8a",
+        "odtpack demo",
+    ),
+)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Train on the ONNX Runtime that the app already ships.
+
+    odtpack turns a forward ONNX model into a package that any stock ONNX Runtime trains,
+    and replays that training under the limits of named devices before anything ships.
+    """
+    if version:
+        from odtpack import __version__
+
+        typer.echo(f"odtpack {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(BAD_INPUT)
+
+
+app.command(
+    epilog=_examples(
+        "odtpack build model.onnx --out package --loss cross_entropy",
+        "odtpack build model.onnx --out package --loss mse --optimizer sgd --train 'head.*'",
+        "odtpack build model.onnx --out package --loss cross_entropy --freeze 'conv1.*' \\",
+        "    --weight-decay 0.01 --output logits",
+    )
+)(build)
+app.command(
+    epilog=_examples(
+        "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",
+        "odtpack train package --data more.npz --resume trained.ckpt --out further.ckpt",
+    )
+)(train)
+app.command(
+    epilog=_examples(
+        "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx",
+    )
+)(export)
+app.command(
+    epilog=_examples(
+        "odtpack inspect model.onnx",
+        "odtpack inspect package --json",
+        "odtpack inspect trained.ckpt",
+    )
+)(inspect)
+app.command(
+    epilog=_examples(
+        "odtpack simulate package --data digits.npz --device pixel-8a --device pi-5",
+        "odtpack simulate package --data digits.npz --device ./my-phone.toml \\",
+        "    --budget budgets.toml --report html:report.html --report json:report.json",
+    )
+)(simulate)
+app.command(
+    epilog=_examples(
+        "odtpack demo",
+        "odtpack demo --out build/demo --epochs 3",
+    )
+)(demo)
+app.add_typer(
+    devices,
+    name="devices",
+    epilog=_examples(
+        "odtpack devices list",
+        "odtpack devices show pixel-8a",
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Words after ``odtpack``; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(arguments, prog_name="odtpack", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        _console.error("interrupted", "stopped before the end")
+        return INTERRUPTED
+    except Exception as error:
+        return _failed(error)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: Exception) -> int:
+    from odtpack.errors import OdtpackError
+
+    if os.environ.get("ODTPACK_TRACEBACK", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    message = getattr(error, "format_message", None)  # the parser's own errors
+    if isinstance(error, OdtpackError):
+        _console.error(error.code, error.what, where=error.where, hint=error.hint)
+    elif message is not None:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "odtpack"
+        text = str(message()).replace("Value error, ", "")
+        _console.error("usage", text, hint=f"{path} --help")
+    else:
+        what = f"this is a bug in odtpack: {type(error).__name__}: {error}"
+        hint = "set ODTPACK_TRACEBACK=1 and run it again to see where, and report it"
+        _console.error("internal", what, hint=hint)
+    return BAD_INPUT

@@ -1,0 +1,162 @@
+"""What people see, on stderr; stdout is for JSON.
+
+Colour only on a terminal and without ``NO_COLOR``; a moving bar only on a terminal and
+outside CI, plain lines elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import rich.progress
+    from rich.console import Console
+
+# Control characters of a hostile name could move the cursor or recolour the terminal.
+_CONTROL: Final = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
+)
+_QUIET_SECONDS: Final = 10.0
+"""Without a terminal, long work says at least this often how far it is."""
+
+
+def console() -> Console:
+    """The console for people: stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def clean(text: str) -> str:
+    """Text without control characters; line breaks stay."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def say(text: str = "", style: str = "") -> None:
+    """Print a line as it is, however long."""
+    console().print(clean(text), style=style or None, soft_wrap=True)
+
+
+def error(code: str, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+    """Print an error: what, where, what to do."""
+    from rich.text import Text
+
+    text = Text.assemble((f"error[{clean(code)}]", "bold red"), f": {clean(what)}")
+    if where:
+        text.append(f"\n  in: {clean(where)}")
+    if hint:
+        text.append(f"\n  help: {clean(hint)}", style="cyan")
+    console().print(text, soft_wrap=True)
+
+
+def warn(what: str) -> None:
+    """Print a warning."""
+    from rich.text import Text
+
+    text = Text.assemble(("warning", "bold yellow"), f": {clean(what)}")
+    console().print(text, soft_wrap=True)
+
+
+def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str = "") -> None:
+    """Print a table; the first column is never broken.
+
+    Args:
+        rows: Cells, as many per row as the header has.
+        header: Titles of the columns.
+        figures: Titles, separated by commas, of the columns of figures, which end flush.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    target = console()
+    if not target.is_terminal:  # files and CI logs have no width to keep to
+        target = Console(stderr=True, width=400, highlight=False, markup=False, emoji=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, title in enumerate(header):
+        flush = title in figures.split(",")
+        shown.add_column(
+            title,
+            justify="right" if flush else "left",
+            overflow="fold",
+            no_wrap=index == 0 or flush,
+        )
+    for row in rows:
+        shown.add_row(*(clean(cell) for cell in row))
+    target.print(shown)
+
+
+def print_json(content: Any) -> None:
+    """Print JSON on stdout; only ASCII, so that every locale can hold it; NaN becomes null."""
+    sys.stdout.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+class Progress:
+    """Shows how far long work is: a bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._console = console()
+        self._bar: rich.progress.Progress | None = None
+        self._task: rich.progress.TaskID | None = None
+        self._spoken = time.monotonic()
+        if self._console.is_terminal and not os.environ.get("CI"):
+            from rich import progress
+
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(clean(title), total=None)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int, title: str | None = None) -> None:
+        """Tell how many of how many units are done."""
+        changed = title is not None and title != self._title
+        if title is not None:
+            self._title = title
+        if self._bar is not None and self._task is not None:
+            name = clean(self._title)
+            self._bar.update(self._task, completed=done, total=total, description=name)
+        elif changed or time.monotonic() - self._spoken > _QUIET_SECONDS:
+            self._spoken = time.monotonic()
+            self.line(f"{self._title}: {done} of {total}" if done else self._title)
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(clean(text), soft_wrap=True)

@@ -1,0 +1,44 @@
+"""Words and figures that several commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from odtpack_runtime.manifest import Manifest
+
+ROLES = ("trainable", "frozen", "state")
+
+
+def byte_size(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor; text counts as nothing."""
+    return 0 if dtype == "string" else math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def shape_text(dtype: str, shape: Iterable[int | str | None]) -> str:
+    """``float32[batch, 1, 8, 8]``."""
+    return f"{dtype}[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
+def parameter_summary(manifest: Manifest) -> list[str]:
+    """A line for each role that occurs: how many parameters, elements and bytes."""
+    lines = []
+    for role in ROLES:
+        found = [item for item in manifest.parameters if item.role == role]
+        if found:
+            lines.append(count_line(role, [(item.dtype, item.shape) for item in found]))
+    return lines
+
+
+def count_line(role: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> str:
+    """``trainable   6 parameters, 6,250 elements, 25 kB``."""
+    from odtpack_runtime.simulator.units import format_bytes
+
+    elements = sum(math.prod(shape) for _, shape in tensors)
+    size = format_bytes(sum(byte_size(*tensor) for tensor in tensors))
+    what = "parameter" if len(tensors) == 1 else "parameters"
+    return f"{role:<10} {len(tensors):>4} {what}, {elements:,} elements, {size}"

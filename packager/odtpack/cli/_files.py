@@ -1,0 +1,78 @@
+"""Checks of paths and shares before anything long runs."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from odtpack_runtime.errors import OdtpackError
+
+if TYPE_CHECKING:
+    from odtpack_runtime.package import Package
+
+DEFAULT_HOLDOUT = 0.2
+
+
+def check_writable(path: Path, option: str, *, outside: Package | None = None) -> None:
+    """Refuse a destination that cannot be written, before the work whose result it gets.
+
+    Args:
+        path: File to be written or replaced.
+        option: Option that names it, for the message.
+        outside: Package that the file must not change.
+
+    Raises:
+        OdtpackError: Its folder is missing or read-only, it is a folder, or it belongs to
+            the package.
+    """
+    folder = path.parent
+    if path.is_dir():
+        reason, hint = "it is a folder", f"name a file in it: {option} {path / 'NAME'}"
+    elif not folder.is_dir():
+        reason, hint = f"the folder {str(folder)!r} does not exist", f"mkdir -p {folder}"
+    elif not os.access(folder, os.W_OK):
+        reason, hint = f"the folder {str(folder)!r} is read-only", "choose another folder"
+    elif outside is not None and path.resolve() in _files_of(outside):
+        reason = "it is a file of the package, which would no longer be the one that was built"
+        hint = "choose a path outside the package"
+    else:
+        return
+    raise OdtpackError(
+        "cannot-write", f"{option} {str(path)!r} cannot be written: {reason}", hint=hint
+    )
+
+
+def _files_of(package: Package) -> set[Path]:
+    files = package.manifest.files
+    entries = [getattr(files, name) for name in type(files).model_fields]
+    named = {package.path / entry.path for entry in entries if entry is not None}
+    return named | set(package.path.glob("*manifest.json"))
+
+
+def check_share(holdout: float | None, *, other: Path | None = None) -> float:
+    """The share of samples to hold out.
+
+    Args:
+        holdout: What the user asked for, or None.
+        other: Further data to evaluate on, which take the place of held-out samples.
+
+    Raises:
+        OdtpackError: Not from 0 to below 1, or both were asked for.
+    """
+    if holdout is None:
+        return DEFAULT_HOLDOUT if other is None else 0.0
+    if not math.isfinite(holdout) or not 0 <= holdout < 1:
+        raise OdtpackError(
+            "bad-holdout",
+            f"--holdout is {holdout:g}; it is a share of the samples, from 0 to below 1",
+            hint="write for example: --holdout 0.2",
+        )
+    if other is not None and holdout:
+        raise OdtpackError(
+            "holdout-and-eval",
+            "--holdout and --eval both name data to evaluate on",
+            hint="leave one of them out",
+        )
+    return holdout

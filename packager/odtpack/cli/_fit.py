@@ -1,0 +1,175 @@
+"""The training loop of ``train`` and ``demo``, on the training runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.package import Package
+
+Indices = npt.NDArray[np.int64]
+Data = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which samples are trained on and which are held out for evaluation."""
+
+    train: Indices
+    held_out: Indices
+
+
+def split(samples: int, share: float, seed: int) -> Split:
+    """Hold out a random share of the samples.
+
+    Args:
+        samples: Number of samples.
+        share: Share to hold out, from 0 to below 1; rounded to whole samples.
+        seed: The same seed holds out the same samples.
+
+    Raises:
+        OdtpackError: Nothing would be left to train on.
+    """
+    count = round(samples * share)
+    if count >= samples:
+        raise OdtpackError(
+            "nothing-to-train-on",
+            f"of {samples} samples {count} would be held out, and none is left to train on",
+            hint="pass more data, or a smaller --holdout",
+        )
+    order = np.random.default_rng(seed).permutation(samples)
+    return Split(train=np.sort(order[count:]), held_out=np.sort(order[:count]))
+
+
+def fixed_batch(package: Package) -> int | None:
+    """The batch size that the models demand; None if they take any."""
+    sizes = [item.shape[0] for item in package.manifest.inputs if item.shape]
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def choose_batch_size(package: Package, wanted: int | None, default: int = 32) -> int:
+    """The batch size to train with.
+
+    Raises:
+        OdtpackError: The models demand another one.
+    """
+    demanded = fixed_batch(package)
+    if demanded is None:
+        return wanted or default
+    if wanted not in (None, demanded):
+        raise OdtpackError(
+            "batch-size-fixed",
+            f"the batch size is {wanted}, and the models of the package take only {demanded}",
+            where=str(package.path),
+            hint=f"pass --batch-size {demanded}, or export the model with a free batch size",
+        )
+    return demanded
+
+
+def batches(indices: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
+    """Yield the indices batch by batch; with ``whole`` a shorter last one is left out."""
+    for start in range(0, len(indices), size):
+        batch = indices[start : start + size]
+        if len(batch) == size or not whole:
+            yield batch
+
+
+def evaluate(
+    module: Module, data: Data, indices: Indices, batch_size: int, *, whole: bool
+) -> float | None:
+    """Mean loss over samples in evaluation mode; None without a batch to evaluate on.
+
+    The losses of batches are means over their samples, so they are weighted by size.
+    """
+    was_training = module.training
+    module.eval()
+    total, count = 0.0, 0
+    for batch in batches(indices, batch_size, whole=whole):
+        result = module(*(data[name][batch] for name in module.input_names()))
+        loss = result[0] if isinstance(result, tuple) else result
+        total += float(loss) * len(batch)
+        count += len(batch)
+    module.train(was_training)
+    return total / count if count else None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over the training samples; ``loss`` is the mean over its steps."""
+
+    number: int
+    loss: float
+    steps: int
+
+
+def fit(
+    module: Module,
+    optimizer: Optimizer,
+    data: Data,
+    indices: Indices,
+    *,
+    batch_size: int,
+    epochs: int,
+    seed: int,
+    whole: bool,
+    first_epoch: int = 0,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Epoch]:
+    """Train, and yield after every epoch.
+
+    The order of the samples depends on the seed and the number of the epoch alone, so
+    that a resumed training goes on as if it had not been interrupted.
+
+    Args:
+        module: Module in training mode.
+        optimizer: Its optimizer.
+        data: Arrays by name of input.
+        indices: Samples to train on.
+        batch_size: Samples per step.
+        epochs: Passes over the samples.
+        seed: Seed of the order.
+        whole: Leave out the last batch of an epoch if it is shorter.
+        first_epoch: Number of epochs made before.
+        on_step: Called with the steps made and the steps in all.
+
+    Raises:
+        OdtpackError: There are fewer samples than a batch needs, or the loss is no longer
+            finite.
+    """
+    names = module.input_names()
+    steps = len(indices) // batch_size if whole else math.ceil(len(indices) / batch_size)
+    if steps == 0:
+        raise OdtpackError(
+            "too-few-samples",
+            f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
+            hint="pass more data or a smaller --holdout",
+        )
+    done = 0
+    for number in range(first_epoch + 1, first_epoch + epochs + 1):
+        order = np.random.default_rng([seed, number]).permutation(indices)
+        total = 0.0
+        for batch in batches(order, batch_size, whole=whole):
+            result = module(*(data[name][batch] for name in names))
+            loss = float(result[0] if isinstance(result, tuple) else result)
+            if not math.isfinite(loss):
+                raise OdtpackError(
+                    "diverged",
+                    f"the loss is {loss} in epoch {number}: the training diverged",
+                    hint="pass a smaller --lr",
+                )
+            optimizer.step()
+            module.lazy_reset_grad()
+            total += loss
+            done += 1
+            on_step(done, steps * epochs)
+        yield Epoch(number, total / steps, steps)
+
+
+def open_module(package: Package, state: CheckpointState) -> Module:
+    """The package's models on a state."""
+    return Module(package.training_model, state, package.eval_model)

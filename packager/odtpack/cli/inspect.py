@@ -1,0 +1,280 @@
+"""``odtpack inspect``: what is in a package, a forward model or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from odtpack.cli import _console
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def inspect(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PKG|MODEL.onnx|CHECKPOINT",
+            show_default=False,
+            help="A package, a forward model or a checkpoint.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Show what a package, a forward model or a checkpoint holds.
+
+    Of a forward model it lists the parameters that build's --train and --freeze can name,
+    and which operators have a gradient.
+    """
+    content = _KINDS[_kind(path)](path)
+    if as_json:
+        _console.print_json({"path": str(path), **content})
+
+
+def _kind(path: Path) -> str:
+    from odtpack.errors import OdtpackError
+
+    if path.is_dir() or path.name.endswith("manifest.json"):
+        return "package"
+    if not path.is_file():
+        raise OdtpackError("not-found", f"there is no file or folder {str(path)!r}")
+    try:
+        with path.open("rb") as stream:
+            identifier = stream.read(8)[4:]
+    except OSError as error:
+        raise OdtpackError(
+            "unreadable", f"{str(path)!r} cannot be read: {error.strerror or error}"
+        ) from error
+    if identifier == b"ORTM":
+        raise OdtpackError(
+            "ort-format",
+            f"{str(path)!r} is a model in ORT format, which cannot be taken apart",
+            hint="inspect the .onnx file that it was converted from",
+        )
+    return "checkpoint" if identifier == b"ODTC" else "model"
+
+
+def _package(path: Path) -> dict[str, Any]:
+    from odtpack.cli._describe import byte_size, parameter_summary, shape_text
+    from odtpack_runtime.package import Package
+    from odtpack_runtime.simulator.units import format_bytes
+
+    package = Package.open(path)
+    manifest = package.manifest
+    _console.say(f"package {package.path}", style="bold")
+    settings = manifest.optimizer.model_dump(exclude={"kind"})
+    shown = ", ".join(f"{key} {value:g}" for key, value in settings.items())
+    _console.say(f"  loss        {manifest.loss}")
+    _console.say(f"  optimizer   {manifest.optimizer.kind}{f' ({shown})' if shown else ''}")
+    _console.say(f"  runs on     ONNX Runtime {manifest.minimum_onnxruntime} and newer")
+    for taken in manifest.inputs:
+        text = shape_text(taken.dtype, taken.shape)
+        _console.say(f"  input       {taken.name}: {text} ({taken.role})")
+    for given in manifest.outputs:
+        text = shape_text(given.dtype, given.shape)
+        _console.say(f"  output      {given.name}: {text} ({given.role})")
+    _console.say("files", style="bold")
+    names = (name for name in type(manifest.files).model_fields)
+    for entry in (getattr(manifest.files, name) for name in names):
+        if entry is not None:
+            _console.say(f"  {entry.path:<24} {format_bytes(entry.size_bytes):>10}")
+    _console.say("parameters", style="bold")
+    for line in parameter_summary(manifest):
+        _console.say(f"  {line}")
+    _parameters([(p.name, p.role, p.dtype, p.shape) for p in manifest.parameters])
+    _console.say("operators", style="bold")
+    for name, domains in manifest.operators.model_dump().items():
+        for domain, operators in domains.items():
+            _console.say(f"  {name} ({domain}): {', '.join(operators)}")
+    sizes = {p.name: byte_size(p.dtype, p.shape) for p in manifest.parameters}
+    content: dict[str, Any] = {"kind": "package", **manifest.model_dump(mode="json")}
+    for entry in content["parameters"]:
+        entry["size_bytes"] = sizes[entry["name"]]
+    return content
+
+
+def _model(path: Path) -> dict[str, Any]:
+    from odtpack import targets
+    from odtpack.autodiff.ops import dims_of
+    from odtpack.cli._describe import byte_size, count_line, shape_text
+    from odtpack.errors import OdtpackError
+    from odtpack.loading import load_model
+    from odtpack.patterns import candidates
+
+    try:
+        model = load_model(path)
+    except OdtpackError as error:
+        if error.code == "not-onnx":
+            error.what = f"{str(path)!r} is neither a package nor an ONNX model nor a checkpoint"
+            error.hint = "pass the folder of a package, a .onnx file or a checkpoint"
+        raise
+    graph = model.graph
+    trainable = set(candidates(model))
+    parameters = [
+        (name, "trainable" if name in trainable else "constant", *_tensor(value))
+        for name, value in graph.initializers.items()
+    ]
+    values: dict[str, list[dict[str, Any]]] = {
+        way: [{"name": v.name, "dtype": _dtype(v), "shape": list(dims_of(v) or ())} for v in found]
+        for way, found in (("inputs", graph.inputs), ("outputs", graph.outputs))
+    }
+    operators = _gradients(graph)
+    opset = graph.opset_imports[""]
+    _console.say(f"model {path}", style="bold")
+    _console.say(
+        f"  opset       {opset}, runs on ONNX Runtime {targets.lowest_target(opset).name} and newer"
+    )
+    for way, found in values.items():
+        for item in found:
+            text = shape_text(item["dtype"], item["shape"])
+            _console.say(f"  {way[:-1]:<11} {item['name']}: {text}")
+    _console.say("parameters that build can train or freeze", style="bold")
+    shown = [row for row in parameters if row[1] == "trainable"]
+    if shown:
+        _console.say(f"  {count_line('together', [(row[2], row[3]) for row in shown])}")
+        _parameters(shown)
+    else:
+        _console.say("  none")
+    _console.say("operators", style="bold")
+    rows = [(o["domain"], o["operator"], str(o["nodes"]), _WORDS[o["gradient"]]) for o in operators]
+    _console.table(rows, ("Domain", "Operator", "Nodes", "Gradient"), figures="Nodes")
+    return {
+        "kind": "model",
+        "opsets": dict(sorted(graph.opset_imports.items())),
+        "minimum_onnxruntime": targets.lowest_target(opset).name,
+        **values,
+        "parameters": [
+            {
+                "name": name,
+                "role": role,
+                "dtype": dtype,
+                "shape": list(shape),
+                "size_bytes": byte_size(dtype, shape),
+            }
+            for name, role, dtype, shape in parameters
+        ],
+        "operators": operators,
+    }
+
+
+_WORDS = {
+    "rule": "yes",
+    "expanded": "by expansion",
+    "none": "stops here",
+    "missing": "missing",
+}
+
+
+def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
+    """Count the operators of a graph, and say how the gradient goes through each."""
+    from collections import Counter
+
+    import onnx.defs
+
+    from odtpack.autodiff.registry import REGISTRY
+
+    counts = Counter((node.domain, node.op_type) for node in graph)
+    found = []
+    for (domain, operator), count in sorted(counts.items()):
+        version = graph.opset_imports.get(domain, 1)
+        rule = REGISTRY.lookup(domain, operator, version)
+        if rule is not None:
+            gradient = "rule" if rule.differentiable else "none"
+        else:
+            gradient = "missing"
+            if onnx.defs.has(operator, version, domain):
+                schema: Any = onnx.defs.get_schema(operator, version, domain)
+                if schema.has_function or schema.has_context_dependent_function:
+                    gradient = "expanded"
+        found.append(
+            {
+                "domain": domain or "ai.onnx",
+                "operator": operator,
+                "nodes": count,
+                "gradient": gradient,
+            }
+        )
+    return found
+
+
+def _dtype(value: ir.Value) -> str:
+    """Element type as numpy names it."""
+    if value.dtype is None:
+        return "unknown"
+    return "string" if value.dtype.name == "STRING" else value.dtype.numpy().name
+
+
+def _tensor(value: ir.Value) -> tuple[str, tuple[int, ...]]:
+    """Element type and shape of an initializer."""
+    tensor = value.const_value
+    shape = () if tensor is None else tuple(tensor.shape.numpy())
+    return _dtype(value), shape
+
+
+def _parameters(rows: Sequence[tuple[str, str, str, Sequence[int]]]) -> None:
+    """Print name, role, type, shape and size of each parameter."""
+    from odtpack.cli._describe import byte_size, shape_text
+    from odtpack_runtime.simulator.units import format_bytes
+
+    cells = [
+        (name, role, shape_text(dtype, shape), format_bytes(byte_size(dtype, shape)))
+        for name, role, dtype, shape in rows
+    ]
+    _console.table(cells, ("Parameter", "Role", "Type", "Size"), figures="Size")
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    from odtpack.cli._describe import byte_size, count_line
+    from odtpack_runtime.checkpoint_format import read_checkpoint
+
+    data = read_checkpoint(path)
+    rows = [
+        (name, role, array.dtype.name, array.shape)
+        for role, arrays in (("trainable", data.trainable), ("frozen", data.frozen))
+        for name, array in arrays.items()
+    ]
+    _console.say(f"checkpoint {path}", style="bold")
+    if data.nominal:
+        _console.say("  nominal: names and types without values")
+    for role in ("trainable", "frozen"):
+        found = [(dtype, shape) for _, kind, dtype, shape in rows if kind == role]
+        if found:
+            _console.say(f"  {count_line(role, found)}")
+    _parameters(rows)
+    optimizer: dict[str, Any] | None = None
+    if data.optimizer is not None:
+        moments = max((len(arrays) for arrays in data.optimizer.moments.values()), default=0)
+        optimizer = {
+            "step": data.optimizer.step,
+            "learning_rate": data.optimizer.learning_rate,
+            "moments": moments,
+        }
+        _console.say(
+            f"  optimizer   step {data.optimizer.step}, learning rate "
+            f"{data.optimizer.learning_rate:g}, {moments} moments per parameter"
+        )
+    for name, value in sorted(data.properties.items()):
+        _console.say(f"  property    {name} = {value!r}")
+    return {
+        "kind": "checkpoint",
+        "nominal": data.nominal,
+        "parameters": [
+            {
+                "name": name,
+                "role": role,
+                "dtype": dtype,
+                "shape": list(shape),
+                "size_bytes": byte_size(dtype, shape),
+            }
+            for name, role, dtype, shape in rows
+        ],
+        "optimizer": optimizer,
+        "properties": dict(sorted(data.properties.items())),
+    }
+
+
+_KINDS = {"package": _package, "model": _model, "checkpoint": _checkpoint}

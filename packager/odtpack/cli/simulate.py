@@ -1,0 +1,132 @@
+"""``odtpack simulate``: replay training under the limits of devices and judge it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from odtpack.cli import _console
+
+if TYPE_CHECKING:
+    from odtpack_runtime.simulator.profile import DeviceProfile
+
+OVER_BUDGET = 1
+
+
+def simulate(
+    package: Annotated[
+        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="DATA.npz", help="One array per input of the model, by its name."),
+    ],
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE", help="Device profile; may be repeated."),
+    ] = None,
+    budget: Annotated[
+        Path | None,
+        typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1."),
+    ] = None,
+    report: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT:PATH", help="html:PATH or json:PATH; may be repeated."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples per step.  [default: 32]"),
+    ] = None,
+    lr: Annotated[float, typer.Option(metavar="X", help="Learning rate.")] = 0.001,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
+    ] = 0,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replay.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Replay real training under the limits of devices, and judge it.
+
+    Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget only the
+    devices' own memory limits are judged, and a budget to start from is printed.
+    """
+
+    from odtpack.cli import _fit
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime.data import load_dataset
+    from odtpack_runtime.package import Package
+    from odtpack_runtime.reports import parse_destination, write_report
+    from odtpack_runtime.reports.console import print_result
+    from odtpack_runtime.simulator.budgets import judge, read_budgets, suggest_budget
+    from odtpack_runtime.simulator.profile import list_profiles
+
+    # Everything that can be wrong is looked at before anything long runs.
+    profiles = load_devices(device or [])
+    budgets = None if budget is None else read_budgets(budget)
+    if budgets is not None:
+        budgets.check_devices([profile.name for profile in profiles] + list_profiles())
+    opened = Package.open(package)
+    for text in report or []:
+        check_writable(parse_destination(text)[1], "--report", outside=opened)
+    size = _fit.choose_batch_size(opened, batch_size)
+    load_dataset(data, opened.manifest.input_specs(), class_count=opened.manifest.class_count)
+
+    from odtpack_runtime.simulator.simulate import simulate as replay
+
+    with _console.Progress("replay") as progress:
+        measured = replay(
+            opened.path,
+            data,
+            profiles,
+            batch_size=size,
+            epochs=epochs,
+            learning_rate=lr,
+            seed=seed,
+            threads=threads,
+            progress=progress.update,
+        )
+    result = judge(measured, budgets)
+    print_result(result, _console.console())
+    for text in report or []:
+        _console.say(f"wrote {write_report(result, text)}")
+    if budgets is None:
+        _console.say()
+        _console.say("No budget was given. One to start from, a quarter above what was measured:")
+        _console.say()
+        _console.say(suggest_budget(result))
+    if as_json:
+        _console.print_json(result.model_dump(mode="json"))
+    if result.over_budget:
+        raise typer.Exit(OVER_BUDGET)
+
+
+def load_devices(names: list[str]) -> list[DeviceProfile]:
+    """The profiles that are asked for.
+
+    Raises:
+        OdtpackError: None is asked for, one does not exist, or two have the same name.
+    """
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_runtime.simulator.profile import list_profiles, load_profile
+
+    if not names:
+        raise OdtpackError(
+            "no-device",
+            "--device is needed: no device was named to replay on",
+            hint=f"pass --device NAME; shipped are {', '.join(list_profiles())}",
+        )
+    profiles: dict[str, DeviceProfile] = {}
+    for name in names:
+        profile = load_profile(name)
+        if profiles.setdefault(profile.name, profile).digest != profile.digest:
+            raise OdtpackError(
+                "device-twice",
+                f"two profiles are called {profile.name!r} and say different things",
+                where=name,
+                hint="give one of them another name",
+            )
+    return list(profiles.values())

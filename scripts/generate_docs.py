@@ -1,0 +1,57 @@
+"""Write the generated pages of the documentation; with --check say whether they are stale."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from odtpack.autodiff.coverage import coverage
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_INTRODUCTION = """# Operators
+
+Generated from the registry by `scripts/generate_docs.py`; a test holds the two together.
+
+- **rule**: differentiated by a rule of its own, from the opset named on.
+- **expansion**: defined by the standard as a function of other operators, and
+  differentiated through them.
+- **no gradient**: piecewise constant or not numeric; gradients stop here, as they should.
+- **none**: not differentiated yet. `odtpack build` stops with an error that names the node
+  if a parameter would have to be trained through it.
+"""
+
+
+def operators_page() -> str:
+    """The support table as Markdown."""
+    rows = coverage()
+    counts = {
+        how: sum(row.how == how for row in rows) for how in dict.fromkeys(r.how for r in rows)
+    }
+    summary = ", ".join(f"{how}: {count}" for how, count in sorted(counts.items()))
+    lines = [_INTRODUCTION, f"{len(rows)} operators. {summary}.", ""]
+    lines += ["| operator | how | rule since opset |", "|---|---|---|"]
+    for row in rows:
+        name = row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}"
+        lines.append(f"| {name} | {row.how} | {', '.join(map(str, row.since))} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {ROOT / "docs" / "operators.md": operators_page}
+
+
+def main() -> int:
+    """Write or check every generated page."""
+    check = "--check" in sys.argv[1:]
+    stale = [
+        path for path, page in PAGES.items() if not path.exists() or path.read_text() != page()
+    ]
+    for path in stale:
+        if not check:
+            path.write_text(PAGES[path]())
+        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# odtpack and what it needs, in a virtual environment.
+#
+# usage: scripts/setup_venv.sh demo|full DIRECTORY
+#   demo: what `odtpack demo` needs. full: also the tests, PyTorch as their oracle, lint and types.
+# PYTHON names the interpreter, 3.11 or newer; otherwise the first such one on PATH is taken.
+# PyTorch comes from its own index of CPU builds (the default build for Linux brings gigabytes of
+# CUDA), unless pip is configured with a further index.
+set -euo pipefail
+
+kind=$1
+venv=$2
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+is_new_enough() {
+  "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+if ! is_new_enough "$venv/bin/python"; then
+  candidates=(python3 python3.14 python3.13 python3.12 python3.11)
+  if [[ -n ${PYTHON:-} ]]; then candidates=("$PYTHON"); fi
+  python=
+  for candidate in "${candidates[@]}"; do
+    if command -v "$candidate" >/dev/null && is_new_enough "$candidate"; then
+      python=$candidate
+      break
+    fi
+  done
+  if [[ -z $python ]]; then
+    cat >&2 <<MESSAGE
+odtpack needs Python 3.11 or newer with the venv module, and none was found: ${candidates[0]} is
+$("${candidates[0]}" --version 2>/dev/null || echo "not on PATH").
+  help: install it (on Debian and Ubuntu: apt-get install python3 python3-venv),
+        or name it: make PYTHON=/path/to/python3.12
+MESSAGE
+    exit 2
+  fi
+  echo "setting up $venv with $("$python" --version)" >&2
+  rm -rf -- "$venv"
+  "$python" -m venv "$venv"
+fi
+
+install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+case $kind in
+  demo) "${install[@]}" -e '.[demo]' ;;
+  full)
+    echo "installing the tests' requirements, PyTorch among them" >&2
+    index=()
+    if [[ -z ${PIP_EXTRA_INDEX_URL:-} && $(uname -s) == Linux ]] &&
+      ! "$venv/bin/python" -m pip config list | grep -q extra-index-url; then
+      index=(--extra-index-url https://download.pytorch.org/whl/cpu)
+    fi
+    "${install[@]}" ${index[@]+"${index[@]}"} -e '.[demo,test,oracle,dev]' 'torch==2.13.0'
+    touch "$venv/.ready-demo"
+    ;;
+  *)
+    echo "usage: scripts/setup_venv.sh demo|full DIRECTORY" >&2
+    exit 2
+    ;;
+esac
+touch "$venv/.ready-$kind"

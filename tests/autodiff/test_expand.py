@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch.nn import functional as F
+
+from odtpack.autodiff import REGISTRY, Registry
+from odtpack.autodiff.expand import expand
+from odtpack.autodiff.fold import fold
+from odtpack.errors import OdtpackError
+from odtpack.loading import infer_shapes
+from tests.autodiff import cases_elementwise, cases_matrix
+from tests.autodiff.oracle import (
+    Case,
+    ask_torch,
+    cases,
+    check,
+    forward_model,
+    ints,
+    normal,
+    session,
+    spread,
+)
+
+X = spread(2, 4, 6)
+SCORES, LABELS = normal(3, 5), np.array([1, 4, 0])
+PLANES, PLANE_LABELS = normal(2, 4, 3), np.array([[0, 1, 3], [2, 2, 1]])
+WEIGHTS = np.float32([0.5, 1.5, 1.0, 2.0, 0.7])
+Q, K, V = normal(2, 2, 3, 4), normal(2, 2, 5, 4, seed=1), normal(2, 2, 5, 4, seed=2)
+FLAT = {"q": normal(2, 3, 8), "k": normal(2, 5, 8, seed=1), "v": normal(2, 5, 8, seed=2)}
+ANGLES = normal(2, 3, 2)
+ATTENTION = F.scaled_dot_product_attention
+
+
+def heads(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def group_norm(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.group_norm(x, 2, scale, bias)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([cos * a - sin * b, sin * a + cos * b], -1)
+
+
+def mean_variance(x: torch.Tensor) -> torch.Tensor:
+    mean, square = x.mean((0, 2, 3), True), (x * x).mean((0, 2, 3), True)
+    return (x - mean) / ((square - mean * mean).sqrt() + 1e-9)
+
+
+CASES: list[Case] = [
+    *cases("Celu", {"x": X}, lambda x: F.celu(x, 0.7), (12, 17, 21, 23), alpha=0.7, batch=["x"]),
+    *cases("Celu", {"x": X}, F.celu, (17,), label="default"),
+    *cases("Mish", {"x": X}, F.mish, (18, 22, 24), batch=["x"]),
+    *cases("Swish", {"x": X}, lambda x: x * torch.sigmoid(1.5 * x), (24, 26), alpha=1.5),
+    *cases("MeanVarianceNormalization", {"x": normal(2, 3, 2, 2)}, mean_variance,
+           (13, 17, 18, 23), differences="torch"),
+    *cases("RMSNormalization", {"x": X, "scale": normal(6)},
+           lambda x, s: F.rms_norm(x, (6,), s, 1e-5), (23, 26), batch=["x"]),
+    *cases("RMSNormalization", {"x": X, "scale": normal(4, 6)},
+           lambda x, s: F.rms_norm(x, (4, 6), s, 1e-5), (23,), axis=1, label="axis1"),
+    *cases("GroupNormalization", {"x": normal(2, 4, 3, 2), "scale": normal(4), "bias": normal(4)},
+           group_norm, (21, 23), num_groups=2, batch=["x"], differences="torch"),
+    *cases("NegativeLogLikelihoodLoss", {"x": SCORES, "t": LABELS}, F.nll_loss,
+           (13, 17, 22, 24), runtime=["t"], batch=["x", "t"]),
+    *cases("NegativeLogLikelihoodLoss", {"x": SCORES, "t": LABELS, "w": WEIGHTS}, F.nll_loss,
+           (13, 17, 22), runtime=["t"], const=["w"], label="weights"),
+    *cases("NegativeLogLikelihoodLoss", {"x": SCORES, "t": LABELS},
+           lambda x, t: F.nll_loss(x, t, ignore_index=4, reduction="sum"), (13, 17, 22),
+           runtime=["t"], ignore_index=4, reduction="sum", label="ignored"),
+    *cases("SoftmaxCrossEntropyLoss", {"x": SCORES, "t": LABELS}, F.cross_entropy,
+           (17, 21, 24), runtime=["t"], batch=["x", "t"]),
+    *cases("SoftmaxCrossEntropyLoss", {"x": SCORES, "t": LABELS}, F.cross_entropy, (12, 13),
+           runtime=["t"], label="fixed"),
+    *cases("SoftmaxCrossEntropyLoss", {"x": SCORES, "t": LABELS, "w": WEIGHTS},
+           lambda x, t, w: (F.cross_entropy(x, t, w), x.log_softmax(1)), (13, 17),
+           runtime=["t"], const=["w"], outputs=2, label="log-prob"),
+    *cases("SoftmaxCrossEntropyLoss", {"x": PLANES, "t": PLANE_LABELS},
+           lambda x, t: F.cross_entropy(x, t, reduction="none", ignore_index=2), (17, 22),
+           runtime=["t"], batch=["x", "t"], reduction="none", ignore_index=2, label="planes"),
+    *cases("Attention", {"q": Q, "k": K, "v": V}, ATTENTION, (23, 24, 26)),
+    *cases("Attention", {"q": Q, "k": K, "v": V, "mask": normal(3, 5)}, ATTENTION, (23, 24),
+           label="mask"),
+    *cases("Attention", {"q": Q, "k": K[:, :, :3], "v": V[:, :, :3]},
+           lambda *x: ATTENTION(*x, is_causal=True), (23, 24), is_causal=1, label="causal"),
+    *cases("Attention", FLAT,
+           lambda *x: ATTENTION(*(heads(v, 2) for v in x)).transpose(1, 2).flatten(2), (23, 24),
+           q_num_heads=2, kv_num_heads=2, batch=["q", "k", "v"], label="flat"),
+    *cases("RotaryEmbedding", {"x": Q, "cos": np.cos(ANGLES), "sin": np.sin(ANGLES)}, rotate,
+           (23, 24), batch=["x"]),
+    *cases("Shrink", {"x": spread(3, 4, avoid=[-0.5, 0.5])},
+           lambda x: torch.where(x.abs() > 0.5, x - 0.2 * x.sign(), 0.0), (18, 23), bias=0.2,
+           lambd=0.5),
+    *cases("CenterCropPad", {"x": normal(4, 5), "shape": ints(6, 3)},
+           lambda x, _: F.pad(x, (0, 0, 1, 1))[:, 1:4], (18, 23)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_gradient_of_the_body_is_that_of_both_oracles(case: Case) -> None:
+    assert REGISTRY.lookup("", case.op, case.opset) is None
+    check(Case(**{**vars(case), "expanded": True}))
+
+
+def has_body(case: Case) -> bool:
+    """Whether the specification has a body of the operator in the case's opset or before."""
+    schema: Any = onnx.defs.get_schema(case.op, case.opset, "")
+    versions = [*schema.function_opset_versions, *schema.context_dependent_function_opset_versions]
+    return any(version <= case.opset for version in versions)
+
+
+TABLES = [*cases_elementwise.CASES, *cases_matrix.CASES, *CASES]
+DEFINED = [case for case in TABLES if case.domain == "" and has_body(case)]
+
+
+@pytest.mark.parametrize("case", DEFINED, ids=lambda case: case.id)
+def test_a_body_computes_what_its_operator_does(case: Case) -> None:
+    """Without any rules whatever has a body is expanded, down to operators that have none."""
+    feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
+    expected = ask_torch(case)[0].outputs
+    expanded = expand(forward_model(case), case.differentiated, registry=Registry())
+    assert case.op not in {node.op_type for node in expanded.graph}
+    proto = ir.to_proto(expanded)
+    onnx.checker.check_model(proto, full_check=True)
+    assert [value.name for value in proto.graph.output] == case.output_names
+    for name, y in zip(expected, session(proto, "off").run(None, feeds), strict=True):
+        np.testing.assert_allclose(y, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def parse(text: str) -> ir.Model:
+    return infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
+
+
+def operators(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+TWO_PATHS = """
+<ir_version: 8, opset_import: ["" : 18]>
+net (float[batch, 3] x) => (float[batch, 3] y, float[batch, 3] z)
+<float[3] w = {1, 2, 3}>
+{
+    data = Mish(x)
+    h = Mul(data, w)
+    y = Mish(h)
+    z = Relu(y)
+}
+"""
+
+
+def test_only_what_lies_on_the_way_and_has_no_rule_is_expanded() -> None:
+    model = expand(parse(TWO_PATHS), ["w"])
+    assert operators(model) == ["Mish", "Mul", "Softplus", "Tanh", "Mul", "Relu"]
+    assert operators(expand(parse(TWO_PATHS), ["x"])).count("Softplus") == 2
+    assert operators(expand(parse(TWO_PATHS), [])) == operators(parse(TWO_PATHS))
+
+
+def test_names_are_those_of_the_calls_and_come_out_the_same_each_time() -> None:
+    model = expand(parse(TWO_PATHS), ["x"])
+    names = [value.name for node in model.graph for value in node.outputs]
+    assert names == [
+        "data/Softplus_X", "data/TanHSoftplusX", "data", "h",
+        "y/Softplus_X", "y/TanHSoftplusX", "y", "z",
+    ]  # fmt: skip
+    again = expand(parse(TWO_PATHS), ["x"])
+    first, second = (ir.to_proto(m).SerializeToString(deterministic=True) for m in (model, again))
+    assert first == second
+    assert all(value.dtype is not None for node in model.graph for value in node.outputs)
+
+
+def test_nodes_inside_a_body_are_expanded_in_their_turn() -> None:
+    case = next(c for c in CASES if c.id == "SoftmaxCrossEntropyLoss-opset17-batch")
+    model = expand(forward_model(case), ["x"])
+    assert "LogSoftmax" in operators(model)
+    assert "NegativeLogLikelihoodLoss" not in operators(model)
+
+
+LOCAL = """
+<ir_version: 8, opset_import: ["" : %d, "my" : 1]>
+net (float[batch, 3] x) => (float[batch, 3] y)
+<float[3] w = {1, 2, 3}>
+{
+    h = my.twice <factor = 3.0> (x, w)
+    y = my.twice <factor = 0.5> (h, w)
+}
+<domain: "my", opset_import: ["" : %d, "my" : 1]>
+twice <factor> (a, b) => (c, unused)
+{
+    k = Constant <value_float: float = @factor> ()
+    s = my.scale(a, k)
+    unused = Neg(s)
+    c = %s
+}
+<domain: "my", opset_import: ["" : %d]>
+scale (a, k) => (c)
+{
+    c = Mul(a, k)
+}
+"""
+
+
+@pytest.mark.parametrize(("model_opset", "body_opset"), [(17, 17), (17, 13), (15, 18)])
+def test_functions_of_the_model_are_inlined(model_opset: int, body_opset: int) -> None:
+    text = LOCAL % (model_opset, body_opset, "Add(s, b)", body_opset)
+    model = expand(parse(text), ["w"])
+    assert not model.functions
+    assert [op for op in operators(model) if op not in ("Constant", "Neg")] == ["Mul", "Add"] * 2
+    x = normal(2, 3)
+    (y,) = session(ir.to_proto(model), "off").run(None, {"x": x})
+    w = np.float32([1, 2, 3])
+    np.testing.assert_allclose(y, (x * 3 + w) * 0.5 + w, rtol=1e-6)
+
+
+def test_a_function_that_means_something_else_in_the_opset_of_the_model_is_refused() -> None:
+    for body in ("Softmax(s)", "ReduceSum <axes: ints = [0]> (s)"):
+        with pytest.raises(OdtpackError, match="written in opset 12") as error:
+            expand(parse(LOCAL % (17, 12, body, 12)), ["w"])
+        assert error.value.code == "bad-function"
+        assert "convert_version=True" in str(error.value.hint)
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    text = LOCAL % (17, 17, "my.twice <factor = 1.0> (s, b)", 17)
+    with pytest.raises(OdtpackError, match="cannot be inlined"):
+        expand(ir.from_proto(onnx.parser.parse_model(text)), ["w"])
+
+
+def test_an_operator_without_rule_and_body_stays() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 18, "custom" : 1]>
+    net (float[2, 3] x) => (float[2, 3] y) { h = custom.Fancy(x) y = Mish(h) }
+    """
+    assert operators(expand(parse(text), ["x"]))[0] == "Fancy"
+
+
+# Folding
+
+
+def test_arithmetic_on_known_dimensions_is_folded() -> None:
+    model = parse("""
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[batch, 4, 6] x, int64[2] given) => (float[a, b] y, float[c, d] z)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64 last = {-1},
+     int64[2] kept = {4, -1}>
+    {
+        shape = Shape(x)
+        channels = Gather(shape, one)
+        width = Gather(shape, last)
+        tail = Slice(shape, one, two)
+        half = Div(tail, two)
+        batch = Slice(shape, zero, one)
+        minus = Neg(one)
+        flat = Concat <axis = 0> (minus, half)
+        y = Reshape(x, flat)
+        other = Mul(kept, kept)
+        unknown = Concat <axis = 0> (batch, channels)
+        sum = Add(given, one)
+        z = Reshape(x, other)
+    }
+    """)
+    assert fold(model.graph, keep=["kept"])
+    values = {
+        node.outputs[0].name: ir.convenience.get_const_tensor(node.outputs[0])
+        for node in model.graph
+    }
+    folded = {name: t.numpy().tolist() for name, t in values.items() if t is not None}
+    assert folded == {
+        "channels": [4], "width": 6, "tail": [4], "half": [2], "minus": [-1], "flat": [-1, 2],
+    }  # fmt: skip
+    assert not fold(model.graph, keep=["kept"])
+
+
+def test_folding_leaves_floats_outputs_and_what_cannot_be_computed() -> None:
+    model = parse("""
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[2, 3] x) => (int64[2] shape, float[2, 3] y)
+    <int64 zero = {0}, int64[1] far = {9}, float[1] scale = {2}>
+    {
+        shape = Shape(x)
+        inner = Shape(x)
+        double = Add(scale, scale)
+        wrong = Gather(inner, far)
+        by_zero = Div(inner, zero)
+        y = Mul(x, double)
+    }
+    """)
+    fold(model.graph)
+    assert operators(model) == ["Shape", "Constant", "Add", "Gather", "Div", "Mul"]
+
+
+def test_folding_makes_no_large_values() -> None:
+    model = parse("""
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[2, 3] x) => (int64[n] many, float[2, 3] y)
+    <int64 one = {1}, int64[1] huge = {1000000000000}>
+    {
+        wide = Expand(one, huge)
+        zeros = ConstantOfShape(huge)
+        many = Add(wide, zeros)
+        y = Relu(x)
+    }
+    """)
+    assert not fold(model.graph)

@@ -1,0 +1,95 @@
+"""A small model, its data and its package, and a way to run a command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack.cli import main
+
+SAMPLES = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run ``odtpack`` in this process with what a process would print."""
+
+    def call(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        printed = capfd.readouterr()
+        return Outcome(code, printed.out, printed.err)
+
+    return call
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """Files that no test changes."""
+
+    model: Path
+    data: Path
+    package: Path
+
+
+def arrays(samples: int = SAMPLES, classes: int = 3) -> dict[str, np.ndarray]:
+    """Images [samples, 1, 8, 8] whose label is the brightest of three bands."""
+    rng = np.random.default_rng(5)
+    labels = np.arange(samples, dtype=np.int64) % classes
+    images = rng.normal(0, 0.3, (samples, 1, 8, 8)).astype(np.float32)
+    for image, label in zip(images, labels, strict=True):
+        image[0, 2 * label : 2 * label + 2] += 1.0
+    return {"input": images, "labels": labels}
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    folder = tmp_path_factory.mktemp("shared")
+    files = Shared(folder / "model.onnx", folder / "data.npz", folder / "package")
+    onnx.save(zoo.cnn(size=8, width=(4, 8), classes=3), files.model)
+    np.savez(files.data, allow_pickle=False, **arrays())
+    build_package(files.model, files.package, loss="cross_entropy")
+    return files
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder, by relative path; None for a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def assert_refused(outcome: Outcome, code: str, *words: str) -> None:
+    """One clear error: its code, words that it must hold, a way out, and no traceback."""
+    assert outcome.code == 2, outcome.err
+    assert outcome.out == ""
+    assert outcome.err.startswith(f"error[{code}]: "), outcome.err
+    assert outcome.err.count("error[") == 1
+    assert "Traceback" not in outcome.err
+    for word in words:
+        assert word in outcome.err, outcome.err

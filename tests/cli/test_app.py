@@ -1,0 +1,168 @@
+"""Help, versions, usage errors, bugs, and what goes to which stream."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import odtpack
+from odtpack.cli import _app, _console
+from odtpack.cli.build import LossName, OptimizerName
+from odtpack.losses import LOSSES
+from odtpack.optimizers import OPTIMIZERS
+from tests.cli.conftest import Run, assert_refused
+
+COMMANDS = [
+    (),
+    ("build",),
+    ("train",),
+    ("export",),
+    ("inspect",),
+    ("simulate",),
+    ("demo",),
+    ("devices",),
+    ("devices", "list"),
+    ("devices", "show"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_of_every_command_shows_an_example(run: Run, command: tuple[str, ...]) -> None:
+    outcome = run(*command, "--help")
+    assert outcome.code == 0
+    assert " ".join(("odtpack", *command)).strip() in outcome.out.partition("Examples:")[2]
+
+
+def test_version(run: Run) -> None:
+    outcome = run("--version")
+    assert (outcome.code, outcome.out) == (0, f"odtpack {odtpack.__version__}\n")
+
+
+def test_installed_script_answers_without_heavy_imports() -> None:
+    code = (
+        "import sys; from odtpack.cli import main; main(['--help']); "
+        "heavy = {'onnx', 'onnx_ir', 'onnxruntime', 'numpy', 'pydantic', 'torch'}; "
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [(), ("devices",)], ids=["odtpack", "devices"])
+def test_no_command_is_a_usage_error(run: Run, command: tuple[str, ...]) -> None:
+    outcome = run(*command)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert "Usage: odtpack" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bulid",), ("bulid", "build")),
+        (("build",), ("MODEL.onnx", "odtpack build --help")),
+        (("build", "m.onnx", "--out", "p"), ("--loss",)),
+        (("build", "m.onnx", "--out", "p", "--loss", "hinge"), ("'hinge'", "cross_entropy")),
+        (("train", "p", "--data", "d", "--epochs", "0"), ("--epochs",)),
+        (("train", "p", "--data", "d", "--lr", "fast"), ("--lr",)),
+        (("simulate", "p", "--dataa", "d"), ("--dataa", "--data")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_usage_errors(run: Run, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert_refused(run(*arguments), "usage", "help: odtpack", *words)
+
+
+def test_choices_are_those_of_the_packager() -> None:
+    assert {name.value for name in LossName} == {*LOSSES, "none"}
+    assert {name.value for name in OptimizerName} == set(OPTIMIZERS)
+
+
+def test_a_bug_says_so_and_how_to_see_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(_app.typer.main, "get_command", lambda app: _Command(broken))
+    outcome = run("devices", "list")
+    assert_refused(outcome, "internal", "bug", "ZeroDivisionError", "oh", "ODTPACK_TRACEBACK=1")
+    monkeypatch.setenv("ODTPACK_TRACEBACK", "1")
+    assert "Traceback" in run("devices", "list").err
+
+
+def test_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_app.typer.main, "get_command", lambda app: _Command(interrupted))
+    outcome = run("devices", "list")
+    assert outcome.code == 130
+    assert outcome.err.startswith("error[interrupted]")
+
+
+class _Command:
+    def __init__(self, function: object) -> None:
+        self.function = function
+
+    def main(self, *args: object, **kwargs: object) -> object:
+        return self.function()  # type: ignore[operator]
+
+
+def test_control_characters_never_reach_the_terminal(run: Run) -> None:
+    outcome = run("devices", "show", "\x1b[31mred\x07.toml")
+    assert outcome.code == 2
+    assert "\x1b" not in outcome.err
+    assert "\x07" not in outcome.err
+
+
+class TestProgress:
+    def test_elsewhere_than_on_a_terminal_there_are_plain_lines(
+        self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_console, "_QUIET_SECONDS", 0.0)
+        with _console.Progress("training") as progress:
+            progress.update(3, 10)
+            progress.line("epoch 1")
+        assert capfd.readouterr().err == "training: 3 of 10\nepoch 1\n"
+
+    def test_short_work_is_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
+        with _console.Progress("training") as progress:
+            for step in range(10):
+                progress.update(step, 10)
+        assert capfd.readouterr().err == ""
+
+    @pytest.mark.skipif(os.name != "posix", reason="a terminal is made with openpty")
+    @pytest.mark.parametrize(
+        ("environment", "moves", "coloured"),
+        [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"CI": "true"}, False, True)],
+        ids=["terminal", "NO_COLOR", "CI"],
+    )
+    def test_on_a_terminal(self, environment: dict[str, str], moves: bool, coloured: bool) -> None:
+        text = _on_a_terminal(environment)
+        assert ("\x1b[?25l" in text) == moves  # the cursor is hidden while the bar moves
+        assert ("\x1b[1;31merror" in text) == coloured
+
+
+def _on_a_terminal(environment: dict[str, str]) -> str:
+    code = (
+        "from odtpack.cli import _console\n"
+        "with _console.Progress('training') as p: p.update(1, 2)\n"
+        "_console.error('some-code', 'what')\n"
+    )
+    ours = {k: v for k, v in os.environ.items() if k not in ("CI", "NO_COLOR", "FORCE_COLOR")}
+    main, terminal = os.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**ours, "TERM": "xterm-256color", **environment},
+            stderr=terminal,
+            check=True,
+        )
+        return os.read(main, 65536).decode()
+    finally:
+        os.close(main)
+        os.close(terminal)

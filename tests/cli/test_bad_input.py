@@ -1,0 +1,383 @@
+"""Bad input gets one clear error, exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.cli.conftest import Run, Shared, arrays, assert_refused, tree
+
+
+@pytest.fixture
+def refused(run: Run, tmp_path: Path) -> Callable[..., None]:
+    """Run a command that must fail, and check that it changes no file."""
+
+    def check(arguments: tuple[object, ...], code: str, *words: str) -> None:
+        before = tree(tmp_path)
+        outcome = run(*arguments)
+        assert_refused(outcome, code, *words)
+        assert tree(tmp_path) == before
+
+    return check
+
+
+Refused = Callable[..., None]
+
+
+class TestBuild:
+    def command(self, shared: Shared, tmp_path: Path, *more: object) -> tuple[object, ...]:
+        return "build", shared.model, "--out", tmp_path / "new", "--loss", "cross_entropy", *more
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"not a model at all\n", b"\x89PNG\r\n\x1a\n" + bytes(64), b"\x08"]
+    )
+    def test_not_an_onnx_file(self, refused: Refused, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(content)
+        arguments = "build", path, "--out", tmp_path / "new", "--loss", "mse"
+        refused(arguments, "not-onnx", str(path), "help: pass the .onnx file")
+
+    def test_missing_file(self, refused: Refused, tmp_path: Path) -> None:
+        arguments = "build", tmp_path / "no.onnx", "--out", tmp_path / "new", "--loss", "mse"
+        refused(arguments, "model-not-found", "no.onnx")
+
+    @pytest.mark.parametrize("option", ["--train", "--freeze"])
+    def test_unknown_pattern(
+        self, refused: Refused, shared: Shared, tmp_path: Path, option: str
+    ) -> None:
+        arguments = self.command(shared, tmp_path, option, "convolution1.*")
+        words = f"{option} 'convolution1.*'", str(shared.model), "conv1.weight", "odtpack inspect"
+        refused(arguments, "unknown-parameter", *words)
+
+    def test_trained_and_frozen(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        arguments = self.command(shared, tmp_path, "--train", "fc.*", "--freeze", "*.bias")
+        words = "'fc.bias'", "--train 'fc.*'", "--freeze '*.bias'", "narrow"
+        refused(arguments, "trained-and-frozen", *words)
+
+    def test_nothing_left_to_train(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        refused(self.command(shared, tmp_path, "--freeze", "*"), "nothing-to-train", "help:")
+
+    def test_operator_without_gradient(self, refused: Refused, tmp_path: Path) -> None:
+        refused(
+            ("build", _model_with_wobble(tmp_path), "--out", tmp_path / "new", "--loss", "mse"),
+            "no-gradient",
+            "Wobble",
+            "'the_wobble'",
+            "acme",
+            "help:",
+        )
+
+    def test_unknown_output(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        arguments = self.command(shared, tmp_path, "--output", "logits")
+        refused(arguments, "unknown-value", "'logits'", "'output'")
+
+    def test_setting_of_another_optimizer(
+        self, refused: Refused, shared: Shared, tmp_path: Path
+    ) -> None:
+        more = "--optimizer", "sgd", "--weight-decay", "0.1"
+        refused(self.command(shared, tmp_path, *more), "option-not-used", "--weight-decay")
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [("--beta1", "1"), ("--beta2", "-0.1"), ("--epsilon", "0"), ("--weight-decay", "nan")],
+    )
+    def test_setting_out_of_range(
+        self, refused: Refused, shared: Shared, tmp_path: Path, option: str, value: str
+    ) -> None:
+        name = option.removeprefix("--").replace("-", "_")
+        arguments = self.command(shared, tmp_path, option, value)
+        refused(arguments, "bad-hyperparameter", name, "help:")
+
+    def test_folder_with_other_things(
+        self, refused: Refused, shared: Shared, tmp_path: Path
+    ) -> None:
+        (tmp_path / "thesis.txt").write_text("years of work")
+        arguments = "build", shared.model, "--out", tmp_path, "--loss", "mse"
+        refused(arguments, "folder-not-empty", str(tmp_path), "--out")
+
+    def test_folder_that_is_a_file(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        (tmp_path / "new").write_text("")
+        refused(self.command(shared, tmp_path), "package-not-written", "is a file")
+
+    def test_folder_below_a_file(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        arguments = "build", shared.model, "--out", tmp_path / "file" / "new", "--loss", "mse"
+        refused(arguments, "package-not-written", "file")
+
+    def test_conversion_that_fails_leaves_nothing(
+        self, refused: Refused, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from onnxruntime.tools import convert_onnx_models_to_ort as tool
+
+        def fails(*args: object, **kwargs: object) -> None:
+            raise RuntimeError("no kernel")
+
+        monkeypatch.setattr(tool, "convert_onnx_models_to_ort", fails)
+        arguments = self.command(shared, tmp_path, "--ort-format")
+        refused(arguments, "ort-conversion-failed", "no kernel")
+
+
+def _model_with_wobble(folder: Path) -> Path:
+    nodes = [
+        helper.make_node("MatMul", ["input", "w"], ["h"]),
+        helper.make_node("Wobble", ["h"], ["output"], name="the_wobble", domain="acme"),
+    ]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], np.eye(4, dtype=np.float32))
+    graph = helper.make_graph(
+        nodes,
+        "wobbly",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 4])],
+        [weight],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+    model = onnx.ModelProto(graph=graph, opset_import=opsets, ir_version=8)
+    onnx.save(model, folder / "wobbly.onnx")
+    return folder / "wobbly.onnx"
+
+
+def _write(path: Path, **changed: np.ndarray | None) -> Path:
+    kept = {name: array for name, array in {**arrays(), **changed}.items() if array is not None}
+    np.savez(path, allow_pickle=False, **kept)
+    return path
+
+
+BAD_DATA: dict[str, tuple[dict[str, np.ndarray | None], str, tuple[str, ...]]] = {
+    "missing array": ({"labels": None}, "data-missing", ("'labels'", "input")),
+    "misshapen": (
+        {"input": np.zeros((60, 1, 9, 8), np.float32)},
+        "data-shape",
+        ("'input'", "[60, 1, 9, 8]", "8, 8]"),
+    ),
+    "wrong type": ({"input": np.zeros((60, 1, 8, 8))}, "data-type", ("'input'", "astype")),
+    "unequal": ({"labels": np.zeros(59, np.int64)}, "data-length", ("59", "60")),
+    "not finite": (
+        {"input": np.full((60, 1, 8, 8), np.nan, np.float32)},
+        "data-not-finite",
+        ("'input'", "sample 0"),
+    ),
+    "label too large": (
+        {"labels": np.full(60, 3, np.int64)},
+        "label-out-of-range",
+        ("'labels'", "3", "0 to 2"),
+    ),
+    "negative label": ({"labels": np.full(60, -1, np.int64)}, "label-out-of-range", ("-1",)),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "simulate"])
+class TestData:
+    def arguments(
+        self, command: str, shared: Shared, data: Path, tmp_path: Path
+    ) -> tuple[object, ...]:
+        if command == "train":
+            return "train", shared.package, "--data", data, "--out", tmp_path / "new.ckpt"
+        report = f"html:{tmp_path / 'new.html'}"
+        device = "--device", "pixel-8a", "--report", report
+        return "simulate", shared.package, "--data", data, *device
+
+    @pytest.mark.parametrize("case", BAD_DATA)
+    def test_bad_arrays(
+        self, refused: Refused, shared: Shared, tmp_path: Path, command: str, case: str
+    ) -> None:
+        changed, code, words = BAD_DATA[case]
+        data = _write(tmp_path / "data.npz", **changed)
+        arguments = self.arguments(command, shared, data, tmp_path)
+        refused(arguments, code, *words, str(data))
+
+    def test_no_archive(
+        self, refused: Refused, shared: Shared, tmp_path: Path, command: str
+    ) -> None:
+        data = tmp_path / "data.npz"
+        data.write_text("1,2,3\n")
+        arguments = self.arguments(command, shared, data, tmp_path)
+        refused(arguments, "data-unreadable", str(data), "numpy.savez")
+
+    def test_no_file(self, refused: Refused, shared: Shared, tmp_path: Path, command: str) -> None:
+        arguments = self.arguments(command, shared, tmp_path / "no.npz", tmp_path)
+        refused(arguments, "data-not-found", "no.npz")
+
+    def test_no_package(
+        self, refused: Refused, shared: Shared, tmp_path: Path, command: str
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        arguments = list(self.arguments(command, shared, shared.data, tmp_path))
+        arguments[1] = tmp_path / "empty"
+        refused(tuple(arguments), "package-not-found", "manifest.json", "odtpack build")
+
+    def test_package_with_truncated_checkpoint(
+        self, refused: Refused, shared: Shared, tmp_path: Path, command: str
+    ) -> None:
+        package = shutil.copytree(shared.package, tmp_path / "package")
+        whole = (package / "checkpoint").read_bytes()
+        (package / "checkpoint").write_bytes(whole[: len(whole) // 2])
+        arguments = list(self.arguments(command, shared, shared.data, tmp_path))
+        arguments[1] = package
+        refused(tuple(arguments), "package-changed", "'checkpoint'", "help:")
+
+
+class TestTrain:
+    def test_share_out_of_range(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        arguments = "train", shared.package, "--data", shared.data, "--out", tmp_path / "new"
+        refused((*arguments, "--holdout", "1.5"), "bad-holdout", "1.5", "--holdout 0.2")
+        refused((*arguments, "--holdout", "0.999"), "nothing-to-train-on", "60 samples")
+        both = "--holdout", "0.5", "--eval", shared.data
+        refused((*arguments, *both), "holdout-and-eval", "leave one of them out")
+
+    def test_place_that_cannot_be_written(
+        self, refused: Refused, shared: Shared, tmp_path: Path
+    ) -> None:
+        arguments = "train", shared.package, "--data", shared.data, "--out"
+        refused((*arguments, tmp_path / "no" / "new.ckpt"), "cannot-write", "mkdir -p")
+        refused((*arguments, tmp_path), "cannot-write", "is a folder")
+        refused((*arguments, shared.package / "checkpoint"), "cannot-write", "outside the package")
+
+    def test_rate_too_high(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        arguments = "train", shared.package, "--data", shared.data, "--out", tmp_path / "new"
+        refused((*arguments, "--lr", "1e30"), "diverged", "epoch 1", "--lr")
+        refused((*arguments, "--lr", "inf"), "bad-learning-rate", "inf")
+
+
+@pytest.fixture
+def truncated(shared: Shared, tmp_path: Path) -> Path:
+    whole = (shared.package / "checkpoint").read_bytes()
+    path = tmp_path / "cut.ckpt"
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+class TestCheckpoint:
+    def test_truncated(
+        self, refused: Refused, shared: Shared, truncated: Path, tmp_path: Path
+    ) -> None:
+        data = "--data", shared.data, "--out", tmp_path / "new.ckpt"
+        for arguments in (
+            ("train", shared.package, *data, "--resume", truncated),
+            ("export", shared.package, "--checkpoint", truncated, "--out", tmp_path / "new.onnx"),
+            ("inspect", truncated),
+        ):
+            refused(arguments, "checkpoint-invalid", str(truncated))
+
+    def test_of_another_model(
+        self, run: Run, refused: Refused, shared: Shared, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "other"
+        built = run("build", shared.model, "--out", other, "--loss", "mse", "--train", "fc.weight")
+        assert built.code == 0
+        arguments = "export", shared.package, "--out", tmp_path / "new.onnx", "--checkpoint"
+        cut = _without_first_parameter(other / "checkpoint", tmp_path / "less.ckpt")
+        refused((*arguments, cut), "model-mismatch", "'conv1.weight'", str(cut))
+
+
+def _without_first_parameter(source: Path, destination: Path) -> Path:
+    from odtpack_runtime.checkpoint_format import read_checkpoint
+    from odtpack_runtime.checkpoint_writer import write_checkpoint
+
+    data = read_checkpoint(source)
+    data.frozen.pop("conv1.weight")
+    write_checkpoint(destination, data)
+    return destination
+
+
+class TestExport:
+    def test_unknown_output(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        for name in ("nothing", "loss", "labels"):
+            arguments = "export", shared.package, "--out", tmp_path / "new.onnx", "--outputs", name
+            refused(arguments, "unknown-output", repr(name), "output, ")
+
+    def test_place_inside_the_package(
+        self, refused: Refused, shared: Shared, tmp_path: Path
+    ) -> None:
+        arguments = "export", shared.package, "--out", shared.package / "eval_model.onnx"
+        refused(arguments, "cannot-write", "outside the package")
+
+
+class TestInspect:
+    def test_neither(self, refused: Refused, tmp_path: Path) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("hello")
+        refused(("inspect", path), "not-onnx", str(path), "neither a package nor an ONNX model")
+        refused(("inspect", tmp_path / "no"), "not-found", "no")
+
+    def test_ort_format(self, refused: Refused, tmp_path: Path) -> None:
+        path = tmp_path / "model.ort"
+        path.write_bytes(b"\x18\0\0\0ORTM" + bytes(64))
+        refused(("inspect", path), "ort-format", "model.ort", ".onnx")
+
+
+class TestSimulate:
+    def arguments(self, shared: Shared, *more: object) -> tuple[object, ...]:
+        return "simulate", shared.package, "--data", shared.data, *more
+
+    def test_unknown_device(self, refused: Refused, shared: Shared) -> None:
+        arguments = self.arguments(shared, "--device", "pixel-8b")
+        refused(arguments, "device-unknown", "'pixel-8b'", "'pixel-8a'", "odtpack devices list")
+
+    def test_no_device(self, refused: Refused, shared: Shared) -> None:
+        refused(self.arguments(shared), "no-device", "--device", "google/pixel-8a")
+
+    def test_malformed_profile(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        profile = tmp_path / "phone.toml"
+        profile.write_text("schema_version = 1\nname = 3\n")
+        refused(self.arguments(shared, "--device", profile), "profile-invalid", str(profile))
+
+    @pytest.mark.parametrize(
+        ("text", "code", "words"),
+        [
+            ("[budgets\n", "budgets-malformed", ("TOML",)),
+            ("[budgets]\npeak_memory = 200\n", "budgets-invalid", (":2", "200 MB")),
+            ("[budgets]\npeek_memory = '200 MB'\n", "budgets-invalid", (":2", "peak_memory")),
+            ("[budgets]\npeak_memory = '200 MBit'\n", "budgets-invalid", (":2", "MBit")),
+            ("[device.'acme/one']\n", "budgets-unknown-device", ("acme/one",)),
+        ],
+    )
+    def test_malformed_budget(
+        self,
+        refused: Refused,
+        shared: Shared,
+        tmp_path: Path,
+        text: str,
+        code: str,
+        words: tuple[str, ...],
+    ) -> None:
+        budget = tmp_path / "budgets.toml"
+        budget.write_text(text)
+        report = f"json:{tmp_path / 'new.json'}"
+        more = "--device", "pixel-8a", "--budget", budget, "--report", report
+        refused(self.arguments(shared, *more), code, "budgets.toml", *words)
+
+    @pytest.mark.parametrize(
+        ("report", "code", "word"),
+        [
+            ("pdf:report.pdf", "report-format-unknown", "html"),
+            ("html", "report-path-missing", "--report html:report.html"),
+            ("html:no/such/folder/report.html", "cannot-write", "mkdir -p no/such/folder"),
+        ],
+    )
+    def test_bad_report(
+        self,
+        refused: Refused,
+        shared: Shared,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        report: str,
+        code: str,
+        word: str,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        arguments = self.arguments(shared, "--device", "pixel-8a", "--report", report)
+        refused(arguments, code, word)
+
+
+class TestDevices:
+    def test_unknown(self, refused: Refused) -> None:
+        refused(("devices", "show", "nokia-3310"), "device-unknown", "'nokia-3310'", "devices list")
+
+    def test_no_file(self, refused: Refused) -> None:
+        refused(("devices", "show", "no.toml"), "profile-missing", "no.toml")

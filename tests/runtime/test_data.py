@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import OdtpackError
+from odtpack_runtime.data import load_dataset
+from odtpack_runtime.signature import TensorSpec
+
+F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
+SPECS = (TensorSpec("input", F32, (8, 3, "len")), TensorSpec("labels", I64, (8, "len")))
+
+
+def save(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def good(count: int = 5) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "input": rng.standard_normal((count, 3, 4)).astype(np.float32),
+        "labels": rng.integers(0, 10, (count, 4)),
+    }
+
+
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_arrays_come_back(tmp_path: Path, write) -> None:
+    arrays = good()
+    arrays["input"] = np.asfortranarray(arrays["input"])
+    write(tmp_path / "data.npz", extra=np.array([{}], object), **arrays)
+    loaded = load_dataset(tmp_path / "data.npz", SPECS, class_count=10)
+    assert list(loaded) == ["input", "labels"]
+    for name, array in loaded.items():
+        assert np.array_equal(array, arrays[name])
+        assert array.flags.c_contiguous
+        assert array.dtype == arrays[name].dtype
+
+
+def test_text_and_inputs_of_any_rank(tmp_path: Path) -> None:
+    path = save(tmp_path / "d.npz", words=np.array(["a", "bc"]), any=np.ones((2, 1, 1)))
+    specs = (
+        TensorSpec("words", np.dtype(object), ("n",)),
+        TensorSpec("any", np.dtype(np.float64), ()),
+    )
+    assert load_dataset(path, specs)["words"].tolist() == ["a", "bc"]
+
+
+NAN = good()["input"]
+NAN[3, 1, 1] = np.nan
+INFINITE = good()["input"]
+INFINITE[4, 0, 0] = -np.inf
+LATE = good()["labels"]
+LATE[2, 3] = 10
+NEGATIVE = good()["labels"]
+NEGATIVE[0, 1] = -1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"input": None}, "data-missing", "no array 'input'.*float32"),
+        ({"labels": None}, "data-missing", "no array 'labels'"),
+        ({"input": good()["input"].astype(np.float64)}, "data-type", "'input' has elements of f"),
+        ({"input": good()["input"].astype(">f4")}, "data-type", "'input'"),
+        ({"input": good()["input"].astype(object)}, "data-type", "'input'"),
+        ({"labels": good()["labels"].astype(np.int32)}, "data-type", "'labels'"),
+        ({"input": good()["input"][:, :2]}, "data-shape", r"'input'.*\[5, 2, 4\].*\[8, 3, len\]"),
+        ({"input": good()["input"][0]}, "data-shape", "'input'"),
+        ({"labels": good()["labels"][:, 0]}, "data-shape", "'labels'"),
+        ({"labels": np.array(3)}, "data-shape", "'labels'"),
+        ({"labels": good()["labels"][:, :3]}, "data-shape", "'len' is 4 in array 'input' and 3"),
+        ({"labels": good()["labels"][:4]}, "data-length", "'labels' has 4 .* 'input' has 5"),
+        ({"input": good(0)["input"], "labels": good(0)["labels"]}, "data-empty", "'input'"),
+        ({"input": NAN}, "data-not-finite", "'input'.*sample 3"),
+        ({"input": INFINITE}, "data-not-finite", "'input'.*sample 4"),
+        ({"labels": LATE}, "label-out-of-range", r"label 10 at \[2, 3\]"),
+        ({"labels": NEGATIVE}, "label-out-of-range", r"label -1 at \[0, 1\]"),
+    ],
+)
+def test_arrays_that_do_not_fit(
+    tmp_path: Path, change: dict[str, np.ndarray | None], code: str, says: str
+) -> None:
+    arrays = {k: v for k, v in {**good(), **change}.items() if v is not None}
+    path = save(tmp_path / "data.npz", **arrays)
+    with pytest.raises(OdtpackError, match=f"(?s){says}") as caught:
+        load_dataset(path, SPECS, class_count=10)
+    assert caught.value.code == code
+
+
+def test_files_that_are_no_archives(tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        load_dataset(tmp_path / "absent.npz", SPECS)
+    assert caught.value.code == "data-not-found"
+    (tmp_path / "text.npz").write_text("not an archive")
+    np.save(tmp_path / "one.npy", good()["input"])
+    for name in ("text.npz", "one.npy"):
+        with pytest.raises(OdtpackError) as caught:
+            load_dataset(tmp_path / name, SPECS)
+        assert caught.value.code == "data-unreadable"
+
+
+def archive(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members:
+            file.writestr(name, data)
+    return path
+
+
+def npy(array: np.ndarray, *, pickled: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, allow_pickle=pickled)
+    return buffer.getvalue()
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    data = npy(np.array([print], object), pickled=True)
+    path = archive(tmp_path / "d.npz", [("input.npy", data)])
+    with pytest.raises(OdtpackError) as caught:
+        load_dataset(path, (TensorSpec("input", np.dtype(object), ("n",)),))
+    assert caught.value.code == "data-type"
+
+
+def test_sizes_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    spec = (TensorSpec("input", np.dtype(np.float32), ("n",)),)
+    bomb = archive(tmp_path / "bomb.npz", [("input.npy", npy(np.zeros(5_000_000, np.float32)))])
+    assert bomb.stat().st_size < 50_000
+    with pytest.raises(OdtpackError) as caught:
+        load_dataset(bomb, spec, max_bytes=10_000_000)
+    assert caught.value.code == "data-too-large"
+    # A header that promises more than the archive holds.
+    small = npy(np.zeros(10, np.float32))
+    lie = small.replace(b"(10,)", b"(10000000000,)".ljust(5))
+    lie = lie.replace(b"}          ", b"} ", 1)
+    for data in (lie, small[:-4], small + bytes(4), small[:20], b"", b"\x93NUMPY\x09\x09"):
+        path = archive(tmp_path / "lie.npz", [("input.npy", data)])
+        with pytest.raises(OdtpackError) as caught:
+            load_dataset(path, spec)
+        assert caught.value.code == "data-unreadable"
+
+
+def test_odd_archives(tmp_path: Path) -> None:
+    spec = (TensorSpec("input", np.dtype(np.float32), ("n",)),)
+    data = npy(np.zeros(10, np.float32))
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        path = archive(tmp_path / "twice.npz", [("input.npy", data), ("input.npy", data)])
+    with pytest.raises(OdtpackError, match="twice"):
+        load_dataset(path, spec)
+    whole = archive(tmp_path / "good.npz", [("input.npy", data)]).read_bytes()
+    encrypted = bytearray(whole)
+    encrypted[6] |= 1  # the flag of the local header
+    central = encrypted.index(b"PK\x01\x02")
+    encrypted[central + 8] |= 1
+    (tmp_path / "encrypted.npz").write_bytes(encrypted)
+    with pytest.raises(OdtpackError, match="encrypted"):
+        load_dataset(tmp_path / "encrypted.npz", spec)
+    unknown = bytearray(whole)
+    struct.pack_into("<H", unknown, 8, 77)
+    struct.pack_into("<H", unknown, central + 10, 77)
+    (tmp_path / "unknown.npz").write_bytes(unknown)
+    with pytest.raises(OdtpackError) as caught:
+        load_dataset(tmp_path / "unknown.npz", spec)
+    assert caught.value.code == "data-unreadable"
+
+
+def test_damaged_archives(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    np.savez_compressed(path, **good())
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        data = bytearray(whole)
+        for position in rng.integers(0, len(whole), 2):
+            data[position] ^= 1 << rng.integers(8)
+        path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.2 else data)
+        try:
+            loaded = load_dataset(path, SPECS, class_count=10)
+        except OdtpackError:
+            continue
+        assert loaded["input"].shape == (5, 3, 4)

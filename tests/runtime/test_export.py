@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnxruntime
+import pytest
+
+from odtpack_runtime import (
+    CheckpointState,
+    Module,
+    OdtpackError,
+    Optimizer,
+    UnknownNameError,
+)
+from odtpack_runtime import export as export_module
+from tests.runtime import models
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+T = np.ones((2, 2), np.float32)
+
+
+def open_module(files: models.Files) -> tuple[Module, CheckpointState]:
+    state = CheckpointState.load_checkpoint(files.checkpoint)
+    return Module(files.training, state, files.evaluation), state
+
+
+def run(path: Path, **feeds: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert [node.name for node in session.get_inputs()] == list(feeds)
+    return session.run(None, feeds)
+
+
+def test_the_exported_model_has_the_current_parameters(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    module, state = open_module(regression)
+    optimizer = Optimizer(regression.sgd, module)
+    module(X, T)
+    optimizer.step()
+    path = tmp_path / "inference.onnx"
+    module.export_model_for_inferencing(path, ["prediction"])
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert {tensor.name for tensor in model.graph.initializer} == {"W", "b", "scale"}
+    assert [node.op_type for node in model.graph.node] == ["Mul", "MatMul", "Add"]
+    assert list(model.metadata_props) == []
+    (prediction,) = run(path, input=X)
+    values = {name: parameter.data.astype(np.float64) for name, parameter in state.parameters}
+    expected = (X * values["scale"]) @ values["W"] + values["b"]
+    np.testing.assert_allclose(prediction, expected, rtol=1e-5)
+    before = path.read_bytes()
+    module.export_model_for_inferencing(path, ["prediction"])
+    assert path.read_bytes() == before
+
+
+def test_any_value_can_be_an_output(regression: models.Files, tmp_path: Path) -> None:
+    module, state = open_module(regression)
+    path = tmp_path / "inference.onnx"
+    module.export_model_for_inferencing(path, ["product", "scaled"])
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert {tensor.name for tensor in model.graph.initializer} == {"W", "scale"}
+    product, scaled = run(path, input=X)
+    assert np.array_equal(scaled, X * state.parameters["scale"].data)
+    np.testing.assert_allclose(product, scaled @ state.parameters["W"].data, rtol=1e-6)
+    # The loss needs the target, so the target remains an input.
+    module.export_model_for_inferencing(path, ["loss", "prediction"])
+    loss, prediction = run(path, input=X, target=T)
+    np.testing.assert_allclose(loss, ((prediction - T) ** 2).mean(), rtol=1e-6)
+
+
+CONTROL_FLOW = f"""{models.HEADER}
+evaluation (float[batch, 3] input, float[batch, 2] target, float[3, 2] W, float[3] scale,
+            float[2] b)
+        => (float loss, float[batch, 2] prediction)
+{{
+    scaled = Mul(input, scale)
+    total = ReduceSum<keepdims = 0>(scaled)
+    half = Constant<value_float = 0.5>()
+    positive = Greater(total, half)
+    unused = Add(b, b)
+    prediction = If (positive) <
+        then_branch = positive_branch () => (float[batch, 2] p) {{ p = MatMul(scaled, W) }},
+        else_branch = negative_branch () => (float[batch, 2] q) {{
+            r = MatMul(scaled, W)
+            q = Add(r, b)
+        }}
+    >
+    difference = Sub(prediction, target)
+    square = Mul(difference, difference)
+    loss = ReduceMean<keepdims = 0>(square)
+}}"""
+
+
+def test_values_that_a_subgraph_reads_are_kept(regression: models.Files, tmp_path: Path) -> None:
+    evaluation = models.write(tmp_path, "control.onnx", CONTROL_FLOW)
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    module = Module(regression.training, state, evaluation)
+    path = tmp_path / "inference.onnx"
+    module.export_model_for_inferencing(path, ["prediction"])
+    assert "unused" not in [node.output[0] for node in onnx.load(path).graph.node]
+    for sign in (1, -1):
+        (prediction,) = run(path, input=sign * X)
+        assert np.array_equal(prediction, module.eval()(sign * X, T)[1])
+
+
+def test_values_of_unknown_type_can_be_outputs(regression: models.Files, tmp_path: Path) -> None:
+    text = models.REGRESSION_EVAL.replace(
+        "product = MatMul(scaled, W)",
+        "activated = com.microsoft.QuickGelu(scaled)\n    product = MatMul(activated, W)",
+    ).replace('["" : 17]', '["" : 17, "com.microsoft" : 1]')
+    evaluation = models.write(tmp_path, "contrib.onnx", text)
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    module = Module(regression.training, state, evaluation)
+    path = tmp_path / "inference.onnx"
+    module.export_model_for_inferencing(path, ["activated"])
+    scaled = X * state.parameters["scale"].data.astype(np.float64)
+    expected = scaled / (1 + np.exp(-1.702 * scaled))
+    np.testing.assert_allclose(run(path, input=X)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["nothing"], UnknownNameError),
+        (["prediction", "nothing"], UnknownNameError),
+        (["input"], UnknownNameError),
+        (["W"], UnknownNameError),
+        ([], OdtpackError),
+        (["prediction", "prediction"], OdtpackError),
+        ("prediction", TypeError),
+        ([1], TypeError),
+    ],
+)
+def test_names_that_cannot_be_outputs(
+    regression: models.Files, tmp_path: Path, names: list[str], kind: type[Exception]
+) -> None:
+    module, _ = open_module(regression)
+    with pytest.raises(kind):
+        module.export_model_for_inferencing(tmp_path / "inference.onnx", names)
+    assert not (tmp_path / "inference.onnx").exists()
+
+
+def test_an_evaluation_model_that_is_no_onnx(regression: models.Files, tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "eval.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(
+        str(regression.evaluation), options, providers=["CPUExecutionProvider"]
+    )
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    module = Module(regression.training, state, tmp_path / "eval.ort")
+    module.eval()(X, T)
+    with pytest.raises(OdtpackError, match=r"an \.ort file cannot be taken apart"):
+        module.export_model_for_inferencing(tmp_path / "inference.onnx", ["prediction"])
+
+
+def test_a_model_that_is_too_large(
+    regression: models.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_module, "MAX_MODEL_SIZE", 100)
+    module, _ = open_module(regression)
+    with pytest.raises(OdtpackError) as caught:
+        module.export_model_for_inferencing(tmp_path / "inference.onnx", ["prediction"])
+    assert caught.value.code == "model-too-large"
+
+
+WITHOUT_ONNX = """
+import sys
+sys.modules["onnx"] = None
+from odtpack_runtime import CheckpointState, Module, OdtpackError
+folder = sys.argv[1]
+state = CheckpointState.load_checkpoint(f"{folder}/checkpoint")
+module = Module(f"{folder}/training_model.onnx", state, f"{folder}/eval_model.onnx")
+try:
+    module.export_model_for_inferencing(f"{folder}/inference.onnx", ["prediction"])
+except OdtpackError as error:
+    print(error.code)
+"""
+
+
+def test_without_the_onnx_package(regression: models.Files) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITHOUT_ONNX, str(regression.folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "onnx-missing\n"

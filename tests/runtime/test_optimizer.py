@@ -1,0 +1,360 @@
+"""Optimizer steps against float64, and runs that are saved and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime import optimizer as optimizer_module
+from odtpack_runtime.checkpoint_format import OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from tests.runtime import models
+
+
+class Run:
+    """A state, its module and its optimizer."""
+
+    def __init__(
+        self, files: models.Files, checkpoint: Path | None = None, kind: str = "adamw"
+    ) -> None:
+        self.state = CheckpointState.load_checkpoint(checkpoint or files.checkpoint)
+        self.module = Module(files.training, self.state, files.evaluation)
+        self.optimizer = Optimizer(getattr(files, kind), self.module)
+
+    def steps(self, first: int, last: int) -> list[bytes]:
+        """Steps `first` to `last - 1` on their own data; the losses, bit by bit."""
+        losses = []
+        for index in range(first, last):
+            rng = np.random.default_rng(index)
+            x = rng.standard_normal((4, 3)).astype(np.float32)
+            t = rng.standard_normal((4, 2)).astype(np.float32)
+            losses.append(self.module(x, t).tobytes())
+            self.optimizer.step()
+            self.module.lazy_reset_grad()
+        return losses
+
+    def bits(self) -> dict[str, bytes]:
+        return {name: parameter.data.tobytes() for name, parameter in self.state.parameters}
+
+
+def test_adamw_follows_its_formula(regression: models.Files) -> None:
+    run = Run(regression)
+    run.optimizer.set_learning_rate(0.05)
+    reference = models.Regression(
+        *(run.state.parameters[name].data.astype(np.float64) for name in ("W", "b", "scale"))
+    )
+    formula = models.AdamW()
+    for index in range(60):
+        rng = np.random.default_rng(index)
+        x = rng.standard_normal((4, 3)).astype(np.float32)
+        t = rng.standard_normal((4, 2)).astype(np.float32)
+        _, dW, db = reference.forward(x, t)
+        formula.step([reference.W, reference.b], [dW, db], float(np.float32(0.05)))
+        run.steps(index, index + 1)
+        np.testing.assert_allclose(run.state.parameters["W"].data, reference.W, atol=2e-5)
+        np.testing.assert_allclose(run.state.parameters["b"].data, reference.b, atol=2e-5)
+    assert run.optimizer.step_count == 60
+    assert run.state.optimizer is not None
+    for name, m, v in zip("Wb", formula.m, formula.v, strict=True):
+        moments = run.state.optimizer.moments[name]
+        np.testing.assert_allclose(moments[0], m, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(moments[1], v, rtol=1e-3, atol=1e-6)
+
+
+def test_sgd_follows_its_formula(regression: models.Files) -> None:
+    run = Run(regression, kind="sgd")
+    run.optimizer.set_learning_rate(0.25)
+    W = run.state.parameters["W"].data.copy()
+    run.steps(0, 1)
+    gradient = run.state.parameters["W"].grad  # step() leaves it alone
+    assert gradient is not None
+    assert gradient.any()
+    expected = W - np.float32(0.25) * gradient
+    np.testing.assert_allclose(run.state.parameters["W"].data, expected, rtol=1e-6)
+    assert run.state.optimizer == OptimizerState(1, 0.25, {})
+
+
+def test_frozen_parameters_do_not_move(regression: models.Files) -> None:
+    run = Run(regression)
+    before = run.state.parameters["scale"].data.copy()
+    run.steps(0, 3)
+    assert np.array_equal(run.state.parameters["scale"].data, before)
+
+
+def test_gaps_between_parameters_stay_zero(regression: models.Files) -> None:
+    run = Run(regression)
+    run.steps(0, 20)
+    flat = run.module.flat
+    for memory in (flat.parameters, flat.gradients):
+        used = np.zeros(memory.size, bool)
+        for slot in flat.trainable.slots:
+            used[slot.offset : slot.offset + slot.nbytes] = True
+        assert 0 < used.sum() < used.size
+        assert not memory[~used].any()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_chunks_change_nothing(
+    regression: models.Files, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = Run(regression, kind=kind), None
+    whole.steps(0, 5)
+    monkeypatch.setattr(optimizer_module, "CHUNK_ELEMENTS", 7)
+    parts = Run(regression, kind=kind)
+    assert len(parts.optimizer._bindings) == 5  # 32 elements: 16 and 16, with gaps
+    parts.steps(0, 5)
+    assert parts.bits() == whole.bits()
+
+
+def test_a_model_that_is_not_elementwise_is_run_over_the_whole_vector(
+    regression: models.Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_module, "CHUNK_ELEMENTS", 7)
+    text = models.SGD.replace(
+        "change = Mul(gradients, learning_rate)",
+        "norm = ReduceL2<keepdims = 1>(gradients)\n    unit = Div(gradients, norm)\n"
+        "    change = Mul(unit, learning_rate)",
+    )
+    path = models.write(
+        regression.folder, "normalized.onnx", text, {"odtpack.elementwise": "false"}
+    )
+    run = Run(regression)
+    before = {name: run.state.parameters[name].data.copy() for name in "Wb"}
+    run.optimizer = Optimizer(path, run.module)
+    assert len(run.optimizer._bindings) == 1
+    run.steps(0, 1)
+    grads = [run.state.parameters[name].grad.astype(np.float64) for name in "Wb"]
+    norm = np.sqrt(sum((g**2).sum() for g in grads))
+    for name, g in zip("Wb", grads, strict=True):
+        np.testing.assert_allclose(
+            run.state.parameters[name].data, before[name] - 0.001 * g / norm, rtol=1e-6
+        )
+
+
+def test_learning_rate(regression: models.Files) -> None:
+    optimizer = Run(regression).optimizer
+    assert optimizer.get_learning_rate() == float(np.float32(0.001))
+    optimizer.set_learning_rate(0.1)
+    assert optimizer.get_learning_rate() == float(np.float32(0.1))
+    for value in (float("nan"), float("inf"), 1e300, "fast", None):
+        with pytest.raises(OdtpackError) as caught:
+            optimizer.set_learning_rate(value)  # type: ignore[arg-type]
+        assert caught.value.code == "bad-learning-rate"
+    assert optimizer.get_learning_rate() == float(np.float32(0.1))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_a_resumed_run_is_the_same_bit_by_bit(
+    regression: models.Files, tmp_path: Path, kind: str
+) -> None:
+    straight = Run(regression, kind=kind)
+    straight.optimizer.set_learning_rate(0.03)
+    losses = straight.steps(0, 30)
+
+    first = Run(regression, kind=kind)
+    first.optimizer.set_learning_rate(0.03)
+    head = first.steps(0, 11)
+    CheckpointState.save_checkpoint(first.state, tmp_path / "c", include_optimizer_state=True)
+    first.steps(11, 13)  # what is lost when the process dies
+
+    second = Run(regression, tmp_path / "c", kind=kind)
+    assert second.optimizer.step_count == 11
+    assert second.optimizer.get_learning_rate() == float(np.float32(0.03))
+    assert head + second.steps(11, 30) == losses
+    assert second.bits() == straight.bits()
+    assert second.state.optimizer is not None
+    assert straight.state.optimizer is not None
+    for name, moments in straight.state.optimizer.moments.items():
+        for ours, theirs in zip(second.state.optimizer.moments[name], moments, strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+
+
+def test_without_optimizer_state_a_run_starts_afresh(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    run = Run(regression)
+    run.optimizer.set_learning_rate(0.03)
+    run.steps(0, 3)
+    CheckpointState.save_checkpoint(run.state, tmp_path / "c")
+    again = Run(regression, tmp_path / "c")
+    assert again.optimizer.step_count == 0
+    assert again.optimizer.get_learning_rate() == float(np.float32(0.001))
+    assert again.bits() == run.bits()
+
+
+def test_optimizer_state_is_kept_by_a_state_that_is_only_passed_on(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    run = Run(regression)
+    run.steps(0, 3)
+    CheckpointState.save_checkpoint(run.state, tmp_path / "a", include_optimizer_state=True)
+    state = CheckpointState.load_checkpoint(tmp_path / "a")
+    state.properties["seen"] = 1
+    CheckpointState.save_checkpoint(state, tmp_path / "b", include_optimizer_state=True)
+    Module(regression.training, state)
+    CheckpointState.save_checkpoint(state, tmp_path / "c", include_optimizer_state=True)
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes()
+    ours, theirs = (read_checkpoint(tmp_path / name).optimizer for name in "ac")
+    assert ours is not None
+    assert theirs is not None
+    assert ours.step == theirs.step == 3
+    assert ours.moments["W"][1].tobytes() == theirs.moments["W"][1].tobytes()
+
+
+def test_padding_is_not_stored(regression: models.Files, tmp_path: Path) -> None:
+    run = Run(regression)
+    CheckpointState.save_checkpoint(run.state, tmp_path / "c", include_optimizer_state=True)
+    data = read_checkpoint(tmp_path / "c")
+    assert {name: a.shape for name, a in data.trainable.items()} == {"W": (3, 2), "b": (2,)}
+    assert data.optimizer is not None
+    assert [m.shape for m in data.optimizer.moments["W"]] == [(3, 2), (3, 2)]
+
+
+def test_a_second_optimizer_goes_on_where_the_first_stood(regression: models.Files) -> None:
+    straight, broken = Run(regression), Run(regression)
+    straight.steps(0, 6)
+    broken.steps(0, 3)
+    broken.optimizer = Optimizer(regression.adamw, broken.module)
+    assert broken.optimizer.step_count == 3
+    broken.steps(3, 6)
+    assert broken.bits() == straight.bits()
+
+
+def test_the_state_of_another_optimizer_is_refused(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    for kind, other, says in [
+        ("adamw", "sgd", "2 moments per parameter, and this one keeps 0"),
+        ("sgd", "adamw", "0 moments per parameter, and this one keeps 2"),
+    ]:
+        run = Run(regression, kind=kind)
+        run.steps(0, 1)
+        CheckpointState.save_checkpoint(run.state, tmp_path / kind, include_optimizer_state=True)
+        with pytest.raises(OdtpackError, match=says) as caught:
+            Run(regression, tmp_path / kind, kind=other)
+        assert caught.value.code == "optimizer-mismatch"
+        Run(regression, tmp_path / kind, kind=kind)
+
+
+def test_the_moment_that_the_reference_saves_with_sgd_is_dropped(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    run = Run(regression, kind="sgd")
+    run.steps(0, 2)
+    data = run.state.snapshot(True)
+    assert data.optimizer is not None
+    for value, accepted in ((0, True), (1, False)):
+        data.optimizer = OptimizerState(
+            2,
+            0.5,
+            {name: [np.full_like(a, value)] for name, a in data.trainable.items()},
+        )
+        write_checkpoint(tmp_path / "c", data)
+        if accepted:
+            again = Run(regression, tmp_path / "c", kind="sgd")
+            assert again.optimizer.step_count == 2
+            assert again.optimizer.get_learning_rate() == 0.5
+        else:
+            with pytest.raises(OdtpackError, match="1 moments"):
+                Run(regression, tmp_path / "c", kind="sgd")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "culprit"),
+    [
+        ("gradients", "gradient", "'gradient'"),
+        ("int64[1] step", "int32[1] step", "'step'"),
+        ("float[1] learning_rate", "float[n] learning_rate", None),
+        ("float[n] params,", "float[8] params,", "'params'"),
+        ("params_out", "result", "'params.out'"),
+        (", float[n] gradients", ", float[n] gradients, float[n] extra", "'extra'"),
+        (
+            ", float[n] gradients",
+            ", float[n] gradients, float[n] second_order_moments",
+            "'second_order_moments.out'",
+        ),
+    ],
+)
+def test_models_that_are_no_optimizers(
+    regression: models.Files, old: str, new: str, culprit: str | None
+) -> None:
+    module = Run(regression).module
+    path = models.write(regression.folder, "odd.onnx", models.SGD.replace(old, new))
+    if culprit is None:
+        Optimizer(path, module)  # a size that is left open fits
+        return
+    with pytest.raises(OdtpackError, match=culprit) as caught:
+        Optimizer(path, module)
+    assert caught.value.code == "not-an-optimizer"
+
+
+def test_what_is_no_optimizer_at_all(regression: models.Files) -> None:
+    module = Run(regression).module
+    with pytest.raises(OdtpackError) as caught:
+        Optimizer(regression.training, module)
+    assert caught.value.code == "not-an-optimizer"
+    with pytest.raises(OdtpackError) as caught:
+        Optimizer(regression.folder / "absent.onnx", module)
+    assert caught.value.code == "model-not-found"
+    with pytest.raises(TypeError):
+        Optimizer(regression.adamw, module.state)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_made_no_step_may_be_replaced(regression: models.Files) -> None:
+    run = Run(regression)
+    run.optimizer = Optimizer(regression.sgd, run.module)
+    run.steps(0, 1)
+    assert run.state.optimizer == OptimizerState(1, float(np.float32(0.001)), {})
+
+
+def test_nothing_to_optimize(regression: models.Files) -> None:
+    data = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
+    data.frozen = {**data.trainable, "scale": data.frozen["scale"]}
+    data.trainable = {}
+    assert regression.evaluation is not None
+    module = Module(regression.evaluation, CheckpointState(data))
+    with pytest.raises(OdtpackError) as caught:
+        Optimizer(regression.adamw, module)
+    assert caught.value.code == "nothing-trainable"
+
+
+def test_memory_outlives_the_names(regression: models.Files) -> None:
+    """What is bound by address stays alive as long as it is bound."""
+    import gc
+
+    run = Run(regression)
+    optimizer, module = run.optimizer, run.module
+    expected = Run(regression)
+    del run
+    gc.collect()
+    x, t = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
+    for _ in range(3):
+        filler = [np.full(100, 7, np.float32) for _ in range(100)]
+        assert module(x, t) == expected.module(x, t)
+        optimizer.step()
+        expected.optimizer.step()
+        del filler
+        gc.collect()
+
+
+def test_ort_format(regression: models.Files, tmp_path: Path) -> None:
+    """Models converted to ONNX Runtime's own format train the same."""
+    paths = {}
+    for name in ("training", "adamw"):
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / f"{name}.ort")
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        onnxruntime.InferenceSession(
+            str(getattr(regression, name)), options, providers=["CPUExecutionProvider"]
+        )
+        paths[name] = tmp_path / f"{name}.ort"
+    run, ort = Run(regression), Run(regression)
+    ort.state = CheckpointState.load_checkpoint(regression.checkpoint)
+    ort.module = Module(paths["training"], ort.state)
+    ort.optimizer = Optimizer(paths["adamw"], ort.module)
+    assert ort.steps(0, 5) == run.steps(0, 5)
+    assert ort.bits() == run.bits()
