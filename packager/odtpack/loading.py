@@ -65,12 +65,22 @@ def _to_proto(model: ModelLike) -> tuple[onnx.ModelProto, str]:
         )
     path = Path(model)
     if not path.is_file():
-        raise OdtpackError("model-not-found", f"there is no file {str(path)!r}")
+        raise OdtpackError(
+            "model-not-found",
+            f"there is no file {str(path)!r}",
+            hint="pass the path of a forward model, for example model.onnx",
+        )
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
     except (google.protobuf.message.DecodeError, MemoryError):
         raise _not_onnx(path) from None
+    except OSError as error:
+        raise OdtpackError(
+            "model-not-readable",
+            f"{str(path)!r} cannot be read: {error.strerror or error}",
+            hint="check its permissions",
+        ) from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise _not_onnx(path)
     _check_external_data(proto, path)

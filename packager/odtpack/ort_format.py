@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def convert_models(models: Sequence[Path], custom_op_library: Path | None) -> No
     logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
     for model in models:
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # it forgets to close files
                 convert_onnx_models_to_ort(
                     model,
                     optimization_styles=[OptimizationStyle.Fixed],

@@ -54,7 +54,12 @@ def load_dataset(
     """
     file = Path(path)
     if not file.is_file():
-        raise OdtpackError("data-not-found", f"There is no data file {file}.", where=str(file))
+        raise OdtpackError(
+            "data-not-found",
+            f"There is no data file {file}.",
+            where=str(file),
+            hint="write one with numpy.savez(path, input=..., labels=...)",
+        )
     try:
         with zipfile.ZipFile(file) as archive:
             arrays = _load(archive, inputs, max_bytes, str(file))
@@ -69,7 +74,12 @@ def load_dataset(
         ) from error
     _check(arrays, inputs, str(file))
     if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
-        check_labels("labels", arrays["labels"], class_count)
+        try:
+            check_labels("labels", arrays["labels"], class_count)
+        except OdtpackError as error:
+            error.where = str(file)
+            error.hint = "drop or correct those samples, or build the model with more classes"
+            raise
     return arrays
 
 
@@ -139,6 +149,7 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) ->
             f"Array '{spec.name}' has the shape {list(shape)}, and the model takes {spec}; "
             "the first axis counts samples.",
             where=where,
+            hint="reshape the array, or export the model for samples of that shape",
         )
     if header + math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"the size of '{spec.name}' does not agree with its shape {list(shape)}")
@@ -162,12 +173,18 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -
     for name, count in counts.items():
         first = next(iter(counts))
         if count == 0:
-            raise OdtpackError("data-empty", f"Array '{name}' has no samples.", where=where)
+            raise OdtpackError(
+                "data-empty",
+                f"Array '{name}' has no samples.",
+                where=where,
+                hint="put at least one batch of samples into the file",
+            )
         if count != counts[first]:
             raise OdtpackError(
                 "data-length",
                 f"Array '{name}' has {count} samples, and '{first}' has {counts[first]}.",
                 where=where,
+                hint="give every array the same number of samples, one entry each",
             )
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
@@ -180,6 +197,7 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -
                         "data-shape",
                         f"'{dim}' is {known} in array '{owner}' and {size} in '{spec.name}'.",
                         where=where,
+                        hint=f"give both arrays the same '{dim}'",
                     )
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -39,7 +39,7 @@ class Module:
             and exports raise.
         device: ``"cpu"``, the only one.
         session_options: Options of ONNX Runtime for every session made on
-            behalf of this Module; ONNX Runtime's defaults if None.
+            behalf of this Module; if None its defaults, without memory patterns.
 
     Raises:
         OdtpackError: A model is missing, does not load, or does not go with the
@@ -68,7 +68,7 @@ class Module:
         if state.is_nominal:
             raise nominal_error("a model cannot be trained without its parameters' values")
         self.state = state
-        self.session_options = session_options or onnxruntime.SessionOptions()
+        self.session_options = session_options or _default_options()
         self.training = True
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
@@ -325,3 +325,14 @@ def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
         raise OdtpackError(
             "bad-metadata", f"The model's metadata say {key} = {text!r}, no number.", where=where
         ) from None
+
+
+def _default_options() -> onnxruntime.SessionOptions:
+    """ONNX Runtime's defaults, without memory patterns.
+
+    A pattern keeps one block for the peak of a whole run beside the arena that the first
+    run filled: 139 instead of 218 MiB for a step of MobileNetV2 without it, as fast.
+    """
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False
+    return options

@@ -206,6 +206,8 @@ def _float32(value: float) -> float:
         rate = math.nan
     if not math.isfinite(rate):
         raise OdtpackError(
-            "bad-learning-rate", f"The learning rate must be a finite number, not {value!r}."
+            "bad-learning-rate",
+            f"The learning rate must be a finite number, not {value!r}.",
+            hint=f"take for example {DEFAULT_LEARNING_RATE}",
         )
     return rate

@@ -96,6 +96,8 @@ CASES: list[Case] = [
         )
     ),
     *cases("Pow", {"x": spread(2, 3, low=0.3), "e": np.float32(0.5)}, torch.pow, const=["e"]),
+    *cases("Pow", {"x": spread(2, 3, low=0.3), "e": np.float32(2)}, torch.pow, const=["e"],
+           wrt=["x", "e"], differences="torch", label="learnt-initializer"),
     *cases(
         "Pow", {"x": spread(2, 3), "e": ints(3)}, lambda x, e: x**3, EVERY, label="integer-exponent"
     ),

@@ -107,6 +107,30 @@ def batch_norm(*shape: int, **options):  # type: ignore[no-untyped-def]
     ]
 
 
+def near_norm(x: torch.Tensor, size: int) -> torch.Tensor:
+    """LRN by its definition, channel by channel."""
+    sums = [
+        (x[:, max(0, c - (size - 1) // 2) : c + size // 2 + 1] ** 2).sum(1)
+        for c in range(x.shape[1])
+    ]
+    return x / (1.5 + 0.3 / size * torch.stack(sums, 1)) ** 0.6
+
+
+EQUATIONS = {
+    "ij,jk->ik": [(2, 3), (3, 4)],
+    "ij,jk": [(2, 3), (3, 4)],
+    "ij->ji": [(2, 3)],
+    "ij->i": [(2, 3)],
+    "ij->": [(2, 3)],
+    "i,j->ij": [(2,), (3,)],
+    "i,i->": [(3,), (3,)],
+    "bhqd, bhkd -> bhqk": [(2, 2, 3, 4), (2, 2, 5, 4)],
+    "bij,jk,bk->bi": [(2, 3, 4), (4, 5), (2, 5)],
+    "...ij,...jk->...ik": [(2, 2, 3, 4), (2, 2, 4, 5)],
+    "...ij,jk": [(2, 3, 4), (4, 5)],
+    "ij,ik->j": [(2, 3), (2, 4)],
+}
+
 CASES: list[Case] = [
     # Matrix products of every pair of ranks
     *matmul((4,), (4,), EVERY),
@@ -131,6 +155,23 @@ CASES: list[Case] = [
     *gemm(0, 1, (2, 1), beta=2.0),
     *gemm(0, 1, (1,)),
     *gemm(0, 1, (), beta=0.5),
+    # Sums of products
+    *(
+        case
+        for equation, shapes in EQUATIONS.items()
+        for case in cases(
+            "Einsum",
+            {f"x{i}": normal(*shape, seed=i) for i, shape in enumerate(shapes)},
+            lambda *x, equation=equation: torch.einsum(equation, *x),
+            equation=equation, label=equation.replace(" ", ""),
+        )
+    ),
+    *cases("Einsum", {"a": normal(2, 3, 4), "b": normal(2, 4, 5)},
+           lambda a, b: a @ b, EVERY, equation="bij,bjk->bik", batch=["a", "b"], double=True),
+    *cases("CumSum", {"x": X, "axis": np.array(1)}, lambda x, _: x.cumsum(1), EVERY, batch=["x"]),
+    *cases("CumSum", {"x": X, "axis": np.array(-1)},
+           lambda x, _: x.flip(-1).cumsum(-1).flip(-1) - x, reverse=1, exclusive=1,
+           label="reverse-exclusive", differences="torch"),
     # Reductions
     *(case for row in REDUCTIONS for case in reduction(*row)),
     *cases("ReduceSum", {"x": X, "axes": ints()}, lambda x, _: x * 1, (13, 18),
@@ -156,4 +197,28 @@ CASES: list[Case] = [
     *batch_norm(2, 3, 4),
     *batch_norm(2, 3, 2, 2, 2),
     *batch_norm(2, 3, 2, 2, wrt=["x"], const=["scale", "bias", "mean", "var"]),
+    *(
+        case
+        for shape in ((2, 3, 4), (2, 3, 2, 4))
+        for case in cases(
+            "InstanceNormalization",
+            {"x": normal(*shape), "scale": normal(3, seed=1), "bias": normal(3, seed=2)},
+            lambda x, s, b: F.instance_norm(x, weight=s, bias=b, eps=1e-3), (12, 18, 23),
+            epsilon=1e-3, batch=["x"], label=f"{len(shape)}d",
+        )
+    ),
+    *cases("LpNormalization", {"x": X}, lambda x: F.normalize(x, dim=-1), EVERY, double=True,
+           batch=["x"]),
+    *cases("LpNormalization", {"x": X}, lambda x: F.normalize(x, p=1, dim=1), p=1, axis=1,
+           label="manhattan", differences="torch"),
+    *(
+        case
+        for size in (1, 3, 5, 9)
+        for case in cases(
+            "LRN", {"x": normal(2, 6, 2, 3) * 3},
+            lambda x, size=size: near_norm(x, size), (13,) if size != 3 else (12, 17, 23),
+            size=size, alpha=0.3, beta=0.6, bias=1.5, batch=["x"], label=f"size{size}",
+            differences="torch",
+        )
+    ),
 ]  # fmt: skip

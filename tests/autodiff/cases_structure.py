@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Array, Case, cases, ints, normal
+from tests.autodiff.oracle import Array, Case, cases, ints, normal, spread
 
 X = normal(2, 3, 4)
 IMAGE = normal(2, 8, 2, 3)
@@ -172,4 +172,31 @@ CASES: list[Case] = [
            label="batch-dims"),
     *cases("GatherND", {"x": X, "i": np.array([[[1], [1], [2]], [[0], [2], [3]]])},
            lambda x, i: gathered_nd(x, i, 2), batch_dims=2, label="two-batch-dims"),
+    # Writing by index
+    *cases("ScatterElements", {"x": X[0], "i": np.array([[0, 2, 1, -1]]),
+                               "u": normal(1, 4, seed=1)},
+           lambda x, i, u: x.scatter(0, i % 3, u), EVERY, runtime=["i"]),
+    *cases("ScatterElements", {"x": X[0], "i": np.array([[0, 2], [1, -1], [1, 0]]),
+                               "u": normal(3, 2, seed=1)},
+           lambda x, i, u: x.scatter(1, i % 4, u), axis=-1, batch=["x", "i", "u"], label="axis-1"),
+    *cases("ScatterElements", {"x": X[0], "i": np.array([[0, 0], [1, -1], [1, 1]]),
+                               "u": normal(3, 2, seed=1)},
+           lambda x, i, u: x.scatter_add(1, i % 4, u), (16, 18), axis=1, reduction="add",
+           label="add"),
+    *cases("ScatterND", {"x": X, "i": np.array([[0, 1], [1, -1]]), "u": normal(2, 4, seed=1)},
+           lambda x, i, u: x.index_put(tuple(i.unbind(-1)), u), EVERY, batch=["x"],
+           runtime=["i"]),
+    *cases("ScatterND", {"x": X, "i": np.array([[1], [0], [1]]), "u": normal(3, 3, 4, seed=1)},
+           lambda x, i, u: x.index_put(tuple(i.unbind(-1)), u, accumulate=True), (16, 18),
+           reduction="add", label="add"),
+    *cases("TopK", {"x": spread(3, 5), "k": ints(2)}, lambda x, _: x.topk(2)[0], EVERY, outputs=2,
+           used=[0], batch=["x"]),
+    *cases("TopK", {"x": spread(3, 5), "k": ints(2)},
+           lambda x, _: x.topk(2, 0, largest=False)[0], axis=0, largest=0, outputs=2, used=[0],
+           label="smallest"),
+    *cases("ReverseSequence", {"x": normal(4, 2, 3), "n": ints(3, 2)},
+           lambda x, _: torch.stack([x[[2, 1, 0, 3], 0], x[[1, 0, 2, 3], 1]], 1), EVERY),
+    *cases("ReverseSequence", {"x": normal(2, 4, 3), "n": ints(3, 2)},
+           lambda x, _: torch.stack([x[0, [2, 1, 0, 3]], x[1, [1, 0, 2, 3]]]), batch_axis=0,
+           time_axis=1, batch=["x"], label="batch-first"),
 ]  # fmt: skip

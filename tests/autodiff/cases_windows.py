@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
+from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, normal, spread
+from tests.autodiff.oracle import Case, cases, ints, normal, session, spread
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAX_POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 AVERAGE_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -111,6 +114,92 @@ def patch_sums(x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int],
     )
 
 
+def transposed(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int] = (17,),
+               bias: bool = False, **attrs: Any) -> list[Case]:  # fmt: skip
+    """A transposed convolution of input [N, C, size...] with weight [C, O / group, kernel...]."""
+    rank = len(w) - 2
+    fields = {k: attrs.pop(k) for k in ("batch",) if k in attrs}
+    strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
+    extra, auto = attrs.get("output_padding", [0] * rank), attrs.get("auto_pad", "NOTSET")
+    full = [(n - 1) * s + (k - 1) * d + 1
+            for n, s, k, d in zip(x[2:], strides, w[2:], dilations, strict=True)]  # fmt: skip
+    wanted = attrs.get("output_shape")
+    if auto.startswith("SAME"):
+        wanted = [n * s for n, s in zip(x[2:], strides, strict=True)]
+    pads = attrs.get("pads", [0] * 2 * rank)
+    if wanted is not None:
+        totals = [f - n for f, n in zip(full, wanted, strict=True)]
+        small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
+        pads = small + large if auto == "SAME_UPPER" else large + small
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        y = TRANSPOSED[rank](x, w, None, stride=strides, dilation=dilations,
+                             groups=attrs.get("group", 1))  # fmt: skip
+        cut = [e - p for e, p in zip(extra, pads[rank:], strict=True)]
+        y = pad_all(y, [*(-p for p in pads[:rank]), *cut])
+        return y if b is None else y + b.reshape(-1, *[1] * rank)
+
+    inputs = {"x": normal(*x, seed=1), "w": normal(*w, seed=2, scale=0.5)}
+    if bias:
+        inputs["b"] = normal(w[1] * attrs.get("group", 1), seed=3)
+    # The reference implementation knows neither groups nor padding of the output.
+    return cases("ConvTranspose", inputs, function, opsets, label=f"{rank}d-{label}",
+                 differences="torch", **fields, **attrs)  # fmt: skip
+
+
+# mode, coordinate transformation, attributes
+RESIZES: list[tuple[str, str, dict[str, Any]]] = [
+    ("nearest", "half_pixel", {}),
+    ("nearest", "half_pixel", {"nearest_mode": "round_prefer_ceil"}),
+    ("nearest", "asymmetric", {"nearest_mode": "floor"}),
+    ("nearest", "asymmetric", {"nearest_mode": "ceil"}),
+    ("nearest", "align_corners", {}),
+    ("linear", "half_pixel", {}),
+    ("linear", "pytorch_half_pixel", {}),
+    ("linear", "align_corners", {}),
+    ("linear", "asymmetric", {}),
+    ("cubic", "half_pixel", {}),
+    ("cubic", "align_corners", {"cubic_coeff_a": -0.5}),
+    ("cubic", "half_pixel", {"exclude_outside": 1}),
+]
+
+
+def resize(mode: str, coordinates: str, **attrs: Any) -> list[Case]:
+    """Up along one axis, down along the other; in PyTorch the reference kernel's matrices."""
+    x, size = spread(1, 2, 4, 5), (7, 3)
+    label = "-".join(str(value) for value in (mode, coordinates, *attrs.values()))
+    attrs |= {"mode": mode, "coordinate_transformation_mode": coordinates}
+
+    def function(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        rows, columns = (
+            torch.tensor(kernel_weights(old, new, attrs))
+            for old, new in zip(x.shape[2:], size, strict=True)
+        )
+        return rows.T @ x @ columns
+
+    inputs = {"x": x, "roi": None, "scales": None, "sizes": np.array([1, 2, *size])}
+    return cases("Resize", inputs, function, (13, 19), label=label, **attrs)
+
+
+def kernel_weights(old: int, new: int, attrs: dict[str, Any]) -> np.ndarray:
+    """Weights [old, new] of one axis: what ONNX Runtime makes of each unit vector."""
+    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **attrs)
+    one, many = helper.make_tensor_value_info("x", 1, [old, 1, 1, old]), np.array([old, 1, 1, new])
+    graph = helper.make_graph([node], "g", [one], [helper.make_empty_tensor_value_info("y")],
+                              [numpy_helper.from_array(many, "sizes")])  # fmt: skip
+    proto = onnx.ModelProto(ir_version=8, graph=graph)
+    proto.opset_import.add(domain="", version=17)
+    eye = np.eye(old, dtype=np.float32).reshape(old, 1, 1, old)
+    return session(proto, "off").run(None, {"x": eye})[0].reshape(old, new).astype(np.float64)
+
+
+def symmetric_half_pixel(old: int, new: int, scale: float) -> np.ndarray:
+    """Weights [old, new] of a linear Resize whose result is centred on the input."""
+    centre = old / 2 * (1 - new / (scale * old))
+    at = np.clip(centre + (np.arange(new) + 0.5) / scale - 0.5, 0, old - 1)
+    return np.maximum(0, 1 - np.abs(np.arange(old)[:, None] - at))
+
+
 EVERY = (12, 18, 23)
 SEVEN = spread(2, 2, 7, 6)
 PLANE = spread(2, 3, 6, 4)
@@ -134,6 +223,8 @@ CASES: list[Case] = [
     *conv([2, 3, 7, 6], [4, 3, 3, 3], "valid", auto_pad="VALID", strides=[2, 1]),
     *conv([2, 3, 5, 4], [4, 3, 1, 1], "pointwise", bias=True, batch=["x"]),
     *conv([2, 12, 1, 2], [12, 12, 1, 1], "pointwise-few-pixels", batch=["x"]),
+    *conv([2, 3, 9, 8], [4, 3, 1, 1], "pointwise-many-pixels", bias=True, batch=["x"]),
+    *conv([1, 132, 8, 8], [132, 132, 1, 1], "pointwise-many-channels"),
     *conv([2, 18, 5, 4], [3, 18, 3, 2], "many-channels", bias=True, batch=["x"]),
     *conv([2, 17, 7, 6], [3, 17, 3, 2], "many-channels-all", strides=[2, 3], dilations=[2, 1],
           pads=[1, 0, 2, 1]),
@@ -169,6 +260,18 @@ CASES: list[Case] = [
     *conv([2, 3, 5, 5], [3, 1, 1, 1], "depthwise-pointwise", group=3, strides=[2, 2]),
     *conv([2, 3, 7, 6], [3, 1, 3, 3], "depthwise-same", group=3, strides=[2, 2],
           auto_pad="SAME_UPPER", batch=["x"]),
+    # ... and on planes too large for one matrix of the whole plane
+    *conv([2, 3, 12, 11], [3, 1, 3, 3], "depthwise-rows", group=3, pads=[1, 1, 1, 1], bias=True,
+          batch=["x"]),
+    *conv([1, 2, 18, 15], [2, 1, 3, 3], "depthwise-rows-strided", group=2, strides=[2, 2],
+          pads=[1, 1, 1, 1], batch=["x"]),
+    *conv([1, 2, 19, 23], [2, 1, 2, 3], "depthwise-rows-all", group=2, strides=[2, 3],
+          dilations=[3, 2], pads=[0, 2, 1, 0]),
+    *conv([1, 2, 17, 30], [2, 1, 3, 2], "depthwise-rows-unread-rest", group=2, strides=[3, 4]),
+    *conv([1, 2, 10, 9], [2, 1, 3, 3], "depthwise-rows-much-padding", group=2, pads=[3, 2, 4, 3]),
+    *conv([1, 2, 16, 15], [2, 1, 1, 1], "depthwise-rows-pointwise", group=2, strides=[2, 2]),
+    *conv([1, 2, 17, 16], [2, 1, 3, 3], "depthwise-rows-same", group=2, strides=[2, 2],
+          auto_pad="SAME_UPPER"),
     *conv([1, 2, 4, 70], [2, 1, 3, 3], "depthwise-wide", group=2, pads=[1, 1, 1, 1], bias=True,
           batch=["x"]),
     *conv([1, 2, 5, 70], [2, 1, 3, 5], "depthwise-wide-all", group=2, strides=[2, 3],
@@ -234,4 +337,41 @@ CASES: list[Case] = [
     ),
     *cases("GlobalMaxPool", {"x": TIED}, lambda x: x.amax((2, 3), True), differences="none",
            label="ties"),
+    # Transposed convolutions
+    *transposed([2, 4, 3, 4], [4, 3, 3, 2], "plain", opsets=EVERY, bias=True, batch=["x"]),
+    *transposed([2, 4, 3, 4], [4, 3, 3, 3], "strided", strides=[2, 2], pads=[1, 1, 1, 1],
+                output_padding=[1, 1], bias=True, batch=["x"]),
+    *transposed([2, 4, 3, 4], [4, 3, 3, 2], "asymmetric", strides=[2, 3], pads=[1, 0, 0, 1]),
+    *transposed([2, 4, 3, 4], [4, 3, 2, 2], "dilated", strides=[1, 2], dilations=[3, 3],
+                output_padding=[0, 1], pads=[0, 1, 1, 1], batch=["x"]),
+    *transposed([2, 4, 3, 4], [4, 3, 3, 3], "same-upper", strides=[2, 2], auto_pad="SAME_UPPER"),
+    *transposed([2, 4, 3, 4], [4, 3, 4, 3], "same-lower", strides=[2, 2], auto_pad="SAME_LOWER"),
+    *transposed([2, 4, 3, 4], [4, 3, 3, 3], "output-shape", strides=[2, 2], output_shape=[6, 9]),
+    *transposed([2, 4, 3, 4], [4, 3, 2, 2], "gaps", strides=[3, 3]),
+    *transposed([2, 4, 3, 4], [4, 2, 3, 3], "groups", strides=[2, 2], group=2, batch=["x"]),
+    *transposed([2, 4, 3, 4], [4, 1, 3, 3], "depthwise", strides=[2, 2], group=4),
+    *transposed([2, 18, 3, 4], [18, 17, 2, 2], "many-channels", strides=[2, 2]),
+    *transposed([2, 4, 5], [4, 3, 3], "plain", strides=[2], pads=[1, 1], batch=["x"]),
+    *transposed([1, 3, 2, 3, 2], [3, 2, 2, 2, 3], "plain", strides=[2, 1, 2]),
+    # Resize
+    *(
+        case
+        for mode, coordinates, more in RESIZES
+        for case in resize(mode, coordinates, **more)
+    ),
+    *cases("Resize", {"x": spread(1, 2, 3, 4), "roi": None, "scales": np.float32([1, 1, 2, 2])},
+           lambda x, _: F.interpolate(x, scale_factor=2), (13, 18, 19), const=["scales"],
+           mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+           batch=["x"], differences="torch", label="scales"),
+    *cases("Resize", {"x": spread(1, 2, 5), "roi": None, "scales": np.float32([1, 1, 1.5])},
+           lambda x, _: x @ torch.tensor(symmetric_half_pixel(5, 7, 1.5)), (19,),
+           const=["scales"], mode="linear",
+           coordinate_transformation_mode="half_pixel_symmetric", differences="torch",
+           label="symmetric"),
+    *cases("Resize", {"x": spread(1, 2, 5), "roi": None, "scales": None, "sizes": ints(1, 2, 1)},
+           lambda x, _: x[..., :1], mode="linear",
+           coordinate_transformation_mode="pytorch_half_pixel", label="to-one"),
+    *cases("Resize", {"x": spread(2, 3, 4), "roi": None, "scales": np.float32([1.6])},
+           lambda x, _: F.interpolate(x, scale_factor=1.6, mode="linear"), (18,),
+           const=["scales"], axes=[2], mode="linear", differences="torch", label="axes"),
 ]  # fmt: skip

@@ -28,6 +28,8 @@ from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops
 from odtpack.loading import infer_shapes
 
+torch.set_num_threads(1)  # tensors this small only wait for a second one
+
 Array = np.ndarray
 STEP = 1e-6
 ELEMENTWISE_LIMIT = 24  # larger inputs are differenced along random directions

@@ -138,6 +138,18 @@ def test_without_rule_the_error_names_operator_node_opset_and_parameters() -> No
     assert "free'" not in text.replace("--freeze", "")
 
 
+def test_a_parameter_that_only_a_branch_reads_is_an_error_too() -> None:
+    branches = (
+        "then_branch = t () => (float[2, 3] r) { r = Mul(a, w) }, "
+        "else_branch = e () => (float[2, 3] s) { s = Identity(a) }"
+    )
+    body = f"a = Mul(x, w) b = If (c) <{branches}> y = Add(a, b)"
+    model = net(body, inputs="float[2, 3] x, float[3] w, bool c")
+    with pytest.raises(OdtpackError, match=r"operator If .* has no gradient; 'w' cannot") as error:
+        add_gradients(model, ["w"])
+    assert error.value.code == "no-gradient"
+
+
 def test_what_a_rule_does_not_cover_is_an_error_that_names_the_node() -> None:
     model = net(
         "y = ReduceSum<keepdims=0>(x, axes)", inputs="float[2, 3] x, int64[1] axes",

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from odtpack.autodiff import REGISTRY, differentiate
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.errors import OdtpackError
 from odtpack.passes import batch_norm, gelu
 from tests.autodiff import cases_elementwise, cases_matrix, cases_structure, cases_windows
 from tests.autodiff.oracle import (
@@ -25,6 +26,7 @@ from tests.autodiff.oracle import (
     check,
     forward_model,
     gradient_model,
+    ints,
     normal,
     session,
     spread,
@@ -69,7 +71,7 @@ def test_case_count(record_property: Callable[[str, object], None]) -> None:
     operators = {(case.domain, case.op) for case in CASES} | BESIDE_THE_TABLE
     ids = [case.id for case in CASES]
     assert len(set(ids)) == len(ids), sorted({i for i in ids if ids.count(i) > 1})
-    assert len(CASES) >= 500
+    assert len(CASES) >= 750
     record_property("gradient_cases", len(CASES))
     print(f"\n{len(CASES)} gradient cases of {len(operators)} operators")
 
@@ -200,3 +202,53 @@ def test_repeated_indices_lose_nothing_when_threads_share_the_work() -> None:
     counts = np.bincount(indices, minlength=3)[:, None].repeat(256, axis=1)
     for _ in range(3):
         np.testing.assert_array_equal(running.run([names["x"]], feeds)[0], counts)
+
+
+X = normal(2, 3, 4)
+# What a rule does not cover it says, for the reason named last.
+NOT_COVERED = [
+    ("ReduceMean", {"x": X, "axes": ints(1)}, {"keepdims": 0}, {"runtime": ["axes"]}, 18, "axes"),
+    ("Slice", {"x": X, "s": ints(0), "e": ints(1), "a": ints(1)}, {}, {"runtime": ["a"]}, 17,
+     "axes or steps"),
+    ("Slice", {"x": X, "s": ints(0), "e": ints(9), "a": ints(0), "p": ints(2)}, {},
+     {"batch": ["x"]}, 17, "steps, and sizes"),
+    ("Concat", {"a": X, "b": X}, {"axis": 0}, {"batch": ["a", "b"]}, 12, "sizes along axis 0"),
+    ("Pad", {"x": X, "p": ints(0, 1, 0, 0, 0, 0)}, {"mode": "edge"}, {"runtime": ["p"]}, 17,
+     "pads are known only"),
+    ("Pad", {"x": X, "p": ints(1, 0, 0, 0, 0, 0)}, {"mode": "edge"}, {"batch": ["x"]}, 17,
+     "sizes that vary"),
+    ("Tile", {"x": X, "r": ints(1, 1, 2)}, {}, {"runtime": ["r"]}, 17, "repeats"),
+    ("GatherElements", {"x": X[0], "i": ints(0, 1)[None]}, {}, {}, 13, "as large as its data"),
+    ("GatherND", {"x": X, "i": ints(0)[None]}, {}, {}, 13, "before opset 16"),
+    ("ScatterElements", {"x": X[0], "i": ints(0)[None], "u": X[0, :1, :1]},
+     {"reduction": "mul"}, {}, 17, "reduction 'mul'"),
+    ("Einsum", {"x": X[0, :, :3]}, {"equation": "ii->i"}, {}, 17, "diagonal"),
+    ("Einsum", {"x": X, "w": X[:1]}, {"equation": "bij,bij->b"}, {}, 17, "broadcast along 'b'"),
+    ("Resize", {"x": X, "r": None, "s": np.float32([1, 2, 2])}, {}, {}, 17, "scales are known"),
+    ("Resize", {"x": X, "r": None, "s": np.float32([1, 2, 2])}, {"antialias": 1, "mode": "linear"},
+     {"const": ["s"]}, 18, "antialias"),
+    ("Resize", {"x": X, "r": np.zeros(6, np.float32), "s": np.float32([1, 2, 2])},
+     {"coordinate_transformation_mode": "tf_crop_and_resize"}, {"const": ["r", "s"]}, 17, "tf_crop"),
+    ("Conv", {"x": normal(1, 2, 4), "w": normal(2, 2, 3)}, {"open": True}, {}, 17, "must be known"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attrs", "options", "opset", "why"), NOT_COVERED,
+    ids=[f"{row[0]}-{row[-1]}" for row in NOT_COVERED],
+)  # fmt: skip
+def test_what_is_not_covered_is_refused(
+    op_type: str, inputs: dict[str, Array | None], attrs: dict[str, object],
+    options: dict[str, list[str]], opset: int, why: str,
+) -> None:  # fmt: skip
+    attrs = dict(attrs)
+    unknown = attrs.pop("open", False)
+    case = Case(op_type, inputs, torch.relu, opset, attrs, wrt=[next(iter(inputs))], **options)
+    model = forward_model(case)
+    if unknown:
+        x = model.graph.inputs[0]
+        x.shape = ir.Shape([*list(x.shape or ())[:-1], "length"])
+    with pytest.raises(OdtpackError, match=why) as error:
+        add_gradients(model, case.differentiated)
+    assert error.value.code == "unsupported-node"
+    assert "'node'" in str(error.value)

@@ -88,8 +88,9 @@ def assert_refused(outcome: Outcome, code: str, *words: str) -> None:
     """One clear error: its code, words that it must hold, a way out, and no traceback."""
     assert outcome.code == 2, outcome.err
     assert outcome.out == ""
-    assert outcome.err.startswith(f"error[{code}]: "), outcome.err
+    assert f"error[{code}]: " in outcome.err, outcome.err
     assert outcome.err.count("error[") == 1
+    assert "\n  help: " in outcome.err, outcome.err
     assert "Traceback" not in outcome.err
     for word in words:
         assert word in outcome.err, outcome.err

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 import odtpack.autodiff.rules  # noqa: F401  (fills the registry)
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.ops import Ops, dims_of, reads
 from odtpack.autodiff.registry import REGISTRY, Registry, Rule
 from odtpack.errors import OdtpackError
 
@@ -31,7 +31,7 @@ def dependents(
     """Values that depend on ``sources`` through differentiable operators, sources included."""
     reached = set(sources)
     for node in graph:
-        if any(value in reached for value in node.inputs):
+        if any(value in reached for value in reads(node)):
             rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
             if rule is None or rule.differentiable:
                 reached.update(y for y in node.outputs if y.dtype is None or y.dtype in _FLOATS)
@@ -47,7 +47,7 @@ def influences(
         if any(value in found for value in node.outputs):
             rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
             if rule is None or rule.differentiable:
-                found.update(value for value in node.inputs if value is not None)
+                found.update(reads(node))
     return found
 
 
@@ -60,7 +60,7 @@ def ancestors(outputs: Iterable[ir.Value]) -> set[ir.Node]:
         if node is None or node in found:
             continue
         found.add(node)
-        stack.extend(value.producer() for value in node.inputs if value is not None)
+        stack.extend(value.producer() for value in reads(node))
     return found
 
 
@@ -100,7 +100,7 @@ def differentiate(
         return contributions[value][0]
 
     for node in reversed(list(graph)):
-        if node not in upstream or not any(value in needed for value in node.inputs):
+        if node not in upstream or not any(value in needed for value in reads(node)):
             continue
         if not any(output in contributions for output in node.outputs):
             continue
@@ -152,4 +152,4 @@ def _no_gradient(
 
 def _reaches(graph: ir.Graph, source: ir.Value, node: ir.Node, registry: Registry) -> bool:
     reached = dependents(graph, [source], registry)
-    return any(value in reached for value in node.inputs)
+    return any(value in reached for value in reads(node))

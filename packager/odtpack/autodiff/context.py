@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import onnx_ir as ir
@@ -32,7 +32,7 @@ class Context:
         self._cotangents = cotangents
         self._needed = needed
 
-    def x(self, index: int = 0) -> ir.Value:
+    def x(self, index: builtins.int = 0) -> ir.Value:
         """Input ``index``, which must be present."""
         value = self.maybe_x(index)
         if value is None:
@@ -42,30 +42,30 @@ class Context:
             )
         return value
 
-    def maybe_x(self, index: int) -> ir.Value | None:
+    def maybe_x(self, index: builtins.int) -> ir.Value | None:
         """Input ``index``, or None where an optional input is absent."""
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
-    def y(self, index: int = 0) -> ir.Value:
+    def y(self, index: builtins.int = 0) -> ir.Value:
         """Output ``index`` of the forward node."""
         return self.node.outputs[index]
 
-    def dy(self, index: int = 0) -> ir.Value:
+    def dy(self, index: builtins.int = 0) -> ir.Value:
         """Cotangent of output ``index``, which must be present."""
         value = self.maybe_dy(index)
         if value is None:
             raise self.unsupported(f"its output {index} is used without its first output")
         return value
 
-    def maybe_dy(self, index: int) -> ir.Value | None:
+    def maybe_dy(self, index: builtins.int) -> ir.Value | None:
         """Cotangent of output ``index``; None if the loss does not depend on it."""
         return self._cotangents[index] if index < len(self._cotangents) else None
 
-    def needs(self, index: int) -> bool:
+    def needs(self, index: builtins.int) -> bool:
         """Whether the cotangent of input ``index`` is wanted."""
         return index < len(self._needed) and self._needed[index]
 
-    def extra_output(self, index: int, dtype: ir.DataType) -> ir.Value:
+    def extra_output(self, index: builtins.int, dtype: ir.DataType) -> ir.Value:
         """Output ``index`` of the forward node, added to the node if it was left out."""
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
@@ -78,15 +78,15 @@ class Context:
 
     # Attributes, with the default that the operator's specification names.
 
-    def int(self, name: str, default: int) -> int:
+    def int(self, name: str, default: builtins.int) -> builtins.int:
         """Integer attribute."""
         return self.node.attributes.get_int(name, default)
 
-    def ints(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
+    def ints(self, name: str, default: Sequence[builtins.int]) -> tuple[builtins.int, ...]:
         """Integer list attribute."""
         return tuple(self.node.attributes.get_ints(name, tuple(default)))
 
-    def float(self, name: str, default: float) -> float:
+    def float(self, name: str, default: builtins.float) -> builtins.float:
         """Float attribute."""
         return self.node.attributes.get_float(name, default)
 
@@ -120,31 +120,36 @@ class Context:
             raise self.unsupported(f"the element type of {value.name!r} is unknown")
         return value.dtype
 
-    def rank(self, value: ir.Value) -> int:
+    def rank(self, value: ir.Value) -> builtins.int:
         """Number of axes of a value."""
         return len(self.dims(value))
 
-    def size(self, value: ir.Value, axis: int) -> int:
+    def size(self, value: ir.Value, axis: builtins.int) -> builtins.int:
         """Length of one axis.
 
         Raises:
             OdtpackError: It is unknown.
         """
         size = self.dims(value)[axis]
-        if not isinstance(size, int):
+        if not isinstance(size, builtins.int):
             raise self.unsupported(f"the length of axis {axis} of {value.name!r} is unknown")
         return size
 
-    def axis(self, name: str = "axis", default: int = 0, value: ir.Value | None = None) -> int:
+    def axis(
+        self, name: str = "axis", default: builtins.int = 0, value: ir.Value | None = None
+    ) -> builtins.int:
         """Axis attribute, counted from the front."""
         axis = self.int(name, default)
         return axis if axis >= 0 else axis + self.rank(value or self.x())
 
-    def constant(self, index: int) -> np.ndarray | None:
-        """Value of input ``index`` where it is known before the model runs, else None."""
-        value = self.maybe_x(index)
+    def constant(self, index: builtins.int) -> np.ndarray | None:
+        """Value of input ``index`` where it is known before the model runs, else None.
+
+        An initializer that is differentiated is not known: training changes it.
+        """
+        value = None if self.needs(index) else self.maybe_x(index)
         tensor = None if value is None else ir.convenience.get_const_tensor(value)
-        return None if tensor is None else cast(np.ndarray, tensor.numpy())
+        return None if tensor is None else tensor.numpy()
 
     def unsupported(self, why: str) -> OdtpackError:
         """The error for an attribute or shape that the rule does not cover."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import onnx.defs
 
@@ -41,7 +42,8 @@ def coverage() -> list[Coverage]:
         how: How = "rule" if rule.differentiable else "no gradient"
         since = (*found[key].since, rule.since) if key in found else (rule.since,)
         found[key] = Coverage(*key, how, since if how == "rule" else ())
-    for schema in onnx.defs.get_all_schemas():
+    schemas: Sequence[Any] = onnx.defs.get_all_schemas()  # its stubs lack functions
+    for schema in schemas:
         key = ("ai.onnx", schema.name)
         if schema.domain or schema.deprecated or key in found or schema.since_version > MAX_OPSET:
             continue

@@ -17,6 +17,7 @@ from onnx_ir.passes import common as common_passes
 
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
 from odtpack.autodiff.fold import fold
+from odtpack.autodiff.ops import reads
 from odtpack.autodiff.registry import REGISTRY, Registry
 from odtpack.errors import OdtpackError
 from odtpack.loading import infer_shapes
@@ -93,7 +94,7 @@ def _without_rule(graph: ir.Graph, sources: Collection[str], registry: Registry)
         node
         for node in graph
         if node in upstream
-        and any(value in reached for value in node.inputs)
+        and any(value in reached for value in reads(node))
         and registry.lookup(node.domain, node.op_type, opset_of(node, graph)) is None
     ]
 

@@ -63,6 +63,15 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     return graphs
 
 
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Values that a node reads: its inputs, and what its subgraphs take from around them."""
+    yield from (value for value in node.inputs if value is not None)
+    for subgraph in subgraphs(node):
+        yield from subgraph.outputs
+        for inner in subgraph:
+            yield from reads(inner)
+
+
 def used_names(graph: ir.Graph) -> set[str]:
     """Every name of a value or node in the graph and its subgraphs."""
     names = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
@@ -180,7 +189,7 @@ class Ops:
 
     # Constants and shapes
 
-    def constant(self, array: np.ndarray) -> ir.Value:
+    def constant(self, array: np.ndarray | np.generic) -> ir.Value:
         """An initializer with these values; equal ones are stored once."""
         array = np.asarray(array)
         key = (array.dtype.str, array.shape, array.tobytes())
@@ -234,7 +243,7 @@ class Ops:
     # Operators whose axes moved from attribute to input
 
     def _axes(
-        self, op_type: str, since: int, value: ir.Value, axes: Sequence[int], **attributes: int
+        self, op_type: str, since: int, value: ir.Value, axes: Sequence[int], **attributes: Any
     ) -> ir.Value:
         if self.opset >= since:
             return self.emit(op_type, [value, self.ints(*axes)], **attributes)[0]
@@ -263,10 +272,9 @@ class Ops:
     def split(self, value: ir.Value, axis: int, sizes: Sequence[int]) -> tuple[ir.Value, ...]:
         """Cut along ``axis`` into parts of the given sizes."""
         if self.opset >= 13:
-            inputs, attributes = [value, self.ints(*sizes)], {}
-        else:
-            inputs, attributes = [value], {"split": list(sizes)}
-        return self.emit("Split", inputs, outputs=len(sizes), axis=axis, **attributes)
+            inputs = [value, self.ints(*sizes)]
+            return self.emit("Split", inputs, outputs=len(sizes), axis=axis)
+        return self.emit("Split", [value], outputs=len(sizes), axis=axis, split=list(sizes))
 
     def slice(
         self,
@@ -298,8 +306,7 @@ class Ops:
         """
         if value.dtype == ir.DataType.FLOAT:
             return self.HardSigmoid(value, alpha=2.0**_LARGEST_EXPONENT, beta=0.0)
-        assert value.dtype is not None
-        return self.cast(self.Greater(value, 0), value.dtype)
+        return self.cast(self.Greater(value, 0), value.dtype or ir.DataType.FLOAT)
 
     def sum_to(self, value: ir.Value, dims: Dims | None, target: ir.Value) -> ir.Value:
         """Sum a broadcast result of dimensions ``dims`` back to the shape of ``target``."""
@@ -308,7 +315,7 @@ class Ops:
             return self._sum_to_runtime_shape(value, target)
         lead = len(dims) - len(wanted)
         pairs = list(zip(dims[lead:], wanted, strict=True))
-        if any(have != want and want != 1 and not isinstance(want, int) for have, want in pairs):
+        if any(want not in (have, 1) and not isinstance(want, int) for have, want in pairs):
             return self._sum_to_runtime_shape(value, target)
         if any(want is None for want in wanted):
             return self._sum_to_runtime_shape(value, target)

@@ -152,7 +152,7 @@ class Progress:
             self._title = title
         if self._bar is not None and self._task is not None:
             name = clean(self._title)
-            self._bar.update(self._task, completed=done, total=total, description=name)
+            self._bar.update(self._task, completed=done, total=total or None, description=name)
         elif changed or time.monotonic() - self._spoken > _QUIET_SECONDS:
             self._spoken = time.monotonic()
             self.line(f"{self._title}: {done} of {total}" if done else self._title)

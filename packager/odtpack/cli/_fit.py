@@ -25,25 +25,16 @@ class Split:
 
 
 def split(samples: int, share: float, seed: int) -> Split:
-    """Hold out a random share of the samples.
+    """Hold out a random share of the samples, the same ones as the simulator does.
 
     Args:
         samples: Number of samples.
-        share: Share to hold out, from 0 to below 1; rounded to whole samples.
+        share: Share to hold out, from 0 to below 1; rounded down to whole samples.
         seed: The same seed holds out the same samples.
-
-    Raises:
-        OdtpackError: Nothing would be left to train on.
     """
-    count = round(samples * share)
-    if count >= samples:
-        raise OdtpackError(
-            "nothing-to-train-on",
-            f"of {samples} samples {count} would be held out, and none is left to train on",
-            hint="pass more data, or a smaller --holdout",
-        )
-    order = np.random.default_rng(seed).permutation(samples)
-    return Split(train=np.sort(order[count:]), held_out=np.sort(order[:count]))
+    count = samples - int(samples * share)
+    order = np.random.default_rng([seed, 0]).permutation(samples)
+    return Split(train=order[:count], held_out=order[count:])
 
 
 def fixed_batch(package: Package) -> int | None:
@@ -123,7 +114,8 @@ def fit(
     """Train, and yield after every epoch.
 
     The order of the samples depends on the seed and the number of the epoch alone, so
-    that a resumed training goes on as if it had not been interrupted.
+    that a resumed training goes on as if it had not been interrupted. It is the order in
+    which the simulator replays.
 
     Args:
         module: Module in training mode.

@@ -17,6 +17,7 @@ from odtpack.cli import _console
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from odtpack.cli._fit import Indices
     from odtpack_runtime.simulator.result import SimulationResult
 
     Arrays = dict[str, npt.NDArray[Any]]
@@ -49,14 +50,18 @@ def demo(
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     'odtpack[demo]').
     """
+    from odtpack.cli import _fit
+
     started = time.monotonic()
     digits = _digits()
     _make_folder(out)
-    train, held_out = _write_data(digits, out)
-    known = train["labels"] < FACTORY_CLASSES
+    data = out / "digits.npz"
+    _write_data(digits, data)
+    parts = _fit.split(len(digits["labels"]), _HELD_OUT, _SEED)
+    known = parts.train[digits["labels"][parts.train] < FACTORY_CLASSES]
     _console.say("1. The factory trains a small CNN on the digits 0 to 6", style="bold")
     factory = out / "factory.onnx"
-    _train_factory_model({name: array[known] for name, array in train.items()}, factory)
+    _train_factory_model(digits, known, factory)
 
     _console.say("2. Build a training package from it", style="bold")
     package = out / "package"
@@ -64,20 +69,21 @@ def demo(
 
     _console.say("3. On the device it meets all ten digits, and learns", style="bold")
     before, after = out / "inference-before.onnx", out / "inference-after.onnx"
-    _fine_tune(package, train, out / "trained.ckpt", epochs, before, after)
+    _fine_tune(package, digits, parts.train, out / "trained.ckpt", epochs, before, after)
 
     _console.say("4. Replay that training under the limits of three devices", style="bold")
-    result = _replay(package, out / "train.npz", epochs)
+    result = _replay(package, data, epochs)
     reports = _write_reports(result, out)
 
+    held_out = {name: array[parts.held_out] for name, array in digits.items()}
     accuracy = [measure_accuracy(model, held_out) for model in (before, after)]
-    _finish(accuracy, len(held_out["labels"]), reports, out, time.monotonic() - started)
+    _finish(accuracy, len(parts.held_out), reports, out, epochs, time.monotonic() - started)
     if as_json:
         _console.print_json(
             {
                 "accuracy_before": accuracy[0],
                 "accuracy_after": accuracy[1],
-                "held_out_samples": len(held_out["labels"]),
+                "held_out_samples": len(parts.held_out),
                 "devices": {device.name: device.verdict for device in result.devices},
                 "reports": [str(path) for path in reports],
             }
@@ -127,28 +133,19 @@ def _make_folder(out: Path) -> None:
         ) from error
 
 
-def _write_data(digits: Arrays, out: Path) -> tuple[Arrays, Arrays]:
-    """Split the digits, and write both parts as files that ``--data`` and ``--eval`` take."""
+def _write_data(digits: Arrays, path: Path) -> None:
+    """Write the digits as a file that ``--data`` takes."""
     import numpy as np
 
-    from odtpack.cli import _fit
     from odtpack_runtime.atomic import atomic_write
 
-    parts = _fit.split(len(digits["labels"]), _HELD_OUT, _SEED)
-    found = []
-    for name, indices in (("train", parts.train), ("held-out", parts.held_out)):
-        arrays = {key: array[indices] for key, array in digits.items()}
-        with atomic_write(out / f"{name}.npz") as stream:
-            np.savez(stream, allow_pickle=False, **arrays)
-        found.append(arrays)
-    return found[0], found[1]
+    with atomic_write(path) as stream:
+        np.savez(stream, allow_pickle=False, **digits)
 
 
-def _train_factory_model(data: Arrays, destination: Path) -> None:
+def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> None:
     """Train the model that ships: what a server would do, here on the same runtime."""
     import tempfile
-
-    import numpy as np
 
     from odtpack import zoo
     from odtpack.build import build_package
@@ -163,7 +160,6 @@ def _train_factory_model(data: Arrays, destination: Path) -> None:
         module = _fit.open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
         optimizer = Optimizer(package.optimizer_model, module)
         optimizer.set_learning_rate(_RATE)
-        indices = np.arange(len(data["labels"]))
         for _ in _fit.fit(
             module,
             optimizer,
@@ -184,7 +180,8 @@ def _build(model: Path, folder: Path) -> None:
     from odtpack.cli._describe import parameter_summary
     from odtpack_runtime.simulator.units import format_bytes
 
-    manifest = build_package(model, folder, loss="cross_entropy")
+    # With the scores among its outputs, the replay can tell the accuracy too.
+    manifest = build_package(model, folder, loss="cross_entropy", outputs=["output"])
     size = sum(path.stat().st_size for path in folder.iterdir())
     for line in parameter_summary(manifest):
         _console.say(f"  {line}")
@@ -195,11 +192,15 @@ def _build(model: Path, folder: Path) -> None:
 
 
 def _fine_tune(
-    folder: Path, data: Arrays, checkpoint: Path, epochs: int, before: Path, after: Path
+    folder: Path,
+    data: Arrays,
+    indices: Indices,
+    checkpoint: Path,
+    epochs: int,
+    before: Path,
+    after: Path,
 ) -> None:
     """Train the package, save the checkpoint, and export the model of before and after."""
-    import numpy as np
-
     from odtpack.cli import _fit
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package import Package
@@ -215,7 +216,7 @@ def _fine_tune(
             module,
             optimizer,
             data,
-            np.arange(len(data["labels"])),
+            indices,
             batch_size=_BATCH,
             epochs=epochs,
             seed=_SEED,
@@ -228,6 +229,7 @@ def _fine_tune(
 
 
 def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
+    from odtpack.cli._replay import teller
     from odtpack_runtime.simulator.budgets import judge
     from odtpack_runtime.simulator.profile import load_profile
     from odtpack_runtime.simulator.simulate import simulate
@@ -241,7 +243,7 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
             epochs=epochs,
             learning_rate=_RATE,
             seed=_SEED,
-            progress=progress.update,
+            progress=teller(progress),
         )
     return judge(measured)
 
@@ -259,7 +261,12 @@ def _write_reports(result: SimulationResult, out: Path) -> list[Path]:
 
 
 def _finish(
-    accuracy: list[float], samples: int, reports: list[Path], out: Path, seconds: float
+    accuracy: list[float],
+    samples: int,
+    reports: list[Path],
+    out: Path,
+    epochs: int,
+    seconds: float,
 ) -> None:
     _console.say(
         f"accuracy  {accuracy[0]:.1%} before, {accuracy[1]:.1%} after, on {samples} digits "
@@ -268,8 +275,8 @@ def _finish(
     )
     for path in reports:
         _console.say(f"report    {path}")
-    _console.say(f"took      {seconds:.1f} s. To go on:")
+    _console.say(f"took      {seconds:.1f} s. To go on, judge another device by these budgets:")
     _console.say(
-        f"  odtpack simulate {out / 'package'} --data {out / 'train.npz'} --device pixel-8a "
-        f"--budget {out / 'budgets.toml'}"
+        f"  odtpack simulate {out / 'package'} --data {out / 'digits.npz'} --epochs {epochs} "
+        f"--lr {_RATE} --device pixel-8a --budget {out / 'budgets.toml'}"
     )

@@ -41,13 +41,19 @@ def _kind(path: Path) -> str:
     if path.is_dir() or path.name.endswith("manifest.json"):
         return "package"
     if not path.is_file():
-        raise OdtpackError("not-found", f"there is no file or folder {str(path)!r}")
+        raise OdtpackError(
+            "not-found",
+            f"there is no file or folder {str(path)!r}",
+            hint="pass the folder of a package, a .onnx file or a checkpoint",
+        )
     try:
         with path.open("rb") as stream:
             identifier = stream.read(8)[4:]
     except OSError as error:
         raise OdtpackError(
-            "unreadable", f"{str(path)!r} cannot be read: {error.strerror or error}"
+            "unreadable",
+            f"{str(path)!r} cannot be read: {error.strerror or error}",
+            hint="check its permissions",
         ) from error
     if identifier == b"ORTM":
         raise OdtpackError(

@@ -54,9 +54,9 @@ def simulate(
     Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget only the
     devices' own memory limits are judged, and a budget to start from is printed.
     """
-
     from odtpack.cli import _fit
     from odtpack.cli._files import check_writable
+    from odtpack.cli._replay import teller
     from odtpack_runtime.data import load_dataset
     from odtpack_runtime.package import Package
     from odtpack_runtime.reports import parse_destination, write_report
@@ -87,7 +87,7 @@ def simulate(
             learning_rate=lr,
             seed=seed,
             threads=threads,
-            progress=progress.update,
+            progress=teller(progress),
         )
     result = judge(measured, budgets)
     print_result(result, _console.console())

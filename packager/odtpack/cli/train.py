@@ -137,7 +137,7 @@ def train(
                 "eval_samples": len(indices),
                 "eval_on": on,
                 "batch_size": size,
-                "learning_rate": optimizer.get_learning_rate(),
+                "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32
                 "seed": seed,
                 "steps": optimizer.step_count,
                 "epochs": [{"epoch": epoch.number, "loss": epoch.loss} for epoch in history],

@@ -107,21 +107,32 @@ class Allocation:
         return [buffer for buffer in self.buffers if buffer.first <= index <= buffer.last]
 
 
-def allocate(graph: RuntimeGraph, threads: int = 1) -> Allocation:
+def allocate(
+    graph: RuntimeGraph, threads: int = 1, *, conditions: Mapping[str, bool] | None = None
+) -> Allocation:
     """Plan the buffers of a graph whose inputs and outputs lie in memory of the caller.
 
     Args:
         graph: The graph in execution order.
         threads: Intra-operator threads: some kernels' working memory grows with them.
+        conditions: Values of Boolean graph inputs. An ``If`` on one of them takes
+            that branch; of any other ``If`` the more demanding branch counts.
     """
-    return _Planner(graph, threads, {}).run()
+    return _Planner(graph, threads, {}, conditions or {}).run()
 
 
 class _Planner:
-    def __init__(self, graph: RuntimeGraph, threads: int, outer: Mapping[str, Value]) -> None:
+    def __init__(
+        self,
+        graph: RuntimeGraph,
+        threads: int,
+        outer: Mapping[str, Value],
+        conditions: Mapping[str, bool],
+    ) -> None:
         self._graph = graph
         self._threads = threads
         self._outer = outer
+        self._conditions = dict(conditions)
         self._values = {**outer, **graph.values}
         self._outputs = frozenset(graph.outputs)
         self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
@@ -132,6 +143,8 @@ class _Planner:
 
     def run(self) -> Allocation:
         for index, node in enumerate(self._graph.nodes):
+            if node.op_type in ALIASES and node.inputs[0] in self._conditions:
+                self._conditions[node.outputs[0]] = self._conditions[node.inputs[0]]
             for position, name in enumerate(node.outputs):
                 if name:
                     self._place(index, node, position, name)
@@ -258,21 +271,26 @@ class _Planner:
     def _subgraphs(self, node: Node) -> int:
         """Memory inside the subgraphs of a node: one branch, or one iteration and its results.
 
-        A branch of ``If`` writes straight into the node's outputs. ``Loop`` keeps
-        what an iteration returns while it computes the next, and the slices of its
-        scan outputs until it joins them.
+        A branch of ``If`` writes straight into the node's outputs. A loop keeps
+        what an iteration returns while it computes the next; ``Loop`` also keeps
+        the slices of its scan outputs until it joins them.
         """
+        subgraphs = node.subgraphs
+        taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
+        if taken is not None:
+            branch = "then_branch" if taken else "else_branch"
+            subgraphs = {branch: subgraphs[branch]}
         peak = 0
-        for graph in node.subgraphs.values():
-            inner = _Planner(graph, self._threads, self._values).run()
+        for graph in subgraphs.values():
+            inner = _Planner(graph, self._threads, self._values, self._conditions).run()
             self._unknown += inner.unknown
             own = inner.peak
+            if node.op_type in ("Loop", "Scan"):
+                returned = (graph.values[name] for name in graph.outputs if name in graph.values)
+                own += 2 * sum(allocated_size(value.nbytes or 0) for value in returned)
             if node.op_type == "Loop":
-                own += 2 * sum(graph.values[name].nbytes or 0 for name in graph.outputs
-                               if name in graph.values)  # fmt: skip
-                own += sum(self._values[name].nbytes or 0 for name in node.outputs if name)
-            elif node.op_type == "Scan":
-                own += 2 * sum(graph.values[name].nbytes or 0 for name in graph.outputs
-                               if name in graph.values)  # fmt: skip
+                own += sum(
+                    allocated_size(self._values[name].nbytes or 0) for name in node.outputs if name
+                )
             peak = max(peak, own)
         return peak

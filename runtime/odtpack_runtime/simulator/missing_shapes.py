@@ -135,7 +135,8 @@ class _Sizes:
         model.opset_import.append(helper.make_opsetid("", self._opset))
         from onnx.reference import ReferenceEvaluator
 
-        result = np.asarray(ReferenceEvaluator(model).run([name], feeds)[0])
+        results = list(ReferenceEvaluator(model).run([name], feeds))
+        result = np.asarray(results[0])
         return result if result.size <= _MOST_SIZES else None
 
 

@@ -6,11 +6,8 @@ which it plans its buffers with the sizes it knows: symbolic where the model
 leaves them open. The second loads that graph with the sizes of a real batch,
 optimizations off, and lets ONNX Runtime infer every shape.
 
-Execution order: ONNX Runtime walks depth first from the nodes whose outputs
-nobody reads back to the inputs, and emits a node after everything it needs; of
-several producers the one created last is walked first (``GraphViewer``). It
-writes the nodes of an optimized model in that same order, so the order of the
-saved file is the order of execution. The tests hold this against profiles.
+The order of the nodes, the shapes and the bytes in use at every node are held
+against profiles of real runs by the tests.
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session import open_session
+from odtpack_runtime.simulator.execution_order import sort_saved_model
 from odtpack_runtime.simulator.missing_shapes import (
     Dims,
     Shape,
@@ -36,6 +34,7 @@ from odtpack_runtime.simulator.missing_shapes import (
     is_fixed,
     tensor_type,
 )
+from odtpack_runtime.simulator.training_run import memory_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +100,6 @@ class RuntimeGraph:
                 yield from subgraph.walk()
 
 
-def session_options(threads: int = 1) -> onnxruntime.SessionOptions:
-    """Options under which memory can be predicted and held to a limit.
-
-    Arena and memory patterns are off: every tensor is one allocation that goes
-    back to the system when it is freed, so that the resident memory is what is
-    alive, to the page.
-    """
-    options = onnxruntime.SessionOptions()
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    return options
-
-
 def load_runtime_graph(
     model: str | os.PathLike[str],
     shapes: Mapping[str, Sequence[int]],
@@ -135,11 +118,14 @@ def load_runtime_graph(
     """
     with tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
         optimized_path = Path(folder) / "optimized.onnx"
-        options = session_options(threads)
+        options = memory_options(threads)
         options.optimized_model_filepath = str(optimized_path)
         open_session(model, options)
         optimized = onnx.load(str(optimized_path))
-        options = session_options(threads)
+        original = onnx.load(str(Path(model)), load_external_data=False)
+        sort_saved_model(optimized.graph, original.graph)
+        del original
+        options = memory_options(threads)
         for name, size in _name_sizes(optimized.graph, shapes, str(model)).items():
             options.add_free_dimension_override_by_name(name, size)
         named_path = Path(folder) / "named.onnx"

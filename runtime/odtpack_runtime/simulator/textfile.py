@@ -23,7 +23,12 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
     """
     if not path.is_file():
         kind = "is not a regular file" if path.exists() else "does not exist"
-        raise OdtpackError(f"{code}-missing", f"the {what} {path.name!r} {kind}", where=str(path))
+        raise OdtpackError(
+            f"{code}-missing",
+            f"the {what} {path.name!r} {kind}",
+            where=str(path),
+            hint="check the path",
+        )
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -46,8 +51,12 @@ def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, An
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         text = f"the {what} is not UTF-8 text (byte {error.start})"
-        raise OdtpackError(f"{code}-malformed", text, where=where) from error
+        raise OdtpackError(
+            f"{code}-malformed", text, where=where, hint="save it as UTF-8"
+        ) from error
     except (ValueError, RecursionError) as error:
         detail = str(error) if isinstance(error, ValueError) else "nested too deeply"
         text = f"the {what} is not valid TOML: {detail[:200]}"
-        raise OdtpackError(f"{code}-malformed", text, where=where) from error
+        raise OdtpackError(
+            f"{code}-malformed", text, where=where, hint="correct it; toml.io shows the syntax"
+        ) from error

@@ -3,23 +3,27 @@
 from odtpack.autodiff.rules import (
     activation,
     conv,
+    conv_transpose,
     elementwise,
     index,
     linalg,
     norm,
     pool,
     reduce,
+    resize,
     shape,
 )
 
 __all__ = [
     "activation",
     "conv",
+    "conv_transpose",
     "elementwise",
     "index",
     "linalg",
     "norm",
     "pool",
     "reduce",
+    "resize",
     "shape",
 ]

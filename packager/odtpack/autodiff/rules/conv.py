@@ -35,7 +35,7 @@ def conv(ctx: Context) -> Cotangents:
     dx = dw = db = None
     if ctx.needs(2):
         db = sum_per_channel(op, dy, ctx.rank(x))
-    input_gradient, weight_gradient = _forms(win)
+    input_gradient, weight_gradient = forms(win)
     if ctx.needs(0):
         dx = input_gradient(op, win, w, dy)
     if ctx.needs(1):
@@ -43,7 +43,7 @@ def conv(ctx: Context) -> Cotangents:
     return [dx, dw, db]
 
 
-def _forms(win: Windows) -> tuple[Form, Form]:
+def forms(win: Windows) -> tuple[Form, Form]:
     """The quickest ways to write the gradients of the input and of the weight."""
     if planes.suits_pointwise(win):
         return planes.pointwise_input_gradient, planes.pointwise_weight_gradient

@@ -8,6 +8,7 @@ lost. ScatterElements runs in one thread and loses none.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -141,3 +142,39 @@ def _add_batch_offsets(ctx: Context, number: ir.Value, batch: int, rows: int) ->
     ones = op.ints(*[1] * (ctx.rank(ctx.x(1)) - 1 - batch))
     offsets = op.Reshape(op.Mul(samples, rows), op.Concat(leading, ones, axis=0))
     return op.Add(number, offsets)
+
+
+@vjp("ScatterElements", "ScatterND", since=11)
+def scatter(ctx: Context) -> Cotangents:
+    """Updates read dy where they were written; data keeps it where it was not overwritten."""
+    op, data, indices, updates, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.x(2), ctx.dy()
+    reduction, elements = ctx.string("reduction", "none"), ctx.node.op_type == "ScatterElements"
+    if reduction not in ("none", "add"):
+        raise ctx.unsupported(f"reduction {reduction!r}")
+    axis: dict[str, Any] = {"axis": ctx.axis()} if elements else {}
+    ddata = dupdates = None
+    if ctx.needs(0) and reduction == "add":
+        ddata = dy
+    elif ctx.needs(0):
+        zeros = op.zeros(op.shape_of(updates), ctx.dtype(data))
+        ddata = op.emit(ctx.node.op_type, [dy, indices, zeros], **axis)[0]
+    if ctx.needs(2):
+        gather = "GatherElements" if elements else "GatherND"
+        dupdates = op.emit(gather, [dy, indices], **axis)[0]
+    return [ddata, None, dupdates]
+
+
+@vjp("TopK", since=11)
+def top_k(ctx: Context) -> Cotangents:
+    """Back to where the values stood, which the second output says."""
+    op, x = ctx.op, ctx.x()
+    zeros = op.zeros(op.shape_of(x), ctx.dtype(x))
+    axis = ctx.axis(default=-1)
+    return [op.ScatterElements(zeros, ctx.y(1), ctx.dy(), axis=axis), None]
+
+
+@vjp("ReverseSequence")
+def reverse_sequence(ctx: Context) -> Cotangents:
+    """Its own inverse."""
+    axes = {"batch_axis": ctx.int("batch_axis", 1), "time_axis": ctx.int("time_axis", 0)}
+    return [ctx.op.ReverseSequence(ctx.dy(), ctx.x(1), **axes), None]

@@ -112,3 +112,51 @@ def batch_norm_training(ctx: Context) -> Cotangents:
         along = affine(op, centered, slope, op.Mul(share, dbias), ctx.size(x, 1))
         dx = op.Sub(op.Mul(dy, per_channel(op, gain, rank)), along)
     return [dx, dscale, dbias, None, None]
+
+
+@vjp("InstanceNormalization", since=6)
+def instance_normalization(ctx: Context) -> Cotangents:
+    """Mean and variance over the space of each sample and channel."""
+    op, x, dy, rank = ctx.op, ctx.x(), ctx.dy(), ctx.rank(ctx.x())
+    axes = range(2, rank)
+    centered = op.Sub(x, op.reduce_mean(x, axes))
+    variance = op.reduce_mean(op.Mul(centered, centered), axes)
+    inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5))))
+    xhat = op.Mul(centered, inv_std)
+    along = op.Mul(dy, xhat)
+    free = op.Sub(dy, op.Add(op.reduce_mean(dy, axes), op.Mul(xhat, op.reduce_mean(along, axes))))
+    gain = op.Mul(inv_std, per_channel(op, ctx.x(1), rank))
+    return [op.Mul(free, gain), sum_per_channel(op, along, rank), sum_per_channel(op, dy, rank)]
+
+
+@vjp("LpNormalization")
+def lp_normalization(ctx: Context) -> Cotangents:
+    """y = x / n: dx = (dy - dn sum(y dy)) / n, where dn is sign(x) for p = 1, y for p = 2."""
+    op, x, y, dy = ctx.op, ctx.x(), ctx.y(), ctx.dy()
+    axes, manhattan = [ctx.axis(default=-1)], ctx.int("p", 2) == 1
+    norm = op.reduce_sum(op.Abs(x) if manhattan else op.Mul(x, x), axes)
+    norm = norm if manhattan else op.Sqrt(norm)
+    slope = op.Sign(x) if manhattan else y
+    free = op.Sub(dy, op.Mul(slope, op.reduce_sum(op.Mul(y, dy), axes)))
+    return op.Div(free, op.Where(op.Equal(norm, 0), 1, norm))
+
+
+@vjp("LRN")
+def local_response_normalization(ctx: Context) -> Cotangents:
+    """y = x D^-b, D = k + a/n W x^2, where W [C, C] says which channels are neighbours."""
+    op, x, y, dy, channels = ctx.op, ctx.x(), ctx.y(), ctx.dy(), ctx.size(ctx.x(), 1)
+    size, beta = ctx.int("size", 1), ctx.float("beta", 0.75)
+    share = ctx.float("alpha", 1e-4) / size
+    offset = np.arange(channels) - np.arange(channels)[:, None]
+    near = (offset >= -((size - 1) // 2)) & (offset <= size // 2)
+    matrix = near.astype(ctx.dtype(x).numpy())
+
+    def sum_near(value: ir.Value, weights: np.ndarray) -> ir.Value:
+        flat = op.MatMul(op.constant(weights), op.reshape(value, 0, 0, -1))
+        return op.reshape_like(flat, x)
+
+    squares = sum_near(op.Mul(x, x), matrix)
+    bracket = op.Add(op.Mul(squares, share), ctx.float("bias", 1.0))
+    spread = sum_near(op.Div(op.Mul(dy, y), bracket), np.ascontiguousarray(matrix.T))
+    straight = op.Mul(dy, op.Pow(bracket, -beta))
+    return op.Sub(straight, op.Mul(op.Mul(x, spread), 2 * share * beta))

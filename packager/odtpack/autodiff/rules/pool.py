@@ -52,10 +52,10 @@ def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir
     start = op.unsqueeze(op.Mul(numbers, op.constant(np.int64(height * width))), 1)
     start.type = ir.TensorType(ir.DataType.INT64)
     inside = op.reshape(op.cast(offset, ir.DataType.INT64), -1, win.pixels)
-    position = op.Add(op.Add(start, op.constant(corner)), inside)
-    position = op.reshape(position, -1, win.channels, *win.out)
+    places = op.Add(op.Add(start, op.constant(corner)), inside)
+    places = op.reshape(places, -1, win.channels, *win.out)
     shape = op.shape_of(x)
-    return op.MaxUnpool(dy, position, shape, kernel_shape=win.kernel, strides=win.strides)
+    return op.MaxUnpool(dy, places, shape, kernel_shape=win.kernel, strides=win.strides)
 
 
 def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:
@@ -111,7 +111,7 @@ def _counts(ctx: Context, win: Windows) -> np.ndarray:
     counts = axes[0]
     for more in axes[1:]:
         counts = counts[..., None] * more
-    return counts.astype(np.float64)
+    return np.asarray(counts, np.float64)
 
 
 @vjp("GlobalAveragePool")

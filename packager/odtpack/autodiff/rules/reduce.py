@@ -115,3 +115,10 @@ def reduce_prod(ctx: Context) -> Cotangents:
     more = op.Sub(op.reduce_sum(zeros, axes), zeros)
     slope = op.Where(op.Equal(more, 0), others, 0)
     return op.Mul(slope, keep_axes(ctx, ctx.dy(), axes))
+
+
+@vjp("CumSum", since=11)
+def cumulative_sum(ctx: Context) -> Cotangents:
+    """Element i is in the sums from i on: a sum in the other direction."""
+    reverse, exclusive = ctx.int("reverse", 0), ctx.int("exclusive", 0)
+    return ctx.op.CumSum(ctx.dy(), ctx.x(1), reverse=1 - reverse, exclusive=exclusive)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops, dims_of
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.autodiff.rules.linalg import multiply_axis
 
 non_differentiable(
     "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",
@@ -154,10 +155,8 @@ def _copied_border(ctx: Context, mode: str) -> Cotangents:
         if not isinstance(size, int) or min(before, after) < 0:
             raise ctx.unsupported(f"mode {mode!r} with negative pads or sizes that vary")
         source = np.pad(np.arange(size), (before, after), cast("Any", mode))
-        picks = op.constant((source[:, None] == np.arange(size)).astype(dtype.numpy()))
-        last = [i for i in range(rank) if i != axis] + [int(axis)]
-        moved = op.MatMul(op.transpose(dx, *last), picks)
-        dx = op.transpose(moved, *(last.index(i) for i in range(rank)))
+        picks = (source[:, None] == np.arange(size)).astype(dtype.numpy())
+        dx = multiply_axis(op, dx, rank, int(axis), picks)
     return dx
 
 

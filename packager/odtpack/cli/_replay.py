@@ -1,0 +1,27 @@
+"""Shows the progress of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from odtpack.cli._console import Progress as Shown
+    from odtpack_runtime.simulator.simulate import Progress
+
+_WORDS = {
+    "predicting": "predict the memory",
+    "measuring": "train in measured memory",
+    "timing": "time the operators",
+    "replaying": "train within the limit of",
+}
+
+
+def teller(shown: Shown) -> Callable[[Progress], None]:
+    """A callback for ``simulate`` that tells its progress."""
+
+    def tell(now: Progress) -> None:
+        what = f"{_WORDS[now.stage]} {now.detail}".rstrip()
+        shown.update(now.step, now.steps, f"{now.run}/{now.runs} {what}")
+
+    return tell

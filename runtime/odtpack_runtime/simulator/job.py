@@ -1,0 +1,92 @@
+"""What a child process is asked to do, and what it tells while it does it.
+
+A job is a JSON file; messages are JSON objects, one per line. Both name plain
+values only. The parent writes jobs and checks nothing else but messages, which
+come from a process that runs a model it did not write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from odtpack_runtime.simulator.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training to run in a process of its own.
+
+    Attributes:
+        task: ``train`` it once, in measured memory; or ``time`` some steps of it.
+        training_model: Paths of the package's files.
+        eval_model: See training_model.
+        optimizer_model: See training_model.
+        checkpoint: See training_model.
+        folder: Where the child may write.
+        data: For each user input, in order, the path of an ``.npy`` file.
+        samples: Number of samples in each of these.
+        batch_size: See :class:`~odtpack_runtime.simulator.schedule.Schedule`.
+        epochs: See Schedule.
+        seed: See Schedule.
+        full_batches: See Schedule.
+        learning_rate: Learning rate of every step.
+        threads: Intra-operator threads.
+        limit_bytes: Memory that the training may take; None for any.
+        logits: Index among the user outputs of scores per class, of which the
+            accuracy is taken; None if there are none.
+        labels: Index among the user inputs of the labels.
+    """
+
+    task: Literal["train", "time"]
+    training_model: str
+    eval_model: str
+    optimizer_model: str
+    checkpoint: str
+    folder: str
+    data: dict[str, str]
+    samples: int
+    batch_size: int
+    epochs: int
+    seed: int
+    full_batches: bool
+    learning_rate: float
+    threads: int
+    limit_bytes: int | None = None
+    logits: int | None = None
+    labels: int | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of the samples."""
+        return Schedule(self.samples, self.batch_size, self.epochs, self.seed, self.full_batches)
+
+    def write(self, path: Path) -> None:
+        """Write the job to a file."""
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """Read a job that :meth:`write` wrote."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+Message = dict[str, Any]
+"""A message of a child; the key ``event`` says which:
+
+- ``limit``: ``problem`` (null, or why the limit cannot be held);
+- ``phase``: ``name`` of what begins now;
+- ``evaluation``: ``when`` (``before`` or ``after``), ``loss``, ``metric``;
+- ``step``: ``index`` from 0, ``loss``, ``ms``;
+- ``out-of-memory``: ``message``;
+- ``trained``: ``peak_bytes`` (null if not measured), ``phase_peaks`` (bytes of ``loading``,
+  ``evaluation``, ``step``, ``saving``), ``unmeasured`` (why not);
+- ``timed``: see :mod:`odtpack_runtime.simulator.timing_run`;
+- ``error``: ``code``, ``what``, ``where``, ``hint`` of an OdtpackError;
+- ``crash``: ``message``, for any other exception.
+
+Numbers that are not finite are null.
+"""

@@ -1,0 +1,247 @@
+"""Predict the peak memory of training before anything runs.
+
+Six phases are planned: loading the training model and the evaluation model, one
+training step, one run of the optimizer model, one evaluation, and saving. The
+step is planned node by node as ONNX Runtime executes it; parameters, gradients
+and moments lie in flat buffers that exist throughout, so the step's peak is
+theirs, plus one batch, plus the sessions, plus the most that is alive at a node.
+
+The plan is for ONNX Runtime with arena and memory patterns off. With the arena
+on, which is its default, a process holds more: freed chunks stay with the arena,
+which grows by powers of two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx
+
+from odtpack_runtime.layout import Layout
+from odtpack_runtime.manifest import Manifest, ParameterInfo
+from odtpack_runtime.optimizer import CHUNK_ELEMENTS, MOMENT_NAMES
+from odtpack_runtime.package import Package
+from odtpack_runtime.signature import RESET_NAME
+from odtpack_runtime.simulator.allocation import Allocation, allocate, allocated_size
+from odtpack_runtime.simulator.result import (
+    MemoryBreakdown,
+    MemoryKind,
+    PeakTensor,
+    PredictedMemory,
+    TimelinePoint,
+)
+from odtpack_runtime.simulator.runtime_graph import RuntimeGraph, load_runtime_graph
+from odtpack_runtime.simulator.session_memory import (
+    PROCESS_BYTES,
+    RUNTIME_BYTES,
+    constant_bytes,
+    loading_bytes,
+    session_bytes,
+)
+
+_SAVE_BYTES: Final = 256 * 1024
+"""Tables of a checkpoint file and the stream's buffer; tensors are written from where they lie."""
+
+_SHOWN_TENSORS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something that takes memory: a tensor, or what a session takes."""
+
+    name: str
+    nbytes: int
+    kind: MemoryKind
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The most memory in use during one part of a training."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the items in bytes."""
+        return sum(item.nbytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The predicted memory of training a package.
+
+    Attributes:
+        phases: What is in use at the worst moment of each phase.
+        timeline: Memory while each node of the training model runs, then each
+            node of the optimizer model.
+        training: The plan of the training model's buffers.
+        unknown: Tensors whose size depends on data; they are estimates.
+    """
+
+    phases: tuple[Phase, ...]
+    timeline: tuple[TimelinePoint, ...]
+    training: Allocation
+    unknown: tuple[str, ...]
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.nbytes)
+
+    def predicted(self) -> PredictedMemory:
+        """The peak and its parts, as the result of a simulation stores it."""
+        parts = dict.fromkeys(MemoryBreakdown.model_fields, 0)
+        for item in self.peak.items:
+            parts[item.kind] += item.nbytes
+        return PredictedMemory(peak_bytes=self.peak.nbytes, breakdown=MemoryBreakdown(**parts))
+
+    def tensors_at_peak(self) -> list[PeakTensor]:
+        """What is alive at the peak, largest first; the small ones of a kind as one."""
+        ordered = sorted(self.peak.items, key=lambda item: (-item.nbytes, item.name))
+        ordered = [item for item in ordered if item.nbytes > 0]
+        shown, rest = ordered[:_SHOWN_TENSORS], ordered[_SHOWN_TENSORS:]
+        for kind in MemoryBreakdown.model_fields:
+            small = [item for item in rest if item.kind == kind]
+            if small:
+                total = sum(item.nbytes for item in small)
+                shown.append(Item(f"{len(small)} smaller", total, small[0].kind))
+        return [PeakTensor(name=item.name, bytes=item.nbytes, kind=item.kind) for item in shown]
+
+
+def plan_memory(
+    package: Package, shapes: Mapping[str, Sequence[int]], *, threads: int = 1
+) -> MemoryPlan:
+    """Plan the memory of training a package. Nothing is run.
+
+    Args:
+        package: The package.
+        shapes: Shape of one batch of each user input.
+        threads: Intra-operator threads of the sessions.
+
+    Raises:
+        OdtpackError: A model does not load, or a shape does not fit.
+    """
+    manifest = package.manifest
+    training = load_runtime_graph(package.training_model, shapes, threads=threads)
+    evaluation = load_runtime_graph(package.eval_model, shapes, threads=threads)
+    vectors, moments = _flat_sizes(manifest)
+    elements = max(1, vectors // np.dtype(np.float32).itemsize)
+    chunk = elements if _needs_whole_vector(package) else min(CHUNK_ELEMENTS, elements)
+    flat = dict.fromkeys(("params", "gradients", *MOMENT_NAMES), (chunk,))
+    optimizer = load_runtime_graph(package.optimizer_model, flat, threads=threads)
+    sessions = {
+        "training session": (training, session_bytes(package.training_model)),
+        "evaluation session": (evaluation, session_bytes(package.eval_model)),
+        "optimizer session": (optimizer, session_bytes(package.optimizer_model)),
+    }
+    runtime = [Item("ONNX Runtime and Python", RUNTIME_BYTES + PROCESS_BYTES, "session")]
+    for name, (graph, nbytes) in sessions.items():
+        runtime += [
+            Item(name, nbytes, "session"),
+            Item(f"constants of the {name}", constant_bytes(graph), "session"),
+        ]
+    parameters = list(_parameter_items(manifest.parameters))
+    resident = [
+        *runtime,
+        *parameters,
+        *_gradient_items(manifest.parameters),
+        *(Item(f"moment {i + 1} of all parameters", vectors, "optimizer_state")
+          for i in range(moments)),
+        *_batch_items(manifest, shapes),
+    ]  # fmt: skip
+    # A step of the simulator replaces the gradients of the step before.
+    fresh = {RESET_NAME: True}
+    plans = [allocate(graph, threads, conditions=fresh) for graph, _ in sessions.values()]
+    step, held_out, update = plans
+    loaded = [item for item in runtime if not item.name.endswith("optimizer session")]
+    phases = (
+        Phase("loading the training model", (
+            *runtime[:3], *parameters, Item("loading constants", loading_bytes(training), "session")
+        )),
+        Phase("loading the evaluation model", (
+            *loaded, *parameters, Item("loading constants", loading_bytes(evaluation), "session")
+        )),
+        Phase("training step", (*resident, *_alive_at_peak(training, step))),
+        Phase("optimizer step", (*resident, *_alive_at_peak(optimizer, update))),
+        Phase("evaluation", (*resident, *_alive_at_peak(evaluation, held_out))),
+        Phase("saving", (*resident, Item("checkpoint tables", _SAVE_BYTES, "activations"))),
+    )  # fmt: skip
+    base = sum(item.nbytes for item in resident)
+    points = [*_points(training, step, base, 0)]
+    points += _points(optimizer, update, base, len(points))
+    return MemoryPlan(phases, tuple(points), step, tuple(n for p in plans for n in p.unknown))
+
+
+def _needs_whole_vector(package: Package) -> bool:
+    """Whether the optimizer model cannot be run chunk by chunk."""
+    model = onnx.load(str(package.optimizer_model), load_external_data=False)
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    return properties.get("odtpack.elementwise") == "false"
+
+
+def _flat_sizes(manifest: Manifest) -> tuple[int, int]:
+    """Bytes of one flat vector over all trainable parameters, and the number of moments."""
+    trainable = [p for p in manifest.parameters if p.role == "trainable"]
+    layout = Layout.pack((p.name, p.shape, np.dtype(p.dtype)) for p in trainable)
+    return layout.nbytes, len(MOMENT_NAMES) if manifest.optimizer.kind == "adamw" else 0
+
+
+def _slots(parameters: Iterable[ParameterInfo]) -> Iterable[tuple[str, int]]:
+    """Each parameter with the bytes it takes in a flat buffer, the gap after it included."""
+    for parameter in parameters:
+        dtype = np.dtype(parameter.dtype)
+        yield parameter.name, Layout.pack([(parameter.name, parameter.shape, dtype)]).nbytes
+
+
+def _parameter_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    return (Item(name, nbytes, "parameters") for name, nbytes in _slots(parameters))
+
+
+def _gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    trainable = (p for p in parameters if p.role == "trainable")
+    return (Item(f"gradient of {name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
+
+
+def _batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iterable[Item]:
+    """One batch of every input."""
+    for spec in manifest.input_specs():
+        nbytes = int(np.prod(shapes[spec.name], dtype=np.int64)) * spec.dtype.itemsize
+        yield Item(spec.name, allocated_size(nbytes), "inputs")
+
+
+def _alive_at_peak(graph: RuntimeGraph, plan: Allocation) -> list[Item]:
+    """Buffers and working memory at the node that needs most."""
+    if not plan.uses:
+        return []
+    index = max(range(len(plan.uses)), key=lambda i: plan.uses[i].total)
+    items = [
+        Item(stable_name(buffer.name), buffer.size, "activations") for buffer in plan.alive(index)
+    ]
+    node = graph.nodes[index]
+    working = plan.uses[index].working
+    if working:
+        name = f"working memory of {stable_name(node.name)} ({node.op_type})"
+        items.append(Item(name, working, "activations"))
+    return items
+
+
+def _points(
+    graph: RuntimeGraph, plan: Allocation, base: int, start: int
+) -> Iterable[TimelinePoint]:
+    for index, (node, use) in enumerate(zip(graph.nodes, plan.uses, strict=True), start):
+        yield TimelinePoint(
+            index=index,
+            node=stable_name(node.name),
+            op_type=node.op_type,
+            live_bytes=base + use.total,
+        )
+
+
+def stable_name(name: str) -> str:
+    """A name without the number that ONNX Runtime's optimizers append, other in every session."""
+    return re.sub(r"_token_\d+$", "", name)

@@ -1,0 +1,160 @@
+"""Measure and limit the memory of this process. Linux; elsewhere it says why it cannot.
+
+What counts is anonymous memory: pages of files, among them the libraries', can
+be dropped by the system at any time and are shared by processes. The kernel
+keeps a high-water mark of all resident pages only (``VmHWM``); it is reset before
+each phase (``clear_refs``), and the pages of files, which do not change within a
+phase once the libraries are warm, are subtracted after it. The peak repeats
+within 0.2 MB where allocations are returned at once, see ``child_environment``.
+
+The limit is ``RLIMIT_DATA``: the kernel refuses memory beyond it, and the
+allocation fails, in ONNX Runtime as in Python. ``RLIMIT_AS`` would count the
+address space that libraries and thread stacks reserve and never use.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_SAMPLING_SECONDS = 0.002
+_PROBE_BYTES = 64 * 2**20
+_THREAD_STACK = 8 * 2**20
+_SESSIONS = 3  # training, evaluation, optimizer: each has threads of its own
+
+
+def child_environment() -> dict[str, str]:
+    """Environment variables under which a process's memory is what is alive in it.
+
+    From 64 KiB on, glibc's allocator maps every allocation by itself and returns
+    it when it is freed; and the libraries' own thread pools stay out of the way.
+    """
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_ARENA_MAX": "1",
+        **dict.fromkeys(threads, "1"),
+    }
+
+
+def _status() -> dict[str, int]:
+    """Memory figures of this process in bytes."""
+    figures = {}
+    for line in _STATUS.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if value.endswith("kB"):
+            figures[key] = int(value.split()[0]) * 1024
+    return figures
+
+
+class MemoryMeter:
+    """Peak of anonymous memory above where it stood when the meter was made.
+
+    Attributes:
+        unavailable: Why nothing can be measured here; None if it can.
+        peak: Highest value so far, in bytes.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self.unavailable: str | None = None
+        self._base = 0
+        self._sampler: _Sampler | None = None
+        try:
+            self._base = _status()["RssAnon"]
+        except (OSError, KeyError, ValueError):
+            self.unavailable = f"{sys.platform} does not tell a process its anonymous memory"
+            return
+        if not self._reset():
+            self._sampler = _Sampler()
+
+    def mark(self) -> int:
+        """End a phase: return its peak in bytes and begin the next one."""
+        if self.unavailable:
+            return 0
+        status = _status()
+        peak = status["RssAnon"]
+        if self._sampler is None:
+            files = status.get("RssFile", 0) + status.get("RssShmem", 0)
+            peak = max(peak, status["VmHWM"] - files)
+            self._reset()
+        else:
+            peak = max(peak, self._sampler.take())
+        above = max(0, peak - self._base)
+        self.peak = max(self.peak, above)
+        return above
+
+    def close(self) -> None:
+        """Stop measuring."""
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    @staticmethod
+    def _reset() -> bool:
+        try:
+            _CLEAR.write_text("5")
+        except OSError:
+            return False
+        return True
+
+
+class _Sampler:
+    """A thread that looks at anonymous memory, where the kernel's mark cannot be reset."""
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._end = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._end.wait(_SAMPLING_SECONDS):
+            self._highest = max(self._highest, _status()["RssAnon"])
+
+    def take(self) -> int:
+        highest, self._highest = self._highest, 0
+        return highest
+
+    def stop(self) -> None:
+        self._end.set()
+
+
+def limit_memory(limit_bytes: int, threads: int = 1) -> str | None:
+    """Hold this process to ``limit_bytes`` above what it has now.
+
+    Stacks of further threads are added: they are reserved whole and hardly used.
+
+    Returns:
+        None, or the reason why the limit cannot be held here.
+    """
+    try:
+        import resource
+
+        stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        stacks = _SESSIONS * (threads - 1) * (stack if 0 < stack < 2**30 else _THREAD_STACK)
+        ceiling = _status()["VmData"] + limit_bytes + stacks
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard))
+    except (ImportError, OSError, KeyError, ValueError) as error:
+        return f"{sys.platform} cannot hold a process to a memory limit ({error})"
+    try:
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory is not counted
+        mmap.mmap(-1, limit_bytes + stacks + _PROBE_BYTES, flags=private).close()
+    except (OSError, MemoryError):
+        return None
+    lift_limit()
+    return f"this {sys.platform} kernel does not hold mapped memory to RLIMIT_DATA"
+
+
+def lift_limit() -> None:
+    """Undo :func:`limit_memory`, so that the end can be reported."""
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    except (ImportError, OSError, ValueError):
+        return

@@ -1,0 +1,306 @@
+"""What the commands do when all is well."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+
+from odtpack import artifacts, zoo
+from odtpack.cli import _fit
+from odtpack.cli.export import forward_values
+from odtpack_runtime import CheckpointState
+from odtpack_runtime.package import Package
+from odtpack_runtime.simulator.profile import list_profiles, load_profile
+from odtpack_runtime.simulator.schedule import HELD_OUT_SHARE, Schedule
+from tests.cli.conftest import Run, Shared, arrays, tree
+
+
+class TestBuild:
+    def test_same_bytes_as_generate_artifacts(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        names = [tensor.name for tensor in onnx.load(shared.model).graph.initializer]
+        artifacts.generate_artifacts(
+            shared.model,
+            requires_grad=[name for name in names if name.startswith("fc.")],
+            frozen_params=[name for name in names if name.startswith("conv")],
+            loss=artifacts.LossType.MSELoss,
+            optimizer=artifacts.OptimType.SGD,
+            artifact_directory=tmp_path / "call",
+        )
+        outcome = run(
+            *("build", shared.model, "--out", tmp_path / "command", "--loss", "mse"),
+            *("--optimizer", "sgd", "--train", "fc.*"),
+        )
+        assert outcome.code == 0
+        assert tree(tmp_path / "command") == tree(tmp_path / "call")
+        assert outcome.out == ""
+        assert "trainable     2 parameters, 99 elements, 396 B" in outcome.err
+        assert "frozen        4 parameters, 336 elements, 1.34 kB" in outcome.err
+        assert "training_model.onnx" in outcome.err
+
+    def test_json_is_the_manifest(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        outcome = run(
+            *("build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"),
+            *("--freeze", "conv1.*", "--freeze", "conv2.*", "--weight-decay", "0.01"),
+            *("--beta1", "0.8", "--output", "output", "--json"),
+        )
+        content = outcome.json()
+        assert content.pop("path") == str(tmp_path / "p")
+        assert content == Package.open(tmp_path / "p").manifest.model_dump(mode="json")
+        assert content["optimizer"]["weight_decay"] == 0.01
+        assert content["optimizer"]["beta1"] == 0.8
+        roles = {item["name"]: item["role"] for item in content["parameters"]}
+        assert roles["conv1.weight"] == "frozen"
+        assert roles["fc.weight"] == "trainable"
+        assert [item["name"] for item in content["outputs"]] == ["loss", "output"]
+        assert "built" in outcome.err
+
+    def test_again_into_a_package_leaves_nothing_of_the_old_one(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        build = "build", shared.model, "--out", tmp_path, "--loss", "cross_entropy"
+        first = run(*build, "--ort-format", "--nominal")
+        assert first.code == 0
+        assert first.out == ""
+        assert first.err.startswith("built")  # the converter's own talk is not shown
+        names = set(tree(tmp_path))
+        assert {"training_model.ort", "nominal_checkpoint"} < names
+        assert "optimizer_model.required_operators.config" in names
+        assert Package.open(tmp_path)
+        (tmp_path / "notes.txt").write_text("mine")
+        assert run(*build).code == 0
+        assert set(tree(tmp_path)) == set(tree(shared.package)) | {"notes.txt"}
+
+    def test_loss_that_is_part_of_the_model(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        model = onnx.load(shared.package / "eval_model.onnx")
+        parameters = {tensor.name: tensor for tensor in onnx.load(shared.model).graph.initializer}
+        inputs = [value for value in model.graph.input if value.name not in parameters]
+        model.graph.ClearField("input")
+        model.graph.input.extend(inputs)
+        model.graph.initializer.extend(parameters.values())
+        onnx.save(model, tmp_path / "with_loss.onnx")
+        outcome = run(
+            *("build", tmp_path / "with_loss.onnx", "--out", tmp_path / "p"),
+            *("--loss", "none", "--json"),
+        )
+        assert outcome.code == 0, outcome.err
+        assert outcome.json()["loss"] == "none"
+        assert [item["name"] for item in outcome.json()["inputs"]] == ["input", "labels"]
+
+
+class TestTrain:
+    def test_learns_and_leaves_the_package_alone(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        before = tree(shared.package)
+        outcome = run(
+            *("train", shared.package, "--data", shared.data, "--out", tmp_path / "t.ckpt"),
+            *("--epochs", 8, "--batch-size", 8, "--lr", 0.02, "--json"),
+        )
+        assert outcome.code == 0, outcome.err
+        content = outcome.json()
+        assert (content["train_samples"], content["eval_samples"]) == (48, 12)
+        assert content["steps"] == 48
+        assert [entry["epoch"] for entry in content["epochs"]] == list(range(1, 9))
+        assert content["eval_loss_after"] < content["eval_loss_before"] / 2
+        last = content["epochs"][-1]["loss"]
+        assert f"epoch    8   loss {last:.4f}" in outcome.err
+        assert f"after        eval loss {content['eval_loss_after']:.4f}" in outcome.err
+        assert tree(shared.package) == before
+        state = CheckpointState.load_checkpoint(tmp_path / "t.ckpt")
+        assert state.optimizer is not None
+        assert state.optimizer.step == 48
+
+    def test_loss_before_is_that_of_the_model(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        outcome = run(
+            *("train", shared.package, "--data", shared.data, "--out", tmp_path / "t.ckpt"),
+            *("--epochs", 1, "--eval", shared.data, "--batch-size", 7, "--json"),
+        )
+        data = arrays()
+        model = onnx.reference.ReferenceEvaluator(str(shared.model))
+        (logits,) = model.run(None, {"input": data["input"]})
+        peaks = logits - logits.max(axis=1, keepdims=True)
+        log_p = peaks - np.log(np.exp(peaks).sum(axis=1, keepdims=True))
+        expected = -log_p[np.arange(len(log_p)), data["labels"]].mean()
+        content = outcome.json()
+        assert content["eval_loss_before"] == pytest.approx(expected, rel=1e-5)
+        assert (content["train_samples"], content["eval_samples"]) == (60, 60)
+
+    def test_resumed_is_as_if_never_interrupted(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        train = "train", shared.package, "--data", shared.data, "--seed", 3
+        whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
+        assert run(*train, "--epochs", 4, "--lr", 0.01, "--out", whole).code == 0
+        assert run(*train, "--epochs", 2, "--lr", 0.01, "--out", half).code == 0
+        outcome = run(*train, "--epochs", 2, "--resume", half, "--out", rest)
+        assert "epoch    3" in outcome.err
+        assert rest.read_bytes() == whole.read_bytes()
+
+    def test_seed_decides(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+            train = "train", shared.package, "--data", shared.data, "--epochs", 1
+            assert run(*train, "--seed", seed, "--out", tmp_path / name).code == 0
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+        assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
+
+    def test_default_place_is_beside_the_package(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        package = shutil.copytree(shared.package, tmp_path / "pkg")
+        assert run("train", package, "--data", shared.data, "--epochs", 1).code == 0
+        assert (tmp_path / "pkg.ckpt").is_file()
+
+    def test_fixed_batch(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        model = zoo.mlp(sizes=(4, 3))
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 8
+        model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 8
+        onnx.save(model, tmp_path / "fixed.onnx")
+        package = tmp_path / "fixed"
+        built = run("build", tmp_path / "fixed.onnx", "--out", package, "--loss", "cross_entropy")
+        assert built.code == 0, built.err
+        rng = np.random.default_rng(0)
+        data = {
+            "input": rng.normal(size=(30, 4)).astype(np.float32),
+            "labels": rng.integers(0, 3, 30),
+        }
+        np.savez(tmp_path / "data.npz", allow_pickle=False, **data)
+        train = "train", package, "--data", tmp_path / "data.npz", "--out", tmp_path / "t"
+        outcome = run(*train, "--epochs", 1, "--holdout", 0.3, "--json")
+        assert outcome.code == 0, outcome.err
+        assert (outcome.json()["batch_size"], outcome.json()["steps"]) == (8, 2)
+        refused = run(*train, "--batch-size", 4)
+        assert refused.code == 2
+        assert "error[batch-size-fixed]" in refused.err
+        assert "--batch-size 8" in refused.err
+        few = run(*train, "--holdout", 0.8)
+        assert few.code == 2
+        assert "error[too-few-samples]" in few.err
+
+
+class TestSplit:
+    @pytest.mark.parametrize(("samples", "share"), [(60, 0.2), (7, 0.5), (5, 0.0), (3, 0.1)])
+    def test_parts_are_disjoint_and_complete(self, samples: int, share: float) -> None:
+        parts = _fit.split(samples, share, seed=4)
+        assert sorted([*parts.train, *parts.held_out]) == list(range(samples))
+        assert len(parts.held_out) == int(samples * share)
+
+    def test_is_that_of_the_simulator(self) -> None:
+        schedule = Schedule(samples=63, batch_size=10, epochs=1, seed=4)
+        parts = _fit.split(63, HELD_OUT_SHARE, seed=4)
+        replayed = np.concatenate(list(schedule.held_out_batches()))
+        np.testing.assert_array_equal(parts.held_out, replayed)
+
+
+class TestExport:
+    def export(self, run: Run, shared: Shared, out: Path, *more: object) -> onnx.ModelProto:
+        outcome = run("export", shared.package, "--out", out, *more)
+        assert outcome.code == 0, outcome.err
+        model = onnx.load(out)
+        onnx.checker.check_model(model)
+        return model
+
+    def test_gives_back_the_forward_model(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        model = self.export(run, shared, tmp_path / "m.onnx")
+        assert [value.name for value in model.graph.input] == ["input"]
+        assert [value.name for value in model.graph.output] == ["output"]
+        feed = {"input": arrays()["input"]}
+        (expected,) = onnx.reference.ReferenceEvaluator(str(shared.model)).run(None, feed)
+        (found,) = onnx.reference.ReferenceEvaluator(model).run(None, feed)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+    def test_trained_values(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        checkpoint = tmp_path / "t.ckpt"
+        train = "train", shared.package, "--data", shared.data, "--out", checkpoint
+        assert run(*train, "--epochs", 8, "--batch-size", 8, "--lr", 0.02).code == 0
+        model = self.export(run, shared, tmp_path / "m.onnx", "--checkpoint", checkpoint)
+        data = arrays()
+        (logits,) = onnx.reference.ReferenceEvaluator(model).run(None, {"input": data["input"]})
+        assert (logits.argmax(axis=1) == data["labels"]).mean() > 0.9
+
+    def test_any_value_of_the_forward_graph(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        available, predictions = forward_values(Package.open(shared.package))
+        assert predictions == ["output"]
+        assert available[0] == "output"
+        hidden = next(name for name in available if name.startswith("relu1"))
+        names = "--outputs", hidden, "--outputs", "output"
+        model = self.export(run, shared, tmp_path / "m.onnx", *names)
+        assert [value.name for value in model.graph.output] == [hidden, "output"]
+
+    def test_default_is_what_build_named(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        name = forward_values(Package.open(shared.package))[0][1]
+        package = tmp_path / "p"
+        build = "build", shared.model, "--out", package, "--loss", "cross_entropy"
+        assert run(*build, "--output", name).code == 0
+        outcome = run("export", package, "--out", tmp_path / "m.onnx", "--json")
+        assert outcome.json()["outputs"] == [name]
+
+
+class TestInspect:
+    def test_package(self, run: Run, shared: Shared) -> None:
+        outcome = run("inspect", shared.package, "--json")
+        content = outcome.json()
+        assert content["kind"] == "package"
+        sizes = {item["name"]: item["size_bytes"] for item in content["parameters"]}
+        assert sizes["conv2.weight"] == 8 * 4 * 9 * 4
+        assert "conv2.weight" in outcome.err
+        assert "labels: int64[batch] (labels)" in outcome.err
+        assert "ONNX Runtime 1.12 and newer" in outcome.err
+        assert run("inspect", shared.package / "manifest.json").code == 0
+
+    def test_model(self, run: Run, shared: Shared) -> None:
+        outcome = run("inspect", shared.model, "--json")
+        content = outcome.json()
+        assert content["kind"] == "model"
+        assert content["opsets"] == {"": 17}
+        assert content["inputs"] == [
+            {"name": "input", "dtype": "float32", "shape": ["batch", 1, 8, 8]}
+        ]
+        assert {item["name"] for item in content["parameters"]} == {
+            f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc") for kind in ("weight", "bias")
+        }
+        counts = {item["operator"]: item["nodes"] for item in content["operators"]}
+        assert counts == {"Conv": 2, "Flatten": 1, "Gemm": 1, "MaxPool": 2, "Relu": 2}
+        assert {item["gradient"] for item in content["operators"]} == {"rule"}
+        assert "runs on ONNX Runtime 1.12" in outcome.err
+
+    def test_checkpoint(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        path = tmp_path / "t.ckpt"
+        train = "train", shared.package, "--data", shared.data, "--out", path
+        assert run(*train, "--epochs", 2).code == 0
+        content = run("inspect", path, "--json").json()
+        assert content["kind"] == "checkpoint"
+        assert content["optimizer"]["step"] == 4
+        assert content["optimizer"]["moments"] == 2
+        assert content["properties"] == {"odtpack.epochs": 2}
+        outcome = run("inspect", shared.package / "checkpoint", "--json")
+        assert outcome.json()["optimizer"] is None
+        assert len(outcome.json()["parameters"]) == 6
+
+
+class TestDevices:
+    def test_list(self, run: Run) -> None:
+        outcome = run("devices", "list", "--json")
+        assert [item["name"] for item in outcome.json()] == list_profiles()
+        for name in list_profiles():
+            assert name in outcome.err
+
+    @pytest.mark.parametrize("name", list_profiles())
+    def test_show_names_unit_kind_and_source_of_every_figure(self, run: Run, name: str) -> None:
+        outcome = run("devices", "show", name, "--json")
+        figures = load_profile(name).figures()
+        assert outcome.json()["figures"] == [figure.model_dump(mode="json") for figure in figures]
+        for figure in figures:
+            assert figure.key in outcome.err
+            assert figure.source in outcome.err
+            if figure.unit not in (None, "1", "cores"):
+                assert f"{figure.value:g} {figure.unit}" in outcome.err
+            assert figure.value is None or f"({figure.kind})" in outcome.err

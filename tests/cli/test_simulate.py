@@ -1,0 +1,155 @@
+"""``odtpack simulate`` and ``odtpack demo``: real replays, judged."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack.cli import demo as demo_module
+from odtpack_runtime.simulator.result import load_result
+from tests.cli.conftest import Outcome, Run, Shared, assert_refused, tree
+
+
+@pytest.fixture
+def simulate(run: Run, shared: Shared) -> Run:
+    def call(*more: object) -> Outcome:
+        schedule = "--epochs", 2, "--batch-size", 8, "--lr", 0.02
+        return run("simulate", shared.package, "--data", shared.data, *schedule, *more)
+
+    return call
+
+
+class TestSimulate:
+    def test_over_budget(self, simulate: Run, shared: Shared, tmp_path: Path) -> None:
+        """Exit code 1, the culprit on stderr, the whole result on stdout and in both reports."""
+        before = tree(shared.package)
+        budget = tmp_path / "budgets.toml"
+        budget.write_text('[budgets]\npeak_memory = "1 kB"\npackage_size = "1 MB"\n')
+        html, report = tmp_path / "r.html", tmp_path / "r.json"
+        outcome = simulate(
+            *("--device", "pixel-8a", "--device", "google/pixel-8a", "--device", "pi-5"),
+            *("--budget", budget, "--report", f"html:{html}", "--report", f"json:{report}"),
+            "--json",
+        )
+        assert outcome.code == 1, outcome.err
+        content = outcome.json()
+        assert content == json.loads(report.read_text())
+        result = load_result(report)
+        assert [device.name for device in result.devices] == ["google/pixel-8a", "raspberrypi/pi-5"]
+        assert result.verdict == "fail"
+        checks = {check.metric: check for check in result.devices[0].checks}
+        assert checks["peak_memory"].status == "fail"
+        assert checks["peak_memory"].budget_location == f"{budget}:2"
+        assert checks["memory_limit"].status == "pass"
+        assert [check.status for check in result.checks if check.metric == "package_size"] == [
+            "pass"
+        ]
+        assert "Google Pixel 8a" in outcome.err
+        assert "0 of 2 devices pass" in outcome.err
+        assert "replay" not in outcome.out.partition("{")[0]
+        assert html.read_bytes().startswith(b"<!doctype html>")
+        assert "No budget was given" not in outcome.err
+        assert tree(shared.package) == before
+
+    def test_budget_to_start_from_is_kept(
+        self, simulate: Run, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        first = simulate("--device", "zero-2-w")
+        assert first.code == 0, first.err
+        assert first.out == ""
+        text = first.err.partition("No budget was given.")[2].partition("\n")[2]
+        limits = tomllib.loads(text)
+        assert set(limits["budgets"]) >= {"package_size", "peak_memory", "final_loss"}
+        # Times are measured anew by every run, on a machine that does other things too.
+        text = re.sub(r"(step_latency|time_to_finish) = .*", "", text)
+        (tmp_path / "budgets.toml").write_text(text)
+        second = simulate("--device", "zero-2-w", "--budget", tmp_path / "budgets.toml")
+        assert second.code == 0, second.err
+
+    def test_replays_what_train_does(
+        self, simulate: Run, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        """The same seed and schedule give the same losses, step by step."""
+        replayed = simulate("--device", "pi-5", "--seed", 7, "--json").json()
+        schedule = "--epochs", 2, "--batch-size", 8, "--lr", 0.02, "--seed", 7
+        trained = run(
+            *("train", shared.package, "--data", shared.data, *schedule, "--json"),
+            *("--out", tmp_path / "as-replayed.ckpt"),
+        ).json()
+        losses = np.array(replayed["training"]["losses"]).reshape(2, -1).mean(axis=1)
+        np.testing.assert_allclose(
+            losses, [epoch["loss"] for epoch in trained["epochs"]], rtol=1e-5
+        )
+        for key in ("eval_loss_before", "eval_loss_after"):
+            assert replayed["training"][key] == pytest.approx(trained[key], rel=1e-5)
+
+    def test_profiles_that_contradict_each_other(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        source = Path(demo_module.__file__).parents[3] / "device_profiles/google/pixel-8a.toml"
+        profile = tmp_path / "mine.toml"
+        profile.write_text(source.read_text().replace("Google Pixel 8a", "My Pixel"))
+        data = "simulate", shared.package, "--data", shared.data
+        outcome = run(*data, "--device", "pixel-8a", "--device", profile)
+        assert_refused(outcome, "device-twice", "google/pixel-8a", str(profile))
+
+
+class TestDemo:
+    def test_the_whole_way(self, run: Run, tmp_path: Path) -> None:
+        pytest.importorskip("sklearn")
+        outcome = run("demo", "--out", tmp_path / "demo", "--epochs", 2, "--json")
+        assert outcome.code == 0, outcome.err
+        content = outcome.json()
+        # The factory model cannot name three of ten digits, and learns them.
+        assert 0.5 < content["accuracy_before"] < 0.8
+        assert content["accuracy_after"] > 0.9
+        out = tmp_path / "demo"
+        result = load_result(out / "report.json")
+        # The replay holds out the same digits: its accuracy is that of the exported models.
+        assert result.training.metric_before == pytest.approx(content["accuracy_before"], abs=1e-6)
+        assert result.training.metric_after == pytest.approx(content["accuracy_after"], abs=0.006)
+        assert content["held_out_samples"] == result.data.held_out_samples == 359
+        for name, key in (("before", "accuracy_before"), ("after", "accuracy_after")):
+            assert self.accuracy(out / f"inference-{name}.onnx", out) == pytest.approx(content[key])
+        assert {device.os for device in result.devices} == {"android", "ios", "linux"}
+        for device in result.devices:
+            assert device.title in outcome.err.replace("\n", "")
+            assert device.latency.step_ms is not None
+            assert device.memory.measured_peak_bytes
+        last = outcome.err[outcome.err.index("accuracy  ") :]
+        assert f"{content['accuracy_before']:.1%} before" in last
+        assert f"{content['accuracy_after']:.1%} after" in last
+        assert str(out / "report.html") in last
+        assert (out / "report.html").is_file()
+
+    @staticmethod
+    def accuracy(model: Path, folder: Path) -> float:
+        with np.load(folder / "digits.npz") as data:
+            images, labels = data["input"], data["labels"]
+        held_out = np.random.default_rng([0, 0]).permutation(1797)[1438:]
+        session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+        right = 0
+        for index in held_out:
+            (scores,) = session.run(None, {"input": images[index : index + 1]})
+            right += int(np.argmax(scores[0]) == labels[index])
+        return right / len(held_out)
+
+    def test_without_its_extra(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+        outcome = run("demo", "--out", tmp_path / "demo")
+        assert_refused(outcome, "demo-extra-missing", "scikit-learn", "odtpack[demo]")
+        assert not (tmp_path / "demo").exists()
+
+    def test_place_that_cannot_be_a_folder(self, run: Run, tmp_path: Path) -> None:
+        pytest.importorskip("sklearn")
+        (tmp_path / "demo").write_text("a file")
+        assert_refused(run("demo", "--out", tmp_path / "demo"), "cannot-write", "demo")

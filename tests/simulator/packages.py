@@ -1,0 +1,123 @@
+"""Small packages of every kind of network, with data, for the tests of the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from odtpack import zoo
+from odtpack.artifacts import OptimType
+
+from odtpack_runtime.package import Package
+from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.profile import DeviceProfile, parse_profile
+from odtpack_runtime.simulator.schedule import Schedule
+from tests.packaging_tools import batch, generate
+
+CLASSES = 10
+
+MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
+    "mlp": (zoo.mlp, OptimType.AdamW, 64),
+    "cnn": (zoo.cnn, OptimType.SGD, 8),
+    "mobilenet": (lambda: zoo.mobilenet_v2(size=64, width_mult=0.35), OptimType.AdamW, 4),
+    "batchnorm": (
+        lambda: zoo.mobilenet_v2(size=32, width_mult=0.35, batch_norm="train"),
+        OptimType.SGD,
+        4,
+    ),
+    "transformer": (zoo.transformer_encoder, OptimType.AdamW, 1),
+}
+"""Model, optimizer and batch size by name."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A package with data."""
+
+    name: str
+    folder: Path
+    batch_size: int
+    inputs: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def package(self) -> Package:
+        return Package.open(self.folder / "package")
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data.npz"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "input": (self.batch_size, *self.inputs.shape[1:]),
+            "labels": (self.batch_size, *self.labels.shape[1:]),
+        }
+
+    def job(self, folder: Path, **changes: object) -> Job:
+        """A training of this package in a child that may write to ``folder``."""
+        package = self.package
+        arguments: dict[str, object] = {
+            "task": "train",
+            "training_model": str(package.training_model),
+            "eval_model": str(package.eval_model),
+            "optimizer_model": str(package.optimizer_model),
+            "checkpoint": str(package.checkpoint),
+            "folder": str(folder),
+            "data": {name: str(self.folder / f"{name}.npy") for name in ("input", "labels")},
+            "samples": len(self.inputs),
+            "batch_size": self.batch_size,
+            "epochs": 1,
+            "seed": 3,
+            "full_batches": False,
+            "learning_rate": 0.01,
+            "threads": 1,
+        }
+        return Job(**(arguments | changes))  # type: ignore[arg-type]
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(len(self.inputs), self.batch_size, 1, 3)
+
+
+def make_case(name: str, folder: Path, steps: int = 3) -> Case:
+    """Build a package and data for a few steps."""
+    factory, optimizer, batch_size = MODELS[name]
+    model = factory()
+    generate(model, folder / "package", optimizer, additional_output_names=["output"])
+    inputs, labels = batch(model, batch_size * steps * 5 // 4 + 1)
+    np.save(folder / "input.npy", inputs)
+    np.save(folder / "labels.npy", labels)
+    np.savez(folder / "data.npz", input=inputs, labels=labels)
+    return Case(name, folder, batch_size, inputs, labels)
+
+
+def make_profile(name: str, limit: int | None, *, rates: bool = True) -> DeviceProfile:
+    """A made-up device."""
+    figure = 'kind = "assumed", source = "made up for a test"'
+    lines = [
+        "schema_version = 1",
+        f'name = "test/{name}"',
+        f'title = "Test {name}"',
+        'vendor = "Test"',
+        'os = "linux"',
+        "validated = false",
+        f'sustained_fraction = {{ value = 0.8, low = 0.5, high = 1, unit = "1", {figure} }}',
+        "[memory]",
+    ]
+    if limit is not None:
+        lines.append(f'app_limit_foreground = {{ value = {limit}, unit = "B", {figure} }}')
+    if rates:
+        bandwidth = f'value = 4, low = 2, high = 8, unit = "GB/s", {figure}'
+        efficiency = f'value = 0.5, low = 0.25, high = 0.6, unit = "1", {figure}'
+        lines += [
+            f"bandwidth = {{ {bandwidth} }}",
+            "[cpu]",
+            f'fp32_peak = {{ value = 40, threads = 4, unit = "GFLOPS", {figure} }}',
+            f"gemm_efficiency = {{ {efficiency} }}",
+        ]
+    return parse_profile("\n".join(lines).encode(), f"{name}.toml")

@@ -1,0 +1,99 @@
+"""Ten steps of SGD, by odtpack and by PyTorch in float64, to lay side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch.nn import functional as F
+
+from tests.packaging_tools import open_training
+from tests.training.settled import KinkMargin
+from tests.torch_twins import twin
+
+STEPS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a training run leaves.
+
+    Attributes:
+        losses: Loss of every step, before its update.
+        values: Parameters and running statistics after the last step, by name.
+        eval_loss: Loss of the same batch in evaluation mode, after the last step.
+        kink_margin: How near to a kink of Relu6 the run came; infinite where it was not watched.
+    """
+
+    losses: np.ndarray
+    values: dict[str, np.ndarray]
+    eval_loss: float
+    kink_margin: float = math.inf
+
+
+def ours(
+    folder: Path,
+    x: np.ndarray,
+    labels: np.ndarray,
+    learning_rate: float,
+    *,
+    steps: int = STEPS,
+    options: onnxruntime.SessionOptions | None = None,
+) -> Run:
+    """Train the package in ``folder`` through the training runtime."""
+    state, module, optimizer = open_training(folder, options)
+    optimizer.set_learning_rate(learning_rate)
+    losses = []
+    for _ in range(steps):
+        losses.append(float(module(x, labels)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    module.eval()
+    return Run(
+        np.array(losses),
+        {name: parameter.data.copy() for name, parameter in state.parameters},
+        float(module(x, labels)),
+    )
+
+
+def pytorch(
+    model: onnx.ModelProto,
+    x: np.ndarray,
+    labels: np.ndarray,
+    learning_rate: float,
+    *,
+    steps: int = STEPS,
+) -> Run:
+    """Train PyTorch's twin of a zoo model in float64."""
+    module = twin(model, running_var="unbiased").double()
+    margin = KinkMargin(module)
+    data, classes = torch.from_numpy(x), torch.from_numpy(labels)
+    if data.is_floating_point():
+        data = data.double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(data), classes)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    values = dict(module.named_parameters()) | dict(module.named_buffers())
+    near = margin.value
+    module.eval()
+    return Run(
+        np.array(losses),
+        {name: value.detach().numpy() for name, value in values.items()},
+        F.cross_entropy(module(data), classes).item(),
+        near,
+    )
+
+
+def initial(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Initializers of a model by name."""
+    return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
