@@ -1,8 +1,8 @@
 # Every target sets up what it needs; the second run starts within seconds.
-# PYTHON=/path/to/python3.12 names the interpreter, 3.11 or newer.
+# PYTHON=/path/to/python3.12 names the interpreter, 3.11 or newer; JOBS how many tests run at once.
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= auto
 
 .NOTPARALLEL:
 .PHONY: help setup demo test check format peer bench clean
@@ -10,7 +10,7 @@ JOBS ?= 2
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
-	@echo "make test    set up, then run the tests (JOBS=$(JOBS) at once)"
+	@echo "make test    set up, then run the tests"
 	@echo "make check   lint, format check, strict types"
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
@@ -21,7 +21,7 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -n $(JOBS)
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4
 
 check: $(VENV)/.ready-full
 	$(BIN)/ruff check

@@ -46,8 +46,9 @@ case $kind in
   full)
     echo "installing the tests' requirements, PyTorch among them" >&2
     index=()
-    if [[ -z ${PIP_EXTRA_INDEX_URL:-} && $(uname -s) == Linux ]] &&
-      ! "$venv/bin/python" -m pip config list | grep -q extra-index-url; then
+    settings=$("$venv/bin/python" -m pip config list)
+    if [[ $(uname -s) == Linux && -z ${PIP_EXTRA_INDEX_URL:-} &&
+      $settings != *extra-index-url* ]]; then
       index=(--extra-index-url https://download.pytorch.org/whl/cpu)
     fi
     "${install[@]}" ${index[@]+"${index[@]}"} -e '.[demo,test,oracle,dev]' 'torch==2.13.0'

@@ -9,6 +9,7 @@ import enum
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from odtpack import losses, optimizers
 from odtpack.build import write_artifacts
@@ -121,7 +122,10 @@ def generate_artifacts(
     )
 
 
-def _enum(value: object, kind: type[enum.IntEnum], name: str) -> enum.IntEnum:
+_Kind = TypeVar("_Kind", LossType, OptimType)
+
+
+def _enum(value: object, kind: type[_Kind], name: str) -> _Kind:
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
         raise OdtpackError(f"bad-{name}", f"{name} is {value!r}; it must be one of {members}")

@@ -222,7 +222,7 @@ def _lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
     for parameter in parameters:
         value = graph.initializers.pop(parameter.name)
         value.const_value = None
-        value.shape = ir.Shape(tuple(parameter.tensor.shape))
+        value.shape = ir.Shape(parameter.tensor.shape.numpy())
         value.type = ir.TensorType(parameter.tensor.dtype)
         graph.inputs.append(value)
 

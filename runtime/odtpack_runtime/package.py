@@ -93,7 +93,7 @@ def _find_manifest(path: Path) -> Path:
             "package-not-found",
             f"{path} is no package: it has no {MANIFEST_NAME}.",
             where=str(path),
-            hint="odtpack build model.onnx --output package",
+            hint="odtpack build model.onnx --out package --loss cross_entropy",
         )
     if len(candidates) > 1:
         raise OdtpackError(

@@ -297,6 +297,36 @@ def test_folding_leaves_floats_outputs_and_what_cannot_be_computed() -> None:
     assert operators(model) == ["Shape", "Constant", "Add", "Gather", "Div", "Mul"]
 
 
+@pytest.mark.parametrize(("rank", "expected"), [(2, ["Mul", "Add"]), (3, ["Identity", "Identity"])])
+def test_of_an_if_on_a_known_shape_the_branch_that_is_taken_stays(
+    rank: int, expected: list[str]
+) -> None:
+    dims = ", ".join(["batch"] + ["3"] * (rank - 1))
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[{dims}] x) => (float[{dims}] y, float[{dims}] z) <int64[1] two = {{2}}>
+    {{
+        shape = Shape(x)
+        rank = Shape(shape)
+        is_matrix = Equal(rank, two)
+        y, z = If (is_matrix) <
+            then_branch = t () => (float[{dims}] h, float[{dims}] k) <float one = {{1}}> {{
+                h = Mul(x, x)
+                k = Add(h, one)
+            }},
+            else_branch = e () => (float[{dims}] x, float[{dims}] x) {{ }}
+        >
+    }}
+    """
+    model = expand(parse(text), ["x"])
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert [op for op in operators(model) if op not in ("Constant", "Shape")] == expected
+    x = normal(*[3] * rank)
+    y, z = session(ir.to_proto(model), "off").run(None, {"x": x})
+    np.testing.assert_array_equal(y, x * x if rank == 2 else x)
+    np.testing.assert_array_equal(z, x * x + 1 if rank == 2 else x)
+
+
 @pytest.mark.parametrize("shape", [None, [10**12]])
 def test_folding_makes_no_large_values(shape: list[int] | None) -> None:
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 17}, name="g")

@@ -228,7 +228,8 @@ NOT_COVERED = [
     ("Resize", {"x": X, "r": None, "s": np.float32([1, 2, 2])}, {"antialias": 1, "mode": "linear"},
      {"const": ["s"]}, 18, "antialias"),
     ("Resize", {"x": X, "r": np.zeros(6, np.float32), "s": np.float32([1, 2, 2])},
-     {"coordinate_transformation_mode": "tf_crop_and_resize"}, {"const": ["r", "s"]}, 17, "tf_crop"),
+     {"coordinate_transformation_mode": "tf_crop_and_resize"}, {"const": ["r", "s"]}, 17,
+     "tf_crop"),
     ("Conv", {"x": normal(1, 2, 4), "w": normal(2, 2, 3)}, {"open": True}, {}, 17, "must be known"),
 ]  # fmt: skip
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+
 from odtpack import zoo
 from odtpack.artifacts import OptimType
-
 from odtpack_runtime.package import Package
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.profile import DeviceProfile, parse_profile
@@ -22,7 +22,7 @@ CLASSES = 10
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     "mlp": (zoo.mlp, OptimType.AdamW, 64),
     "cnn": (zoo.cnn, OptimType.SGD, 8),
-    "mobilenet": (lambda: zoo.mobilenet_v2(size=64, width_mult=0.35), OptimType.AdamW, 4),
+    "mobilenet": (lambda: zoo.mobilenet_v2(size=64, width_mult=0.5), OptimType.AdamW, 8),
     "batchnorm": (
         lambda: zoo.mobilenet_v2(size=32, width_mult=0.35, batch_norm="train"),
         OptimType.SGD,

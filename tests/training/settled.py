@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -29,13 +29,15 @@ _BEFORE_RELU6 = re.compile(r"features\.(0\.1|\d+\.conv\.[01]\.1)\.(bias|weight)"
 _SETTLED = {"bias": 3.0, "weight": 0.85}
 
 
-def mobilenet(batch_norm: Literal["train", "eval", "fold"], x: np.ndarray) -> onnx.ModelProto:
-    """MobileNetV2 96x96, settled for the batch ``x`` [N, 3, 96, 96].
+def mobilenet(
+    batch_norm: Literal["train", "eval", "fold"], x: np.ndarray, **arguments: Any
+) -> onnx.ModelProto:
+    """MobileNetV2, settled for the batch ``x`` [N, 3, size, size]; ``arguments`` for the zoo.
 
     In inference mode the running statistics are those of the batch; folded, they are in the
     weights, as a converter folds a trained model.
     """
-    model = zoo.mobilenet_v2(batch_norm="train")
+    model = zoo.mobilenet_v2(batch_norm="train", **arguments)
     for tensor in model.graph.initializer:
         found = _BEFORE_RELU6.fullmatch(tensor.name)
         if found:
@@ -45,7 +47,7 @@ def mobilenet(batch_norm: Literal["train", "eval", "fold"], x: np.ndarray) -> on
     values = _with_statistics(model, x)
     if batch_norm == "fold":
         values = _folded(values)
-    settled = zoo.mobilenet_v2(batch_norm=batch_norm)
+    settled = zoo.mobilenet_v2(batch_norm=batch_norm, **arguments)
     for tensor in settled.graph.initializer:
         _set(tensor, values[tensor.name])
     return settled

@@ -44,7 +44,7 @@ def test_small_models(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch_norm", "size", "seed", "learning_rate"),
     # Batches for which no activation comes near a kink in ten steps, see tests.training.settled.
-    [("fold", 2, 3, 0.005), ("eval", 2, 3, 0.005), ("train", 3, 10, 0.02)],
+    [("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
 )
 def test_mobilenet(
     batch_norm: str, size: int, seed: int, learning_rate: float, tmp_path: Path
@@ -98,8 +98,9 @@ def _compare(
     initial = runs.initial(model)
     for name, value in theirs.values.items():
         # Of the way a tensor went at most a ten-thousandth, beyond ten roundings of its values.
+        # (The bias of an attention's keys goes nowhere: the softmax does not see it.)
         error = np.linalg.norm(ours.values[name] - value)
         way = np.linalg.norm(value - initial[name])
-        assert error < 1e-4 * way + 1e-6 * np.linalg.norm(value), name
+        assert error < 1e-4 * way + 1e-6 * np.linalg.norm(value) + 1e-8, name
         np.testing.assert_allclose(ours.values[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
     return theirs

@@ -164,21 +164,24 @@ def _add_defaults(node: ir.Node, schema: Any) -> None:
 
 def _same_meaning(function: ir.Function, written: int, opset: int) -> bool:
     """Whether every standard node of a body is legal, and means the same, under ``opset``."""
-    if written == opset:
-        return True
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset}
-    for node in function:
-        changed = _CHANGED_MEANING.get(node.op_type, 0)
-        if node.domain not in ("", "ai.onnx"):
-            continue
-        if min(written, opset) < changed <= max(written, opset):
-            return False
-        try:
-            onnx.checker.check_node(ir.serde.serialize_node(node), context)
-        except onnx.checker.ValidationError:
-            return False
-    return True
+    older, newer = sorted((written, opset))
+    return all(
+        _is_legal(node, opset) and not older < _CHANGED_MEANING.get(node.op_type, 0) <= newer
+        for node in function.all_nodes()
+        if node.domain in ("", "ai.onnx")
+    )
+
+
+def _is_legal(node: ir.Node, opset: int) -> bool:
+    """Whether an opset has the operator, with these attributes and as many inputs."""
+    if not onnx.defs.has(node.op_type, opset, ""):
+        return False
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    required = {name for name, attribute in schema.attributes.items() if attribute.required}
+    return (
+        required <= set(node.attributes) <= set(schema.attributes)
+        and schema.min_input <= len(node.inputs) <= schema.max_input
+    )
 
 
 def _read_under(function: ir.Function, model: ir.Model) -> None:

@@ -1,7 +1,8 @@
 """Computes integer arithmetic on known shapes before the model runs.
 
 Exporters and function bodies compute axes and bounds from shapes, node by node:
-Shape, Gather, Concat, Range. Gradient rules need to know the results.
+Shape, Gather, Concat, Range. Gradient rules need to know the results. An If on such a
+result is replaced by the branch that is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.autodiff.ops import Dims, dims_of, static_dims
+from odtpack.autodiff.ops import Dims, dims_of, static_dims, used_names
 
 _LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
 
@@ -44,7 +45,10 @@ def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     """
     changed = False
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+        if node.op_type == "If" and node.domain == "":
+            changed |= _take_branch(graph, node, keep)
+            continue
+        if node.domain != "" or len(node.outputs) != 1:
             continue
         output = node.outputs[0]
         if output.is_graph_output() or output.dtype not in _INTEGERS:
@@ -130,3 +134,39 @@ def _replace(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:
     value = constant.outputs[0]
     value.shape = ir.Shape(array.shape)
     ir.convenience.replace_nodes_and_values(graph, node, [node], [constant], [output], [value])
+
+
+def _take_branch(graph: ir.Graph, node: ir.Node, keep: Collection[str]) -> bool:
+    """Move the branch that an If takes into the graph, if its condition is known."""
+    condition = _known(node.inputs[0], keep)
+    if condition is None or condition.size != 1:
+        return False
+    branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+    inner, results, names = list(branch), list(branch.outputs), used_names(graph)
+    branch.outputs.clear()
+    branch.remove(inner)
+    for value in list(branch.initializers.values()):
+        branch.initializers.pop(str(value.name))
+        value.name = _unique(f"{node.name}/{value.name}", names)
+        graph.register_initializer(value)
+    for value in (value for each in inner for value in each.outputs if value.name):
+        value.name = _unique(f"{node.name}/{value.name}", names)
+    replacements = []
+    for result in results:
+        replacement = result
+        # A result takes the name of the output that it replaces: it must be free to.
+        if result.producer() not in inner or result in replacements:
+            inner.append(ir.node("Identity", [result]))
+            replacement = inner[-1].outputs[0]
+        replacements.append(replacement)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], inner, node.outputs, replacements)
+    return True
+
+
+def _unique(stem: str, names: set[str]) -> str:
+    name, count = stem, 1
+    while name in names:
+        count += 1
+        name = f"{stem}_{count}"
+    names.add(name)
+    return name

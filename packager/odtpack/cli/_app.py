@@ -55,6 +55,9 @@ def _root(
 
     odtpack turns a forward ONNX model into a package that any stock ONNX Runtime trains,
     and replays that training under the limits of named devices before anything ships.
+
+    Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. What
+    people read goes to stderr; with --json, results go to stdout.
     """
     if version:
         from odtpack import __version__

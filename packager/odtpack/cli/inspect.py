@@ -183,7 +183,7 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
 
     from odtpack.autodiff.registry import REGISTRY
 
-    counts = Counter((node.domain, node.op_type) for node in graph)
+    counts = Counter((node.domain, node.op_type) for node in graph.all_nodes())
     found = []
     for (domain, operator), count in sorted(counts.items()):
         version = graph.opset_imports.get(domain, 1)

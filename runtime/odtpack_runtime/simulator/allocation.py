@@ -3,7 +3,7 @@
 A reimplementation of its sequential allocation planner. Going through the nodes
 in execution order, an output
 
-1. that is a graph output lies in memory of the caller;
+1. that is a graph output lies in memory of the caller, or stays to the end of the run;
 2. of an operator that only looks at its input otherwise (``Reshape``) is its
    input's buffer;
 3. of an operator that may work in place takes its input's buffer, if this node
@@ -19,7 +19,7 @@ stays allocated. What nobody reads is freed only at the end of the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from odtpack_runtime.simulator.kernel_memory import ALIASES, in_place_input, workspace
@@ -108,17 +108,24 @@ class Allocation:
 
 
 def allocate(
-    graph: RuntimeGraph, threads: int = 1, *, conditions: Mapping[str, bool] | None = None
+    graph: RuntimeGraph,
+    threads: int = 1,
+    *,
+    fresh_outputs: Iterable[str] = (),
+    conditions: Mapping[str, bool] | None = None,
 ) -> Allocation:
-    """Plan the buffers of a graph whose inputs and outputs lie in memory of the caller.
+    """Plan the buffers of a graph whose inputs lie in memory of the caller.
 
     Args:
         graph: The graph in execution order.
         threads: Intra-operator threads: some kernels' working memory grows with them.
+        fresh_outputs: Graph outputs that get memory of their own in every run; the
+            others lie in memory of the caller, too.
         conditions: Values of Boolean graph inputs. An ``If`` on one of them takes
             that branch; of any other ``If`` the more demanding branch counts.
     """
-    return _Planner(graph, threads, {}, conditions or {}).run()
+    planner = _Planner(graph, threads, {}, conditions or {})
+    return planner.run(frozenset(fresh_outputs))
 
 
 class _Planner:
@@ -135,13 +142,16 @@ class _Planner:
         self._conditions = dict(conditions)
         self._values = {**outer, **graph.values}
         self._outputs = frozenset(graph.outputs)
+        self._bound = self._outputs
         self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
         self._uses = self._count_uses()
         self._free: list[str] = []  # most recently freed last
         self._buffers: dict[str, Buffer] = {}
         self._unknown: list[str] = []
 
-    def run(self) -> Allocation:
+    def run(self, fresh_outputs: frozenset[str] = frozenset()) -> Allocation:
+        """Plan all nodes."""
+        self._bound = self._outputs - fresh_outputs
         for index, node in enumerate(self._graph.nodes):
             if node.op_type in ALIASES and node.inputs[0] in self._conditions:
                 self._conditions[node.outputs[0]] = self._conditions[node.inputs[0]]
@@ -173,9 +183,11 @@ class _Planner:
 
     def _place(self, index: int, node: Node, position: int, name: str) -> None:
         """Choose the buffer of one output."""
-        if name in self._outputs:
+        if name in self._bound:
             return
-        source = self._shared_input(node, position, name) or self._freed(name)
+        source = None
+        if name not in self._outputs:
+            source = self._shared_input(node, position, name) or self._freed(name)
         if source is None:
             self._buffers[name] = Buffer(
                 name, self._nbytes(node, name), index, index, {name: index}
@@ -237,7 +249,7 @@ class _Planner:
                     last[self._root(name)] = index
         end = len(self._graph.nodes) - 1
         for name, buffer in self._buffers.items():
-            buffer.last = last.get(name, end)
+            buffer.last = end if name in self._outputs else last.get(name, end)
 
     def _measure(self) -> list[NodeUse]:
         """Memory in use during each node."""

@@ -156,7 +156,16 @@ def plan_memory(
     ]  # fmt: skip
     # A step of the simulator replaces the gradients of the step before.
     fresh = {RESET_NAME: True}
-    plans = [allocate(graph, threads, conditions=fresh) for graph, _ in sessions.values()]
+    additional = [output.name for output in manifest.outputs if output.role == "additional"]
+    plans = [
+        allocate(
+            graph,
+            threads,
+            fresh_outputs=[name for name in graph.outputs if name in additional],
+            conditions=fresh,
+        )
+        for graph, _ in sessions.values()
+    ]
     step, held_out, update = plans
     loaded = [item for item in runtime if not item.name.endswith("optimizer session")]
     phases = (

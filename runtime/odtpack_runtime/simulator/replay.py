@@ -144,9 +144,7 @@ def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
     )
 
 
-def run_child(
-    job: Job, *, stall_seconds: float = STALL_SECONDS
-) -> Generator[Message, None, None]:
+def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Message, None, None]:
     """Run a job in a child process and yield its messages.
 
     Two more are added: ``started`` (``pid``) before, ``exit`` (``code``,

@@ -39,8 +39,9 @@ def gather(ctx: Context) -> Cotangents:
         return [op.pad(dy, before, after), None]
     flat = op.reshape(op.cast(indices, ir.DataType.INT64), -1)
     if op.opset >= _REDUCTION_SINCE:
-        return [_scatter_add(ctx, op.shape_of(x), flat, dy, axis), None]
-    return [_add_equal_rows(ctx, flat, dy, axis), None]
+        return [_scatter(ctx, flat, dy, axis, "add"), None]
+    # Without an adding scatter: once the rows are summed, any may be written last.
+    return [_scatter(ctx, flat, _sum_equal_rows(ctx, flat, dy, axis), axis), None]
 
 
 def _join_axes(ctx: Context, dims: Dims, axis: int) -> ir.Value:
@@ -58,33 +59,26 @@ def _join_axes(ctx: Context, dims: Dims, axis: int) -> ir.Value:
     return op.Reshape(ctx.dy(), op.Concat(*parts, axis=0))
 
 
-def _scatter_add(
-    ctx: Context, shape: ir.Value, indices: ir.Value, rows: ir.Value, axis: int
+def _scatter(
+    ctx: Context, indices: ir.Value, rows: ir.Value, axis: int, reduction: str | None = None
 ) -> ir.Value:
-    """Zeros of ``shape`` with slice j of ``rows`` along ``axis`` added at ``indices[j]``."""
-    op = ctx.op
-    column = op.reshape(indices, *[1] * axis, -1, *[1] * (ctx.rank(ctx.x()) - 1 - axis))
+    """Zeros of the table's shape with slice j of ``rows`` along ``axis`` at ``indices[j]``."""
+    op, x = ctx.op, ctx.x()
+    column = op.reshape(indices, *[1] * axis, -1, *[1] * (ctx.rank(x) - 1 - axis))
     everywhere = op.Expand(column, op.Shape(rows))
-    zeros = op.zeros(shape, ctx.dtype(ctx.x()))
-    return op.ScatterElements(zeros, everywhere, rows, axis=axis, reduction="add")
-
-
-def _add_equal_rows(ctx: Context, indices: ir.Value, dy: ir.Value, axis: int) -> ir.Value:
-    """Without an adding scatter: every row becomes the sum of all rows with its index.
-
-    Then it does not matter which of them the scatter writes last.
-    """
-    op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
-    front = [axis, *range(axis), *range(axis + 1, rank)]
-    back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
-    indices = op.Mod(indices, op.Gather(op.shape_of(x), op.ints(axis), axis=0))
-    same = op.Equal(op.unsqueeze(indices, 1), op.unsqueeze(indices, 0))
-    first = op.transpose(dy, *front)
-    rows = op.MatMul(op.cast(same, ctx.dtype(x)), op.Flatten(first, axis=1))
-    rows = op.transpose(op.Reshape(rows, op.Shape(first)), *back)
-    column = op.reshape(indices, *[1] * axis, -1, *[1] * (rank - 1 - axis))
     zeros = op.zeros(op.shape_of(x), ctx.dtype(x))
-    return op.ScatterElements(zeros, op.Expand(column, op.Shape(rows)), rows, axis=axis)
+    return op.ScatterElements(zeros, everywhere, rows, axis=axis, reduction=reduction)
+
+
+def _sum_equal_rows(ctx: Context, indices: ir.Value, dy: ir.Value, axis: int) -> ir.Value:
+    """Every slice of ``dy`` along ``axis`` becomes the sum of all slices with its index."""
+    op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
+    wrapped = op.Mod(indices, op.Gather(op.shape_of(x), op.ints(axis), axis=0))
+    same = op.Equal(op.unsqueeze(wrapped, 1), op.unsqueeze(wrapped, 0))
+    first = op.transpose(dy, axis, *range(axis), *range(axis + 1, rank))
+    rows = op.MatMul(op.cast(same, ctx.dtype(x)), op.Flatten(first, axis=1))
+    back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+    return op.transpose(op.Reshape(rows, op.Shape(first)), *back)
 
 
 @vjp("GatherElements")

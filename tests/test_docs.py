@@ -1,0 +1,97 @@
+"""The documentation tells the truth: its commands run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import zoo
+from scripts.generate_docs import PAGES
+
+ROOT = Path(__file__).parents[1]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BUDGETS = '[budgets]\npeak_memory = "200 MB"\npackage_size = "1 MB"\n'
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What ``odtpack demo`` leaves, in small."""
+    onnx.save(zoo.cnn(size=8, width=(8, 16)), tmp_path / "factory.onnx")
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 10, 1100)
+    images = random.random((1100, 1, 8, 8), np.float32) + labels[:, None, None, None] / 10
+    np.savez(tmp_path / "digits.npz", input=images.astype(np.float32), labels=labels)
+    (tmp_path / "budgets.toml").write_text(BUDGETS)
+    return tmp_path
+
+
+def run(command: list[str], folder: Path) -> None:
+    environment = os.environ | {"COLUMNS": "100", "PYTHONWARNINGS": "default"}
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda page: page.stem)
+def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None:
+    if guide.stem == "app-developer":
+        build = "build factory.onnx --out package --loss cross_entropy --optimizer adamw"
+        run([sys.executable, "-m", "odtpack", *shlex.split(build)], folder)
+    commands = [
+        line
+        for block in blocks(guide, "")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("odtpack ")
+    ]
+    for command in commands:
+        run([sys.executable, "-m", "odtpack", *shlex.split(command)[1:]], folder)
+    programs = [p for p in blocks(guide, "python") if "torch.onnx.export" not in p]
+    for program in programs:
+        run([sys.executable, "-c", program], folder)
+    assert commands or programs
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_generated_pages_are_fresh(page: Path) -> None:
+    assert page.read_text() == PAGES[page](), "run: python scripts/generate_docs.py"
+
+
+def test_readme_shows_the_commands_that_the_makefile_has() -> None:
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake (\w+)", readme)):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_readme_options_exist(folder: Path) -> None:
+    """Every option that the README names is one of that command."""
+    odtpack = shutil.which("odtpack", path=str(Path(sys.executable).parent))
+    assert odtpack is not None
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    for command, rest in re.findall(r"^odtpack (\w+)(.*)$", text, re.M):
+        help_text = subprocess.run(
+            [odtpack, command, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        for option in re.findall(r"(?<!\S)--[\w-]+", rest):
+            assert option in help_text, f"odtpack {command} {option}"
