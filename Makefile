@@ -24,9 +24,12 @@ test: $(VENV)/.ready-full
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4
 
 check: $(VENV)/.ready-full
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	@failed=0; \
+	for command in "ruff check" "ruff format --check" mypy; do \
+		echo "$$command"; \
+		$(BIN)/$$command || failed=1; \
+	done; \
+	exit $$failed
 
 format: $(VENV)/.ready-full
 	$(BIN)/ruff check --fix

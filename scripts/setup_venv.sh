@@ -4,8 +4,8 @@
 # usage: scripts/setup_venv.sh demo|full DIRECTORY
 #   demo: what `odtpack demo` needs. full: also the tests, PyTorch as their oracle, lint and types.
 # PYTHON names the interpreter, 3.11 or newer; otherwise the first such one on PATH is taken.
-# PyTorch comes from its own index of CPU builds (the default build for Linux brings gigabytes of
-# CUDA), unless pip is configured with a further index.
+# PyTorch's default build for Linux brings gigabytes of CUDA; its CPU build serves the tests as well.
+# Point pip at it (PIP_EXTRA_INDEX_URL, see PyTorch's installation page) before the first run.
 set -euo pipefail
 
 kind=$1
@@ -45,13 +45,7 @@ case $kind in
   demo) "${install[@]}" -e '.[demo]' ;;
   full)
     echo "installing the tests' requirements, PyTorch among them" >&2
-    index=()
-    settings=$("$venv/bin/python" -m pip config list)
-    if [[ $(uname -s) == Linux && -z ${PIP_EXTRA_INDEX_URL:-} &&
-      $settings != *extra-index-url* ]]; then
-      index=(--extra-index-url https://download.pytorch.org/whl/cpu)
-    fi
-    "${install[@]}" ${index[@]+"${index[@]}"} -e '.[demo,test,oracle,dev]' 'torch==2.13.0'
+    "${install[@]}" -e '.[demo,test,oracle,dev]' 'torch==2.13.0'
     touch "$venv/.ready-demo"
     ;;
   *)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import google.protobuf.message
 import onnx
@@ -163,6 +165,14 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     if opset is None:
         raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
     targets.lowest_target(opset)
+    for text in _texts(proto):
+        if not isinstance(text, str):
+            raise OdtpackError(
+                "invalid-model",
+                f"the model is damaged: it holds a name that is not UTF-8 text, {text!r}",
+                where=where,
+                hint="export or copy it again",
+            )
     try:
         if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
             onnx.checker.check_model(proto)
@@ -178,6 +188,23 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
         raise OdtpackError("no-output", "the model's graph has no output", where=where)
     for tensor in proto.graph.initializer:
         _check_bytes(tensor, where)
+
+
+def _texts(message: Any) -> Iterator[str | bytes]:
+    """Every text in a protobuf message; bytes where it is not UTF-8."""
+    if isinstance(message, onnx.TensorProto):  # its values may be gigabytes
+        yield message.name
+        yield from (text for entry in message.external_data for text in (entry.key, entry.value))
+        return
+    for field, value in message.ListFields():
+        values = (
+            [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+        )
+        if field.type == field.TYPE_STRING:
+            yield from values
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                yield from _texts(inner)
 
 
 def _check_bytes(tensor: onnx.TensorProto, where: str) -> None:

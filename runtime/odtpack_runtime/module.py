@@ -12,7 +12,7 @@ import onnxruntime
 from odtpack_runtime.checkpoint import CheckpointState, FlatState, nominal_error
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.layout import Array, allocate, view
-from odtpack_runtime.session import BoundGraph, open_session
+from odtpack_runtime.session import BoundGraph, open_session, owned_ortvalue
 from odtpack_runtime.signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
@@ -189,7 +189,7 @@ class Module:
         for array in arrays:
             buffer[at : at + array.size] = array.reshape(-1)
             at += array.size
-        return onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+        return owned_ortvalue(buffer)
 
     def copy_buffer_to_parameters(
         self,

@@ -196,7 +196,7 @@ class BoundGraph:
                 )
         # Views of the OrtValues' own memory.
         return [
-            onnxruntime.OrtValue.ortvalue_from_numpy(result)
+            owned_ortvalue(result)
             for result in self([value.numpy() for value in values])
         ]
 
@@ -239,3 +239,17 @@ def _run_failed(error: Exception) -> OdtpackError:
         f"ONNX Runtime failed in the middle of a step: {first_line(error)}",
         hint="gradients may hold part of the step: call lazy_reset_grad() before the next one",
     )
+
+
+def owned_ortvalue(array: Array) -> onnxruntime.OrtValue:
+    """Copy an array into an OrtValue with memory of its own.
+
+    ``OrtValue.ortvalue_from_numpy`` borrows the array's memory: a view taken by
+    ``.numpy()`` outlives neither the array nor the OrtValue, and reads freed memory
+    without an error. Text, which ONNX Runtime copies, is the exception.
+    """
+    if array.dtype.kind in "OUS":
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type)
+    value.update_inplace(np.ascontiguousarray(array))
+    return value

@@ -43,6 +43,12 @@ class TestBuild:
         arguments = "build", path, "--out", tmp_path / "new", "--loss", "mse"
         refused(arguments, "not-onnx", str(path), "help: pass the .onnx file")
 
+    def test_damaged_name(self, refused: Refused, shared: Shared, tmp_path: Path) -> None:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(shared.model.read_bytes().replace(b"relu1", b"rel\xff1"))
+        arguments = "build", path, "--out", tmp_path / "new", "--loss", "mse"
+        refused(arguments, "invalid-model", str(path), "rel\\xff1", "export or copy it again")
+
     def test_missing_file(self, refused: Refused, tmp_path: Path) -> None:
         arguments = "build", tmp_path / "no.onnx", "--out", tmp_path / "new", "--loss", "mse"
         refused(arguments, "model-not-found", "no.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,17 @@ def test_flat_copies(regression: models.Files) -> None:
     inner = everything._ortvalue  # what the reference's Python API returns
     module.copy_buffer_to_parameters(inner, trainable_only=False)
     assert np.array_equal(module.get_contiguous_parameters().numpy(), everything.numpy())
+
+
+def test_a_view_of_the_contiguous_parameters_outlives_the_ortvalue(
+    regression: models.Files,
+) -> None:
+    """A view that borrowed memory would read what the next copies left there."""
+    module = Module(regression.training, CheckpointState.load_checkpoint(regression.checkpoint))
+    expected = module.get_contiguous_parameters().numpy().copy()
+    views = [module.get_contiguous_parameters().numpy() for _ in range(50)]
+    gc.collect()
+    assert all(np.array_equal(view, expected) for view in views)
 
 
 @pytest.mark.parametrize(

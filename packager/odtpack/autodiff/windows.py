@@ -122,6 +122,10 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
     """auto_pad and ceil_mode are turned into explicit padding: every window lies inside."""
     channels, *sizes = _known(ctx, ctx.dims(ctx.x())[1:])
     rank, size = len(kernel), tuple(sizes)
+    lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
+    for name, wanted in lengths.items():
+        if rank != len(size) or len(ctx.ints(name, (0,) * wanted)) != wanted:
+            raise ctx.unsupported(f"its {name} does not go with {len(size)} spatial axes")
     strides = ctx.ints("strides", (1,) * rank)
     dilations = ctx.ints("dilations", (1,) * rank)
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))

@@ -1,10 +1,12 @@
 """Predict the peak memory of training before anything runs.
 
-Six phases are planned: loading the training model and the evaluation model, one
-training step, one run of the optimizer model, one evaluation, and saving. The
-step is planned node by node as ONNX Runtime executes it; parameters, gradients
-and moments lie in flat buffers that exist throughout, so the step's peak is
-theirs, plus one batch, plus the sessions, plus the most that is alive at a node.
+Seven phases are planned: loading the training model and the evaluation model, the
+first training step, which adds its gradients to zeros, the steps after it, which
+replace those of the step before, one run of the optimizer model, one evaluation,
+and saving. A step is planned node by node as ONNX Runtime executes it; parameters,
+gradients and moments lie in flat buffers that exist throughout, so the step's
+peak is theirs, plus one batch, plus the sessions, plus the most that is alive at
+a node.
 
 The plan is for ONNX Runtime with arena and memory patterns off. With the arena
 on, which is its default, a process holds more: freed chunks stay with the arena,
@@ -79,13 +81,11 @@ class MemoryPlan:
         phases: What is in use at the worst moment of each phase.
         timeline: Memory while each node of the training model runs, then each
             node of the optimizer model.
-        training: The plan of the training model's buffers.
         unknown: Tensors whose size depends on data; they are estimates.
     """
 
     phases: tuple[Phase, ...]
     timeline: tuple[TimelinePoint, ...]
-    training: Allocation
     unknown: tuple[str, ...]
 
     @property
@@ -127,63 +127,82 @@ def plan_memory(
         OdtpackError: A model does not load, or a shape does not fit.
     """
     manifest = package.manifest
-    training = load_runtime_graph(package.training_model, shapes, threads=threads)
-    evaluation = load_runtime_graph(package.eval_model, shapes, threads=threads)
-    vectors, moments = _flat_sizes(manifest)
-    elements = max(1, vectors // np.dtype(np.float32).itemsize)
-    chunk = elements if _needs_whole_vector(package) else min(CHUNK_ELEMENTS, elements)
-    flat = dict.fromkeys(("params", "gradients", *MOMENT_NAMES), (chunk,))
-    optimizer = load_runtime_graph(package.optimizer_model, flat, threads=threads)
-    sessions = {
-        "training session": (training, session_bytes(package.training_model)),
-        "evaluation session": (evaluation, session_bytes(package.eval_model)),
-        "optimizer session": (optimizer, session_bytes(package.optimizer_model)),
-    }
-    runtime = [Item("ONNX Runtime and Python", RUNTIME_BYTES + PROCESS_BYTES, "session")]
-    for name, (graph, nbytes) in sessions.items():
-        runtime += [
-            Item(name, nbytes, "session"),
-            Item(f"constants of the {name}", constant_bytes(graph), "session"),
-        ]
-    parameters = list(_parameter_items(manifest.parameters))
-    resident = [
-        *runtime,
-        *parameters,
-        *_gradient_items(manifest.parameters),
-        *(Item(f"moment {i + 1} of all parameters", vectors, "optimizer_state")
-          for i in range(moments)),
-        *_batch_items(manifest, shapes),
-    ]  # fmt: skip
-    # A step of the simulator replaces the gradients of the step before.
-    fresh = {RESET_NAME: True}
-    additional = [output.name for output in manifest.outputs if output.role == "additional"]
-    plans = [
-        allocate(
-            graph,
-            threads,
-            fresh_outputs=[name for name in graph.outputs if name in additional],
-            conditions=fresh,
+    vector, moments = _flat_sizes(manifest)
+    additional = frozenset(o.name for o in manifest.outputs if o.role == "additional")
+    training, evaluation, optimizer = (
+        _Session(name, load_runtime_graph(path, sizes, threads=threads), session_bytes(path))
+        for name, path, sizes in (
+            ("training", package.training_model, shapes),
+            ("evaluation", package.eval_model, shapes),
+            ("optimizer", package.optimizer_model, _vectors(package, vector)),
         )
-        for graph, _ in sessions.values()
+    )
+    process = Item("ONNX Runtime and Python", RUNTIME_BYTES + PROCESS_BYTES, "session")
+    parameters = list(_parameter_items(manifest.parameters))
+    gradients = list(_gradient_items(manifest.parameters))
+    # Moments are zeros at first, which take no memory before they are written.
+    started = [
+        *(process, *training.items(), *evaluation.items(), *optimizer.items()),
+        *(*parameters, *gradients, *_batch_items(manifest, shapes)),
     ]
-    step, held_out, update = plans
-    loaded = [item for item in runtime if not item.name.endswith("optimizer session")]
-    phases = (
-        Phase("loading the training model", (
-            *runtime[:3], *parameters, Item("loading constants", loading_bytes(training), "session")
-        )),
-        Phase("loading the evaluation model", (
-            *loaded, *parameters, Item("loading constants", loading_bytes(evaluation), "session")
-        )),
-        Phase("training step", (*resident, *_alive_at_peak(training, step))),
-        Phase("optimizer step", (*resident, *_alive_at_peak(optimizer, update))),
-        Phase("evaluation", (*resident, *_alive_at_peak(evaluation, held_out))),
-        Phase("saving", (*resident, Item("checkpoint tables", _SAVE_BYTES, "activations"))),
-    )  # fmt: skip
-    base = sum(item.nbytes for item in resident)
-    points = [*_points(training, step, base, 0)]
-    points += _points(optimizer, update, base, len(points))
-    return MemoryPlan(phases, tuple(points), step, tuple(n for p in plans for n in p.unknown))
+    names = [f"moment {index + 1} of all parameters" for index in range(moments)]
+    running = [*started, *(Item(name, vector, "optimizer_state") for name in names)]
+    first = training.plan(threads, additional, {RESET_NAME: False})
+    later = training.plan(threads, additional, {RESET_NAME: True})
+    held_out = evaluation.plan(threads, additional, {})
+    update = optimizer.plan(threads, frozenset(), {})
+    loaded = [process, *parameters, *training.items()]
+    phases = {
+        "loading the training model": [*loaded, training.loading()],
+        "loading the evaluation model": [*loaded, *evaluation.items(), evaluation.loading()],
+        "first step": [*started, *_alive_at_peak(training.graph, first)],
+        "training step": [*running, *_alive_at_peak(training.graph, later)],
+        "optimizer step": [*running, *_alive_at_peak(optimizer.graph, update)],
+        "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out)],
+        "saving": [*running, Item("checkpoint tables", _SAVE_BYTES, "activations")],
+    }
+    base = sum(item.nbytes for item in running)
+    points = [*_points(training.graph, later, base, 0)]
+    points += _points(optimizer.graph, update, base, len(points))
+    return MemoryPlan(
+        tuple(Phase(name, tuple(items)) for name, items in phases.items()),
+        tuple(points),
+        tuple(dict.fromkeys(n for plan in (later, held_out, update) for n in plan.unknown)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One of the three models, loaded."""
+
+    name: str
+    graph: RuntimeGraph
+    nbytes: int
+
+    def items(self) -> list[Item]:
+        return [
+            Item(f"{self.name} session", self.nbytes, "session"),
+            Item(f"constants of the {self.name} session", constant_bytes(self.graph), "session"),
+        ]
+
+    def loading(self) -> Item:
+        return Item(
+            f"loading constants of the {self.name} session", loading_bytes(self.graph), "session"
+        )
+
+    def plan(
+        self, threads: int, fresh_outputs: frozenset[str], conditions: Mapping[str, bool]
+    ) -> Allocation:
+        fresh = [name for name in self.graph.outputs if name in fresh_outputs]
+        return allocate(self.graph, threads, fresh_outputs=fresh, conditions=conditions)
+
+
+def _vectors(package: Package, nbytes: int) -> dict[str, tuple[int]]:
+    """Shapes of the flat vectors in one run of the optimizer model."""
+    elements = max(1, nbytes // np.dtype(np.float32).itemsize)
+    if not _needs_whole_vector(package):
+        elements = min(CHUNK_ELEMENTS, elements)
+    return dict.fromkeys(("params", "gradients", *MOMENT_NAMES), (elements,))
 
 
 def _needs_whole_vector(package: Package) -> bool:

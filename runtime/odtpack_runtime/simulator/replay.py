@@ -135,8 +135,9 @@ def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
     # under a limit, code that does not check its allocations may crash as well.
     names = {"SIGKILL", "SIGABRT"} | ({"SIGSEGV"} if limited else set())
     code, last_words = message["code"], message["stderr"]
-    if code < 0 and signal.Signals(-code).name in names:
-        return f"the process was ended by {signal.Signals(-code).name} in {phase}"
+    by = next((known.name for known in signal.Signals if known == -code), None)
+    if by in names:
+        return f"the process was ended by {by} in {phase}"
     raise OdtpackError(
         "replay-crashed",
         f"The training process ended with exit code {code} in {phase}.",

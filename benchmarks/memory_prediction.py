@@ -1,0 +1,96 @@
+"""How well the memory plan predicts the peak of a real training, and how well a limit is judged.
+
+For each of the zoo's networks: the prediction made before anything ran, the peak
+measured in a child process, and whether trainings held to limits around the
+measured peak went as the prediction says.
+
+    python -m benchmarks.memory_prediction
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from odtpack import zoo
+from odtpack.artifacts import OptimType
+from odtpack_runtime.package import Package
+from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.memory_plan import plan_memory
+from odtpack_runtime.simulator.replay import replay
+from tests.packaging_tools import batch, generate
+
+LIMITS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
+STEPS = 3
+
+WORKLOADS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
+    "MLP 784-500-10, batch 64": (zoo.mlp, 64),
+    "CNN 1x28x28, batch 32": (lambda: zoo.cnn(hidden=128), 32),
+    "MobileNetV2 96x96, batch 8": (zoo.mobilenet_v2, 8),
+    "MobileNetV2 with batch norm": (lambda: zoo.mobilenet_v2(batch_norm="train"), 8),
+    "transformer d256 L4 T128, batch 8": (zoo.transformer_encoder, 8),
+}
+
+
+def make_job(model: onnx.ModelProto, size: int, optimizer: OptimType, folder: Path) -> Job:
+    """A package, and a training of three full batches on random data."""
+    package = Package.open(generate(model, folder / "package", optimizer))
+    samples = size * STEPS * 5 // 4
+    inputs, labels = batch(model, samples)
+    data = {}
+    for name, array in (("input", inputs), ("labels", labels)):
+        data[name] = str(folder / f"{name}.npy")
+        np.save(data[name], array)
+    files = (package.training_model, package.eval_model, package.optimizer_model)
+    return Job(
+        "train", *map(str, files), str(package.checkpoint), str(folder), data, samples, size,
+        epochs=1, seed=0, full_batches=False, learning_rate=1e-3, threads=1,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-limits", action="store_true", help="only compare the peaks")
+    limits = () if parser.parse_args().no_limits else LIMITS
+    errors: list[float] = []
+    verdicts = {"right": 0, "under": 0, "refused": 0}
+    print(f"{'workload':36}{'optimizer':>10}{'predicted':>12}{'measured':>12}{'error':>9}")
+    for name, (factory, size) in WORKLOADS.items():
+        for optimizer in (OptimType.SGD, OptimType.AdamW):
+            with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
+                job = make_job(factory(), size, optimizer, Path(scratch))
+                shapes = {n: (size, *np.load(f, "r").shape[1:]) for n, f in job.data.items()}
+                package = Package.open(Path(scratch) / "package")
+                predicted = plan_memory(package, shapes).peak.nbytes
+                measured = replay(job).peak_bytes
+                assert measured is not None, "memory is measured on Linux only"
+                errors.append(predicted / measured - 1)
+                print(
+                    f"{name:36}{optimizer.name:>10}{predicted / 1e6:>9.2f} MB"
+                    f"{measured / 1e6:>9.2f} MB{100 * errors[-1]:>+8.1f}%"
+                )
+                for share in limits:
+                    limit = int(share * measured)
+                    fits = replay(dataclasses.replace(job, limit_bytes=limit)).outcome
+                    if (fits == "completed") == (predicted <= limit):
+                        verdicts["right"] += 1
+                    else:
+                        verdicts["under" if predicted <= limit else "refused"] += 1
+    print(f"median error {100 * statistics.median(map(abs, errors)):.1f} %, "
+          f"largest {100 * max(map(abs, errors)):.1f} %")  # fmt: skip
+    if limits:
+        print(
+            f"{sum(verdicts.values())} limits: {verdicts['under']} times it said that training "
+            f"fits and it did not, {verdicts['refused']} times that it does not and it did"
+        )
+
+
+if __name__ == "__main__":
+    main()

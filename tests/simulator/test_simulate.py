@@ -1,0 +1,184 @@
+"""A whole simulation: prediction, free training, timing, and a replay per memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import OdtpackError
+from odtpack_runtime.simulator import simulate as module
+from odtpack_runtime.simulator.budgets import judge
+from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.result import DeviceResult, SimulationResult, load_result
+from odtpack_runtime.simulator.simulate import Progress, simulate
+from tests.simulator.packages import Case, make_profile
+
+PROFILES = [
+    make_profile("large", 10**9),
+    make_profile("same", 10**9),
+    make_profile("tiny", 6_000_000),
+    make_profile("unknown", None, rates=False),
+]
+ARGUMENTS = {"batch_size": 64, "epochs": 2, "learning_rate": 0.001, "seed": 4}
+
+
+@dataclass
+class Done:
+    result: SimulationResult
+    progress: list[Progress]
+
+    def device(self, name: str) -> DeviceResult:
+        return next(d for d in self.result.devices if d.name == f"test/{name}")
+
+
+@pytest.fixture(scope="module")
+def mlp(case: Callable[[str], Case]) -> Case:
+    return case("mlp")
+
+
+@pytest.fixture(scope="module")
+def done(mlp: Case) -> Done:
+    progress: list[Progress] = []
+    result = simulate(
+        mlp.folder / "package", mlp.data, PROFILES, progress=progress.append, **ARGUMENTS
+    )
+    return Done(result, progress)
+
+
+def test_schedule_and_package(done: Done, mlp: Case) -> None:
+    result = done.result
+    assert (result.data.samples, result.data.held_out_samples) == (241, 48)
+    assert result.data.steps == len(result.training.losses) == 8  # 193 samples, twice
+    assert result.package.trainable_parameters == 784 * 500 + 500 + 500 * 10 + 10
+    files = sum(f.stat().st_size for f in (mlp.folder / "package").iterdir())
+    assert result.package.package_bytes == files
+    assert (result.package.loss, result.package.optimizer) == ("cross_entropy", "adamw")
+    assert result.host.threads == 1
+
+
+def test_training(done: Done) -> None:
+    training = done.result.training
+    assert training.metric_name == "accuracy"
+    assert training.metric_before is not None
+    assert 0 <= training.metric_before <= 1
+    assert None not in (training.eval_loss_before, training.eval_loss_after)
+
+
+def test_memory(done: Done) -> None:
+    memory = done.result.memory
+    assert memory.predicted.peak_bytes == memory.predicted.breakdown.total
+    assert memory.measured_peak_bytes == pytest.approx(memory.predicted.peak_bytes, abs=3e6)
+    assert {d.memory.predicted_peak_bytes for d in done.result.devices} == {
+        memory.predicted.peak_bytes
+    }
+
+
+def test_device_with_room(done: Done) -> None:
+    device = done.device("large")
+    assert device.training is not None
+    assert (device.training.outcome, device.training.steps_done) == ("completed", 8)
+    assert device.training.final_loss == done.result.training.losses[-1]
+    assert device.memory.measured_peak_bytes is not None
+    assert device.latency.step_ms is not None
+
+
+def test_device_without_room(done: Done) -> None:
+    device = done.device("tiny")
+    assert device.training is not None
+    assert (device.training.outcome, device.memory.outcome) == ("killed", "killed")
+    assert device.memory.measured_peak_bytes is None
+    assert "out of memory" in device.memory.detail
+
+
+def test_device_about_which_nothing_is_known(done: Done) -> None:
+    device = done.device("unknown")
+    assert device.memory.limit_bytes is None
+    assert device.memory.measured_peak_bytes == done.result.memory.measured_peak_bytes
+    assert device.latency.not_judged
+    assert device.training is not None
+    assert "unknown" in device.training.detail
+
+
+def test_same_limit_shares_a_replay(done: Done) -> None:
+    assert done.device("large").memory.measured_peak_bytes == (
+        done.device("same").memory.measured_peak_bytes
+    )
+    replays = {now.detail for now in done.progress if now.stage == "replaying"}
+    assert replays == {"Test tiny (6.00 MB)", "Test large, Test same (1.00 GB)"}
+
+
+def test_progress(done: Done) -> None:
+    assert [now.run for now in done.progress] == sorted(now.run for now in done.progress)
+    assert {now.runs for now in done.progress} == {done.progress[-1].run} == {5}
+    measuring = [now for now in done.progress if now.stage == "measuring"]
+    assert [now.step for now in measuring] == list(range(9))
+    assert [now.loss for now in measuring[1:]] == done.result.training.losses
+
+
+def test_verdicts_come_from_judge(done: Done, tmp_path: Path) -> None:
+    assert done.result.verdict == "not judged"
+    judged = judge(done.result)
+    assert [d.verdict for d in judged.devices] == ["pass", "pass", "fail", "not judged"]
+    assert judged.over_budget
+    path = tmp_path / "result.json"
+    path.write_text(judged.to_json())
+    assert load_result(path) == judged
+
+
+def test_same_seed_same_training(done: Done, mlp: Case) -> None:
+    again = simulate(mlp.folder / "package" / "manifest.json", mlp.data, [], **ARGUMENTS)
+    assert again.training == done.result.training
+    assert again.memory.predicted == done.result.memory.predicted
+    assert again.memory.timeline == done.result.memory.timeline
+    assert again.package.manifest_sha256 == done.result.package.manifest_sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"learning_rate": float("nan")}, "bad-learning-rate"),
+        ({"learning_rate": -1.0}, "bad-learning-rate"),
+        ({"threads": 0}, "bad-threads"),
+        ({"batch_size": 0}, "bad-batch-size"),
+        ({"profiles": [PROFILES[0], PROFILES[0]]}, "device-twice"),
+        ({"data_path": "gone.npz"}, "data-not-found"),
+        ({"package_path": "gone"}, "package-not-found"),
+    ],
+)
+def test_bad_arguments(changes: dict[str, object], code: str, mlp: Case) -> None:
+    arguments = {
+        "package_path": mlp.folder / "package",
+        "data_path": mlp.data,
+        "profiles": [],
+        **ARGUMENTS,
+        **changes,
+    }
+    with pytest.raises(OdtpackError) as caught:
+        simulate(**arguments)  # type: ignore[arg-type]
+    assert caught.value.code == code
+
+
+def test_data_that_do_not_fit(mlp: Case, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", input=mlp.inputs)
+    with pytest.raises(OdtpackError, match="labels") as caught:
+        simulate(mlp.folder / "package", tmp_path / "data.npz", [], **ARGUMENTS)
+    assert caught.value.code == "data-missing"
+
+
+def test_free_training_that_is_killed(mlp: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit, running out of memory is a failure of this machine."""
+    replay = module.replay
+
+    def starved(job: Job, **rest: object) -> object:
+        import dataclasses
+
+        return replay(dataclasses.replace(job, limit_bytes=1_000_000), **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "replay", starved)
+    with pytest.raises(OdtpackError, match="killed without any limit") as caught:
+        simulate(mlp.folder / "package", mlp.data, [], **ARGUMENTS)
+    assert caught.value.code == "replay-killed"

@@ -1,0 +1,170 @@
+"""Our artifacts and those of ONNX Runtime training 1.19.2, from one model file, learn the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from odtpack import zoo
+from odtpack_runtime import CheckpointState
+
+from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training
+from tests.peer import client
+from tests.training import settled
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available())),
+]
+
+STEPS = 10
+
+
+def _mobilenet() -> onnx.ModelProto:
+    x, _ = batch(zoo.mobilenet_v2(), 2, seed=3)
+    return settled.mobilenet("fold", x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    build: Callable[[], onnx.ModelProto]
+    size: int
+    seed: int
+    rates: dict[str, float]
+
+
+CASES = {
+    "mlp": Case(zoo.mlp, 64, 0, {"sgd": 0.1, "adamw": 1e-3}),
+    "cnn": Case(lambda: zoo.cnn(hidden=128), 8, 0, {"sgd": 0.05, "adamw": 1e-3}),
+    "mobilenet": Case(_mobilenet, 2, 3, {"sgd": 2e-3, "adamw": 1e-4}),
+    # Opset 14: the reference cannot differentiate the LayerNormalization operator of opset 17.
+    "transformer": Case(
+        lambda: zoo.transformer_encoder(vocab=100, d=64, layers=2, T=32, ff=128, opset=14),
+        4,
+        0,
+        {"sgd": 0.05, "adamw": 1e-3},
+    ),
+}
+RUNS = [(name, optimizer) for name in CASES for optimizer in OPTIMIZERS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For each case the model file and its data; for each run our artifacts."""
+    folder = tmp_path_factory.mktemp("agree")
+    for name, case in CASES.items():
+        model = case.build()
+        onnx.save(model, folder / f"{name}.onnx")
+        x, labels = batch(model, case.size, case.seed)
+        np.savez(folder / f"{name}.npz", input=x, labels=labels)
+        for optimizer, kind in OPTIMIZERS.items():
+            generate(model, folder / "ours" / f"{name}-{optimizer}", kind)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the reference says of each run; all of them in one process, which is slow to start."""
+    jobs: list[dict[str, Any]] = []
+    for name, optimizer in RUNS:
+        run = f"{name}-{optimizer}"
+        place = folder / "theirs" / run
+        train = {
+            "command": "train",
+            "folder": place,
+            "inputs": folder / f"{name}.npz",
+            "steps": STEPS,
+            "learning_rate": CASES[name].rates[optimizer],
+        }
+        jobs += [
+            {
+                "command": "generate",
+                "model": folder / f"{name}.onnx",
+                "folder": place,
+                "optimizer": optimizer,
+            },
+            {
+                **train,
+                "parameters": place / "parameters.npz",
+                "save": place / "saved",
+                "optimizer_state": True,
+            },
+            # The same from our checkpoint, and what it holds in their eyes.
+            {**train, "checkpoint": folder / "ours" / run / "checkpoint"},
+            {
+                "command": "load",
+                "checkpoint": folder / "ours" / run / "checkpoint",
+                "parameters": place / "ours.npz",
+            },
+        ]
+    answers = client.run_jobs(jobs)
+    keys = ("generate", "train", "train_ours", "load_ours")
+    return {
+        run: dict(zip(keys, answers[4 * i : 4 * i + 4], strict=True)) for i, run in enumerate(RUNS)
+    }
+
+
+@pytest.mark.parametrize(("name", "optimizer"), RUNS)
+def test_ten_steps(
+    name: str,
+    optimizer: str,
+    folder: Path,
+    theirs: dict[tuple[str, str], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    answer = theirs[name, optimizer]
+    state, module, update = open_training(folder / "ours" / f"{name}-{optimizer}")
+    update.set_learning_rate(CASES[name].rates[optimizer])
+    with np.load(folder / f"{name}.npz") as data:
+        x, labels = data["input"], data["labels"]
+    losses = []
+    for _ in range(STEPS):
+        losses.append(float(module(x, labels)))
+        update.step()
+        module.lazy_reset_grad()
+    assert losses[-1] < 0.9 * losses[0]
+    # AdamW makes a step of every gradient, also of one that is rounding error around zero.
+    tolerance = 2e-5 if optimizer == "sgd" else 1e-3
+    assert losses == pytest.approx(answer["train"]["losses"], rel=tolerance)
+    assert answer["train_ours"]["losses"] == answer["train"]["losses"]
+    evaluated = float(module.eval()(x, labels))
+    assert evaluated == pytest.approx(answer["train"]["eval_loss"], rel=tolerance)
+    with np.load(folder / "theirs" / f"{name}-{optimizer}" / "parameters.npz") as archive:
+        assert set(archive) == {name for name, _ in state.parameters}
+        for key, value in archive.items():
+            error = np.linalg.norm(state.parameters[key].data - value)
+            assert error <= 10 * tolerance * np.linalg.norm(value) + 1e-8 or "key.bias" in key, key
+
+
+@pytest.mark.parametrize(("name", "optimizer"), RUNS)
+def test_checkpoints(
+    name: str,
+    optimizer: str,
+    folder: Path,
+    theirs: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    run = f"{name}-{optimizer}"
+    ours = CheckpointState.load_checkpoint(folder / "ours" / run / "checkpoint")
+    seen = theirs[name, optimizer]["load_ours"]
+    assert sorted(seen["parameters"]) == [key for key, _ in ours.parameters]
+    assert all(entry["requires_grad"] for entry in seen["parameters"].values())
+    with np.load(folder / "theirs" / run / "ours.npz") as archive:
+        for key, parameter in ours.parameters:
+            np.testing.assert_array_equal(archive[key], parameter.data)
+    # What they wrote at build time holds what ours does; what they saved later continues here.
+    other = CheckpointState.load_checkpoint(folder / "theirs" / run / "checkpoint")
+    for key, parameter in ours.parameters:
+        np.testing.assert_array_equal(other.parameters[key].data, parameter.data)
+        assert other.parameters[key].requires_grad
+    _, module, update = open_training(
+        folder / "ours" / run, checkpoint=folder / "theirs" / run / "saved"
+    )
+    assert update.step_count == STEPS
+    with np.load(folder / f"{name}.npz") as data:
+        loss = float(module(data["input"], data["labels"]))
+    assert loss == pytest.approx(theirs[name, optimizer]["train"]["eval_loss"], rel=2e-5)
