@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
 
 
 def train(
@@ -49,10 +49,14 @@ def train(
         resident set above that before the model was loaded; ``losses``.
     """
     feeds = _load(inputs)
-    settings = session_options(**(options or {}))
+    root = Path(folder)
+    settings = session_options(**options) if options else None
+    if settings is None:
+        settings = default_session_options(root / "training_model.onnx", threads=1)
+        settings.inter_op_num_threads = 1
+        settings.log_severity_level = 3
     before = _start_count()
 
-    root = Path(folder)
     state = CheckpointState.load_checkpoint(root / "checkpoint")
     module = Module(root / "training_model.onnx", state, session_options=settings)
     optimizer = Optimizer(root / "optimizer_model.onnx", module)

@@ -82,6 +82,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     classes = _attach_loss(forward.graph, recipe)
     if recipe.train:
         forward = infer_shapes(expand(infer_shapes(forward), recipe.train))
+    batch_norm.check(forward.graph)
     evaluation = forward.clone()
     batch_norm.to_evaluation(evaluation.graph)
     _dropout_off(evaluation.graph)
@@ -95,8 +96,10 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     }
     if classes is not None:
         properties["odtpack.class_count"] = str(classes)
+    constant = any(_has_constant_weight(node) for node in forward.graph)
+    level = {"odtpack.optimization_level": "all" if constant else "extended"}
     return Graphs(
-        _finish(forward, "training", properties),
+        _finish(forward, "training", properties | level),
         _finish(evaluation, "evaluation", properties),
         parameters,
     )
@@ -277,6 +280,14 @@ def _accumulate(
         out.type, out.shape = parameter.type, parameter.shape
         graph.outputs.append(out)
         aliases.verify(graph, buffer, out)
+
+
+def _has_constant_weight(node: ir.Node) -> bool:
+    """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
+    if node.op_type != "Conv" or len(node.inputs) < 2:
+        return False
+    weight = node.inputs[1]
+    return weight is not None and weight.is_initializer()
 
 
 def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:

@@ -26,6 +26,7 @@ from odtpack_runtime.errors import (
 from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
 from odtpack_runtime.scheduler import LinearLRScheduler
+from odtpack_runtime.session_options import default_session_options
 
 __all__ = [
     "CheckpointState",
@@ -39,4 +40,5 @@ __all__ = [
     "UnknownKeyError",
     "UnknownNameError",
     "WrongTypeError",
+    "default_session_options",
 ]

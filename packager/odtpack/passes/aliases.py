@@ -25,42 +25,59 @@ class UnsafeAliasError(Exception):
     """An alias that odtpack promised cannot be proven safe: a bug, not bad input."""
 
 
-def _readers(value: ir.Value) -> set[ir.Node]:
-    """Nodes of the main graph that read a value, also from inside their subgraphs."""
-    readers = set()
-    for node in value.consumers():
-        owner = node
-        while owner.graph is not None and owner.graph is not value.graph:
-            parent = owner.graph.meta.get("owner")
-            if not isinstance(parent, ir.Node):
-                raise UnsafeAliasError(f"{value.name!r} is read in a subgraph of unknown owner")
-            owner = parent
-        readers.add(owner)
-    return readers
-
-
 def verify(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
     """Check that ``output`` may overwrite ``source``, a graph input.
 
     Raises:
         UnsafeAliasError: It may not, or it cannot be shown.
     """
+    dims = dims_of(source)
+    if dims is None or None in dims:
+        raise UnsafeAliasError(f"the shape of {source.name!r} is unknown")
+    _verify_within(graph, source, output)
+
+
+def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
+    """:func:`verify` in a graph, or in a branch whose output is the aliased one."""
     writer = output.producer()
-    if writer is None:
+    if writer is None or writer.graph is not graph:
         raise UnsafeAliasError(f"{output.name!r} is not computed")
     if dims_of(source) != dims_of(output):
         raise UnsafeAliasError(f"{output.name!r} and {source.name!r} differ in shape")
-    late = _not_upstream(_readers(source) - {writer}, writer)
+    readers = _readers(source, graph)
+    late = _not_upstream(readers - {writer}, writer)
     if late:
         first = min(str(node.name) for node in late)
         raise UnsafeAliasError(
             f"{first!r} may read {source.name!r} after {output.name!r} overwrites it"
         )
-    for node in _innermost_readers(source, writer):
-        if node.op_type not in _ELEMENTWISE:
-            raise UnsafeAliasError(f"{node.op_type} does not write {output.name!r} in place")
-        if any(dims_of(y) not in (None, dims_of(source)) for y in node.outputs):
-            raise UnsafeAliasError(f"{node.name!r} broadcasts {source.name!r}")
+    if writer not in readers:
+        return
+    if source in writer.inputs and writer.op_type not in _ELEMENTWISE:
+        raise UnsafeAliasError(f"{writer.op_type} does not write {output.name!r} in place")
+    branches = subgraphs(writer)
+    if branches and writer.op_type != "If":
+        raise UnsafeAliasError(f"{source.name!r} is read again in every turn of {writer.name!r}")
+    for branch in branches:
+        if _readers(source, branch):
+            _verify_within(branch, source, branch.outputs[writer.outputs.index(output)])
+
+
+def _readers(source: ir.Value, graph: ir.Graph) -> set[ir.Node]:
+    """Nodes of a graph that read a value of the main graph, also from inside their subgraphs."""
+    readers = set()
+    for consumer in source.consumers():
+        node: ir.Node = consumer
+        while node.graph is not graph:
+            if node.graph is source.graph:
+                break  # outside of the branch that is looked at
+            owner = None if node.graph is None else node.graph.meta.get("owner")
+            if not isinstance(owner, ir.Node):
+                raise UnsafeAliasError(f"{source.name!r} is read in a subgraph of unknown owner")
+            node = owner
+        else:
+            readers.add(node)
+    return readers
 
 
 def _not_upstream(wanted: set[ir.Node], writer: ir.Node) -> set[ir.Node]:
@@ -84,8 +101,3 @@ def _reads(node: ir.Node) -> list[ir.Value]:
         for inner in subgraph:
             values.extend(v for v in _reads(inner) if v.graph is not subgraph)
     return values
-
-
-def _innermost_readers(source: ir.Value, writer: ir.Node) -> list[ir.Node]:
-    inner = {writer} | {node for graph in subgraphs(writer) for node in graph}
-    return [node for node in source.consumers() if node in inner]

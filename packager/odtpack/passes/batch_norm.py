@@ -43,7 +43,7 @@ def is_training(node: ir.Node) -> bool:
     # Before opset 14 training mode had no attribute: it was there if outputs were.
     return (
         bool(node.attributes.get_int("training_mode", 0))
-        or len([y for y in node.outputs if y.name]) > 3
+        or len([y for y in node.outputs if y.name]) > 1
     )
 
 
@@ -56,6 +56,35 @@ def state_names(graph: ir.Graph) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def check(graph: ir.Graph) -> None:
+    """Refuse what the update of running statistics does not bear.
+
+    Raises:
+        OdtpackError: New statistics are read by other nodes or returned, or a running
+            statistic is read elsewhere: it is overwritten in the middle of a step.
+    """
+    layers = [node for node in graph if is_training(node)]
+    for node in layers:
+        if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+            raise OdtpackError(
+                "batch-norm-statistics-used",
+                f"node {node.name!r} (BatchNormalization) hands its statistics to other nodes "
+                "or to the caller",
+                hint="read them from the checkpoint after training instead",
+            )
+        for value in node.inputs[3:5]:
+            uses = () if value is None else value.uses()
+            if value is not None and any(
+                use.node not in layers or use.idx not in (3, 4) for use in uses
+            ):
+                raise OdtpackError(
+                    "statistic-shared",
+                    f"the running statistic {value.name!r} of node {node.name!r} "
+                    "(BatchNormalization) is also read by another node",
+                    hint="export that layer in inference mode, or give the other node a copy",
+                )
+
+
 def to_evaluation(graph: ir.Graph) -> None:
     """Turn every training-mode node into inference mode."""
     for node in graph:
@@ -65,16 +94,16 @@ def to_evaluation(graph: ir.Graph) -> None:
 
 
 def mark(graph: ir.Graph) -> None:
-    """Replace training-mode nodes by the internal operator."""
+    """Replace training-mode nodes by the internal operator.
+
+    Raises:
+        OdtpackError: As :func:`check`.
+    """
+    check(graph)
+    names = Ops(graph)
     for node in list(graph):
         if not is_training(node):
             continue
-        if any(value.uses() for value in node.outputs[1:]):
-            raise OdtpackError(
-                "batch-norm-statistics-used",
-                f"node {node.name!r} (BatchNormalization) hands its statistics to other nodes",
-                hint="read them from the checkpoint after training instead",
-            )
         scale = node.inputs[1]
         new = ir.node(
             OP_TYPE,
@@ -88,12 +117,10 @@ def mark(graph: ir.Graph) -> None:
             name=node.name,
         )
         y = node.outputs[0]
-        names = (
-            y.name,
-            *(f"{y.name}.{part}" for part in ("mean.update", "var.update", "mean", "inv_std")),
-        )
-        for output, name in zip(new.outputs, names, strict=True):
-            output.name = name
+        for output, part in zip(
+            new.outputs, ("", "mean.update", "var.update", "mean", "inv_std"), strict=True
+        ):
+            output.name = names.fresh_name(f"{y.name}.{part}") if part else y.name
             if scale is not None:
                 output.type, output.shape = scale.type, scale.shape
         new.outputs[0].type, new.outputs[0].shape = y.type, y.shape

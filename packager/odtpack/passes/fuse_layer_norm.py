@@ -103,4 +103,6 @@ def _trailing_axis(op: Ops, node: ir.Node, x: ir.Value) -> int | None:
 def _is_row(value: ir.Value, x: ir.Value, axis: int) -> bool:
     """Whether a scale or bias has exactly the normalized shape."""
     dims, whole = dims_of(value), dims_of(x)
-    return dims is not None and whole is not None and dims == whole[axis:]
+    # Two sizes that are unknown need not be equal.
+    known = dims is not None and None not in dims
+    return known and whole is not None and dims == whole[axis:]

@@ -21,7 +21,7 @@ from odtpack.passes import match
 def mark(graph: ir.Graph) -> None:
     """Replace every written-out GELU by the internal operator."""
     for erf in list(graph):
-        if erf.op_type != "Erf" or erf.graph is not graph:
+        if erf.op_type != "Erf" or erf.domain or erf.graph is not graph:
             continue
         found = _find(erf)
         if found is None:
@@ -36,18 +36,18 @@ def mark(graph: ir.Graph) -> None:
 def _find(erf: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
     """(x, nodes from last to first) of the GELU around an Erf."""
     inner = match.producer(erf.inputs[0], "Div", "Mul")
-    if inner is None:
+    plus = _only_user(erf, "Add")
+    if inner is None or plus is None:
         return None
     if inner.op_type == "Div":
         x = inner.inputs[0] if match.is_scalar(inner.inputs[1], math.sqrt(2)) else None
     else:
         x = match.split_scalar(inner, math.sqrt(0.5))
-    plus = _only_user(erf)
-    if x is None or plus is None or match.split_scalar(plus, 1.0) is not erf.outputs[0]:
+    if x is None or match.split_scalar(plus, 1.0) is not erf.outputs[0]:
         return None
     # Two products follow, with x and with 1/2, in either order, or x/2 comes from outside.
-    first = _only_user(plus)
-    if first is None or first.op_type != "Mul":
+    first = _only_user(plus, "Mul")
+    if first is None:
         return None
     other = next((v for v in first.inputs if v is not plus.outputs[0]), None)
     if other is not x and not match.is_scalar(other, 0.5):
@@ -56,8 +56,8 @@ def _find(erf: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
             return None
         nodes = [first, plus, erf, inner, half]
     else:
-        second = _only_user(first)
-        if second is None or second.op_type != "Mul":
+        second = _only_user(first, "Mul")
+        if second is None:
             return None
         last = next((v for v in second.inputs if v is not first.outputs[0]), None)
         if {other is x, last is x} != {True, False}:
@@ -68,9 +68,12 @@ def _find(erf: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
     return (x, nodes) if match.private(nodes, nodes[0]) else None
 
 
-def _only_user(node: ir.Node) -> ir.Node | None:
+def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:
+    """The one node that reads a node's output, if it is a standard operator of that type."""
     users = list(node.outputs[0].consumers())
-    return users[0] if len(users) == 1 else None
+    if len(users) != 1 or users[0].domain or users[0].op_type != op_type:
+        return None
+    return users[0]
 
 
 def lower(op: Ops, graph: ir.Graph) -> None:

@@ -30,7 +30,7 @@ def _changed_meaning(graph: ir.Graph) -> bool:
             # of BatchNormalization turned from a count of outputs into an attribute (14).
             if node.op_type == "RoiAlign":
                 return True
-            if node.op_type == "BatchNormalization" and len(node.outputs) > 3:
+            if node.op_type == "BatchNormalization" and len(node.outputs) > 1:
                 return True
         if any(_changed_meaning(subgraph) for subgraph in subgraphs(node)):
             return True

@@ -1,11 +1,13 @@
 """What an ONNX Runtime session takes besides the tensors of a run: measured constants.
 
 Measured on x86-64 Linux with ONNX Runtime 1.31.1, arena off, as growth of
-anonymous memory while one model was loaded in a new process. A line through the
-training, evaluation and optimizer models of five networks (7 to 4641 nodes, 6 to
-423 inputs) gives the constants below with errors of at most 0.33 MB for sessions
-of 1.4 to 23 MB. What constant weights take was measured on models of one operator
-with 16.8 MB of them and on networks whose layers are frozen in part or but the last.
+anonymous memory while one model was loaded in a new process. A line through
+thirteen models (training, evaluation and optimizer models of four networks, the
+training model of a fifth; 8 to 4641 nodes, 6 to 423 inputs) gives the constants
+below with errors of at most 0.33 MB for sessions of 1.4 to 23 MB.
+
+What constant weights take was measured on models of one operator with 16.8 MB of
+them, and on networks whose layers are frozen in part or all but the last.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def max_pool(ctx: Context) -> Cotangents:
         and not any(win.before + win.after)
         and win.size == tuple(o * k for o, k in zip(win.out, win.kernel, strict=True))
     )
-    if tiled and ctx.x().dtype == ir.DataType.FLOAT:
+    exact = win.size[0] * win.size[-1] < 1 << 24  # positions in a plane, as float32
+    if tiled and exact and ctx.x().dtype == ir.DataType.FLOAT:
         return _unpool(ctx.op, win, ctx.x(), ctx.y(), ctx.dy())
     return _scatter_taps(ctx, win)
 
@@ -35,15 +36,7 @@ def max_pool(ctx: Context) -> Cotangents:
 def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
     """Windows that tile the plane: find each maximum's position, then MaxUnpool."""
     (height, width), size = win.size, win.kernel[0]
-    count = size * size
-    blocks = op.reshape(op.SpaceToDepth(x, blocksize=size), -1, count, win.channels * win.pixels)
-    taps = op.split(blocks, 1, [1] * count)
-    peak = op.reshape(y, -1, 1, win.channels * win.pixels)
-    offsets = [row * width + column for row in range(size) for column in range(size)]
-    # From the last tap to the first, so that the first of equal ones wins.
-    offset = op.constant(np.float32(offsets[-1]))
-    for tap, position in reversed(list(zip(taps[:-1], offsets[:-1], strict=True))):
-        offset = op.Where(op.Equal(tap, peak), float(position), offset)
+    offset = _first_maximum(op, win, x, y)
     rows, columns = (np.arange(n, dtype=np.int64) * size for n in win.out)
     corner = (rows[:, None] * width + columns).reshape(1, win.pixels)
     samples = op.Gather(op.Shape(dy), op.constant(np.int64(0)), axis=0)
@@ -51,11 +44,32 @@ def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir
     numbers = op.Range(op.constant(np.int64(0)), planes, op.constant(np.int64(1)))
     start = op.unsqueeze(op.Mul(numbers, op.constant(np.int64(height * width))), 1)
     start.type = ir.TensorType(ir.DataType.INT64)
-    inside = op.reshape(op.cast(offset, ir.DataType.INT64), -1, win.pixels)
-    places = op.Add(op.Add(start, op.constant(corner)), inside)
-    places = op.reshape(places, -1, win.channels, *win.out)
-    shape = op.shape_of(x)
-    return op.MaxUnpool(dy, places, shape, kernel_shape=win.kernel, strides=win.strides)
+    # In float32 up to here: its kernels are the quicker ones, and a plane is small enough.
+    inside = op.Add(op.reshape(offset, -1, win.pixels), op.constant(corner.astype(np.float32)))
+    position = op.Add(start, op.cast(inside, ir.DataType.INT64))
+    position = op.reshape(position, -1, win.channels, *win.out)
+    return op.MaxUnpool(dy, position, op.shape_of(x), kernel_shape=win.kernel, strides=win.strides)
+
+
+def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Offset of each window's first maximum from the window's corner, flat, as float32.
+
+    The taps of a window are told apart by moving the column within the window to the
+    front, one transpose of a matrix with ``size`` columns, and cutting the rows apart.
+    """
+    (_, width), size = win.size, win.kernel[0]
+    columns = op.transpose(op.reshape(x, -1, size), 1, 0)
+    by_row = op.split(op.reshape(columns, size, -1, size, win.out[1]), 2, [1] * size)
+    peak = op.reshape(y, 1, -1)
+    hits: list[ir.Value] = []
+    for row in by_row:
+        hits += op.split(op.Equal(op.reshape(row, size, -1), peak), 0, [1] * size)
+    offsets = [row * width + column for row in range(size) for column in range(size)]
+    # From the last tap to the first, so that the first of equal ones wins.
+    offset = op.constant(np.float32(offsets[-1]))
+    for hit, position in reversed(list(zip(hits[:-1], offsets[:-1], strict=True))):
+        offset = op.Where(hit, float(position), offset)
+    return offset
 
 
 def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:

@@ -1,0 +1,147 @@
+"""What may be written into the memory of an input, and what may not."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from odtpack.autodiff.ops import subgraphs
+from odtpack.passes.aliases import UnsafeAliasError, verify
+from tests.passes.tools import parse
+
+HEAD = "g (float[4] source, float[4] g, float[4, 4] w, bool c) => ({outputs}) {{ {body} }}"
+
+
+def _verify(body: str, outputs: str = "float[4] out", *, owners: bool = True) -> None:
+    graph = parse(HEAD.format(outputs=outputs, body=body)).graph
+    for node in graph.all_nodes():
+        for subgraph in subgraphs(node):
+            if owners:
+                subgraph.meta["owner"] = node
+    source = next(value for value in graph.inputs if value.name == "source")
+    out = next(value for value in graph.outputs if value.name == "out")
+    verify(graph, source, out)
+
+
+IF = """
+out = If (c) <
+    then_branch = fresh () => (float[4] t) {{ {then} }},
+    else_branch = added () => (float[4] e) {{ {otherwise} }}
+>
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("out = Add(source, g)", id="sum"),
+        pytest.param("out = Add(g, source)", id="sum the other way"),
+        pytest.param("out = Mul(source, source)", id="square"),
+        pytest.param("out = Identity(source)", id="copy"),
+        pytest.param("out = Where(c, g, source)", id="choice"),
+        pytest.param("out = Neg(g)", id="not read at all"),
+        pytest.param("t = MatMul(w, source) out = Neg(t)", id="read before, by any operator"),
+        pytest.param("t = MatMul(w, source) out = Sub(source, t)", id="read before and in place"),
+        pytest.param(
+            IF.format(then="t = Identity(g)", otherwise="e = Add(source, g)"), id="branches"
+        ),
+        pytest.param(
+            IF.format(then="t = MatMul(w, g)", otherwise="p = MatMul(w, g) e = Add(source, p)"),
+            id="product in the branches",
+        ),
+        pytest.param(
+            IF.format(then="t = Neg(g)", otherwise="p = Mul(source, g) e = Sub(p, g)"),
+            id="read earlier in the branch",
+        ),
+    ],
+)
+def test_safe(body: str) -> None:
+    _verify(body)
+
+
+BOTH = "float[4] out, float[4] other"
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "reason"),
+    [
+        pytest.param(
+            "out = Add(source, g) other = Neg(source)", BOTH, "may read 'source' after",
+            id="another reader",
+        ),
+        pytest.param(
+            "out = Add(source, g) other = Mul(source, out)", BOTH, "may read 'source' after",
+            id="a later reader",
+        ),
+        pytest.param(
+            "t = Neg(g) out = Add(source, t) u = Mul(source, t) other = Neg(u)",
+            BOTH,
+            "may read 'source' after",
+            id="side by side",
+        ),
+        pytest.param(
+            "out = MatMul(w, source)", "float[4] out", "MatMul does not write 'out' in place",
+            id="every element is read for each",
+        ),
+        pytest.param(
+            "out = Softmax(source)", "float[4] out", "Softmax does not", id="rows are read twice"
+        ),
+        pytest.param(
+            "out = Add(source, w)", "float[4, 4] out", "differ in shape", id="broadcast"
+        ),
+        pytest.param(
+            "t = Mul(source, w) out = ReduceSum <keepdims = 0> (t)", "float out",
+            "differ in shape", id="another shape",
+        ),
+        pytest.param(
+            IF.format(then="t = Identity(g)", otherwise="e = Add(source, g)")
+            + "other = Neg(source)",
+            BOTH,
+            "may read 'source' after",
+            id="read outside the branches",
+        ),
+        pytest.param(
+            IF.format(then="t = Identity(g)", otherwise="e = MatMul(w, source)"),
+            "float[4] out",
+            "MatMul does not",
+            id="a product with it in the branch",
+        ),
+        pytest.param(
+            "out, other = If (c) <"
+            "then_branch = a () => (float[4] t, float[4] t2) { t = Neg(g) t2 = Neg(t) },"
+            "else_branch = b () => (float[4] e, float[4] e2)"
+            "{ e = Add(source, g) e2 = Mul(source, e) } >",
+            BOTH,
+            "may read 'source' after",
+            id="read later in the branch",
+        ),
+    ],
+)  # fmt: skip
+def test_unsafe(body: str, outputs: str, reason: str) -> None:
+    with pytest.raises(UnsafeAliasError, match=reason):
+        _verify(body, outputs)
+
+
+def test_a_subgraph_of_unknown_owner() -> None:
+    body = IF.format(then="t = Identity(g)", otherwise="e = Add(source, g)")
+    with pytest.raises(UnsafeAliasError, match="unknown owner"):
+        _verify(body, owners=False)
+
+
+def test_an_input_is_not_computed() -> None:
+    graph = parse("g (float[4] source, float[4] g) => (float[4] y) { y = Add(source, g) }").graph
+    with pytest.raises(UnsafeAliasError, match="not computed"):
+        verify(graph, graph.inputs[0], graph.inputs[1])
+
+
+def test_unknown_shapes_prove_nothing() -> None:
+    graph = parse("g (float[4] source, float[4] g) => (float[4] y) { y = Add(source, g) }").graph
+    graph.inputs[0].shape = graph.outputs[0].shape = None
+    with pytest.raises(UnsafeAliasError, match="unknown"):
+        verify(graph, graph.inputs[0], graph.outputs[0])
+
+
+def test_equal_symbols_are_equal_sizes() -> None:
+    graph = parse("g (float[n] source, float[n] g) => (float[n] y) { y = Add(source, g) }").graph
+    assert isinstance(graph.inputs[0].shape[0], ir.SymbolicDim)
+    verify(graph, graph.inputs[0], graph.outputs[0])

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.errors import OdtpackError
+from odtpack.passes import batch_norm
+from tests.passes.tools import check, op_types, parse, run
+
+NORM = """
+norm (float[{shape}] x, float[3] scale, float[3] bias, float[3] mean, float[3] var)
+    => (float[{shape}] {outputs}) {{ {body} }}
+"""
+TRAIN = "y, m2, v2 = BatchNormalization <training_mode = 1 {attributes}> (x, scale, bias, mean, var)"
+
+
+def _model(
+    body: str = "", shape: str = "N, 3, 4, 5", attributes: str = "", outputs: str = "y", opset=17
+) -> ir.Model:
+    body = body or TRAIN.format(attributes=attributes)
+    text = NORM.format(shape=shape, body=body, outputs=outputs)
+    return parse(text, opset, f', "{INTERNAL_DOMAIN}" : 1')
+
+
+def _feeds(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    feeds = {
+        name: random.standard_normal(3, dtype=np.float32) for name in ("scale", "bias", "mean")
+    }
+    feeds["var"] = random.random(3, dtype=np.float32) + 0.5
+    # Far from zero mean: a variance as a difference of squares would lose its digits.
+    feeds["x"] = random.standard_normal(shape, dtype=np.float32) * 3 + 20
+    return feeds
+
+
+def _lowered(model: ir.Model) -> ir.Model:
+    """Marked and written out, the updates of the statistics as further outputs."""
+    batch_norm.mark(model.graph)
+    updates = batch_norm.lower(Ops(model.graph, "new/"), model.graph)
+    assert INTERNAL_DOMAIN not in {node.domain for node in model.graph}
+    model.graph.opset_imports.pop(INTERNAL_DOMAIN)
+    for update in updates:
+        update.update.name = f"{update.name}.out"
+        update.update.shape = ir.Shape([3])
+        model.graph.outputs.append(update.update)
+    return check(model)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (5, 3, 6), (4, 3, 4, 5), (2, 3, 2, 3, 4), (2, 3)])
+@pytest.mark.parametrize(
+    ("attributes", "momentum", "epsilon"),
+    [("", 0.9, 1e-5), (", momentum = 0.6, epsilon = 0.1", 0.6, 0.1)],
+)
+def test_agrees_with_pytorch(
+    shape: tuple[int, ...], attributes: str, momentum: float, epsilon: float
+) -> None:
+    text = ", ".join(["N", *map(str, shape[1:])])
+    model = _lowered(_model(shape=text, attributes=attributes))
+    feeds = _feeds(shape)
+    results = run(model, feeds)
+    given = {name: torch.from_numpy(value).double() for name, value in feeds.items()}
+    expected = torch.nn.functional.batch_norm(
+        given["x"],
+        given["mean"],
+        given["var"],
+        given["scale"],
+        given["bias"],
+        training=True,
+        momentum=1 - momentum,  # PyTorch counts it the other way round
+        eps=epsilon,
+    )
+    np.testing.assert_allclose(results["y"], expected.numpy(), rtol=1e-4, atol=1e-4)
+    # PyTorch writes the statistics in place, the variance unbiased.
+    np.testing.assert_allclose(results["mean.out"], given["mean"].numpy(), rtol=1e-6)
+    np.testing.assert_allclose(results["var.out"], given["var"].numpy(), rtol=1e-5)
+
+
+def test_one_element_has_no_variance() -> None:
+    results = run(_lowered(_model(shape="N, 3, 1, 1")), _feeds((1, 3, 1, 1)))
+    assert all(np.isfinite(value).all() for value in results.values())
+    np.testing.assert_allclose(results["var.out"], 0.9 * _feeds((1, 3, 1, 1))["var"], rtol=1e-6)
+
+
+def test_a_layer_used_twice_updates_twice() -> None:
+    body = (
+        "a, m2, v2 = BatchNormalization <training_mode = 1> (x, scale, bias, mean, var)"
+        "n = Neg(a)"
+        "y, m3, v3 = BatchNormalization <training_mode = 1> (n, scale, bias, mean, var)"
+    )
+    model = _model(body)
+    assert batch_norm.state_names(model.graph) == ["mean", "var"]
+    results, feeds = run(_lowered(model), _feeds((2, 3, 4, 5))), _feeds((2, 3, 4, 5))
+    layer = torch.nn.BatchNorm2d(3, momentum=0.1).double()
+    for own, name in (("weight", "scale"), ("bias", "bias")):
+        getattr(layer, own).data = torch.from_numpy(feeds[name]).double()
+    layer.running_mean, layer.running_var = (
+        torch.from_numpy(feeds[name]).double() for name in ("mean", "var")
+    )
+    y = layer(-layer(torch.from_numpy(feeds["x"]).double()))
+    np.testing.assert_allclose(results["y"], y.detach().numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(results["mean.out"], layer.running_mean.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(results["var.out"], layer.running_var.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", ["y, m2, v2", "y, m2, v2, m3, v3"])
+def test_outputs_meant_training_before_opset_14(outputs: str) -> None:
+    model = _model(f"{outputs} = BatchNormalization (x, scale, bias, mean, var)", opset=13)
+    (node,) = model.graph
+    assert batch_norm.is_training(node)
+    assert [update.name for update in _updates(model)] == ["mean", "var"]
+
+
+def _updates(model: ir.Model) -> list[batch_norm.RunningStatistic]:
+    batch_norm.mark(model.graph)
+    return batch_norm.lower(Ops(model.graph, "new/"), model.graph)
+
+
+@pytest.mark.parametrize("opset", [9, 13, 14, 17])
+def test_inference_mode_is_left_alone(opset: int) -> None:
+    model = _model("y = BatchNormalization (x, scale, bias, mean, var)", opset=opset)
+    assert batch_norm.state_names(model.graph) == []
+    assert _updates(model) == []
+    assert op_types(model.graph) == ["BatchNormalization"]
+
+
+def test_evaluation_uses_the_running_statistics() -> None:
+    model = _model(attributes=", epsilon = 0.25")
+    batch_norm.to_evaluation(model.graph)
+    model.graph.opset_imports.pop(INTERNAL_DOMAIN)
+    feeds = _feeds((2, 3, 4, 5))
+    (y,) = run(check(model), feeds).values()
+    shaped = {name: value.reshape(3, 1, 1) for name, value in feeds.items() if name != "x"}
+    expected = (feeds["x"] - shaped["mean"]) / np.sqrt(shaped["var"] + 0.25)
+    np.testing.assert_allclose(y, expected * shaped["scale"] + shaped["bias"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["m2", "v2"])
+def test_statistics_read_by_other_nodes_are_refused(name: str) -> None:
+    body = TRAIN.format(attributes="") + f" z = Neg({name})"
+    with pytest.raises(OdtpackError, match="hands its statistics") as caught:
+        batch_norm.mark(_model(body, outputs="y, float[3] z").graph)
+    assert caught.value.code == "batch-norm-statistics-used"
+
+
+@pytest.mark.parametrize("name", ["m2", "v2"])
+def test_statistics_returned_are_refused(name: str) -> None:
+    with pytest.raises(OdtpackError, match="statistics"):
+        batch_norm.mark(_model(outputs=f"y, float[3] {name}").graph)
+
+
+@pytest.mark.parametrize("name", ["mean", "var"])
+def test_running_statistics_read_elsewhere_are_refused(name: str) -> None:
+    """Their update is written into their memory, perhaps before the other node reads it."""
+    body = TRAIN.format(attributes="") + f" z = Neg({name})"
+    with pytest.raises(OdtpackError, match=f"'{name}'") as caught:
+        batch_norm.mark(_model(body, outputs="y, float[3] z").graph)
+    assert caught.value.code == "statistic-shared"
+
+
+def test_names_that_the_model_has_stay_its_own() -> None:
+    model = _model()
+    y = model.graph.outputs[0]
+    model.graph.append(ir.node("Neg", [y], name="other"))
+    other = model.graph[-1].outputs[0]
+    other.name, other.type, other.shape = "y.mean", y.type, y.shape
+    model.graph.outputs.append(other)
+    results = run(_lowered(model), _feeds((2, 3, 4, 5)))
+    np.testing.assert_array_equal(results["y.mean"], -results["y"])

@@ -1,0 +1,51 @@
+"""The packager's advice on how to run a training model reaches the session."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+
+from odtpack_runtime import default_session_options
+
+_EXTENDED = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+_ALL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+def write(path: Path, **metadata: str) -> Path:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Relu(x) }'
+    )
+    model.producer_version = "v" * 300
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(("text", "level"), [("extended", _EXTENDED), ("all", _ALL), ("?", _ALL)])
+def test_the_recorded_level_is_taken(
+    tmp_path: Path, text: str, level: onnxruntime.GraphOptimizationLevel
+) -> None:
+    metadata = {"other": "x" * 200, "odtpack.optimization_level": text}
+    options = default_session_options(write(tmp_path / "m.onnx", **metadata), threads=3)
+    assert options.graph_optimization_level == level
+    assert options.intra_op_num_threads == 3
+    assert not options.enable_mem_pattern
+
+
+def test_damaged_files_give_the_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", **{"odtpack.optimization_level": "extended"})
+    whole = path.read_bytes()
+    dice = random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole[: dice.randrange(len(whole))])
+        for _ in range(3):
+            if damaged:
+                damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        path.write_bytes(damaged)
+        assert default_session_options(path).graph_optimization_level in (_EXTENDED, _ALL)
+    assert default_session_options(tmp_path / "absent.onnx").graph_optimization_level == _ALL
