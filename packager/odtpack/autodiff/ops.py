@@ -178,6 +178,37 @@ class Ops:
         finally:
             self._place = place
 
+    @contextmanager
+    def after(self, node: ir.Node) -> Iterator[None]:
+        """Write behind ``node`` for the length of a ``with`` block."""
+        place, last = self._place, node
+
+        def insert(new: ir.Node) -> None:
+            nonlocal last
+            self.graph.insert_after(last, new)
+            last = new
+
+        self._place = insert
+        try:
+            yield
+        finally:
+            self._place = place
+
+    def run_before(self, early: ir.Value, late: ir.Value, readers: Sequence[ir.Node]) -> None:
+        """Make the runtime compute ``early`` before ``readers``, which read ``late``.
+
+        ONNX Runtime executes depth first from the outputs, so a value that only the
+        backward pass reads is computed there, and what it is computed from stays in memory
+        until then. Both values must have the same shape at run time: the readers get a
+        view of ``late`` whose shape is taken from ``early``, at no cost.
+        """
+        view = self.Reshape(late, self.Shape(early))
+        view.type, view.shape = late.type, late.shape
+        for node in readers:
+            for index, value in enumerate(node.inputs):
+                if value is late:
+                    node.replace_input_with(index, view)
+
     def fresh_name(self, stem: str) -> str:
         """Return a name that nothing in the graph has; the same stems give the same names."""
         while True:

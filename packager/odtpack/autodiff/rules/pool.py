@@ -29,26 +29,36 @@ def max_pool(ctx: Context) -> Cotangents:
     )
     exact = win.size[0] * win.size[-1] < 1 << 24  # positions in a plane, as float32
     if tiled and exact and ctx.x().dtype == ir.DataType.FLOAT:
-        return _unpool(ctx.op, win, ctx.x(), ctx.y(), ctx.dy())
+        return _unpool(ctx, win)
     return _scatter_taps(ctx, win)
 
 
-def _unpool(op: Ops, win: Windows, x: ir.Value, y: ir.Value, dy: ir.Value) -> ir.Value:
-    """Windows that tile the plane: find each maximum's position, then MaxUnpool."""
+def _unpool(ctx: Context, win: Windows) -> ir.Value:
+    """Windows that tile the plane: find each maximum's position, then MaxUnpool.
+
+    The positions are found in the forward pass, behind the pool, so that they and not the
+    pool's input, several times their size, wait in memory for the backward pass.
+    """
+    op, x, y = ctx.op, ctx.x(), ctx.y()
     (height, width), size = win.size, win.kernel[0]
-    offset = _first_maximum(op, win, x, y)
-    rows, columns = (np.arange(n, dtype=np.int64) * size for n in win.out)
+    rows, columns = (np.arange(n, dtype=np.float32) * size for n in win.out)
     corner = (rows[:, None] * width + columns).reshape(1, win.pixels)
-    samples = op.Gather(op.Shape(dy), op.constant(np.int64(0)), axis=0)
-    planes = op.Mul(samples, op.constant(np.int64(win.channels)))
-    numbers = op.Range(op.constant(np.int64(0)), planes, op.constant(np.int64(1)))
-    start = op.unsqueeze(op.Mul(numbers, op.constant(np.int64(height * width))), 1)
-    start.type = ir.TensorType(ir.DataType.INT64)
-    # In float32 up to here: its kernels are the quicker ones, and a plane is small enough.
-    inside = op.Add(op.reshape(offset, -1, win.pixels), op.constant(corner.astype(np.float32)))
-    position = op.Add(start, op.cast(inside, ir.DataType.INT64))
-    position = op.reshape(position, -1, win.channels, *win.out)
-    return op.MaxUnpool(dy, position, op.shape_of(x), kernel_shape=win.kernel, strides=win.strides)
+    readers = list(y.consumers())
+    with op.after(ctx.node):
+        offset = _first_maximum(op, win, x, y)
+        # In float32 up to here: its kernels are the quicker ones, and a plane is small enough.
+        inside = op.Add(op.reshape(offset, -1, win.pixels), op.constant(corner))
+        samples = op.Gather(op.Shape(y), op.ints(0), axis=0)  # [1]
+        planes = op.squeeze(op.Mul(samples, op.ints(win.channels)), 0)
+        numbers = op.Range(op.constant(np.int64(0)), planes, op.constant(np.int64(1)))
+        start = op.unsqueeze(op.Mul(numbers, op.constant(np.int64(height * width))), 1)
+        start.type = ir.TensorType(ir.DataType.INT64)
+        position = op.Add(start, op.cast(inside, ir.DataType.INT64))
+        position = op.reshape(position, -1, win.channels, *win.out)
+        op.run_before(position, y, readers)
+    # Not Shape(x): x would have to wait for it.
+    shape = op.Concat(samples, op.ints(win.channels, *win.size), axis=0)
+    return op.MaxUnpool(ctx.dy(), position, shape, kernel_shape=win.kernel, strides=win.strides)
 
 
 def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
