@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+
 from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
 
 

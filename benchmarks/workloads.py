@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from odtpack import zoo
 
+from odtpack import zoo
 from tests.packaging_tools import batch
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+
 from odtpack import artifacts
 from odtpack_runtime import CheckpointState, Module, Optimizer
 

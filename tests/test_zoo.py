@@ -7,10 +7,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from odtpack import zoo
-from odtpack.errors import OdtpackError
 from onnx.reference import ReferenceEvaluator
 
+from odtpack import zoo
+from odtpack.errors import OdtpackError
 from tests.torch_twins import twin
 
 SMALL = {

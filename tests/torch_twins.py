@@ -12,10 +12,11 @@ from typing import Any
 
 import onnx
 import torch
-from odtpack import zoo
 from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from odtpack import zoo
 
 
 def twin(

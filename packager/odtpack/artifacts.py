@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -138,5 +139,10 @@ def _names(names: Sequence[str] | None, argument: str) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise OdtpackError(
             f"bad-{argument.replace('_', '-')}", f"{argument} must be a list of names"
+        )
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise OdtpackError(
+            "named-twice", f"{argument} names {repeated[0]!r} more than once", hint="name it once"
         )
     return tuple(names)

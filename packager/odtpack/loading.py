@@ -10,11 +10,11 @@ from typing import Any
 import google.protobuf.message
 import onnx
 import onnx.checker
-import onnx.external_data_helper
+import onnx.numpy_helper
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack import targets
+from odtpack import external_data, targets
 from odtpack.errors import OdtpackError
 
 _LONGEST_VECTOR = 1 << 24
@@ -81,8 +81,11 @@ def _drop_trailing_absent(graph: ir.Graph) -> None:
 
 def _to_proto(model: ModelLike) -> tuple[onnx.ModelProto, str]:
     if isinstance(model, ir.Model):
-        return ir.to_proto(model), "the model in memory"
+        model = ir.to_proto(external_data.load_into(model))
+        external_data.require_none(model)
+        return model, "the model in memory"
     if isinstance(model, onnx.ModelProto):
+        external_data.require_none(model)
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         return copy, "the model in memory"
@@ -112,8 +115,7 @@ def _to_proto(model: ModelLike) -> tuple[onnx.ModelProto, str]:
         ) from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise _not_onnx(path)
-    _check_external_data(proto, path)
-    onnx.external_data_helper.load_external_data_for_model(proto, str(path.parent))
+    external_data.load_beside(proto, path)
     return proto, str(path)
 
 
@@ -123,41 +125,6 @@ def _not_onnx(path: Path) -> OdtpackError:
         f"{str(path)!r} is not an ONNX model",
         hint="pass the .onnx file of a forward model, as torch.onnx.export writes it",
     )
-
-
-def _check_external_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse external data that does not lie in the model's own folder."""
-    folder = path.parent.resolve()
-    for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        file = (folder / location).resolve()
-        if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
-            raise OdtpackError(
-                "external-data-escapes",
-                f"initializer {tensor.name!r} keeps its data in {location!r}, "
-                "outside the model's folder",
-                where=str(path),
-                hint="save the model with its data beside it",
-            )
-        if not file.is_file():
-            raise OdtpackError(
-                "external-data-missing",
-                f"initializer {tensor.name!r} keeps its data in {location!r}, which is not there",
-                where=str(path),
-            )
-        try:
-            offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-        except ValueError:
-            offset, length = -1, 0
-        if offset < 0 or length < 0 or offset + length > file.stat().st_size:
-            raise OdtpackError(
-                "external-data-short",
-                f"initializer {tensor.name!r} reaches past the end of {location!r}",
-                where=str(path),
-            )
 
 
 def _check(proto: onnx.ModelProto, where: str) -> None:
@@ -186,7 +153,14 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
         ) from None
     if not proto.graph.output:
         raise OdtpackError("no-output", "the model's graph has no output", where=where)
-    for tensor in proto.graph.initializer:
+    for sparse in proto.graph.sparse_initializer:
+        raise OdtpackError(
+            "sparse-initializer",
+            f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
+            where=where,
+            hint="write it as a dense initializer",
+        )
+    for tensor in external_data.tensors(proto):
         _check_bytes(tensor, where)
 
 
@@ -208,15 +182,31 @@ def _texts(message: Any) -> Iterator[str | bytes]:
 
 
 def _check_bytes(tensor: onnx.TensorProto, where: str) -> None:
-    """An initializer must hold exactly as many bytes as its shape and type say."""
-    if tensor.data_type == onnx.TensorProto.STRING or not tensor.HasField("raw_data"):
-        return
-    dtype = ir.DataType(tensor.data_type)
-    wanted = math.ceil(math.prod(tensor.dims) * dtype.bitwidth / 8)
-    if len(tensor.raw_data) != wanted:
+    """A tensor must hold exactly as many values as its shape and type say."""
+    try:
+        dtype = ir.DataType(tensor.data_type)
+    except ValueError:
+        raise OdtpackError(
+            "unknown-element-type",
+            f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
+            where=where,
+            hint="the model is damaged or newer than ONNX here: export it again",
+        ) from None
+    if tensor.HasField("raw_data"):
+        wanted = math.ceil(math.prod(tensor.dims) * dtype.bitwidth / 8)
+        fits = len(tensor.raw_data) == wanted
+        held = f"{len(tensor.raw_data)} bytes, and not {wanted}"
+    else:
+        held = "another number of values"
+        try:
+            fits = onnx.numpy_helper.to_array(tensor).shape == tuple(tensor.dims)
+        except (ValueError, TypeError, KeyError):
+            fits = False
+    if not fits:
         raise OdtpackError(
             "initializer-size",
-            f"initializer {tensor.name!r} holds {len(tensor.raw_data)} bytes; its shape "
-            f"{list(tensor.dims)} of {dtype.name} needs {wanted}",
+            f"tensor {tensor.name!r} of type {dtype.name} and shape {list(tensor.dims)} "
+            f"holds {held}",
             where=where,
+            hint="the model is damaged: export or copy it again",
         )

@@ -108,6 +108,13 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
 def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
     """Role of every initializer that becomes an input, in initializer order."""
     state = set(batch_norm.state_names(graph))
+    for name in sorted(state - set(graph.initializers)):
+        raise OdtpackError(
+            "statistic-not-stored",
+            f"{name!r}, a running statistic of a batch normalization in training mode, is no "
+            "initializer: nothing can keep its updates",
+            hint="export the model with its running statistics as initializers",
+        )
     for name in (*recipe.train, *recipe.frozen):
         if name not in graph.initializers:
             raise UnknownNameError(
@@ -152,15 +159,18 @@ def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> N
 
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
-    taken = {value.name or "" for node in graph for value in node.outputs}
-    taken |= {value.name or "" for value in graph.inputs} | set(graph.initializers)
-    for name in taken:
+    for name in sorted(_value_names(graph)):
         if name == RESET or name.endswith((BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX)):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
                 hint="this looks like a training model; pass the forward model",
             )
+
+
+def _value_names(graph: ir.Graph) -> set[str]:
+    names = {value.name or "" for value in graph.inputs} | set(graph.initializers)
+    return names | {value.name or "" for node in graph.all_nodes() for value in node.outputs}
 
 
 def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
@@ -184,6 +194,12 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
     extra = [_find(graph, name, "additional_output_names") for name in recipe.additional_outputs]
     read = [_find(graph, name, "loss_input_names") for name in recipe.loss_inputs]
     read = read or [graph.outputs[0]]
+    if len(read) > 2:
+        raise OdtpackError(
+            "too-many-loss-inputs",
+            f"loss_input_names names {len(read)} values; a loss reads a prediction and a target",
+            hint="name one or two values",
+        )
     if recipe.loss is None:
         loss = read[0]
         dims = static_dims(loss)
@@ -196,11 +212,13 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
     else:
         target = read[1] if len(read) > 1 else losses.target_input(recipe.loss, read[0])
         if len(read) == 1:
-            if any(value.name == target.name for value in graph.inputs):
+            if target.name in _value_names(graph):
                 raise OdtpackError(
                     "reserved-name",
-                    f"the model already has an input {target.name!r}, which the loss adds",
-                    hint="rename the input",
+                    f"the model already has {target.name!r}, the name of the input that the loss "
+                    "adds",
+                    hint="rename it in the model; if it is the target, name prediction and target "
+                    "as the loss's inputs",
                 )
             graph.inputs.append(target)
         if recipe.loss.labels:
@@ -209,6 +227,12 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
         op = Ops(graph, "loss/")
         loss = recipe.loss.write(op, read[0], target)
         loss.name, loss.shape = op.fresh_name("loss"), ir.Shape(())
+    if loss in extra:
+        raise OdtpackError(
+            "named-twice",
+            f"the loss {loss.name!r} is returned anyway",
+            hint=f"leave {loss.name!r} out of the additional outputs",
+        )
     graph.outputs[:] = [loss, *extra]
     return classes
 

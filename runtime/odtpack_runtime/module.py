@@ -327,4 +327,3 @@ def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
         raise OdtpackError(
             "bad-metadata", f"The model's metadata say {key} = {text!r}, no number.", where=where
         ) from None
-

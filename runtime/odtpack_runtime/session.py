@@ -195,10 +195,7 @@ class BoundGraph:
                     "input-type", f"Input '{spec.name}' must be a tensor in the CPU's memory."
                 )
         # Views of the OrtValues' own memory.
-        return [
-            owned_ortvalue(result)
-            for result in self([value.numpy() for value in values])
-        ]
+        return [owned_ortvalue(result) for result in self([value.numpy() for value in values])]
 
     def _run_text(self, arrays: Sequence[Array]) -> list[Any]:
         feeds = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))

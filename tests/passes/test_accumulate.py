@@ -86,7 +86,9 @@ def test_a_product_moves_into_the_branches(body: str) -> None:
     [
         pytest.param("gradient = MatMul(a, b)", "", id="another operator"),
         pytest.param(
-            "gradient = Gemm(a, b) other = Neg(gradient)", "float[40, 30] other", id="read elsewhere"
+            "gradient = Gemm(a, b) other = Neg(gradient)",
+            "float[40, 30] other",
+            id="read elsewhere",
         ),
         pytest.param("zero = Sub(c, c) gradient = Gemm(a, b, zero)", "", id="an addend"),
     ],
@@ -107,7 +109,7 @@ def test_a_small_product_stays() -> None:
 
 def test_names_in_the_branches_are_new() -> None:
     model = parse(
-        "g (float[40, 3] a, float[3, 30] b) => (float[40, 30] gradient, float[1] \"t\")"
+        'g (float[40, 3] a, float[3, 30] b) => (float[40, 30] gradient, float[1] "t")'
         "{ gradient = Gemm(a, b) t = Constant <value = float[1] {1}> () }"
     )
     value = next(y for node in model.graph for y in node.outputs if y.name == "t")

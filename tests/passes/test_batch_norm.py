@@ -15,7 +15,9 @@ NORM = """
 norm (float[{shape}] x, float[3] scale, float[3] bias, float[3] mean, float[3] var)
     => (float[{shape}] {outputs}) {{ {body} }}
 """
-TRAIN = "y, m2, v2 = BatchNormalization <training_mode = 1 {attributes}> (x, scale, bias, mean, var)"
+TRAIN = (
+    "y, m2, v2 = BatchNormalization <training_mode = 1 {attributes}> (x, scale, bias, mean, var)"
+)
 
 
 def _model(

@@ -113,11 +113,16 @@ def _assert_unchanged(model: ir.Model) -> None:
 
 
 def test_two_of_them() -> None:
-    second = BODY
-    for name in ("inner", "e", "plus", "first"):
-        second = second.replace(f"{name} =", f"{name}2 =").replace(f"({name}", f"({name}2")
-        second = second.replace(f", {name})", f", {name}2)")
-    model = _model(BODY.replace("y =", "w =") + second.replace("x", "w"))
+    def gelu_of(x: str, y: str) -> str:
+        return f"""
+            {y}_inner = Div({x}, root2)
+            {y}_e = Erf({y}_inner)
+            {y}_plus = Add({y}_e, one)
+            {y}_first = Mul({x}, {y}_plus)
+            {y} = Mul({y}_first, half)
+        """
+
+    model = _model(gelu_of("x", "w") + gelu_of("w", "y"))
     marked = model.clone()
     gelu.mark(marked.graph)
     assert op_types(marked.graph).count("Gelu") == 2

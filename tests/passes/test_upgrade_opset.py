@@ -31,6 +31,13 @@ def test_the_meaning_stays(opset: int) -> None:
     assert_same(model, check(after), random_feeds(model, N=2))
 
 
+def test_training_mode_as_an_attribute_stays() -> None:
+    model = parse(
+        NORM_THREE.replace("BatchNormalization", "BatchNormalization <training_mode = 1>"), 14
+    )
+    assert upgrade(model.graph)
+
+
 @pytest.mark.parametrize("opset", [12, 17, 18, 21])
 def test_other_opsets_stay(opset: int) -> None:
     model = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }", opset)

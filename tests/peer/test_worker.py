@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from odtpack import zoo
 
+from odtpack import zoo
 from tests.torch_twins import twin
 
 

@@ -1,4 +1,4 @@
-"""PyTorch on one thread: its threads wait in a busy loop, which on a shared machine costs minutes."""
+"""PyTorch on one thread: its threads wait in a busy loop, which costs minutes on a busy machine."""
 
 from __future__ import annotations
 

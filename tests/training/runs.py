@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional as F
 
 from tests.packaging_tools import open_training
-from tests.training.settled import KinkMargin
 from tests.torch_twins import twin
+from tests.training.settled import KinkMargin
 
 STEPS = 10
 

@@ -7,7 +7,7 @@ of the way within ten steps, more with batch normalization in training mode, who
 differences. As a tolerance that would hide errors. So the activations are settled between the
 kinks: every batch normalization in front of a Relu6 hands it a mean of 3 and a deviation of 0.85.
 Some thousand activations are still clipped, but few lie near a kink, and there are batches for
-which none does in ten steps: the run in float64 tells (:class:`KinkMargin`), on every machine alike.
+which none does in ten steps: the run in float64 tells, on every machine (:class:`KinkMargin`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import torch
-from odtpack import zoo
 from torch import nn
 
+from odtpack import zoo
 from tests.torch_twins import OnnxBatchNorm2d, twin
 
 # The norms before a Relu6, except the last: it feeds the classifier, whose gradient would grow.
@@ -86,7 +86,7 @@ def _with_statistics(model: onnx.ModelProto, x: np.ndarray) -> dict[str, np.ndar
 def _folded(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Norm k of a block folded into convolution k - 1."""
     folded = dict(values)
-    for name in values:
+    for name, mean in values.items():
         if not name.endswith(".running_mean"):
             continue
         norm = name.removesuffix(".running_mean")
@@ -94,5 +94,5 @@ def _folded(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         conv = f"{block}.{int(place) - 1}"
         gain = values[f"{norm}.weight"] / np.sqrt(values[f"{norm}.running_var"] + 1e-5)
         folded[f"{conv}.weight"] = values[f"{conv}.weight"] * gain[:, None, None, None]
-        folded[f"{conv}.bias"] = values[f"{norm}.bias"] - values[name] * gain
+        folded[f"{conv}.bias"] = values[f"{norm}.bias"] - mean * gain
     return folded

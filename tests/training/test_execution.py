@@ -18,10 +18,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from odtpack import zoo
-from odtpack_runtime import CheckpointState
 from onnxruntime import GraphOptimizationLevel as Level
 
+from odtpack import zoo
+from odtpack_runtime import CheckpointState
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
 from tests.training import settled
 

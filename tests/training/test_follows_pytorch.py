@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from odtpack import zoo
 
+from odtpack import zoo
 from tests.packaging_tools import batch, generate, statistic_names
 from tests.training import runs, settled
 
 SMALL_TRANSFORMER = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
 
 CASES = {
-    "mlp": (lambda: zoo.mlp(), 64, 0.1),
+    "mlp": (zoo.mlp, 64, 0.1),
     "mlp-opset12": (lambda: zoo.mlp((20, 30, 15, 10), opset=12), 16, 0.1),
-    "cnn": (lambda: zoo.cnn(), 8, 0.05),
+    "cnn": (zoo.cnn, 8, 0.05),
     "cnn-hidden-opset13": (lambda: zoo.cnn(size=14, width=(8, 12), hidden=16, opset=13), 8, 0.1),
     **{
         f"transformer-opset{opset}": (

@@ -17,21 +17,22 @@ _FROM, _TO = 13, 17
 
 def upgrade(graph: ir.Graph) -> bool:
     """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays; return whether."""
-    if not _FROM <= graph.opset_imports[""] < _TO or _changed_meaning(graph):
+    opset = graph.opset_imports[""]
+    if not _FROM <= opset < _TO or _changed_meaning(graph, opset):
         return False
     graph.opset_imports[""] = _TO
     return True
 
 
-def _changed_meaning(graph: ir.Graph) -> bool:
+def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
     for node in graph:
         if node.domain in ("", "ai.onnx"):
             # RoiAlign's default coordinates moved by half a pixel (16); the training mode
             # of BatchNormalization turned from a count of outputs into an attribute (14).
             if node.op_type == "RoiAlign":
                 return True
-            if node.op_type == "BatchNormalization" and len(node.outputs) > 1:
+            if node.op_type == "BatchNormalization" and opset < 14 and len(node.outputs) > 1:
                 return True
-        if any(_changed_meaning(subgraph) for subgraph in subgraphs(node)):
+        if any(_changed_meaning(subgraph, opset) for subgraph in subgraphs(node)):
             return True
     return False

@@ -160,8 +160,15 @@ def gelu(ctx: Context) -> Cotangents:
         return op.Mul(dy, slope)
     u = op.Mul(x, math.sqrt(0.5))
     density = op.Mul(op.Exp(op.Neg(op.Mul(u, u))), 1 / math.sqrt(2 * math.pi))
-    distribution = op.Add(op.Mul(op.Erf(u), 0.5), 0.5)
+    distribution = _half_plus_half(op, op.Erf(u))
     return op.Mul(dy, op.Add(distribution, op.Mul(x, density)))
+
+
+def _half_plus_half(op: Ops, value: ir.Value) -> ir.Value:
+    """(value + 1) / 2 for values in [-1, 1]: for float32 in one pass, whose clip never acts."""
+    if value.dtype == ir.DataType.FLOAT:
+        return op.HardSigmoid(value, alpha=0.5, beta=0.5)
+    return op.Add(op.Mul(value, 0.5), 0.5)
 
 
 @vjp("Softmax", since=13)

@@ -1,0 +1,65 @@
+"""A forward model of two nodes, and ways to vary it and to look at what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import numpy_helper
+
+from odtpack.artifacts import LossType, OptimType, generate_artifacts
+
+
+def linear(
+    *,
+    inputs: str = "",
+    outputs: str = "float[N, 2] y",
+    more: str = "",
+    opset: int = 17,
+    **values: Any,
+) -> onnx.ModelProto:
+    """y = x w + b, and what ``more`` says; ``values`` are further initializers."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> '
+        f"forward (float[N, 3] x{inputs}) => ({outputs}) "
+        f"{{ h = MatMul(x, w) y = Add(h, b) {more} }}"
+    )
+    random = np.random.default_rng(0)
+    arrays = {"w": random.standard_normal((3, 2)), "b": random.standard_normal(2)}
+    for name, array in arrays.items():
+        values.setdefault(name, array.astype(np.float32))
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(values[n]), n) for n in values
+    )
+    return model
+
+
+def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    """The model with another name for a value."""
+    for node in model.graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        node.output[:] = [new if name == old else name for name in node.output]
+    for value in (*model.graph.initializer, *model.graph.input, *model.graph.output):
+        if value.name == old:
+            value.name = new
+    return model
+
+
+def make(model: Any, folder: Path, **arguments: Any) -> Path:
+    """Artifacts with MSE and SGD that train ``w`` and ``b``, unless told otherwise."""
+    given = {"requires_grad": ["w", "b"], "loss": LossType.MSELoss, "optimizer": OptimType.SGD}
+    generate_artifacts(model, **(given | arguments), artifact_directory=folder)
+    return folder
+
+
+def names(path: Path) -> tuple[list[str], list[str]]:
+    """Names of the inputs and of the outputs of a model file."""
+    graph = onnx.load(path).graph
+    return [value.name for value in graph.input], [value.name for value in graph.output]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

@@ -1,0 +1,116 @@
+"""The models that are written: plain standard operators, within what the oldest runtime loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import targets, zoo
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
+from tests.training.forward import contents, linear, make
+
+ORT_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "mlp": lambda: zoo.mlp((6, 5, 4)),
+    "cnn": lambda: zoo.cnn(size=8, width=(4, 6), classes=4),
+    "mobilenet": lambda: zoo.mobilenet_v2(32, 4, 0.2, "train"),
+    "transformer": lambda: zoo.transformer_encoder(
+        vocab=20, d=16, layers=1, T=8, ff=32, classes=4, opset=14
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORT_MODELS)
+def test_ort_format(name: str, tmp_path: Path) -> None:
+    model = ORT_MODELS[name]()
+    generate(model, tmp_path, OPTIMIZERS["adamw"], ort_format=True)
+    kinds = ("training", "eval", "optimizer")
+    wanted = {
+        f"{kind}_model{suffix}"
+        for kind in kinds
+        for suffix in (".ort", ".required_operators.config")
+    }
+    assert set(contents(tmp_path)) >= wanted
+    losses = []
+    for suffix in (".onnx", ".ort"):
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        training, evaluation, update = (tmp_path / f"{kind}_model{suffix}" for kind in kinds)
+        module = Module(training, state, evaluation)
+        optimizer = Optimizer(update, module)
+        run = []
+        for seed in range(4):
+            data = batch(model, 4, seed, classes=4)
+            run.append(float(module(*data)))
+            optimizer.step()
+            module.lazy_reset_grad()
+        losses.append([*run, float(module.eval()(*data))])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+EMITTED = {
+    **{f"mlp-{opset}": lambda opset=opset: zoo.mlp((6, 5, 4), opset=opset) for opset in (12, 23)},
+    **{
+        f"cnn-{opset}": lambda opset=opset: zoo.cnn(size=8, width=(4, 6), hidden=8, opset=opset)
+        for opset in (12, 13, 18)
+    },
+    **{
+        f"mobilenet-{mode}-{opset}": lambda mode=mode, opset=opset: zoo.mobilenet_v2(
+            32, 4, 0.2, mode, opset=opset
+        )
+        for mode, opset in (("fold", 12), ("train", 14), ("train", 21), ("eval", 17))
+    },
+    **{
+        f"transformer-{opset}": lambda opset=opset: zoo.transformer_encoder(
+            vocab=20, d=16, layers=1, T=8, ff=32, opset=opset
+        )
+        for opset in (12, 13, 17, 18, 20, 21, 22, 23)
+    },
+}
+
+
+@pytest.mark.parametrize("name", EMITTED)
+def test_models_are_plain_and_valid(name: str, tmp_path: Path) -> None:
+    model = EMITTED[name]()
+    frozen = statistic_names(model)
+    generate(model, tmp_path, OPTIMIZERS["adamw"], frozen_params=frozen)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    asked = model.opset_import[0].version
+    for kind in ("training", "eval", "optimizer"):
+        emitted = onnx.load(tmp_path / f"{kind}_model.onnx")
+        onnx.checker.check_model(emitted, full_check=True)
+        (opset,) = emitted.opset_import
+        assert not opset.domain
+        # Old models are read as opset 17 (13 to 16) or kept; new ones are never lifted.
+        assert opset.version == (17 if 13 <= asked < 17 else asked)
+        found = set(_operators(emitted.graph, opset.version))
+        assert sorted(found) == manifest["operators"][f"{kind}_model"]["ai.onnx"]
+        target = targets.lowest_target(opset.version)
+        assert emitted.ir_version <= target.ir_version
+        assert emitted.ir_version >= onnx.helper.find_min_ir_version_for(emitted.opset_import)
+    assert manifest["minimum_onnxruntime"] == targets.lowest_target(opset.version).name
+
+
+def _operators(graph: onnx.GraphProto, opset: int) -> list[str]:
+    """Operator types, also in subgraphs; each must stand in the standard at this opset."""
+    found = []
+    for node in graph.node:
+        assert not node.domain, node
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        assert not schema.deprecated
+        assert schema.domain == ""
+        found.append(node.op_type)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                found += _operators(attribute.g, opset)
+    return found
+
+
+def test_the_newest_opset(tmp_path: Path) -> None:
+    make(linear(opset=targets.MAX_OPSET), tmp_path)
+    _, module, _ = open_training(tmp_path)
+    assert np.isfinite(module(np.ones((2, 3), np.float32), np.ones((2, 2), np.float32)))
