@@ -200,7 +200,8 @@ def table(rows: list[Row], plan: Plan) -> Table:
         result.add_row(
             row.workload, row.optimizer, row.malloc, f"{row.floor_ms:.2f}",
             f"{_median(row.ours, 'step_ms'):.2f} / {_median(row.peer, 'step_ms'):.2f}",
-            str(row.time_ratio), f"{row.fastest_ratio:.2f}", "" if row.target is None else f"{row.target:.2f}",
+            str(row.time_ratio), f"{row.fastest_ratio:.2f}",
+            "" if row.target is None else f"{row.target:.2f}",
             f"{_median(row.ours, 'peak_bytes') / _MEBIBYTE:.0f} / "
             f"{_median(row.peer, 'peak_bytes') / _MEBIBYTE:.0f}",
             str(row.memory_ratio),
