@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def _build(folder: Path, seed: str) -> dict[str, bytes]:
-    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", BUILD, folder], check=True, env=environment, cwd=ROOT)
     return {
         str(path.relative_to(folder)): path.read_bytes()
