@@ -1,9 +1,9 @@
-"""Measures one training run, or one forward pass, in a process of its own.
+"""Measures one training run, one forward pass or one build, in a process of its own.
 
     python benchmarks/worker.py JOB.json
 
-``JOB.json`` holds the keyword arguments of :func:`train` or :func:`forward` below, ``command`` to
-choose between the two, and ``result``, the file to write the answer to, as JSON. The counterpart
+``JOB.json`` holds the keyword arguments of :func:`train`, :func:`forward` or :func:`build` below, ``command`` to
+choose between them, and ``result``, the file to write the answer to, as JSON. The counterpart
 for the reference is ``tests/peer/peer_worker.py``; both take time and memory in the same way.
 """
 
@@ -98,6 +98,22 @@ def forward(*, model: str, inputs: str, steps: int, warm_up: int) -> dict[str, A
     return {"forward_ms": times[warm_up:]}
 
 
+def build(*, model: str, folder: str, optimizer: str = "adamw") -> dict[str, Any]:
+    """Time the build of a package that trains every parameter, once, imports apart.
+
+    Returns:
+        ``seconds``; ``peak_bytes``: the highest resident set above that before the build.
+    """
+    from odtpack.build import build_package
+    from odtpack.optimizers import OPTIMIZERS
+
+    before = _start_count()
+    started = time.perf_counter()
+    build_package(model, folder, loss="cross_entropy", optimizer=OPTIMIZERS[optimizer]())
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "peak_bytes": _status_bytes("VmHWM") - before}
+
+
 def session_options(
     *, level: str | None = None, arena: bool | None = None, pattern: bool | None = None
 ) -> onnxruntime.SessionOptions:
@@ -143,7 +159,7 @@ def _status_bytes(field: str) -> int:
 def main(path: str) -> None:
     """Do the job in the file and write its result."""
     job = json.loads(Path(path).read_text())
-    command = {"train": train, "forward": forward}[job.pop("command")]
+    command = {"train": train, "forward": forward, "build": build}[job.pop("command")]
     result = Path(job.pop("result"))
     result.write_text(json.dumps(command(**job)))
 

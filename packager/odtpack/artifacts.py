@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from odtpack import losses, optimizers
 from odtpack.build import write_artifacts
+from odtpack.collector import paused_collector
 from odtpack.errors import OdtpackError
 from odtpack.loading import ModelLike, load_model
 from odtpack.training import Recipe
@@ -46,6 +47,7 @@ _LOSSES = {
 _OPTIMIZERS = {OptimType.AdamW: optimizers.AdamW, OptimType.SGD: optimizers.SGD}
 
 
+@paused_collector()
 def generate_artifacts(
     model: ModelLike,
     requires_grad: Sequence[str] | None = None,

@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from odtpack import optimizers
+from odtpack.collector import paused_collector
 from odtpack.emit import write_package
 from odtpack.errors import OdtpackError
 from odtpack.loading import ModelLike, load_model
@@ -27,6 +28,7 @@ from odtpack_runtime.manifest import Manifest
 MANIFEST = "manifest.json"
 
 
+@paused_collector()
 def build_package(
     model: ModelLike,
     folder: str | os.PathLike[str],

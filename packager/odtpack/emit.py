@@ -163,12 +163,9 @@ def _manifest(
 
 
 def _file(path: Path) -> dict[str, object]:
-    content = path.read_bytes()
-    return {
-        "path": path.name,
-        "size_bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+        return {"path": path.name, "size_bytes": stream.tell(), "sha256": digest.hexdigest()}
 
 
 def _value(value: ir.Value, role: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ What a model file says about other files is not to be trusted: it may point anyw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,43 @@ def tensors(message: Any) -> Iterator[onnx.TensorProto]:
                 yield from tensors(inner)
 
 
-def load_beside(proto: onnx.ModelProto, path: Path) -> None:
-    """Read the external data of a model file, which must lie in the file's own folder.
+def load_beside(
+    proto: onnx.ModelProto,
+    path: Path,
+    is_in_place: Callable[[onnx.TensorProto], bool],
+    map_file: Callable[[Path], memoryview],
+) -> Iterator[tuple[onnx.TensorProto, memoryview]]:
+    """Find the external data of a model file, which must lie in the file's own folder.
+
+    Args:
+        proto: The model; tensors that are not in place are read into it.
+        path: Its file.
+        is_in_place: Whether an initializer is to be read where it is.
+        map_file: Maps a file into memory.
+
+    Yields:
+        The initializers that are in place, without their reference to the file, and their
+        bytes.
 
     Raises:
-        OdtpackError: It lies elsewhere, is not there, or is too short.
+        OdtpackError: Data lie elsewhere, are not there, or are too short.
     """
-    for tensor in _external(proto):
-        _check(tensor, path)
+    files: dict[Path, memoryview] = {}
     try:
+        for tensor in _external(proto):
+            _check(tensor, path)
+        for tensor in proto.graph.initializer:
+            if tensor.data_location != onnx.TensorProto.EXTERNAL or not is_in_place(tensor):
+                continue
+            info = onnx.external_data_helper.ExternalDataInfo(tensor)
+            file = (path.parent / info.location).resolve()
+            if file not in files:
+                files[file] = map_file(file)
+            start = info.offset or 0
+            end = len(files[file]) if info.length is None else start + info.length
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+            yield tensor, files[file][start:end]
         onnx.external_data_helper.load_external_data_for_model(proto, str(path.parent))
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         raise OdtpackError(
@@ -63,27 +91,26 @@ def require_none(proto: onnx.ModelProto) -> None:
 
 
 def load_into(model: ir.Model) -> ir.Model:
-    """Return a model whose initializers are all in memory; the given one is not changed.
+    """Read the external initializers of a model in memory where they are; return the model.
 
     Raises:
         OdtpackError: External data cannot be read, or lie outside the model's folder.
     """
-    external = [
-        value.const_value
-        for graph in model.graphs()
-        for value in graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor) and value.const_value.base_dir
-    ]
-    if not external:
-        return model
     try:
-        return ir.external_data.load_to_model(model.clone())
+        for graph in model.graphs():
+            for value in graph.initializers.values():
+                tensor = value.const_value
+                if isinstance(tensor, ir.ExternalTensor) and tensor.base_dir:
+                    value.const_value = ir.Tensor(
+                        tensor.numpy(), dtype=tensor.dtype, name=tensor.name
+                    )
     except (OSError, ValueError) as error:
         raise OdtpackError(
             "external-data-unreadable",
             f"external data of the model in memory cannot be read: {error}",
             hint="save the model with its data beside it",
         ) from None
+    return model
 
 
 def _external(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

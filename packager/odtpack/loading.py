@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import google.protobuf.message
 import onnx
 import onnx.checker
 import onnx.numpy_helper
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack import external_data, targets
+from odtpack import external_data, source, targets
 from odtpack.errors import OdtpackError
+from odtpack.source import ModelLike
 
 _LONGEST_VECTOR = 1 << 24
 
-ModelLike = str | Path | onnx.ModelProto | ir.Model
+__all__ = ["ModelLike", "infer_shapes", "load_model"]
 
 
 def load_model(model: ModelLike) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred.
+
+    Large initializers stay where they are, in the file or in the given model's memory.
 
     Args:
         model: Path of an ONNX file (external data beside it), or a model in memory,
@@ -33,9 +33,10 @@ def load_model(model: ModelLike) -> ir.Model:
         OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
             data outside the model's folder, or an initializer with missing bytes.
     """
-    proto, where = _to_proto(model)
-    _check(proto, where)
-    loaded = ir.from_proto(proto)
+    given = source.open_model(model)
+    _check(given.proto, given.where)
+    loaded = ir.from_proto(given.proto)
+    given.restore(loaded.graph)
     for transform in (
         common_passes.InlinePass(),
         common_passes.RemoveInitializersFromInputsPass(),
@@ -79,54 +80,6 @@ def _drop_trailing_absent(graph: ir.Graph) -> None:
             node.resize_inputs(wanted)
 
 
-def _to_proto(model: ModelLike) -> tuple[onnx.ModelProto, str]:
-    if isinstance(model, ir.Model):
-        model = ir.to_proto(external_data.load_into(model))
-        external_data.require_none(model)
-        return model, "the model in memory"
-    if isinstance(model, onnx.ModelProto):
-        external_data.require_none(model)
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        return copy, "the model in memory"
-    if not isinstance(model, str | Path):
-        raise OdtpackError(
-            "bad-model-type",
-            f"model is a {type(model).__name__}; it must be a path, an onnx.ModelProto or an "
-            "onnx_ir.Model",
-        )
-    path = Path(model)
-    if not path.is_file():
-        raise OdtpackError(
-            "model-not-found",
-            f"there is no file {str(path)!r}",
-            hint="pass the path of a forward model, for example model.onnx",
-        )
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(path.read_bytes())
-    except (google.protobuf.message.DecodeError, MemoryError):
-        raise _not_onnx(path) from None
-    except OSError as error:
-        raise OdtpackError(
-            "model-not-readable",
-            f"{str(path)!r} cannot be read: {error.strerror or error}",
-            hint="check its permissions",
-        ) from error
-    if not proto.HasField("graph") or not proto.opset_import:
-        raise _not_onnx(path)
-    external_data.load_beside(proto, path)
-    return proto, str(path)
-
-
-def _not_onnx(path: Path) -> OdtpackError:
-    return OdtpackError(
-        "not-onnx",
-        f"{str(path)!r} is not an ONNX model",
-        hint="pass the .onnx file of a forward model, as torch.onnx.export writes it",
-    )
-
-
 def _check(proto: onnx.ModelProto, where: str) -> None:
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
@@ -161,7 +114,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             hint="write it as a dense initializer",
         )
     for tensor in external_data.tensors(proto):
-        _check_bytes(tensor, where)
+        source.check_bytes(tensor, where)
 
 
 def _texts(message: Any) -> Iterator[str | bytes]:
@@ -179,34 +132,3 @@ def _texts(message: Any) -> Iterator[str | bytes]:
         elif field.type == field.TYPE_MESSAGE:
             for inner in values:
                 yield from _texts(inner)
-
-
-def _check_bytes(tensor: onnx.TensorProto, where: str) -> None:
-    """A tensor must hold exactly as many values as its shape and type say."""
-    try:
-        dtype = ir.DataType(tensor.data_type)
-    except ValueError:
-        raise OdtpackError(
-            "unknown-element-type",
-            f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
-            where=where,
-            hint="the model is damaged or newer than ONNX here: export it again",
-        ) from None
-    if tensor.HasField("raw_data"):
-        wanted = math.ceil(math.prod(tensor.dims) * dtype.bitwidth / 8)
-        fits = len(tensor.raw_data) == wanted
-        held = f"{len(tensor.raw_data)} bytes, and not {wanted}"
-    else:
-        held = "another number of values"
-        try:
-            fits = onnx.numpy_helper.to_array(tensor).shape == tuple(tensor.dims)
-        except (ValueError, TypeError, KeyError):
-            fits = False
-    if not fits:
-        raise OdtpackError(
-            "initializer-size",
-            f"tensor {tensor.name!r} of type {dtype.name} and shape {list(tensor.dims)} "
-            f"holds {held}",
-            where=where,
-            hint="the model is damaged: export or copy it again",
-        )

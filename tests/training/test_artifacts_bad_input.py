@@ -252,7 +252,7 @@ def test_external_data_stays_in_the_folder(
         ("data", {"offset": -4, "length": 24}, "external-data-short"),
         ("data", {"length": 1 << 62}, "external-data-short"),
         ("data", {"offset": "x"}, "external-data-short"),
-        ("data", {"length": 20}, "invalid-model"),
+        ("data", {"length": 20}, "initializer-size"),
     ],
 )
 def test_external_data_is_there(
