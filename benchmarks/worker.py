@@ -2,9 +2,9 @@
 
     python benchmarks/worker.py JOB.json
 
-``JOB.json`` holds the keyword arguments of :func:`train`, :func:`forward` or :func:`build` below, ``command`` to
-choose between them, and ``result``, the file to write the answer to, as JSON. The counterpart
-for the reference is ``tests/peer/peer_worker.py``; both take time and memory in the same way.
+``JOB.json`` holds the keyword arguments of :func:`train`, :func:`forward` or :func:`build` below,
+``command`` to choose between them, and ``result``, the file to write the answer to, as JSON. The
+counterpart for the reference is ``tests/peer/peer_worker.py``; both take time and memory alike.
 """
 
 from __future__ import annotations

@@ -195,6 +195,8 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
 def _remove_leftovers(folder: Path, manifest: Manifest, *, ort_format: bool) -> None:
     """Remove what an earlier package at this place had and the new one does not name."""
     stale = []
+    if manifest.files.checkpoint_data is None:
+        stale.append("checkpoint.data")
     if manifest.files.nominal_checkpoint is None:
         stale.append("nominal_checkpoint")
     if not ort_format:

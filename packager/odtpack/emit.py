@@ -66,7 +66,7 @@ def write_package(
         with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
             staged = _stage(models, graphs.parameters, Path(scratch), prefix, nominal)
             manifest = _manifest(graphs, models, loss, optimizer[0], staged) if optimizer else None
-            for path in staged.values():
+            for path in sorted(staged.values(), key=lambda path: path == staged["checkpoint"]):
                 path.replace(folder / path.name)
     except OSError as error:
         raise OdtpackError(
@@ -108,6 +108,9 @@ def _stage(
     )
     staged["checkpoint"] = scratch / f"{prefix}checkpoint"
     write_checkpoint(staged["checkpoint"], data)
+    tensors = scratch / f"{prefix}checkpoint.data"
+    if tensors.exists():
+        staged["checkpoint_data"] = tensors
     if nominal:
         staged["nominal_checkpoint"] = scratch / f"{prefix}nominal_checkpoint"
         empty = CheckpointData(

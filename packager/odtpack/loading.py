@@ -13,9 +13,8 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack import external_data, source, targets
 from odtpack.errors import OdtpackError
+from odtpack.inference import infer_shapes
 from odtpack.source import ModelLike
-
-_LONGEST_VECTOR = 1 << 24
 
 __all__ = ["ModelLike", "infer_shapes", "load_model"]
 
@@ -46,29 +45,6 @@ def load_model(model: ModelLike) -> ir.Model:
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     return infer_shapes(loaded)
-
-
-def infer_shapes(model: ir.Model) -> ir.Model:
-    """Infer types and shapes of every value, with data propagation.
-
-    The onnx library propagates vectors element by element, so data propagation is left
-    out where a model declares one so long that it could exhaust the memory.
-    """
-    result: ir.Model = common_passes.ShapeInferencePass(
-        check_type=False, strict_mode=False, data_prop=_vectors_are_short(model.graph)
-    )(model).model
-    return result
-
-
-def _vectors_are_short(graph: ir.Graph) -> bool:
-    values = (*graph.inputs, *graph.initializers.values(), *(y for n in graph for y in n.outputs))
-    return all(
-        value.shape is None
-        or value.shape.rank() != 1
-        or not isinstance(value.shape[0], int)
-        or value.shape[0] <= _LONGEST_VECTOR
-        for value in values
-    )
 
 
 def _drop_trailing_absent(graph: ir.Graph) -> None:

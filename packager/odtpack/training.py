@@ -81,7 +81,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     _check_names(forward.graph)
     classes = _attach_loss(forward.graph, recipe)
     if recipe.train:
-        forward = infer_shapes(expand(infer_shapes(forward), recipe.train))
+        forward = expand(infer_shapes(forward), recipe.train)
     batch_norm.check(forward.graph)
     evaluation = forward.clone()
     batch_norm.to_evaluation(evaluation.graph)

@@ -47,12 +47,17 @@ class PackageFile(_Model):
 
 
 class PackageFiles(_Model):
-    """The files of a package. A nominal checkpoint is there if it was asked for."""
+    """The files of a package.
+
+    A nominal checkpoint is there if it was asked for, and the checkpoint has a second file
+    if its tensors exceed what one file may hold.
+    """
 
     training_model: PackageFile
     eval_model: PackageFile
     optimizer_model: PackageFile
     checkpoint: PackageFile
+    checkpoint_data: PackageFile | None = None
     nominal_checkpoint: PackageFile | None = None
 
 
@@ -154,6 +159,9 @@ class Manifest(_Model):
             names = [item.name for item in items]
             if len(set(names)) != len(names):
                 raise ValueError(f"two {what} have the same name")
+        data = self.files.checkpoint_data
+        if data is not None and data.path != f"{self.files.checkpoint.path}.data":
+            raise ValueError("checkpoint_data must be named after the checkpoint")
         if not self.outputs or self.outputs[0].role != "loss":
             raise ValueError("the first output must be the loss")
         return self

@@ -71,6 +71,8 @@ class Package:
         manifest = Manifest.from_json(data, str(manifest_path))
         files = manifest.files
         nominal = files.nominal_checkpoint
+        if files.checkpoint_data is not None:
+            _check_file(root, files.checkpoint_data)
         return cls(
             root,
             manifest,
