@@ -12,8 +12,10 @@ ROOT = Path(__file__).resolve().parents[1]
 _INTRODUCTION = """# Operators
 
 Generated from the registry by `scripts/generate_docs.py`; a test holds the two together.
+`odtpack ops coverage` prints the same table, and `odtpack ops check MODEL.onnx` says which
+nodes of a model stand in a gradient's way.
 
-- **rule**: differentiated by a rule of its own, from the opset named on.
+- **rule**: differentiated by a rule of its own.
 - **expansion**: defined by the standard as a function of other operators, and
   differentiated through them.
 - **no gradient**: piecewise constant or not numeric; gradients stop here, as they should.
@@ -30,10 +32,14 @@ def operators_page() -> str:
     }
     summary = ", ".join(f"{how}: {count}" for how, count in sorted(counts.items()))
     lines = [_INTRODUCTION, f"{len(rows)} operators. {summary}.", ""]
-    lines += ["| operator | how | rule since opset |", "|---|---|---|"]
+    lines += [
+        "| operator | definitions since opset | trainable inputs | how |",
+        "|---|---|---|---|",
+    ]
     for row in rows:
         name = row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}"
-        lines.append(f"| {name} | {row.how} | {', '.join(map(str, row.since))} |")
+        opsets = ", ".join(map(str, row.opsets))
+        lines.append(f"| {name} | {opsets} | {', '.join(row.inputs)} | {row.how} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ outputs; the walk decides which are needed and sums the contributions of every u
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -70,6 +70,7 @@ def differentiate(
     wrt: Iterable[ir.Value],
     ops: Ops,
     registry: Registry = REGISTRY,
+    refused: Callable[[ir.Node, OdtpackError], None] | None = None,
 ) -> dict[ir.Value, ir.Value]:
     """Append the nodes that compute vector-Jacobian products to ``graph``.
 
@@ -79,6 +80,8 @@ def differentiate(
         wrt: Values whose cotangents are wanted.
         ops: Writer for ``graph``.
         registry: Rules to use.
+        refused: Takes each node that cannot be differentiated, and why; the walk then goes
+            on behind it, and its result is of no use. Without it the first one is raised.
 
     Returns:
         Cotangent of each value in ``wrt`` that a seed depends on.
@@ -105,13 +108,20 @@ def differentiate(
         if not any(output in contributions for output in node.outputs):
             continue
         rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
-        if rule is None:
-            raise _no_gradient(node, graph, sources, registry)
-        if not rule.differentiable:
+        if rule is not None and not rule.differentiable:
             continue
         cotangents = [total(output) for output in node.outputs]
         wanted = [value is not None and value in needed for value in node.inputs]
-        for value, cotangent in _apply(rule, Context(node, ops, cotangents, wanted)):
+        try:
+            if rule is None:
+                raise _no_gradient(node, graph, sources, registry)
+            found = list(_apply(rule, Context(node, ops, cotangents, wanted)))
+        except OdtpackError as error:
+            if refused is None:
+                raise
+            refused(node, error)
+            found = [(value, value) for value in reads(node) if value in needed]
+        for value, cotangent in found:
             contributions.setdefault(value, []).append(cotangent)
     gradients = {value: total(value) for value in sources}
     return {value: gradient for value, gradient in gradients.items() if gradient is not None}

@@ -19,6 +19,7 @@ from odtpack.cli.demo import demo
 from odtpack.cli.devices import devices
 from odtpack.cli.export import export
 from odtpack.cli.inspect import inspect
+from odtpack.cli.ops import ops
 from odtpack.cli.simulate import simulate
 from odtpack.cli.train import train
 
@@ -114,6 +115,14 @@ app.add_typer(
     epilog=_examples(
         "odtpack devices list",
         "odtpack devices show pixel-8a",
+    ),
+)
+app.add_typer(
+    ops,
+    name="ops",
+    epilog=_examples(
+        "odtpack ops coverage",
+        "odtpack ops check model.onnx",
     ),
 )
 
