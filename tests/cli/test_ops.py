@@ -101,6 +101,9 @@ def test_every_obstacle_is_named_with_what_it_blocks(
     path = write(tmp_path, body, w1=(4, 4), w2=(4, 4), w3=(4, 4))
     model = onnx.load(path)
     model.opset_import.add(domain="odd", version=1)
+    # Of i nothing is known, which is the fault of its operator and no obstacle of its own.
+    shape = onnx.helper.make_tensor_value_info("r", onnx.TensorProto.FLOAT, ["b", 4])
+    model.graph.value_info.append(shape)
     onnx.save(model, path)
     assert main(["ops", "check", str(path), "--json"]) == 1
     shown = capsys.readouterr()
