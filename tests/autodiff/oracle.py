@@ -54,7 +54,9 @@ class Case:
         const: Floats that are initializers of the model; INT64 inputs always are, unless in
         runtime: INT64 inputs that are fed when the model runs.
         batch: Inputs whose first axis is declared as the symbol "batch".
+        symbols: Dimensions declared as symbols, by input and axis.
         outputs: Number of outputs of the node.
+        absent: Indices of the outputs that the node leaves out.
         used: Indices of the outputs on which L depends.
         domain: Domain of the operator.
         differences: "onnx" as above; "torch" where the reference implementation lacks the
@@ -73,7 +75,9 @@ class Case:
     const: Sequence[str] = ()
     runtime: Sequence[str] = ()
     batch: Sequence[str] = ()
+    symbols: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
     outputs: int = 1
+    absent: Sequence[int] = ()
     used: Sequence[int] | None = None
     domain: str = ""
     differences: str = "onnx"
@@ -170,7 +174,8 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
             values[name] = ir.val(name, const_value=ir.tensor(array, name=name))
             initializers.append(values[name])
         else:
-            shape = ["batch", *array.shape[1:]] if name in case.batch else list(array.shape)
+            symbols = {0: "batch"} if name in case.batch else case.symbols.get(name, {})
+            shape = [symbols.get(axis, size) for axis, size in enumerate(array.shape)]
             values[name] = ir.val(name, ir.DataType.from_numpy(array.dtype), shape)
             inputs.append(values[name])
     operands = [None if array is None else values[name] for name, array in case.inputs.items()]
@@ -178,7 +183,7 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
         case.op, operands, case.attrs, domain=case.domain, num_outputs=case.outputs, name="node"
     )
     for index, output in enumerate(node.outputs):
-        output.name = f"y{index}"
+        output.name = "" if index in case.absent else f"y{index}"
         if case.domain:  # of these no inference knows; they are elementwise
             output.type, output.shape = values["x"].type, values["x"].shape
     imports = {"": case.opset} | ({case.domain: 1} if case.domain else {})

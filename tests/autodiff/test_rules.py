@@ -16,7 +16,13 @@ from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.passes import batch_norm, gelu
-from tests.autodiff import cases_elementwise, cases_matrix, cases_structure, cases_windows
+from tests.autodiff import (
+    cases_elementwise,
+    cases_matrix,
+    cases_recurrent,
+    cases_structure,
+    cases_windows,
+)
 from tests.autodiff.oracle import (
     LEVELS,
     Array,
@@ -35,6 +41,7 @@ from tests.autodiff.oracle import (
 CASES = [
     *cases_elementwise.CASES,
     *cases_matrix.CASES,
+    *cases_recurrent.CASES,
     *cases_structure.CASES,
     *cases_windows.CASES,
 ]

@@ -71,7 +71,8 @@ class Context:
             self.node.resize_outputs(index + 1)
         value = self.node.outputs[index]
         if not value.name:
-            value.name = self.op.fresh_name(f"{self.y().name}_output{index}")
+            named = next(output.name for output in self.node.outputs if output.name)
+            value.name = self.op.fresh_name(f"{named}_output{index}")
         if value.type is None:
             value.type = ir.TensorType(dtype)
         return value
@@ -90,9 +91,19 @@ class Context:
         """Float attribute."""
         return self.node.attributes.get_float(name, default)
 
+    def floats(
+        self, name: str, default: Sequence[builtins.float] = ()
+    ) -> tuple[builtins.float, ...]:
+        """Float list attribute."""
+        return tuple(self.node.attributes.get_floats(name, tuple(default)))
+
     def string(self, name: str, default: str) -> str:
         """String attribute."""
         return self.node.attributes.get_string(name, default)
+
+    def strings(self, name: str, default: Sequence[str] = ()) -> tuple[str, ...]:
+        """String list attribute."""
+        return tuple(self.node.attributes.get_strings(name, tuple(default)))
 
     def dims(self, value: ir.Value) -> Dims:
         """Dimensions of a value: an int, a symbol or None each.

@@ -194,6 +194,20 @@ class Ops:
         finally:
             self._place = place
 
+    @contextmanager
+    def inside(self, body: ir.Graph) -> Iterator[None]:
+        """Write at the end of ``body``, a subgraph, for the length of a ``with`` block.
+
+        Names stay unique in the whole graph; constants stay outside, where the subgraph
+        reads them.
+        """
+        place = self._place
+        self._place = body.append
+        try:
+            yield
+        finally:
+            self._place = place
+
     def run_before(self, early: ir.Value, late: ir.Value, readers: Sequence[ir.Node]) -> None:
         """Make the runtime compute ``early`` before ``readers``, which read ``late``.
 
