@@ -164,17 +164,16 @@ def with_function(op: str, at: int) -> list[Case]:
 
 
 CASES: list[Case] = [
-    # Every direction with every choice of optional inputs
+    # Every choice of optional inputs, in both directions at once; the least and the most in one
     *(
-        recurrent(op, names, direction=direction)
-        for op in OPERATORS
+        recurrent(op, names, direction=direction, **attrs)
+        for op, attrs in (
+            *((op, {}) for op in OPERATORS),
+            ("GRU", {"linear_before_reset": 1, "label": "linear"}),
+        )
         for direction in DIRECTIONS
-        for names in subsets(OPTIONAL[op])
-    ),
-    *(
-        recurrent("GRU", names, direction=direction, linear_before_reset=1, label="linear")
-        for direction in DIRECTIONS
-        for names in subsets(OPTIONAL["GRU"])
+        for names in (subsets(OPTIONAL[op]) if direction == "bidirectional"
+                      else ("", OPTIONAL[op]))
     ),
     # PyTorch's modules: what exporters write
     *(
@@ -230,7 +229,8 @@ CASES: list[Case] = [
     recurrent("LSTM", "b", direction="bidirectional", label="by-direction",
               **parameters(*CURVES[4:7], *CURVES[5:8])),
     *(
-        recurrent(op, "b", label=f"default-{name}", scale=0.5, activations=[name, "Tanh", "Tanh"][:count])
+        recurrent(op, "b", label=f"default-{name}", scale=0.5,
+                  activations=[name, "Tanh", "Tanh"][:count])
         for op, count in (("GRU", 2), ("LSTM", 3))
         for name in ("HardSigmoid", "LeakyRelu", "Elu", "ThresholdedRelu", "Affine")
     ),

@@ -88,10 +88,9 @@ class Recurrent:
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         values = dict(zip(self.names, given, strict=True))
         direction = self.attrs.get("direction", "forward")
-        parts = list(self._directions(values, direction))
-        stacked = [torch.stack(part, axis) for part, axis in zip(zip(*parts, strict=True),
-                                                                 (1, 0, 0), strict=False)]  # fmt: skip
-        return [stacked[index] for index in self.used]
+        y, *finals = zip(*self._directions(values, direction), strict=True)
+        outputs = [torch.stack(y, 1), *(torch.stack(each) for each in finals)]
+        return [outputs[index] for index in self.used]
 
     def _directions(self, values: Tensors, direction: str) -> Iterator[list[torch.Tensor]]:
         x, hidden = values["x"], values["r"].shape[2]
@@ -101,8 +100,7 @@ class Recurrent:
         lengths = values.get("lengths", torch.full((batch,), steps)).tolist()
         for d in range(count):
             own = {name: value[d] for name, value in values.items() if name not in ("x", "lengths")}
-            y, finals = torch.zeros(steps, batch, hidden, dtype=x.dtype), []
-            rows = []
+            rows, finals = [], []
             for b in range(batch):
                 order = range(lengths[b])
                 if d == 1 or direction == "reverse":
@@ -116,8 +114,7 @@ class Recurrent:
                     states[t] = h
                 rows.append(torch.stack([states.get(t, zero) for t in range(steps)]))
                 finals.append((h, c) if lengths[b] else (zero, zero))
-            y = torch.stack(rows, 1)
-            yield [y, *(torch.stack(each) for each in zip(*finals, strict=True))]
+            yield [torch.stack(rows, 1), *(torch.stack(each) for each in zip(*finals, strict=True))]
             self.gap = min(self.gap, *(function.gap for function in functions[d]))
 
     def _functions(self, count: int) -> list[list[Function]]:
@@ -170,7 +167,7 @@ class Recurrent:
 
 # The same by PyTorch's modules.
 
-_ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}  # of PyTorch's gates in ONNX
+_ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 3, 1, 2]}  # where ONNX gates are in PyTorch
 
 
 def module(
@@ -189,12 +186,12 @@ def module(
         weights = {}
         for d in range(count):
             suffix = "_l0_reverse" if d else "_l0"
-            weights[f"weight_ih{suffix}"] = _reorder(op, values["w"][d])
-            weights[f"weight_hh{suffix}"] = _reorder(op, values["r"][d])
+            weights[f"weight_ih{suffix}"] = _to_pytorch(op, values["w"][d])
+            weights[f"weight_hh{suffix}"] = _to_pytorch(op, values["r"][d])
             if "b" in values:
                 wb, rb = values["b"][d].chunk(2)
-                weights[f"bias_ih{suffix}"] = _reorder(op, wb)
-                weights[f"bias_hh{suffix}"] = _reorder(op, rb)
+                weights[f"bias_ih{suffix}"] = _to_pytorch(op, wb)
+                weights[f"bias_hh{suffix}"] = _to_pytorch(op, rb)
         steps, batch = values["x"].shape[:2]
         zero = torch.zeros(count, batch, hidden, dtype=values["x"].dtype)
         state: Any = values.get("h0", zero)
@@ -214,6 +211,32 @@ def module(
     return call
 
 
-def _reorder(op: str, value: torch.Tensor) -> torch.Tensor:
+def onnx_weights(network: torch.nn.RNNBase) -> list[torch.Tensor]:
+    """W, R and B of a layer of PyTorch as an ONNX node has them."""
+    slots = network.state_dict()
+    suffixes = ["_l0", "_l0_reverse"][: 1 + network.bidirectional]
+
+    def stacked(*stems: str) -> torch.Tensor:
+        return torch.stack(
+            [
+                torch.cat(
+                    [
+                        _to_onnx(network.mode.partition("_")[0], slots[stem + suffix])
+                        for stem in stems
+                    ]
+                )
+                for suffix in suffixes
+            ]
+        )
+
+    return [stacked("weight_ih"), stacked("weight_hh"), stacked("bias_ih", "bias_hh")]
+
+
+def _to_onnx(op: str, value: torch.Tensor) -> torch.Tensor:
     parts = value.chunk(GATES[op])
     return torch.cat([parts[gate] for gate in _ORDER[op]])
+
+
+def _to_pytorch(op: str, value: torch.Tensor) -> torch.Tensor:
+    parts = value.chunk(GATES[op])
+    return torch.cat([parts[_ORDER[op].index(gate)] for gate in range(GATES[op])])

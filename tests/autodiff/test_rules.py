@@ -238,6 +238,24 @@ NOT_COVERED = [
      {"coordinate_transformation_mode": "tf_crop_and_resize"}, {"const": ["r", "s"]}, 17,
      "tf_crop"),
     ("Conv", {"x": normal(1, 2, 4), "w": normal(2, 2, 3)}, {"open": True}, {}, 17, "must be known"),
+    *(
+        (op, cases_recurrent.arrays(op, ""), {"hidden_size": 3, "layout": 1}, {}, 14,
+         "refuses layout 1")
+        for op in ("RNN", "GRU", "LSTM")
+    ),
+    ("GRU", {k: v.astype(np.float64) for k, v in cases_recurrent.arrays("GRU", "").items()},
+     {"hidden_size": 3}, {}, 17, "runs FLOAT only"),
+    ("GRU", cases_recurrent.arrays("GRU", ""), {"hidden_size": 3, "activations": ["Tanh", "Gelu"]},
+     {}, 17, "no activation 'gelu'"),
+    ("RNN", cases_recurrent.arrays("RNN", ""), {"hidden_size": 3, "activations": ["relu"]},
+     {}, 17, "no activation 'relu'"),
+    ("LSTM", cases_recurrent.arrays("LSTM", ""), {"hidden_size": 3, "activations": ["Tanh"]},
+     {}, 17, "names 1 activations, and not 3"),
+    ("RNN", cases_recurrent.arrays("RNN", ""), {"hidden_size": 3, "activations": ["LeakyRelu"]},
+     {}, 17, "attribute activation_alpha"),
+    ("RNN", cases_recurrent.arrays("RNN", "", two=True),
+     {"hidden_size": 3, "activations": ["Tanh", "LeakyRelu"], "activation_alpha": [0.1],
+      "direction": "bidirectional"}, {}, 17, "attribute activation_alpha"),
 ]  # fmt: skip
 
 

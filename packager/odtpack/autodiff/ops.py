@@ -92,16 +92,24 @@ class Ops:
     Args:
         graph: Graph to write into; new nodes go to its end unless :meth:`before` is used.
         prefix: Start of the names of new values, so that a reader sees where they come from.
+        outer: Writer for the graph around ``graph``, if that is a subgraph: names differ
+            from all names there, and opsets are the same.
     """
 
-    def __init__(self, graph: ir.Graph, prefix: str = "") -> None:
-        self.graph = graph
+    def __init__(self, graph: ir.Graph, prefix: str = "", outer: Ops | None = None) -> None:
+        if outer is not None:
+            graph.opset_imports.update(outer.graph.opset_imports)
+        self.graph: ir.Graph = graph
         self.opset = graph.opset_imports[""]
         self._prefix = prefix
-        self._names = used_names(graph)
-        self._counts: dict[str, int] = {}
+        self._names: set[str] = used_names(graph) if outer is None else outer._names
+        self._counts: dict[str, int] = {} if outer is None else outer._counts
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._place: Callable[[ir.Node], None] = graph.append
+
+    def inside(self, graph: ir.Graph) -> Ops:
+        """A writer for a subgraph of a node in this writer's graph."""
+        return Ops(graph, self._prefix, self)
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         if op_type.startswith("_") or not op_type[0].isupper():
@@ -189,20 +197,6 @@ class Ops:
             last = new
 
         self._place = insert
-        try:
-            yield
-        finally:
-            self._place = place
-
-    @contextmanager
-    def inside(self, body: ir.Graph) -> Iterator[None]:
-        """Write at the end of ``body``, a subgraph, for the length of a ``with`` block.
-
-        Names stay unique in the whole graph; constants stay outside, where the subgraph
-        reads them.
-        """
-        place = self._place
-        self._place = body.append
         try:
             yield
         finally:

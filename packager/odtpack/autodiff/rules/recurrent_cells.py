@@ -80,7 +80,7 @@ def rnn(direction: Direction, functions: Functions) -> Found:
     a = Gates(direction).input(0) if f.slope_needs_input else None
     slopes = layer.by_step(f.slope(op, a, direction.y), layer.hidden)
 
-    def body(dh: ir.Value, slope: ir.Value) -> Step:
+    def body(op: Ops, dh: ir.Value, slope: ir.Value) -> Step:
         da = op.Mul(dh, slope)
         return [op.MatMul(da, r)], [da]
 
@@ -104,11 +104,10 @@ def gru(direction: Direction, functions: Functions) -> Found:
         op.Mul(op.Sub(1, z), dn),
         op.Mul(before, dr),
     ]
-    zr_weights = op.Concat(gates.r[0], gates.r[1], axis=0)
+    zr_weights = op.slice(direction.r, [0], [0], [2 * hidden])
 
-    def body(
-        dh: ir.Value, k_z: ir.Value, k_n: ir.Value, k_r: ir.Value, z: ir.Value, r: ir.Value
-    ) -> Step:
+    def body(op: Ops, dh: ir.Value, *factors: ir.Value) -> Step:
+        k_z, k_n, k_r, z, r = factors
         n_gate = op.Mul(dh, k_n)
         dreset = op.MatMul(n_gate, gates.r[2])
         zr_gates = op.Concat(op.Mul(dh, k_z), op.Mul(dreset, k_r), axis=1)
@@ -140,9 +139,8 @@ def gru_linear_first(direction: Direction, functions: Functions) -> Found:
         op.Mul(k_n, r),
     ]
 
-    def body(
-        dh: ir.Value, k_z: ir.Value, k_n: ir.Value, k_r: ir.Value, k_q: ir.Value, z: ir.Value
-    ) -> Step:
+    def body(op: Ops, dh: ir.Value, *factors: ir.Value) -> Step:
+        k_z, k_n, k_r, k_q, z = factors
         z_gate, r_gate = op.Mul(dh, k_z), op.Mul(dh, k_r)
         of_inputs = op.Concat(z_gate, r_gate, op.Mul(dh, k_n), axis=1)
         of_states = op.Concat(z_gate, r_gate, op.Mul(dh, k_q), axis=1)

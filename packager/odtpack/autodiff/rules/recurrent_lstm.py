@@ -36,7 +36,7 @@ def lstm(direction: Direction, functions: Functions) -> Found:
     k_b = peepholes.add(op, _I, cell.forget, cell.k_i)
     k_b = peepholes.add(op, _FORGET, k_b, cell.k_f)
 
-    def body(dh: ir.Value, dc: ir.Value, *factors: ir.Value) -> Step:
+    def body(op: Ops, dh: ir.Value, dc: ir.Value, *factors: ir.Value) -> Step:
         k_o, k_c, k_i, k_f, k_g, k_b = factors
         dc = op.Add(dc, op.Mul(dh, k_c))
         pairs = ((dc, k_i), (dh, k_o), (dc, k_f), (dc, k_g))
@@ -99,33 +99,33 @@ def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _
     block, dblock = value_and_slope(op, g, gates.input(_G))
 
     def gates_at(
-        cell: ir.Value, blind: Sequence[ir.Value]
+        op: Ops, cell: ir.Value, blind: Sequence[ir.Value]
     ) -> tuple[list[ir.Value], ir.Value, ir.Value]:
         pairs = zip((_I, _FORGET), blind, strict=False)
         a = [peepholes.add(op, gate, each, cell) for gate, each in pairs]
         i = f.value(op, a[0])
         return a, i, op.Sub(1, i) if coupled else f.value(op, a[1])
 
-    def watching(cell: ir.Value, block: ir.Value, *blind: ir.Value) -> Step:
-        _, i, forget = gates_at(cell, blind)
+    def watching(op: Ops, cell: ir.Value, block: ir.Value, *blind: ir.Value) -> Step:
+        _, i, forget = gates_at(op, cell, blind)
         new = op.Add(op.Mul(cell, forget), op.Mul(i, block))
         return [new], [new]
 
-    def plain(cell: ir.Value, forget: ir.Value, written: ir.Value) -> Step:
+    def plain(op: Ops, cell: ir.Value, forget: ir.Value, written: ir.Value) -> Step:
         new = op.Add(op.Mul(cell, forget), written)
         return [new], [new]
 
     start = direction.initial(6)
     a, i, forget = list(blind), start, start
     if not peepholes.weights:
-        a, i, forget = gates_at(start, blind)
+        a, i, forget = gates_at(op, start, blind)
     rows = (block, *blind) if peepholes.weights else (forget, op.Mul(i, block))
     sequences = [layer.by_step(each, layer.hidden) for each in rows]
     body = watching if peepholes.weights else plain
     _, stacked = direction.forward([start], sequences, body)
     before, after = direction.before(stacked, 6), layer.rows(stacked, layer.hidden)
     if peepholes.weights:
-        a, i, forget = gates_at(before, blind)
+        a, i, forget = gates_at(op, before, blind)
     k_i = op.Mul(op.Sub(block, before) if coupled else block, f.slope(op, a[0], i))
     if coupled:
         k_f = op.zeros(op.Shape(i), layer.dtype)

@@ -196,7 +196,7 @@ class Direction:
         Args:
             states: Carried from step to step, [B, H] each.
             sequences: What a step reads, [T, B, width] each.
-            body: Receives a state for each of ``states`` and a slice for each of
+            body: Receives a writer, a state for each of ``states`` and a slice for each of
                 ``sequences``; returns the new states and what is to be stacked.
 
         Returns:
@@ -218,9 +218,9 @@ class Direction:
         dy = self.part(given, 1)
         dy.shape = ir.Shape([layer.steps, layer.batch, layer.hidden])
 
-        def add(dh: ir.Value, *rest: ir.Value) -> Step:
+        def add(op: Ops, dh: ir.Value, *rest: ir.Value) -> Step:
             *others, dy = rest
-            return body(self.op.Add(dh, dy), *others)
+            return body(op, op.Add(dh, dy), *others)
 
         return self._scan(states, [*sequences, dy], add, falling=not self.latest_first)
 
@@ -238,17 +238,17 @@ class Direction:
         inputs = [_inner(op, state, (layer.batch, layer.hidden)) for state in states]
         inputs += [_inner(op, each, (dims_of(each) or ())[1:]) for each in sequences]
         graph = ir.Graph(inputs, [], nodes=[], name=op.fresh_name("steps"))
-        with op.inside(graph):
-            if layer.lengths is None:
-                new, stacked = body(*inputs)
-                # A graph must not have one value as two outputs.
-                stacked = [op.Identity(each) if each in new else each for each in stacked]
-            else:
-                *inputs, valid = inputs
-                new, stacked = body(*inputs)
-                stacked = [op.Where(valid, each, 0) for each in stacked]
-                old = inputs[: len(states)]
-                new = [op.Where(valid, *pair) for pair in zip(new, old, strict=True)]
+        inner = op.inside(graph)
+        if layer.lengths is None:
+            new, stacked = body(inner, *inputs)
+            # A graph must not have one value as two outputs.
+            stacked = [inner.Identity(each) if each in new else each for each in stacked]
+        else:
+            *inputs, valid = inputs
+            new, stacked = body(inner, *inputs)
+            stacked = [inner.Where(valid, each, 0) for each in stacked]
+            old = inputs[: len(states)]
+            new = [inner.Where(valid, *pair) for pair in zip(new, old, strict=True)]
         graph.outputs.extend([*new, *stacked])
         results = op.emit(
             "Scan",
