@@ -23,12 +23,19 @@ GAP = 1e-3  # of the inputs of a gate to a kink
 
 
 def arrays(
-    op: str, names: str, *, two: bool = False, seed: int = 0, scale: float = 1.0
+    op: str,
+    names: str,
+    *,
+    two: bool = False,
+    seed: int = 0,
+    scale: float = 1.0,
+    steps: int = T,
+    lengths: tuple[int, ...] = (3, 4, 1),
 ) -> dict[str, Array | None]:
     """Inputs of a node: x, w and r, and those in ``names`` (of b, lengths, h0, c0, p)."""
     d, g = 1 + two, GATES[op]
     shapes = {
-        "x": (T, B, I),
+        "x": (steps, B, I),
         "w": (d, g * H, I),
         "r": (d, g * H, H),
         "b": (d, 2 * g * H),
@@ -43,7 +50,7 @@ def arrays(
         if name in wanted
     }
     if "lengths" in wanted:
-        result["lengths"] = np.array([3, 4, 1], np.int32)
+        result["lengths"] = np.array(lengths, np.int32)
     last = max(INPUTS.index(name) for name in result)
     return {name: result.get(name) for name in INPUTS[: last + 1]}
 
@@ -53,14 +60,13 @@ def recurrent(op: str, names: str = "", opset: int = 17, **options: Any) -> Case
     fields = {
         key: options.pop(key) for key in ("used", "absent", "symbols", "wrt") if key in options
     }
-    nn, label, scale = (
-        options.pop(k, d) for k, d in (("nn", False), ("label", ""), ("scale", 1.0))
-    )
+    nn, label = options.pop("nn", False), options.pop("label", "")
+    sizes = {key: options.pop(key) for key in ("scale", "steps", "lengths") if key in options}
     two = options.get("direction") == "bidirectional"
     absent = fields.get("absent", ())
     used = fields.setdefault("used", [i for i in range(OUTPUTS[op]) if i not in absent])
     for seed in range(100):
-        inputs = arrays(op, names, two=two, seed=100 * seed, scale=scale)
+        inputs = arrays(op, names, two=two, seed=100 * seed, **sizes)
         present = {name: array for name, array in inputs.items() if array is not None}
         function: Any = Recurrent(op, options, list(present), used)
         with torch.no_grad():
@@ -200,6 +206,15 @@ CASES: list[Case] = [
         for direction in DIRECTIONS
         for names, opset in (("b", 12), (OPTIONAL[op], 17))
         for label, symbols in SYMBOLS.items()
+    ),
+    *(recurrent(op, names, steps=1, direction=direction, lengths=(1, 1, 1), label="one-step")
+      for op in OPERATORS for direction in DIRECTIONS for names in ("b", OPTIONAL[op])),
+    # A sequence without any step; RNN's kernel reads outside of its output for one
+    *(
+        recurrent(op, OPTIONAL[op], direction=direction, lengths=lengths, label=f"empty{at}")
+        for op in ("GRU", "LSTM")
+        for direction in DIRECTIONS
+        for at, lengths in enumerate([(0, 4, 2), (2, 0, 1)])
     ),
     # Some inputs only
     *(

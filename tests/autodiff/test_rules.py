@@ -246,7 +246,7 @@ NOT_COVERED = [
     ("GRU", {k: v.astype(np.float64) for k, v in cases_recurrent.arrays("GRU", "").items()},
      {"hidden_size": 3}, {}, 17, "runs FLOAT only"),
     ("GRU", cases_recurrent.arrays("GRU", ""), {"hidden_size": 3, "activations": ["Tanh", "Gelu"]},
-     {}, 17, "no activation 'gelu'"),
+     {}, 17, "no activation 'Gelu'"),
     ("RNN", cases_recurrent.arrays("RNN", ""), {"hidden_size": 3, "activations": ["relu"]},
      {}, 17, "no activation 'relu'"),
     ("LSTM", cases_recurrent.arrays("LSTM", ""), {"hidden_size": 3, "activations": ["Tanh"]},

@@ -140,9 +140,10 @@ def gate_functions(ctx: Context, defaults: Sequence[str]) -> list[tuple[GateFunc
     alphas, betas = (list(ctx.floats(f"activation_{name}")) for name in ("alpha", "beta"))
     clip = ctx.float("clip", 0.0) or None
     functions = []
-    for name in (name.lower() for name in names):
+    for given in names:
+        name = given.lower()
         if name not in _LOWER:
-            raise _unknown(ctx, name)
+            raise _unknown(ctx, given)
         alpha, beta = _DEFAULT_ALPHA.get(name, 0.0), _DEFAULT_BETA.get(name, 0.0)
         if name in _TAKES_ALPHA and alphas:
             alpha = alphas.pop(0)

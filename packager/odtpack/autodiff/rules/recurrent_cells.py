@@ -51,27 +51,28 @@ class Gates:
             return self.op.split(value, 0, sizes) if layer.gates > 1 else [value]
 
         self.w, self.r = cut(direction.w), cut(direction.r)
-        self.biases = None
-        if direction.biases is not None:
-            self.biases = [cut(bias) for bias in direction.biases]
-            self.sums = cut(self.op.Add(*direction.biases))
+        biases = direction.biases or ()
+        self.biases = [cut(bias) for bias in biases] or [(), ()]
+        self.sums = cut(self.op.Add(*biases)) if biases else ()
 
     def input(self, gate: int, states: ir.Value | None = None) -> ir.Value:
         """a = x W^T + h R^T + Wb + Rb of a gate [T B, H]; h is the state before a step."""
+        linear = self._product(self._direction.x, self.w[gate], self.sums, gate)
         states = self._direction.h if states is None else states
-        bias = self.sums[gate] if self.biases else None
-        linear = self.op.Gemm(self._direction.x, self.w[gate], bias, transB=1)
         return self.op.Gemm(states, self.r[gate], linear, transB=1)
 
     def of_inputs(self, gate: int) -> ir.Value:
         """x W^T + Wb of a gate."""
-        bias = self.biases[0][gate] if self.biases else None
-        return self.op.Gemm(self._direction.x, self.w[gate], bias, transB=1)
+        return self._product(self._direction.x, self.w[gate], self.biases[0], gate)
 
     def of_states(self, gate: int) -> ir.Value:
         """h R^T + Rb of a gate."""
-        bias = self.biases[1][gate] if self.biases else None
-        return self.op.Gemm(self._direction.h, self.r[gate], bias, transB=1)
+        return self._product(self._direction.h, self.r[gate], self.biases[1], gate)
+
+    def _product(
+        self, rows: ir.Value, weight: ir.Value, biases: Sequence[ir.Value], gate: int
+    ) -> ir.Value:
+        return self.op.Gemm(rows, weight, *biases[gate : gate + 1], transB=1)
 
 
 def rnn(direction: Direction, functions: Functions) -> Found:

@@ -9,6 +9,7 @@ in a Scan.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -102,6 +103,7 @@ class Layer:
         result.shape = ir.Shape([self.steps, self.batch, width])
         return result
 
+    @functools.cached_property
     def zero_state(self) -> ir.Value:
         """Zeros [B, H]."""
         if isinstance(self.batch, int):
@@ -176,13 +178,13 @@ class Direction:
     def initial(self, number: int) -> ir.Value:
         """An initial state [B, H] of the node, zero if it has none."""
         given = self.layer.ctx.maybe_x(number)
-        return self.layer.zero_state() if given is None else self.part(given)
+        return self.layer.zero_state if given is None else self.part(given)
 
     def final(self, number: int) -> ir.Value:
         """Cotangent of a final state [B, H]: of Y_h, or of Y_c."""
         given, lengths = self.layer.ctx.maybe_dy(number), self.layer.lengths
         if given is None:
-            return self.layer.zero_state()
+            return self.layer.zero_state
         part = self.part(given)
         return part if lengths is None else self.op.Where(lengths.any, part, 0)
 
