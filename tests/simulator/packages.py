@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 
 from odtpack import zoo
 from odtpack.artifacts import OptimType
@@ -19,6 +20,46 @@ from tests.packaging_tools import batch, generate
 
 CLASSES = 10
 
+
+def recurrent() -> onnx.ModelProto:
+    """An LSTM in both directions, whose gradients loop over its steps, and a GRU."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        recurrent (float[batch, 12, 8] input) => (float[batch, 10] output) {
+            x = Transpose <perm = [1, 0, 2]> (input)
+            sizes = Shape (input)
+            at = Constant <value_ints = [0]> ()
+            batch = Gather (sizes, at)
+            two = Constant <value_ints = [2]> ()
+            hidden = Constant <value_ints = [6]> ()
+            state = Concat <axis = 0> (two, batch, hidden)
+            zero = ConstantOfShape (state)
+            both = LSTM <direction = "bidirectional", hidden_size = 6> (x, w1, r1, b1, , zero, zero)
+            swapped = Transpose <perm = [0, 2, 1, 3]> (both)
+            shape = Constant <value_ints = [12, -1, 12]> ()
+            joined = Reshape (swapped, shape)
+            states, last = GRU <hidden_size = 5, linear_before_reset = 1> (joined, w2, r2, b2)
+            found = Squeeze (last, at)
+            output = Gemm (found, w3, b3)
+        }"""
+    )
+    shapes = {
+        "w1": (2, 24, 8),
+        "r1": (2, 24, 6),
+        "b1": (2, 48),
+        "w2": (1, 15, 12),
+        "r2": (1, 15, 5),
+        "b2": (1, 30),
+        "w3": (5, 10),
+        "b3": (10,),
+    }
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        value = random.standard_normal(shape, dtype=np.float32) / 3
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     "mlp": (zoo.mlp, OptimType.AdamW, 64),
     "cnn": (zoo.cnn, OptimType.SGD, 8),
@@ -29,6 +70,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
         4,
     ),
     "transformer": (zoo.transformer_encoder, OptimType.AdamW, 1),
+    "recurrent": (recurrent, OptimType.AdamW, 8),
 }
 """Model, optimizer and batch size by name."""
 

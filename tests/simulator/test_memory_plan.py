@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
@@ -368,6 +369,24 @@ def test_constants() -> None:
     loaded = load_model(model)
     assert constant_bytes(loaded) == 2 * 64 * 64 * 4 + 64 * 32 * 4
     assert loading_bytes(loaded) == 64 * 64 * 4
+
+
+def test_shapes_in_a_loop_over_data_of_unknown_shape(tmp_path: Path) -> None:
+    """Names of sizes hold in a body too, where ONNX Runtime has nothing else to tell them by."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        loop (float[n, 20] x, int64[2] first, int64[3] all) => (float[n, 4] last) {
+            start = Reshape (x, first)
+            steps = Reshape (x, all)
+            last = Scan <num_scan_inputs = 1, body = body (float[n, 4] old, float[n, 4] step)
+                => (float[n, 4] new) { product = Mul (old, step) new = Add (product, step) }>
+                (start, steps)
+        }"""
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = load_runtime_graph(tmp_path / "model.onnx", {"x": (3, 20)})
+    body = graph.nodes[-1].subgraphs["body"]
+    assert body.values["product"].shape == (3, 4)
 
 
 def test_blocked_layout_has_a_block() -> None:

@@ -144,6 +144,8 @@ class _Planner:
         self._outputs = frozenset(graph.outputs)
         self._bound = self._outputs
         self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
+        # What nobody reads takes a buffer of its own, until the end.
+        self._read = {n for node in graph.nodes for n in (*node.inputs, *node.implicit)}
         self._uses = self._count_uses()
         self._free: list[str] = []  # most recently freed last
         self._buffers: dict[str, Buffer] = {}
@@ -186,7 +188,7 @@ class _Planner:
         if name in self._bound:
             return
         source = None
-        if name not in self._outputs:
+        if name not in self._outputs and name in self._read:
             source = self._shared_input(node, position, name) or self._freed(name)
         if source is None:
             self._buffers[name] = Buffer(
@@ -230,7 +232,7 @@ class _Planner:
     def _release(self, name: str) -> None:
         root = self._root(name)
         self._uses[root] -= 1
-        if self._uses[root] == 0 and root in self._buffers:
+        if self._uses[root] == 0 and root in self._buffers and name in self._read:
             self._free.append(root)
 
     def _nbytes(self, node: Node, name: str) -> int:

@@ -126,7 +126,8 @@ def load_runtime_graph(
         sort_saved_model(optimized.graph, original.graph)
         del original
         options = memory_options(threads)
-        for name, size in _name_sizes(optimized.graph, shapes, str(model)).items():
+        sizes = _name_sizes(optimized.graph, shapes, str(model))
+        for name, size in sizes.items():
             options.add_free_dimension_override_by_name(name, size)
         named_path = Path(folder) / "named.onnx"
         onnx.save(optimized, str(named_path))
@@ -135,6 +136,7 @@ def load_runtime_graph(
         options.optimized_model_filepath = str(inferred_path)
         open_session(named_path, options)
         inferred = onnx.load(str(inferred_path))
+    _set_sizes(inferred.graph, sizes)
     opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)
     return _convert(optimized.graph, inferred.graph, opset, _Scope({}, {}, {}))
 
@@ -163,6 +165,18 @@ def _name_sizes(
                 where=where,
             )
     return sizes
+
+
+def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    """Write the sizes of named dimensions into subgraphs, where ONNX Runtime leaves the names."""
+    for value in _infos(graph):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _set_sizes(attribute.g, sizes)
 
 
 def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
