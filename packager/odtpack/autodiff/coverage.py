@@ -14,7 +14,14 @@ from odtpack.targets import MAX_OPSET, MIN_OPSET
 How = Literal["rule", "expansion", "no gradient", "none"]
 
 # Inputs that have a derivative, whatever the standard's own mark says.
-_ALSO_TRAINABLE = {"Clip": ("min", "max"), "Mod": ("B",), "Pad": ("constant_value",)}
+_ALSO_TRAINABLE = {
+    "Clip": ("min", "max"),
+    "GRU": ("initial_h",),
+    "LSTM": ("initial_h", "initial_c"),
+    "Mod": ("B",),
+    "Pad": ("constant_value",),
+    "RNN": ("initial_h",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
