@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.rules.recurrent_cells import Found, Functions, Gates, value_and_slope
-from odtpack.autodiff.rules.recurrent_steps import Direction, Step
+from odtpack.autodiff.rules.recurrent_steps import Body, Direction, Step
 
 _I, _O, _FORGET, _G = range(4)  # order of the gates
 
@@ -115,17 +115,20 @@ def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _
         new = op.Add(op.Mul(cell, forget), written)
         return [new], [new]
 
+    def run(body: Body, *rows: ir.Value) -> ir.Value:
+        sequences = [layer.by_step(each, layer.hidden) for each in rows]
+        return direction.forward([start], sequences, body)[1]
+
     start = direction.initial(6)
-    a, i, forget = list(blind), start, start
-    if not peepholes.weights:
-        a, i, forget = gates_at(op, start, blind)
-    rows = (block, *blind) if peepholes.weights else (forget, op.Mul(i, block))
-    sequences = [layer.by_step(each, layer.hidden) for each in rows]
-    body = watching if peepholes.weights else plain
-    _, stacked = direction.forward([start], sequences, body)
-    before, after = direction.before(stacked, 6), layer.rows(stacked, layer.hidden)
     if peepholes.weights:
+        stacked = run(watching, block, *blind)
+        before = direction.before(stacked, 6)
         a, i, forget = gates_at(op, before, blind)
+    else:
+        a, i, forget = gates_at(op, start, blind)  # which look at no state
+        stacked = run(plain, forget, op.Mul(i, block))
+        before = direction.before(stacked, 6)
+    after = layer.rows(stacked, layer.hidden)
     k_i = op.Mul(op.Sub(block, before) if coupled else block, f.slope(op, a[0], i))
     if coupled:
         k_f = op.zeros(op.Shape(i), layer.dtype)
