@@ -54,6 +54,7 @@ class Case:
         const: Floats that are initializers of the model; INT64 inputs always are, unless in
         runtime: INT64 inputs that are fed when the model runs.
         batch: Inputs whose first axis is declared as the symbol "batch".
+        symbolic: Axes that are declared as symbols, by input.
         outputs: Number of outputs of the node.
         used: Indices of the outputs on which L depends.
         domain: Domain of the operator.
@@ -73,6 +74,7 @@ class Case:
     const: Sequence[str] = ()
     runtime: Sequence[str] = ()
     batch: Sequence[str] = ()
+    symbolic: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     outputs: int = 1
     used: Sequence[int] | None = None
     domain: str = ""
@@ -84,6 +86,7 @@ class Case:
     @property
     def id(self) -> str:
         parts = [self.op, self.label, f"opset{self.opset}", "batch" if self.batch else ""]
+        parts += [name + "".join(map(str, axes)) for name, axes in self.symbolic.items()]
         return "-".join(part for part in parts if part)
 
     @property
@@ -170,7 +173,11 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
             values[name] = ir.val(name, const_value=ir.tensor(array, name=name))
             initializers.append(values[name])
         else:
-            shape = ["batch", *array.shape[1:]] if name in case.batch else list(array.shape)
+            shape: list[int | str] = [*array.shape]
+            if name in case.batch:
+                shape[0] = "batch"
+            for axis in case.symbolic.get(name, ()):
+                shape[axis] = f"{name}{axis}"
             values[name] = ir.val(name, ir.DataType.from_numpy(array.dtype), shape)
             inputs.append(values[name])
     operands = [None if array is None else values[name] for name, array in case.inputs.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +17,13 @@ from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.passes import batch_norm, gelu
-from tests.autodiff import cases_elementwise, cases_matrix, cases_structure, cases_windows
+from tests.autodiff import (
+    cases_elementwise,
+    cases_matrix,
+    cases_sampling,
+    cases_structure,
+    cases_windows,
+)
 from tests.autodiff.oracle import (
     LEVELS,
     Array,
@@ -35,6 +42,7 @@ from tests.autodiff.oracle import (
 CASES = [
     *cases_elementwise.CASES,
     *cases_matrix.CASES,
+    *cases_sampling.CASES,
     *cases_structure.CASES,
     *cases_windows.CASES,
 ]
@@ -230,7 +238,8 @@ NOT_COVERED = [
     ("Resize", {"x": X, "r": np.zeros(6, np.float32), "s": np.float32([1, 2, 2])},
      {"coordinate_transformation_mode": "tf_crop_and_resize"}, {"const": ["r", "s"]}, 17,
      "tf_crop"),
-    ("Conv", {"x": normal(1, 2, 4), "w": normal(2, 2, 3)}, {"open": True}, {}, 17, "must be known"),
+    ("Conv", {"x": normal(1, 2, 4), "w": normal(2, 2, 3)}, {}, {"symbolic": {"x": [2], "w": [2]}},
+     17, "axis 2 of 'w' is unknown"),
 ]  # fmt: skip
 
 
@@ -240,15 +249,10 @@ NOT_COVERED = [
 )  # fmt: skip
 def test_what_is_not_covered_is_refused(
     op_type: str, inputs: dict[str, Array | None], attrs: dict[str, object],
-    options: dict[str, list[str]], opset: int, why: str,
+    options: dict[str, Any], opset: int, why: str,
 ) -> None:  # fmt: skip
-    attrs = dict(attrs)
-    unknown = attrs.pop("open", False)
     case = Case(op_type, inputs, torch.relu, opset, attrs, wrt=[next(iter(inputs))], **options)
     model = forward_model(case)
-    if unknown:
-        x = model.graph.inputs[0]
-        x.shape = ir.Shape([*list(x.shape or ())[:-1], "length"])
     with pytest.raises(OdtpackError, match=why) as error:
         add_gradients(model, case.differentiated)
     assert error.value.code == "unsupported-node"

@@ -112,20 +112,32 @@ def pool_windows(ctx: Context) -> Windows:
 def _known(ctx: Context, dims: Dims) -> list[int]:
     known = [dim for dim in dims if isinstance(dim, int)]
     if len(known) != len(dims):
-        raise ctx.unsupported(
-            "its channels and spatial sizes must be known (only the batch may vary)"
-        )
+        raise ctx.unsupported("the sizes of its weight must be known")
     return known
+
+
+def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
+    """Hold the list attributes to the number of spatial axes.
+
+    Args:
+        ctx: A convolution or pool.
+        rank: Length of its kernel.
+        spatial: Number of spatial axes of its input.
+
+    Raises:
+        OdtpackError: One is too long or too short.
+    """
+    lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
+    for name, wanted in lengths.items():
+        if rank != spatial or len(ctx.ints(name, (0,) * wanted)) != wanted:
+            raise ctx.unsupported(f"its {name} does not go with {spatial} spatial axes")
 
 
 def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) -> Windows:
     """auto_pad and ceil_mode are turned into explicit padding: every window lies inside."""
     channels, *sizes = _known(ctx, ctx.dims(ctx.x())[1:])
     rank, size = len(kernel), tuple(sizes)
-    lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
-    for name, wanted in lengths.items():
-        if rank != len(size) or len(ctx.ints(name, (0,) * wanted)) != wanted:
-            raise ctx.unsupported(f"its {name} does not go with {len(size)} spatial axes")
+    check_lengths(ctx, rank, len(size))
     strides = ctx.ints("strides", (1,) * rank)
     dilations = ctx.ints("dilations", (1,) * rank)
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
