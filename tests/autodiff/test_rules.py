@@ -20,6 +20,7 @@ from odtpack.passes import batch_norm, gelu
 from tests.autodiff import (
     cases_elementwise,
     cases_matrix,
+    cases_regions,
     cases_sampling,
     cases_structure,
     cases_windows,
@@ -42,6 +43,7 @@ from tests.autodiff.oracle import (
 CASES = [
     *cases_elementwise.CASES,
     *cases_matrix.CASES,
+    *cases_regions.CASES,
     *cases_sampling.CASES,
     *cases_structure.CASES,
     *cases_windows.CASES,
@@ -238,6 +240,8 @@ NOT_COVERED = [
     ("Resize", {"x": X, "r": np.zeros(6, np.float32), "s": np.float32([1, 2, 2])},
      {"coordinate_transformation_mode": "tf_crop_and_resize"}, {"const": ["r", "s"]}, 17,
      "tf_crop"),
+    ("RoiAlign", {"x": X[None], "r": np.float32([[0, 0, 2, 2]]), "i": ints(0)}, {"mode": "max"}, {},
+     12, "before opset 16"),
     ("Conv", {"x": normal(1, 2, 4), "w": normal(2, 2, 3)}, {}, {"symbolic": {"x": [2], "w": [2]}},
      17, "axis 2 of 'w' is unknown"),
 ]  # fmt: skip

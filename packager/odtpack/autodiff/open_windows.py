@@ -96,7 +96,7 @@ def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     Raises:
         OdtpackError: The attributes do not go with the input's rank.
     """
-    strides, dilations, reach = _steps(ctx, kernel)
+    strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
     op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
     size, out = spatial_shape(op, ctx.x()), spatial_shape(op, ctx.dy())
     needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
@@ -115,7 +115,7 @@ def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     Raises:
         OdtpackError: The attributes do not go with the input's rank.
     """
-    strides, dilations, reach = _steps(ctx, kernel)
+    strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
     op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
     size, out = spatial_shape(op, ctx.dy()), spatial_shape(op, ctx.x())
     needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
@@ -129,12 +129,28 @@ def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
 
 
+def column_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
+    """Read a Col2Im: its windows lie on its output, as many as fit into it.
+
+    Raises:
+        OdtpackError: The attributes do not go with the kernel's rank.
+    """
+    strides, dilations, reach = _steps(ctx, kernel, len(kernel))
+    op, rank = ctx.op, len(kernel)
+    pads = ctx.ints("pads", (0,) * 2 * rank)
+    before, after = op.ints(*pads[:rank]), op.ints(*pads[rank:])
+    size = spatial_shape(op, ctx.dy())
+    room = op.Sub(op.Add(size, op.Add(before, after)), op.ints(*reach))
+    out = op.Add(op.Div(room, op.ints(*strides)), 1)
+    return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
+
+
 def _steps(
-    ctx: Context, kernel: Sequence[int]
+    ctx: Context, kernel: Sequence[int], spatial: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Strides, dilations, and how far the taps of one window reach."""
     rank = len(kernel)
-    check_lengths(ctx, rank, ctx.rank(ctx.x()) - 2)
+    check_lengths(ctx, rank, spatial)
     strides, dilations = (ctx.ints(name, (1,) * rank) for name in ("strides", "dilations"))
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     return strides, dilations, reach

@@ -180,13 +180,15 @@ def rows(op: Ops, x: ir.Value, taps: Taps) -> ir.Value:
     return op.Gather(table, op.Add(taps.index, start), axis=0)
 
 
-def position_gradients(
-    op: Ops, x: ir.Value, taps: Taps, dy: ir.Value
-) -> tuple[ir.Value | None, ...]:
-    """Gradient [N, P] of the positions along each axis; None where it is zero."""
+def shares(op: Ops, read: ir.Value, dy: ir.Value) -> ir.Value:
+    """Derivative [N, P, K] by the weight of each tap: ``read`` [N, P, K, C] times ``dy``."""
     by_sample = op.unsqueeze(op.transpose(dy, 0, 2, 1), 3)  # [N, P, C, 1]
-    shares = op.squeeze(op.MatMul(rows(op, x, taps), by_sample), 3)  # [N, P, K]
+    return op.squeeze(op.MatMul(read, by_sample), 3)
+
+
+def position_gradients(op: Ops, taps: Taps, share: ir.Value) -> tuple[ir.Value | None, ...]:
+    """Gradient [N, P] of the positions along each axis from :func:`shares`; None for zero."""
     return tuple(
-        None if slope is None else op.reduce_sum(op.Mul(shares, slope), [2], keepdims=False)
+        None if slope is None else op.reduce_sum(op.Mul(share, slope), [2], keepdims=False)
         for slope in taps.slope
     )

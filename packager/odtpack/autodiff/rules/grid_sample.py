@@ -47,7 +47,8 @@ def grid_sample(ctx: Context) -> Cotangents:
         return [dx]
     if mode == "nearest":
         return [dx, op.zeros(op.shape_of(grid), ctx.dtype(grid))]
-    found = sampling.position_gradients(op, x, taps, dy)
+    share = sampling.shares(op, sampling.rows(op, x, taps), dy)
+    found = sampling.position_gradients(op, taps, share)
     columns = [
         op.unsqueeze(op.Mul(slope, scale), 2)
         for slope, scale in zip(found, scales, strict=True)
