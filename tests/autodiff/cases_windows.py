@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
-from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, ints, normal, session, spread
+from tests.autodiff.oracle import Case, cases, normal, spread
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAX_POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -145,59 +143,6 @@ def transposed(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequen
     # The reference implementation knows neither groups nor padding of the output.
     return cases("ConvTranspose", inputs, function, opsets, label=f"{rank}d-{label}",
                  differences="torch", **fields, **attrs)  # fmt: skip
-
-
-# mode, coordinate transformation, attributes
-RESIZES: list[tuple[str, str, dict[str, Any]]] = [
-    ("nearest", "half_pixel", {}),
-    ("nearest", "half_pixel", {"nearest_mode": "round_prefer_ceil"}),
-    ("nearest", "asymmetric", {"nearest_mode": "floor"}),
-    ("nearest", "asymmetric", {"nearest_mode": "ceil"}),
-    ("nearest", "align_corners", {}),
-    ("linear", "half_pixel", {}),
-    ("linear", "pytorch_half_pixel", {}),
-    ("linear", "align_corners", {}),
-    ("linear", "asymmetric", {}),
-    ("cubic", "half_pixel", {}),
-    ("cubic", "align_corners", {"cubic_coeff_a": -0.5}),
-    ("cubic", "half_pixel", {"exclude_outside": 1}),
-]
-
-
-def resize(mode: str, coordinates: str, **attrs: Any) -> list[Case]:
-    """Up along one axis, down along the other; in PyTorch the reference kernel's matrices."""
-    x, size = spread(1, 2, 4, 5), (7, 3)
-    label = "-".join(str(value) for value in (mode, coordinates, *attrs.values()))
-    attrs |= {"mode": mode, "coordinate_transformation_mode": coordinates}
-
-    def function(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        rows, columns = (
-            torch.tensor(kernel_weights(old, new, attrs))
-            for old, new in zip(x.shape[2:], size, strict=True)
-        )
-        return rows.T @ x @ columns
-
-    inputs = {"x": x, "roi": None, "scales": None, "sizes": np.array([1, 2, *size])}
-    return cases("Resize", inputs, function, (13, 19), label=label, **attrs)
-
-
-def kernel_weights(old: int, new: int, attrs: dict[str, Any]) -> np.ndarray:
-    """Weights [old, new] of one axis: what ONNX Runtime makes of each unit vector."""
-    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **attrs)
-    one, many = helper.make_tensor_value_info("x", 1, [old, 1, 1, old]), np.array([old, 1, 1, new])
-    graph = helper.make_graph([node], "g", [one], [helper.make_empty_tensor_value_info("y")],
-                              [numpy_helper.from_array(many, "sizes")])  # fmt: skip
-    proto = onnx.ModelProto(ir_version=8, graph=graph)
-    proto.opset_import.add(domain="", version=17)
-    eye = np.eye(old, dtype=np.float32).reshape(old, 1, 1, old)
-    return session(proto, "off").run(None, {"x": eye})[0].reshape(old, new).astype(np.float64)
-
-
-def symmetric_half_pixel(old: int, new: int, scale: float) -> np.ndarray:
-    """Weights [old, new] of a linear Resize whose result is centred on the input."""
-    centre = old / 2 * (1 - new / (scale * old))
-    at = np.clip(centre + (np.arange(new) + 0.5) / scale - 0.5, 0, old - 1)
-    return np.maximum(0, 1 - np.abs(np.arange(old)[:, None] - at))
 
 
 EVERY = (12, 18, 23)
@@ -353,25 +298,4 @@ CASES: list[Case] = [
     *transposed([2, 18, 3, 4], [18, 17, 2, 2], "many-channels", strides=[2, 2]),
     *transposed([2, 4, 5], [4, 3, 3], "plain", strides=[2], pads=[1, 1], batch=["x"]),
     *transposed([1, 3, 2, 3, 2], [3, 2, 2, 2, 3], "plain", strides=[2, 1, 2]),
-    # Resize
-    *(
-        case
-        for mode, coordinates, more in RESIZES
-        for case in resize(mode, coordinates, **more)
-    ),
-    *cases("Resize", {"x": spread(1, 2, 3, 4), "roi": None, "scales": np.float32([1, 1, 2, 2])},
-           lambda x, _: F.interpolate(x, scale_factor=2), (13, 18, 19), const=["scales"],
-           mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-           batch=["x"], differences="torch", label="scales"),
-    *cases("Resize", {"x": spread(1, 2, 5), "roi": None, "scales": np.float32([1, 1, 1.5])},
-           lambda x, _: x @ torch.tensor(symmetric_half_pixel(5, 7, 1.5)), (19,),
-           const=["scales"], mode="linear",
-           coordinate_transformation_mode="half_pixel_symmetric", differences="torch",
-           label="symmetric"),
-    *cases("Resize", {"x": spread(1, 2, 5), "roi": None, "scales": None, "sizes": ints(1, 2, 1)},
-           lambda x, _: x[..., :1], mode="linear",
-           coordinate_transformation_mode="pytorch_half_pixel", label="to-one"),
-    *cases("Resize", {"x": spread(2, 3, 4), "roi": None, "scales": np.float32([1.6])},
-           lambda x, _: F.interpolate(x, scale_factor=1.6, mode="linear"), (18,),
-           const=["scales"], axes=[2], mode="linear", differences="torch", label="axes"),
 ]  # fmt: skip
