@@ -39,7 +39,7 @@ def conv(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int
          bias: bool = False, **attrs: Any) -> list[Case]:  # fmt: skip
     """A convolution of input [N, C, size...] with weight [O, C / group, kernel...]."""
     rank = len(w) - 2
-    fields = {k: attrs.pop(k) for k in ("wrt", "batch") if k in attrs}
+    fields = {k: attrs.pop(k) for k in ("wrt", "batch", "symbolic") if k in attrs}
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
     auto, pads = attrs.get("auto_pad", "NOTSET"), attrs.get("pads", [0] * 2 * rank)
     if auto.startswith("SAME"):
@@ -78,11 +78,13 @@ def pool(op: str, x: np.ndarray, label: str, *, opsets: Sequence[int] = (17,),
     """A pool of input [N, C, size...], written in PyTorch as a pool of a padded input."""
     kernel = attrs["kernel_shape"]
     rank, size = len(kernel), x.shape[2:]
-    fields = {k: attrs.pop(k) for k in ("batch", "differences", "outputs", "used") if k in attrs}
+    names = ("batch", "differences", "outputs", "used", "symbolic")
+    fields = {k: attrs.pop(k) for k in names if k in attrs}
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
     auto, declared = attrs.get("auto_pad", "NOTSET"), attrs.get("pads", [0] * 2 * rank)
     if auto.startswith("SAME"):
-        declared = same_pads(size, kernel, strides, dilations, upper=auto == "SAME_UPPER")
+        # ONNX Runtime pads for a kernel without dilations.
+        declared = same_pads(size, kernel, strides, [1] * rank, upper=auto == "SAME_UPPER")
     pads = declared
     if attrs.get("ceil_mode"):
         pads = overhang(size, kernel, strides, dilations, declared)
@@ -99,7 +101,13 @@ def pool(op: str, x: np.ndarray, label: str, *, opsets: Sequence[int] = (17,),
         total, count = parts
         return total / count
 
-    function = maximum if op == "MaxPool" else average
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        powers = x.abs() ** attrs.get("p", 2)
+        return patch_sums(pad_all(powers, pads), kernel, strides, dilations) ** (
+            1 / attrs.get("p", 2)
+        )
+
+    function = {"MaxPool": maximum, "AveragePool": average, "LpPool": norm}[op]
     return cases(op, {"x": x}, function, opsets, label=f"{rank}d-{label}", **fields, **attrs)
 
 
@@ -116,7 +124,7 @@ def transposed(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequen
                bias: bool = False, **attrs: Any) -> list[Case]:  # fmt: skip
     """A transposed convolution of input [N, C, size...] with weight [C, O / group, kernel...]."""
     rank = len(w) - 2
-    fields = {k: attrs.pop(k) for k in ("batch",) if k in attrs}
+    fields = {k: attrs.pop(k) for k in ("batch", "symbolic") if k in attrs}
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
     extra, auto = attrs.get("output_padding", [0] * rank), attrs.get("auto_pad", "NOTSET")
     full = [(n - 1) * s + (k - 1) * d + 1

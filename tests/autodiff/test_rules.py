@@ -236,6 +236,8 @@ NOT_COVERED = [
      {"reduction": "mul"}, {}, 17, "reduction 'mul'"),
     ("Einsum", {"x": X[0, :, :3]}, {"equation": "ii->i"}, {}, 17, "diagonal"),
     ("Einsum", {"x": X, "w": X[:1]}, {"equation": "bij,bij->b"}, {}, 17, "broadcast along 'b'"),
+    ("MaxPool", {"x": X}, {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"}, {}, 17,
+     "auto_pad and dilations"),
     ("RoiAlign", {"x": X[None], "r": np.float32([[0, 0, 2, 2]]), "i": ints(0)}, {"mode": "max"}, {},
      12, "before opset 16"),
     ("Conv", {"x": normal(1, 2, 4), "w": normal(2, 2, 3)}, {}, {"symbolic": {"x": [2], "w": [2]}},

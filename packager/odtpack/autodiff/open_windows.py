@@ -101,7 +101,7 @@ def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     size, out = spatial_shape(op, ctx.x()), spatial_shape(op, ctx.dy())
     needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        before = _same_before(op, op.Max(op.Sub(needed, size), op.ints(0)), mode)
+        before = _same_before(op, _same_total(op, size, kernel, strides), mode)
     else:
         pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
         before = op.ints(*pads[:rank])
@@ -154,6 +154,14 @@ def _steps(
     strides, dilations = (ctx.ints(name, (1,) * rank) for name in ("strides", "dilations"))
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     return strides, dilations, reach
+
+
+def _same_total(op: Ops, size: ir.Value, kernel: Sequence[int], strides: Sequence[int]) -> ir.Value:
+    """Padding of both ends with auto_pad; ONNX Runtime's does not know of dilations."""
+    steps = op.ints(*strides)
+    out = op.Div(op.Sub(op.Add(size, steps), 1), steps)
+    reach = op.Add(op.Mul(op.Sub(out, 1), steps), op.ints(*kernel))
+    return op.Max(op.Sub(reach, size), op.ints(0))
 
 
 def _same_before(op: Ops, total: ir.Value, mode: str) -> ir.Value:
@@ -212,12 +220,13 @@ def scatter_sums(ctx: Context, win: OpenWindows, dy: ir.Value) -> ir.Value:
 def counts(ctx: Context, win: OpenWindows) -> ir.Value:
     """Number of elements that each window's mean runs over, [out...] in the type of x."""
     op, include = win.op, ctx.int("count_include_pad", 0)
-    explicit = ctx.string("auto_pad", "NOTSET") == "NOTSET"
-    high = win.size
-    if include:
+    mode, high = ctx.string("auto_pad", "NOTSET"), win.size
+    if include and mode == "NOTSET":
         # Padding that ceil_mode adds never counts.
-        pads = ctx.ints("pads", (0,) * 2 * win.rank)[win.rank :]
-        high = op.Add(high, op.ints(*pads) if explicit else op.Max(win.after, op.ints(0)))
+        high = op.Add(high, op.ints(*ctx.ints("pads", (0,) * 2 * win.rank)[win.rank :]))
+    elif include and mode.startswith("SAME"):
+        total = _same_total(op, win.size, win.kernel, win.strides)
+        high = op.Add(high, op.Sub(total, win.before))
     axes = []
     for axis in range(win.rank):
         number = op.squeeze(op.slice(win.out, [0], [axis], [axis + 1]), 0)

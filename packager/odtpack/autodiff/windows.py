@@ -141,17 +141,11 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
     strides = ctx.ints("strides", (1,) * rank)
     dilations = ctx.ints("dilations", (1,) * rank)
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
-    mode = ctx.string("auto_pad", "NOTSET")
-    if mode in ("SAME_UPPER", "SAME_LOWER"):
-        out = tuple(-(-n // s) for n, s in zip(size, strides, strict=True))
-        total = [
-            max(0, (o - 1) * s + r - n)
-            for o, s, r, n in zip(out, strides, reach, size, strict=True)
-        ]
-        before, after = _same_pads(total, mode == "SAME_UPPER")
-    else:
-        pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
-        before, after = pads[:rank], pads[rank:]
+    if ctx.string("auto_pad", "NOTSET").startswith("SAME") and reach != kernel:
+        raise ctx.unsupported(
+            "with auto_pad and dilations ONNX Runtime has other windows than the standard"
+        )
+    before, after = padding(ctx, kernel, strides, size)
     out = tuple(
         _positions(n, b, a, r, s, ctx.int("ceil_mode", 0))
         for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True)
@@ -161,6 +155,21 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
         for n, b, a, r, s, o in zip(size, before, after, reach, strides, out, strict=True)
     )
     return Windows(kernel, strides, dilations, before, after, size, out, groups, channels, features)
+
+
+def padding(
+    ctx: Context, kernel: Sequence[int], strides: Sequence[int], size: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Declared elements of padding in front of and behind each spatial axis."""
+    rank, mode = len(kernel), ctx.string("auto_pad", "NOTSET")
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        total = [
+            max(0, (-(-n // s) - 1) * s + k - n)
+            for n, s, k in zip(size, strides, kernel, strict=True)
+        ]
+        return _same_pads(total, mode == "SAME_UPPER")
+    pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
+    return pads[:rank], pads[rank:]
 
 
 def _positions(size: int, before: int, after: int, reach: int, stride: int, ceil: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
 from odtpack.autodiff import open_windows
@@ -24,12 +22,6 @@ def conv_transpose(ctx: Context) -> Cotangents:
     if open_windows.is_open(ctx, x) or open_windows.is_open(ctx, ctx.y()):
         return [*_open(ctx), db]
     win = _windows(ctx)
-    # Elements behind the last window, which an output_shape may ask for, read nothing.
-    kept = tuple(r - b for r, b in zip(_reads(win), win.before, strict=True))
-    if any(k < n for k, n in zip(kept, win.size, strict=True)):
-        size = tuple(map(min, win.size, kept))
-        dy = op.slice(dy, win.spatial, [0] * win.rank, size)
-        win = dataclasses.replace(win, size=size)
     if ctx.needs(0):
         dx = op.Conv(
             dy, w, group=win.groups, strides=win.strides, dilations=win.dilations,
@@ -51,14 +43,6 @@ def _open(ctx: Context) -> tuple[ir.Value | None, ir.Value | None]:
     if ctx.needs(1):
         dw = open_windows.weight_gradient(win, dy, x, groups, weight)
     return dx, dw
-
-
-def _reads(win: Windows) -> list[int]:
-    """Length of the plane that the windows read, with the padding in front."""
-    return [
-        (k - 1) * d + span
-        for k, d, span in zip(win.kernel, win.dilations, win.spans(), strict=True)
-    ]
 
 
 def _windows(ctx: Context) -> Windows:

@@ -11,7 +11,7 @@ from odtpack.autodiff import open_windows
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
-from odtpack.autodiff.windows import Windows, pool_windows, transposed_convolution
+from odtpack.autodiff.windows import Windows, padding, pool_windows, transposed_convolution
 
 
 @vjp("MaxPool", since=8)
@@ -131,13 +131,11 @@ def _counts(ctx: Context, win: Windows) -> np.ndarray:
     """Number of elements that each window's mean runs over, [out...]."""
     axes = []
     include = ctx.int("count_include_pad", 0)
-    pads = ctx.ints("pads", (0,) * 2 * win.rank)[win.rank :]
-    explicit = ctx.string("auto_pad", "NOTSET") == "NOTSET"
+    # Padding that ceil_mode adds never counts; declared padding does if included.
+    _, pads = padding(ctx, win.kernel, win.strides, win.size)
     for axis in range(win.rank):
-        # Padding that ceil_mode adds never counts; declared padding does if included.
-        declared = pads[axis] if explicit else win.after[axis]
         low = -win.before[axis] if include else 0
-        high = win.size[axis] + (declared if include else 0)
+        high = win.size[axis] + (pads[axis] if include else 0)
         starts = np.arange(win.out[axis]) * win.strides[axis] - win.before[axis]
         taps = starts[:, None] + np.arange(win.kernel[axis]) * win.dilations[axis]
         axes.append(((taps >= low) & (taps < high)).sum(1))
