@@ -156,7 +156,7 @@ def deform(opset: int, label: str, *, channels: int = 4, features: int = 4, kern
 
     axes = {"x": (0, 2, 3), "o": (0, 2, 3)} | ({"m": (0, 2, 3)} if mask else {}) if symbolic else {}
     return cases("DeformConv", inputs, function, (opset,), label=label, symbolic=axes,
-                 differences="torch", **attrs)  # fmt: skip
+                 double=opset == 22, differences="torch", **attrs)  # fmt: skip
 
 
 MODES = (None, "half_pixel", "output_half_pixel")

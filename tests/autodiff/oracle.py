@@ -195,7 +195,11 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     )
     model = ir.Model(graph, ir_version=8)
     targets.stamp(model)
-    return infer_shapes(model)
+    model = infer_shapes(model)
+    for output in model.graph.outputs:
+        if output.shape is None:  # of MaxUnpool's with output_shape: as many axes as the input
+            output.shape = ir.Shape([None] * len(inputs[0].shape or ()))
+    return model
 
 
 def cast_floats(array: Array, floats: type) -> Array:

@@ -20,11 +20,13 @@ from odtpack.passes import batch_norm, gelu
 from tests.autodiff import (
     cases_elementwise,
     cases_matrix,
+    cases_planes,
     cases_regions,
     cases_resize,
     cases_sampling,
     cases_structure,
     cases_windows,
+    cases_windows_sweep,
 )
 from tests.autodiff.oracle import (
     LEVELS,
@@ -44,11 +46,13 @@ from tests.autodiff.oracle import (
 CASES = [
     *cases_elementwise.CASES,
     *cases_matrix.CASES,
+    *cases_planes.CASES,
     *cases_regions.CASES,
     *cases_resize.CASES,
     *cases_sampling.CASES,
     *cases_structure.CASES,
     *cases_windows.CASES,
+    *cases_windows_sweep.CASES,
 ]
 # Held to an oracle by a test of their own below.
 BESIDE_THE_TABLE = {
