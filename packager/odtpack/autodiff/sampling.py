@@ -159,9 +159,10 @@ def combine(op: Ops, axes: Sequence[Taps], sizes: Sequence[ir.Value]) -> Taps:
 
 def scatter(op: Ops, x: ir.Value, taps: Taps, dy: ir.Value) -> ir.Value:
     """Gradient of the planes ``x`` [N, C, ...] from that of the samples [N, C, P]."""
-    updates = op.Mul(op.unsqueeze(dy, 3), op.unsqueeze(taps.weight, 1))
-    updates = op.reshape(updates, 0, 0, -1)
-    index = op.Expand(op.reshape(taps.index, 0, 1, -1), op.Shape(updates))
+    # Samples last: with the few taps last the product would run at a third of the speed.
+    index, weight = (op.transpose(value, 0, 2, 1) for value in (taps.index, taps.weight))
+    updates = op.reshape(op.Mul(op.unsqueeze(dy, 2), op.unsqueeze(weight, 1)), 0, 0, -1)
+    index = op.Expand(op.reshape(index, 0, 1, -1), op.Shape(updates))
     flat = op.Shape(op.reshape(x, 0, 0, -1))
     zeros = op.zeros(flat, dy.dtype or ir.DataType.FLOAT)
     summed = op.ScatterElements(zeros, index, updates, axis=2, reduction="add")
