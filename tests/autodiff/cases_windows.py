@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
-from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, ints, normal, session, spread
+from tests.autodiff.oracle import Case, cases, normal, spread
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAX_POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -41,7 +39,7 @@ def conv(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int
          bias: bool = False, **attrs: Any) -> list[Case]:  # fmt: skip
     """A convolution of input [N, C, size...] with weight [O, C / group, kernel...]."""
     rank = len(w) - 2
-    fields = {k: attrs.pop(k) for k in ("wrt", "batch") if k in attrs}
+    fields = {k: attrs.pop(k) for k in ("wrt", "batch", "symbols") if k in attrs}
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
     auto, pads = attrs.get("auto_pad", "NOTSET"), attrs.get("pads", [0] * 2 * rank)
     if auto.startswith("SAME"):
@@ -80,11 +78,13 @@ def pool(op: str, x: np.ndarray, label: str, *, opsets: Sequence[int] = (17,),
     """A pool of input [N, C, size...], written in PyTorch as a pool of a padded input."""
     kernel = attrs["kernel_shape"]
     rank, size = len(kernel), x.shape[2:]
-    fields = {k: attrs.pop(k) for k in ("batch", "differences", "outputs", "used") if k in attrs}
+    names = ("batch", "differences", "outputs", "used", "symbols")
+    fields = {k: attrs.pop(k) for k in names if k in attrs}
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
     auto, declared = attrs.get("auto_pad", "NOTSET"), attrs.get("pads", [0] * 2 * rank)
     if auto.startswith("SAME"):
-        declared = same_pads(size, kernel, strides, dilations, upper=auto == "SAME_UPPER")
+        # ONNX Runtime pads for a kernel without dilations.
+        declared = same_pads(size, kernel, strides, [1] * rank, upper=auto == "SAME_UPPER")
     pads = declared
     if attrs.get("ceil_mode"):
         pads = overhang(size, kernel, strides, dilations, declared)
@@ -101,7 +101,13 @@ def pool(op: str, x: np.ndarray, label: str, *, opsets: Sequence[int] = (17,),
         total, count = parts
         return total / count
 
-    function = maximum if op == "MaxPool" else average
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        powers = x.abs() ** attrs.get("p", 2)
+        return patch_sums(pad_all(powers, pads), kernel, strides, dilations) ** (
+            1 / attrs.get("p", 2)
+        )
+
+    function = {"MaxPool": maximum, "AveragePool": average, "LpPool": norm}[op]
     return cases(op, {"x": x}, function, opsets, label=f"{rank}d-{label}", **fields, **attrs)
 
 
@@ -118,7 +124,7 @@ def transposed(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequen
                bias: bool = False, **attrs: Any) -> list[Case]:  # fmt: skip
     """A transposed convolution of input [N, C, size...] with weight [C, O / group, kernel...]."""
     rank = len(w) - 2
-    fields = {k: attrs.pop(k) for k in ("batch",) if k in attrs}
+    fields = {k: attrs.pop(k) for k in ("batch", "symbols") if k in attrs}
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
     extra, auto = attrs.get("output_padding", [0] * rank), attrs.get("auto_pad", "NOTSET")
     full = [(n - 1) * s + (k - 1) * d + 1
@@ -145,59 +151,6 @@ def transposed(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequen
     # The reference implementation knows neither groups nor padding of the output.
     return cases("ConvTranspose", inputs, function, opsets, label=f"{rank}d-{label}",
                  differences="torch", **fields, **attrs)  # fmt: skip
-
-
-# mode, coordinate transformation, attributes
-RESIZES: list[tuple[str, str, dict[str, Any]]] = [
-    ("nearest", "half_pixel", {}),
-    ("nearest", "half_pixel", {"nearest_mode": "round_prefer_ceil"}),
-    ("nearest", "asymmetric", {"nearest_mode": "floor"}),
-    ("nearest", "asymmetric", {"nearest_mode": "ceil"}),
-    ("nearest", "align_corners", {}),
-    ("linear", "half_pixel", {}),
-    ("linear", "pytorch_half_pixel", {}),
-    ("linear", "align_corners", {}),
-    ("linear", "asymmetric", {}),
-    ("cubic", "half_pixel", {}),
-    ("cubic", "align_corners", {"cubic_coeff_a": -0.5}),
-    ("cubic", "half_pixel", {"exclude_outside": 1}),
-]
-
-
-def resize(mode: str, coordinates: str, **attrs: Any) -> list[Case]:
-    """Up along one axis, down along the other; in PyTorch the reference kernel's matrices."""
-    x, size = spread(1, 2, 4, 5), (7, 3)
-    label = "-".join(str(value) for value in (mode, coordinates, *attrs.values()))
-    attrs |= {"mode": mode, "coordinate_transformation_mode": coordinates}
-
-    def function(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        rows, columns = (
-            torch.tensor(kernel_weights(old, new, attrs))
-            for old, new in zip(x.shape[2:], size, strict=True)
-        )
-        return rows.T @ x @ columns
-
-    inputs = {"x": x, "roi": None, "scales": None, "sizes": np.array([1, 2, *size])}
-    return cases("Resize", inputs, function, (13, 19), label=label, **attrs)
-
-
-def kernel_weights(old: int, new: int, attrs: dict[str, Any]) -> np.ndarray:
-    """Weights [old, new] of one axis: what ONNX Runtime makes of each unit vector."""
-    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **attrs)
-    one, many = helper.make_tensor_value_info("x", 1, [old, 1, 1, old]), np.array([old, 1, 1, new])
-    graph = helper.make_graph([node], "g", [one], [helper.make_empty_tensor_value_info("y")],
-                              [numpy_helper.from_array(many, "sizes")])  # fmt: skip
-    proto = onnx.ModelProto(ir_version=8, graph=graph)
-    proto.opset_import.add(domain="", version=17)
-    eye = np.eye(old, dtype=np.float32).reshape(old, 1, 1, old)
-    return session(proto, "off").run(None, {"x": eye})[0].reshape(old, new).astype(np.float64)
-
-
-def symmetric_half_pixel(old: int, new: int, scale: float) -> np.ndarray:
-    """Weights [old, new] of a linear Resize whose result is centred on the input."""
-    centre = old / 2 * (1 - new / (scale * old))
-    at = np.clip(centre + (np.arange(new) + 0.5) / scale - 0.5, 0, old - 1)
-    return np.maximum(0, 1 - np.abs(np.arange(old)[:, None] - at))
 
 
 EVERY = (12, 18, 23)
@@ -353,25 +306,4 @@ CASES: list[Case] = [
     *transposed([2, 18, 3, 4], [18, 17, 2, 2], "many-channels", strides=[2, 2]),
     *transposed([2, 4, 5], [4, 3, 3], "plain", strides=[2], pads=[1, 1], batch=["x"]),
     *transposed([1, 3, 2, 3, 2], [3, 2, 2, 2, 3], "plain", strides=[2, 1, 2]),
-    # Resize
-    *(
-        case
-        for mode, coordinates, more in RESIZES
-        for case in resize(mode, coordinates, **more)
-    ),
-    *cases("Resize", {"x": spread(1, 2, 3, 4), "roi": None, "scales": np.float32([1, 1, 2, 2])},
-           lambda x, _: F.interpolate(x, scale_factor=2), (13, 18, 19), const=["scales"],
-           mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-           batch=["x"], differences="torch", label="scales"),
-    *cases("Resize", {"x": spread(1, 2, 5), "roi": None, "scales": np.float32([1, 1, 1.5])},
-           lambda x, _: x @ torch.tensor(symmetric_half_pixel(5, 7, 1.5)), (19,),
-           const=["scales"], mode="linear",
-           coordinate_transformation_mode="half_pixel_symmetric", differences="torch",
-           label="symmetric"),
-    *cases("Resize", {"x": spread(1, 2, 5), "roi": None, "scales": None, "sizes": ints(1, 2, 1)},
-           lambda x, _: x[..., :1], mode="linear",
-           coordinate_transformation_mode="pytorch_half_pixel", label="to-one"),
-    *cases("Resize", {"x": spread(2, 3, 4), "roi": None, "scales": np.float32([1.6])},
-           lambda x, _: F.interpolate(x, scale_factor=1.6, mode="linear"), (18,),
-           const=["scales"], axes=[2], mode="linear", differences="torch", label="axes"),
 ]  # fmt: skip

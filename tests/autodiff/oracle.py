@@ -54,7 +54,7 @@ class Case:
         const: Floats that are initializers of the model; INT64 inputs always are, unless in
         runtime: INT64 inputs that are fed when the model runs.
         batch: Inputs whose first axis is declared as the symbol "batch".
-        symbols: Dimensions declared as symbols, by input and axis.
+        symbols: Dimensions declared as symbols, by input: a name for each axis, or the axes.
         outputs: Number of outputs of the node.
         absent: Indices of the outputs that the node leaves out.
         used: Indices of the outputs on which L depends.
@@ -75,7 +75,9 @@ class Case:
     const: Sequence[str] = ()
     runtime: Sequence[str] = ()
     batch: Sequence[str] = ()
-    symbols: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
+    symbols: Mapping[str, Mapping[int, str] | Sequence[int]] = dataclasses.field(
+        default_factory=dict
+    )
     outputs: int = 1
     absent: Sequence[int] = ()
     used: Sequence[int] | None = None
@@ -88,6 +90,7 @@ class Case:
     @property
     def id(self) -> str:
         parts = [self.op, self.label, f"opset{self.opset}", "batch" if self.batch else ""]
+        parts += [name + "".join(map(str, axes)) for name, axes in self.symbols.items()]
         return "-".join(part for part in parts if part)
 
     @property
@@ -174,8 +177,12 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
             values[name] = ir.val(name, const_value=ir.tensor(array, name=name))
             initializers.append(values[name])
         else:
-            symbols = {0: "batch"} if name in case.batch else case.symbols.get(name, {})
-            shape = [symbols.get(axis, size) for axis, size in enumerate(array.shape)]
+            shape: list[int | str] = [*array.shape]
+            if name in case.batch:
+                shape[0] = "batch"
+            axes = case.symbols.get(name, ())
+            for axis in axes:
+                shape[axis] = axes[axis] if isinstance(axes, Mapping) else f"{name}{axis}"
             values[name] = ir.val(name, ir.DataType.from_numpy(array.dtype), shape)
             inputs.append(values[name])
     operands = [None if array is None else values[name] for name, array in case.inputs.items()]
@@ -193,7 +200,11 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     )
     model = ir.Model(graph, ir_version=8)
     targets.stamp(model)
-    return infer_shapes(model)
+    model = infer_shapes(model)
+    for output in model.graph.outputs:
+        if output.shape is None:  # of MaxUnpool's with output_shape: as many axes as the input
+            output.shape = ir.Shape([None] * len(inputs[0].shape or ()))
+    return model
 
 
 def cast_floats(array: Array, floats: type) -> Array:

@@ -15,13 +15,17 @@ How = Literal["rule", "expansion", "no gradient", "none"]
 
 # Inputs that have a derivative, whatever the standard's own mark says.
 _ALSO_TRAINABLE = {
+    "AffineGrid": ("theta",),
     "Clip": ("min", "max"),
     "GRU": ("initial_h",),
+    "GridSample": ("grid",),
     "LSTM": ("initial_h", "initial_c"),
     "Mod": ("B",),
     "Pad": ("constant_value",),
     "RNN": ("initial_h",),
 }
+# Inputs that the standard does not mark, through which no gradient passes: see the rules.
+_NOT_TRAINABLE = {"RoiAlign": ("rois",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +94,7 @@ def trainable_inputs(schema: Any) -> tuple[str, ...]:
         parameter.name
         for parameter in schema.inputs
         if any("float" in str(kind) or "double" in str(kind) for kind in parameter.types)
+        and parameter.name not in _NOT_TRAINABLE.get(schema.name, ())
         and (
             parameter.differentiation_category != without
             or parameter.name in _ALSO_TRAINABLE.get(schema.name, ())

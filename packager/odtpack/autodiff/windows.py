@@ -112,34 +112,40 @@ def pool_windows(ctx: Context) -> Windows:
 def _known(ctx: Context, dims: Dims) -> list[int]:
     known = [dim for dim in dims if isinstance(dim, int)]
     if len(known) != len(dims):
-        raise ctx.unsupported(
-            "its channels and spatial sizes must be known (only the batch may vary)"
-        )
+        raise ctx.unsupported("the sizes of its weight must be known")
     return known
+
+
+def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
+    """Hold the list attributes to the number of spatial axes.
+
+    Args:
+        ctx: A convolution or pool.
+        rank: Length of its kernel.
+        spatial: Number of spatial axes of its input.
+
+    Raises:
+        OdtpackError: One is too long or too short.
+    """
+    lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
+    for name, wanted in lengths.items():
+        if rank != spatial or len(ctx.ints(name, (0,) * wanted)) != wanted:
+            raise ctx.unsupported(f"its {name} does not go with {spatial} spatial axes")
 
 
 def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) -> Windows:
     """auto_pad and ceil_mode are turned into explicit padding: every window lies inside."""
     channels, *sizes = _known(ctx, ctx.dims(ctx.x())[1:])
     rank, size = len(kernel), tuple(sizes)
-    lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
-    for name, wanted in lengths.items():
-        if rank != len(size) or len(ctx.ints(name, (0,) * wanted)) != wanted:
-            raise ctx.unsupported(f"its {name} does not go with {len(size)} spatial axes")
+    check_lengths(ctx, rank, len(size))
     strides = ctx.ints("strides", (1,) * rank)
     dilations = ctx.ints("dilations", (1,) * rank)
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
-    mode = ctx.string("auto_pad", "NOTSET")
-    if mode in ("SAME_UPPER", "SAME_LOWER"):
-        out = tuple(-(-n // s) for n, s in zip(size, strides, strict=True))
-        total = [
-            max(0, (o - 1) * s + r - n)
-            for o, s, r, n in zip(out, strides, reach, size, strict=True)
-        ]
-        before, after = _same_pads(total, mode == "SAME_UPPER")
-    else:
-        pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
-        before, after = pads[:rank], pads[rank:]
+    if ctx.string("auto_pad", "NOTSET").startswith("SAME") and reach != kernel:
+        raise ctx.unsupported(
+            "with auto_pad and dilations ONNX Runtime has other windows than the standard"
+        )
+    before, after = padding(ctx, kernel, strides, size)
     out = tuple(
         _positions(n, b, a, r, s, ctx.int("ceil_mode", 0))
         for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True)
@@ -149,6 +155,21 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
         for n, b, a, r, s, o in zip(size, before, after, reach, strides, out, strict=True)
     )
     return Windows(kernel, strides, dilations, before, after, size, out, groups, channels, features)
+
+
+def padding(
+    ctx: Context, kernel: Sequence[int], strides: Sequence[int], size: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Declared elements of padding in front of and behind each spatial axis."""
+    rank, mode = len(kernel), ctx.string("auto_pad", "NOTSET")
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        total = [
+            max(0, (-(-n // s) - 1) * s + k - n)
+            for n, s, k in zip(size, strides, kernel, strict=True)
+        ]
+        return _same_pads(total, mode == "SAME_UPPER")
+    pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
+    return pads[:rank], pads[rank:]
 
 
 def _positions(size: int, before: int, after: int, reach: int, stride: int, ceil: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from odtpack.autodiff import planes
+from odtpack.autodiff import open_windows, planes
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
@@ -31,16 +31,32 @@ _FEW_CHANNELS = 16
 @vjp("Conv")
 def conv(ctx: Context) -> Cotangents:
     """dX by transposed convolution, dW by matrix products, dB by a sum."""
-    op, win, x, w, dy = ctx.op, conv_windows(ctx), ctx.x(), ctx.x(1), ctx.dy()
+    op, x, w, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
     dx = dw = db = None
     if ctx.needs(2):
         db = sum_per_channel(op, dy, ctx.rank(x))
+    if open_windows.is_open(ctx, x):
+        return [*_open(ctx), db]
+    win = conv_windows(ctx)
     input_gradient, weight_gradient = forms(win)
     if ctx.needs(0):
         dx = input_gradient(op, win, w, dy)
     if ctx.needs(1):
         dw = weight_gradient(op, win, x, dy)
     return [dx, dw, db]
+
+
+def _open(ctx: Context) -> tuple[ir.Value | None, ir.Value | None]:
+    """dX and dW where the size of the plane is known only when the model runs."""
+    w, dy, groups = ctx.x(1), ctx.dy(), ctx.int("group", 1)
+    weight = [ctx.size(w, axis) for axis in range(ctx.rank(w))]
+    win = open_windows.open_windows(ctx, weight[2:])
+    dx = dw = None
+    if ctx.needs(0):
+        dx = win.scatter(w, dy, groups)
+    if ctx.needs(1):
+        dw = open_windows.weight_gradient(win, ctx.x(), dy, groups, weight)
+    return dx, dw
 
 
 def forms(win: Windows) -> tuple[Form, Form]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
+from odtpack.autodiff import open_windows
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import Cotangents, vjp
 from odtpack.autodiff.rules.conv import forms
@@ -12,10 +15,13 @@ from odtpack.autodiff.windows import Windows
 @vjp("ConvTranspose")
 def conv_transpose(ctx: Context) -> Cotangents:
     """X is scattered to Y through the windows of a convolution; dX is that convolution of dY."""
-    op, win, x, w, dy = ctx.op, _windows(ctx), ctx.x(), ctx.x(1), ctx.dy()
+    op, x, w, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
     dx = dw = db = None
     if ctx.needs(2):
         db = sum_per_channel(op, dy, ctx.rank(x))
+    if open_windows.is_open(ctx, x) or open_windows.is_open(ctx, ctx.y()):
+        return [*_open(ctx), db]
+    win = _windows(ctx)
     if ctx.needs(0):
         dx = op.Conv(
             dy, w, group=win.groups, strides=win.strides, dilations=win.dilations,
@@ -24,6 +30,19 @@ def conv_transpose(ctx: Context) -> Cotangents:
     if ctx.needs(1):
         dw = forms(win)[1](op, win, dy, x)
     return [dx, dw, db]
+
+
+def _open(ctx: Context) -> tuple[ir.Value | None, ir.Value | None]:
+    """dX and dW where the size of the plane is known only when the model runs."""
+    op, x, w, dy, groups = ctx.op, ctx.x(), ctx.x(1), ctx.dy(), ctx.int("group", 1)
+    weight = [ctx.size(w, axis) for axis in range(ctx.rank(w))]
+    win = open_windows.transposed_open_windows(ctx, weight[2:])
+    dx = dw = None
+    if ctx.needs(0):
+        dx = op.Conv(win.pad(dy), w, group=groups, strides=win.strides, dilations=win.dilations)
+    if ctx.needs(1):
+        dw = open_windows.weight_gradient(win, dy, x, groups, weight)
+    return dx, dw
 
 
 def _windows(ctx: Context) -> Windows:
@@ -42,7 +61,7 @@ def _windows(ctx: Context) -> Windows:
              zip(out, strides, kernel, dilations, strict=True)]  # fmt: skip
     if mode.startswith("SAME") or "output_shape" in ctx.node.attributes:
         extra = ctx.ints("output_padding", (0,) * rank)
-        totals = [r + e - n for r, e, n in zip(reads, extra, size, strict=True)]
+        totals = [max(0, r + e - n) for r, e, n in zip(reads, extra, size, strict=True)]
         before = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in totals)
     else:
         before = ctx.ints("pads", (0,) * 2 * rank)[:rank]

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff import open_windows
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
-from odtpack.autodiff.windows import Windows, pool_windows, transposed_convolution
+from odtpack.autodiff.windows import Windows, padding, pool_windows, transposed_convolution
 
 
 @vjp("MaxPool", since=8)
@@ -20,6 +21,10 @@ def max_pool(ctx: Context) -> Cotangents:
     Asking the kernel for its indices output makes it 25 times slower than without, on
     all platforms that have a vectorized MaxPool.
     """
+    if open_windows.is_open(ctx, ctx.x()):
+        return open_windows.scatter_maxima(
+            ctx, open_windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
+        )
     win = pool_windows(ctx)
     tiled = (
         win.rank == 2
@@ -106,7 +111,11 @@ def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:
 @vjp("AveragePool", since=7)
 def average_pool(ctx: Context) -> Cotangents:
     """Every element of a window receives the same share."""
-    op, win, dy = ctx.op, pool_windows(ctx), ctx.dy()
+    op, dy = ctx.op, ctx.dy()
+    if open_windows.is_open(ctx, ctx.x()):
+        on = open_windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
+        return open_windows.scatter_sums(ctx, on, op.Div(dy, open_windows.counts(ctx, on)))
+    win = pool_windows(ctx)
     dtype = ctx.dtype(ctx.x())
     counts = _counts(ctx, win)
     share = np.float64(1.0)
@@ -122,13 +131,11 @@ def _counts(ctx: Context, win: Windows) -> np.ndarray:
     """Number of elements that each window's mean runs over, [out...]."""
     axes = []
     include = ctx.int("count_include_pad", 0)
-    pads = ctx.ints("pads", (0,) * 2 * win.rank)[win.rank :]
-    explicit = ctx.string("auto_pad", "NOTSET") == "NOTSET"
+    # Padding that ceil_mode adds never counts; declared padding does if included.
+    _, pads = padding(ctx, win.kernel, win.strides, win.size)
     for axis in range(win.rank):
-        # Padding that ceil_mode adds never counts; declared padding does if included.
-        declared = pads[axis] if explicit else win.after[axis]
         low = -win.before[axis] if include else 0
-        high = win.size[axis] + (declared if include else 0)
+        high = win.size[axis] + (pads[axis] if include else 0)
         starts = np.arange(win.out[axis]) * win.strides[axis] - win.before[axis]
         taps = starts[:, None] + np.arange(win.kernel[axis]) * win.dilations[axis]
         axes.append(((taps >= low) & (taps < high)).sum(1))
@@ -143,7 +150,9 @@ def global_average_pool(ctx: Context) -> Cotangents:
     op, dims = ctx.op, ctx.dims(ctx.x())
     sizes = [dim for dim in dims[2:] if isinstance(dim, int)]
     if len(sizes) != len(dims) - 2:
-        raise ctx.unsupported("its spatial sizes are known only when the model runs")
+        count = op.ReduceProd(open_windows.spatial_shape(op, ctx.x()), keepdims=0)
+        mean = op.Div(ctx.dy(), op.cast(count, ctx.dtype(ctx.x())))
+        return op.Expand(mean, op.Shape(ctx.x()))
     return op.Expand(op.Mul(ctx.dy(), 1 / math.prod(sizes)), op.shape_of(ctx.x()))
 
 

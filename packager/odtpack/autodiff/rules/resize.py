@@ -2,92 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
+from odtpack.autodiff.resize_weights import Axis, Kernel, weights
 from odtpack.autodiff.rules.linalg import multiply_axis
+from odtpack.autodiff.sampling import length
 
 
 @vjp("Resize", since=11)
 def resize(ctx: Context) -> Cotangents:
-    """All modes are separable: y = M x along each axis, so dx = M^T dy."""
-    op, rank, dx = ctx.op, ctx.rank(ctx.x()), ctx.dy()
-    if ctx.int("antialias", 0) or ctx.string("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise ctx.unsupported("antialias and keep_aspect_ratio_policy have no gradient")
-    listed = [axis % rank for axis in ctx.ints("axes", range(rank))]
-    given = ctx.maybe_x(2) is not None and ctx.dims(ctx.x(2)) != (0,)
-    scales = ctx.constant(2) if given else None
-    if given and scales is None:
-        raise ctx.unsupported("its scales are known only when the model runs")
-    for position, axis in enumerate(listed):
-        old, new = ctx.dims(ctx.x())[axis], ctx.dims(ctx.y())[axis]
-        scale = None if scales is None else float(scales[position])
-        if scale == 1 or (scale is None and old == new):
+    """All modes are separable: y = M x along each axis, so dx = M^T dy.
+
+    M is a constant where the sizes and the scale of an axis are known; else the graph
+    computes it. Sizes, scales and the region of tf_crop_and_resize receive no gradient.
+    """
+    op, x, rank, dx = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.dy()
+    kernel = Kernel.of(ctx)
+    for position, axis in enumerate(_listed(ctx)):
+        old, new = ctx.dims(x)[axis], ctx.dims(ctx.y())[axis]
+        scale = _scale(ctx, position)
+        if scale == 1 or (_stretched(ctx) and old is not None and old == new):
             continue
-        if not isinstance(old, int) or not isinstance(new, int):
-            raise ctx.unsupported(f"axis {axis} has a size known only when the model runs")
-        weights = _weights(ctx, old, new, new / old if scale is None else scale)
-        matrix = weights.astype(ctx.dtype(ctx.x()).numpy())
-        dx = multiply_axis(op, dx, rank, axis, matrix)
+        if axis == 0 and rank > 2 and kernel.mode != "nearest":
+            continue  # of which the runtime resizes no samples
+        region = _region(ctx, position)
+        if (
+            isinstance(old, int)
+            and isinstance(new, int)
+            and not isinstance(scale, ir.Value)
+            and not isinstance(region, ir.Value)
+        ):
+            constant = _known_weights(op, kernel, old, new, scale, region)
+            dx = multiply_axis(op, dx, rank, axis, constant.astype(ctx.dtype(x).numpy()))
+            continue
+        axes = Axis(length(op, x, axis), length(op, ctx.dy(), axis), scale, region)
+        matrix = weights(op, kernel, axes, ctx.dtype(x))
+        last = [i for i in range(rank) if i != axis] + [axis]
+        product = op.MatMul(op.transpose(dx, *last), matrix)
+        dx = op.transpose(product, *(last.index(i) for i in range(rank)))
     return [dx, None, None, None]
 
 
-def _weights(ctx: Context, old: int, new: int, scale: float) -> np.ndarray:
-    """Interpolation weights [new, old]; formulas of the operator's specification."""
-    at, mode = _positions(ctx, old, new, scale), ctx.string("mode", "nearest")
-    weights = np.zeros((new, old))
-    rows = np.arange(new)
-    if mode == "nearest":
-        nearest = _NEAREST[ctx.string("nearest_mode", "round_prefer_floor")](at)
-        weights[rows, np.clip(nearest, 0, old - 1).astype(int)] = 1
-    elif mode == "linear":
-        inside = np.clip(at, 0, old - 1)
-        low = np.floor(inside).astype(int)
-        np.add.at(weights, (rows, low), 1 - (inside - low))
-        np.add.at(weights, (rows, np.minimum(low + 1, old - 1)), inside - low)
-    elif mode == "cubic":
-        low = np.floor(at).astype(int)
-        taps = low[:, None] + np.arange(-1, 3)
-        values = _cubic(np.abs(at[:, None] - taps), ctx.float("cubic_coeff_a", -0.75))
-        if ctx.int("exclude_outside", 0):
-            values = np.where((taps >= 0) & (taps < old), values, 0)
-            values /= values.sum(1, keepdims=True)
-        np.add.at(weights, (rows[:, None], np.clip(taps, 0, old - 1)), values)
-    else:
-        raise ctx.unsupported(f"mode {mode!r}")
-    return weights
+def _listed(ctx: Context) -> list[int]:
+    rank = ctx.rank(ctx.x())
+    return [axis % rank for axis in ctx.ints("axes", range(rank))]
 
 
-_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
-    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
+def _has_scales(ctx: Context) -> bool:
+    return ctx.maybe_x(2) is not None and ctx.dims(ctx.x(2)) != (0,)
 
 
-def _positions(ctx: Context, old: int, new: int, scale: float) -> np.ndarray:
-    """Where each element of the result lies in the input."""
-    rows, mode = np.arange(new), ctx.string("coordinate_transformation_mode", "half_pixel")
-    if mode == "asymmetric":
-        return rows / scale
-    if mode == "align_corners":
-        return rows * ((old - 1) / max(1, new - 1))
-    if mode == "pytorch_half_pixel" and new == 1:
-        return np.zeros(1)
-    if mode in ("half_pixel", "pytorch_half_pixel"):
-        return (rows + 0.5) / scale - 0.5
-    if mode == "half_pixel_symmetric":
-        offset = old / 2 * (1 - new / (scale * old))
-        return offset + (rows + 0.5) / scale - 0.5
-    raise ctx.unsupported(f"coordinate_transformation_mode {mode!r}")
+def _stretched(ctx: Context) -> bool:
+    """Whether each axis has the scale that its sizes say."""
+    policy = ctx.string("keep_aspect_ratio_policy", "stretch")
+    return not _has_scales(ctx) and policy == "stretch"
 
 
-def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """Keys' cubic convolution kernel."""
-    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+def _scale(ctx: Context, position: int) -> float | ir.Value | None:
+    """Scale of the listed axis ``position``, if it is not what its sizes say."""
+    if _stretched(ctx):
+        return None
+    op, dtype = ctx.op, ctx.dtype(ctx.x())
+    if _has_scales(ctx):
+        scales = ctx.constant(2)
+        if scales is not None:
+            return float(scales[position])
+        return op.cast(op.slice(ctx.x(2), [0], [position], [position + 1]), dtype)
+    axes, sizes, dims = _listed(ctx), ctx.constant(3), ctx.dims(ctx.x())
+    smaller = ctx.string("keep_aspect_ratio_policy", "stretch") == "not_larger"
+    known = [dim for dim in (dims[axis] for axis in axes) if isinstance(dim, int)]
+    if sizes is not None and len(known) == len(axes):
+        ratios = [float(size) / old for size, old in zip(sizes, known, strict=True)]
+        return min(ratios) if smaller else max(ratios)
+    old = op.Gather(op.Shape(ctx.x()), op.ints(*axes), axis=0)
+    ratio = op.Div(op.cast(ctx.x(3), dtype), op.cast(old, dtype))
+    return op.ReduceMin(ratio, keepdims=1) if smaller else op.ReduceMax(ratio, keepdims=1)
+
+
+def _region(ctx: Context, position: int) -> tuple[float, float] | ir.Value | None:
+    """Start and end of the part that tf_crop_and_resize resizes, as shares of the axis."""
+    if ctx.string("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
+        return None
+    count, region = len(_listed(ctx)), ctx.constant(1)
+    if region is not None:
+        return float(region[position]), float(region[count + position])
+    picked = ctx.op.ints(position, count + position)
+    return ctx.op.cast(ctx.op.Gather(ctx.x(1), picked, axis=0), ctx.dtype(ctx.x()))
+
+
+def _known_weights(
+    op: Ops,
+    kernel: Kernel,
+    old: int,
+    new: int,
+    scale: float | None,
+    region: tuple[float, float] | None,
+) -> np.ndarray:
+    """The result [new, old] of the nodes that would compute the weights."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": op.opset}, name="weights")
+    inner = Ops(graph)
+    axis = Axis(inner.ints(old), inner.ints(new), scale, region)
+    graph.outputs.append(weights(inner, kernel, axis, ir.DataType.DOUBLE))
+    model = ir.to_proto(ir.Model(graph, ir_version=8))
+    results: Any = ReferenceEvaluator(model).run(None, {})  # its stubs say it may be a dict
+    return np.asarray(results[0])

@@ -186,11 +186,9 @@ def depth_to_space(ctx: Context) -> Cotangents:
     dx = op.SpaceToDepth(ctx.dy(), blocksize=size)
     if ctx.string("mode", "DCR") == "DCR":
         return dx
-    _, channels, height, width = ctx.dims(ctx.x())
-    if not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
-        raise ctx.unsupported("its channels, height and width must be known in mode CRD")
-    blocks = op.reshape(dx, -1, size * size, channels // size**2, height, width)
-    return op.reshape(op.transpose(blocks, 0, 2, 1, 3, 4), -1, channels, height, width)
+    channels = ctx.size(ctx.x(), 1)
+    blocks = op.reshape(dx, 0, size * size, channels // size**2, -1)
+    return op.reshape_like(op.transpose(blocks, 0, 2, 1, 3), ctx.x())
 
 
 @vjp("SpaceToDepth")

@@ -1,0 +1,106 @@
+"""Operators that read planes at fractional positions: GridSample, AffineGrid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from tests.autodiff.oracle import Array, Case, cases, ints, normal
+
+TORCH_MODES = {"linear": "bilinear", "cubic": "bicubic"}
+# What ONNX Runtime names them before opset 20.
+OLD_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
+
+
+def grid(size: Sequence[int], points: Sequence[int], *, corners: bool, wide: bool) -> Array:
+    """Positions [2, points..., rank] away from kinks: between elements, and between halves.
+
+    Positions lie at k + 0.27 or k + 0.73 elements, also outside of the plane if ``wide``,
+    further than one reflection.
+    """
+    generator, columns = np.random.default_rng(5), []
+    for length in reversed(size):
+        low, high = (-2 * length, 3 * length) if wide else (0, length - 1)
+        whole = generator.integers(low, high, (2, *points))
+        at = whole + generator.choice([0.27, 0.73], whole.shape)
+        span = length - 1 if corners else length
+        columns.append((2 * at - (length - 1)) / span)
+    return np.stack(columns, -1).astype(np.float32)
+
+
+def grid_sample(mode: str, padding: str, corners: int, opset: int, rank: int, *,
+                wide: bool = True, symbolic: bool = False) -> list[Case]:  # fmt: skip
+    size, points = ((4, 5), (3, 4)) if rank == 2 else ((3, 4, 2), (2, 3, 2))
+
+    def function(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, at, TORCH_MODES.get(mode, mode), padding, bool(corners))
+
+    axes = {"x": tuple(range(2 + rank)), "g": (0, 1, 2)} if symbolic else {}
+    return cases(
+        "GridSample",
+        {
+            "x": normal(2, 3, *size, seed=1),
+            "g": grid(size, points, corners=bool(corners), wide=wide),
+        },
+        function,
+        (opset,),
+        mode=mode if opset >= 20 else OLD_MODES[mode],
+        padding_mode=padding,
+        align_corners=corners,
+        label=f"{rank}d-{mode}-{padding}-{'corners' if corners else 'edges'}-{wide=}",
+        symbols=axes,
+        double=opset == 20,
+        differences="torch",  # the reference implementation takes minutes, and has other kinks
+    )
+
+
+def affine(rank: int, corners: int, symbolic: bool) -> list[Case]:
+    size = (2, 3, 4, 5) if rank == 2 else (2, 1, 3, 2, 4)
+
+    # The reference implementation computes in float32.
+    def function(theta: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return F.affine_grid(theta, list(size), bool(corners))
+
+    return cases("AffineGrid", {"t": normal(2, rank, rank + 1), "s": ints(*size)}, function,
+                 (20, 23), align_corners=corners, runtime=["s"] if symbolic else [],
+                 label=f"{rank}d-{corners}-{symbolic}",
+                 differences="torch")  # fmt: skip
+
+
+MODES, PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+
+CASES: list[Case] = [
+    *(
+        case
+        for mode, padding, corners, opset in itertools.product(
+            MODES, PADDINGS, (0, 1), (16, 20, 22)
+        )
+        for case in grid_sample(mode, padding, corners, opset, 2)
+    ),
+    *(
+        case
+        for mode, padding, corners in itertools.product(MODES, PADDINGS, (0, 1))
+        for case in grid_sample(mode, padding, corners, 23, 2, symbolic=True)
+    ),
+    *(
+        case
+        for mode, padding, corners, opset in itertools.product(
+            MODES[:2], PADDINGS, (0, 1), (20, 22)
+        )
+        for case in grid_sample(mode, padding, corners, opset, 3, symbolic=opset == 22)
+    ),
+    *(
+        case
+        for mode, corners in itertools.product(MODES, (0, 1))
+        for case in grid_sample(mode, "zeros", corners, 17, 2, wide=False)
+    ),
+    *(
+        case
+        for rank, corners, symbolic in itertools.product((2, 3), (0, 1), (False, True))
+        for case in affine(rank, corners, symbolic)
+    ),
+]
