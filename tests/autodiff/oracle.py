@@ -186,6 +186,8 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
         output.name = "" if index in case.absent else f"y{index}"
         if case.domain:  # of these no inference knows; they are elementwise
             output.type, output.shape = values["x"].type, values["x"].shape
+        elif case.op == "Einsum":  # whose inference does not know all dots
+            output.type = next(iter(values.values())).type
     imports = {"": case.opset} | ({case.domain: 1} if case.domain else {})
     outputs = [value for value in node.outputs if value.name in case.output_names]
     graph = ir.Graph(
@@ -203,9 +205,24 @@ def cast_floats(array: Array, floats: type) -> Array:
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
     """The model with the gradients as outputs, and their names by input."""
     model = forward_model(case, floats)
-    return add_gradients(
+    model, names = add_gradients(
         expand(model, case.differentiated) if case.expanded else model, case.differentiated
     )
+    declare_ranks(case, model)
+    return model, names
+
+
+def declare_ranks(case: Case, model: ir.Model) -> None:
+    """Give outputs and seeds whose rank no inference knows, as axes are fed, the right one.
+
+    The checker asks for it; the rules have not seen it.
+    """
+    unknown = [v for v in (*model.graph.inputs, *model.graph.outputs) if v.shape is None]
+    if unknown:
+        tensors = [torch.tensor(array) for array in case.present.values()]
+        ranks = {name: y.ndim for name, y in torch_outputs(case, tensors).items()}
+        for value in unknown:
+            value.shape = ir.Shape([None] * ranks[str(value.name).removeprefix("seed_")])
 
 
 def add_gradients(

@@ -21,6 +21,7 @@ from tests.autodiff.oracle import (
     ask_torch,
     cases,
     check,
+    declare_ranks,
     forward_model,
     ints,
     normal,
@@ -128,6 +129,7 @@ def test_a_body_computes_what_its_operator_does(case: Case) -> None:
     feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
     expected = ask_torch(case)[0].outputs
     expanded = expand(forward_model(case), case.differentiated, registry=Registry())
+    declare_ranks(case, expanded)
     assert case.op not in {node.op_type for node in expanded.graph}
     proto = ir.to_proto(expanded)
     onnx.checker.check_model(proto, full_check=True)

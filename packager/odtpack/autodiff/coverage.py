@@ -11,7 +11,13 @@ import onnx.defs
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, REGISTRY
 from odtpack.targets import MAX_OPSET, MIN_OPSET
 
-How = Literal["rule", "expansion", "no gradient", "none"]
+How = Literal["rule", "expansion", "rewritten", "no gradient", "none"]
+
+# Replaced before differentiation, where autodiff.sequences and passes.fake_quant can.
+REWRITTEN = frozenset({
+    "ConcatFromSequence", "QuantizeLinear", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
+    "SequenceErase", "SequenceInsert", "SplitToSequence",
+})  # fmt: skip
 
 # Inputs that have a derivative, whatever the standard's own mark says.
 _ALSO_TRAINABLE = {
@@ -31,8 +37,9 @@ class Coverage:
     Attributes:
         domain: Domain, ``"ai.onnx"`` for the standard operators.
         op_type: Operator.
-        how: By a rule of its own; by expansion of its function body; declared to have no
-            gradient; or none, which is an error where a gradient would have to pass.
+        how: By a rule of its own; by expansion of its function body; rewritten before, in
+            the patterns that the documentation names; declared to have no gradient; or none,
+            which is an error where a gradient would have to pass.
         since: Opsets in which a rule starts to hold; empty without a rule.
         opsets: Opsets from :data:`MIN_OPSET` on in which the operator's definition changed,
             the one in force there first; empty where the standard does not define it.
@@ -70,6 +77,8 @@ def coverage() -> list[Coverage]:
             schema.has_function or schema.has_context_dependent_function for schema in schemas
         ):
             how = "expansion"
+        if how == "none" and domain == "ai.onnx" and op_type in REWRITTEN:
+            how = "rewritten"
         found.append(
             Coverage(
                 domain,

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
+from odtpack.autodiff import sequences
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
 from odtpack.autodiff.fold import fold
 from odtpack.autodiff.ops import reads
@@ -43,8 +44,9 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
     """Expand every node without a rule between ``sources`` and the outputs that has a body.
 
     Functions of the model itself are all inlined, and integer arithmetic on known shapes,
-    which bodies are full of, is folded. Names of inputs, outputs and initializers stay;
-    the values of a body are named after its node.
+    which bodies are full of, is folded; sequences of known tensors are replaced by the
+    tensors. Names of inputs, outputs and initializers stay; the values of a body are named
+    after its node.
 
     Args:
         model: Types and shapes inferred; changed in place.
@@ -64,7 +66,7 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
         _inline(model)
         model = infer_shapes(model)
     while True:
-        while fold(model.graph, keep=sources):
+        while fold(model.graph, keep=sources) or sequences.resolve(model.graph):
             model = infer_shapes(model)
         if not _call_bodies(model, sources, registry):
             return model
