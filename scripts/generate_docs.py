@@ -18,7 +18,8 @@ nodes of a model stand in a gradient's way.
 - **rule**: differentiated by a rule of its own.
 - **expansion**: defined by the standard as a function of other operators, and
   differentiated through them.
-- **rewritten**: replaced before differentiation where that can be done. Sequence operators
+- **rewritten**: replaced before differentiation where that can be done. Operators of ONNX
+  Runtime's domain `com.microsoft` are written in standard ones when a model is read. Sequence operators
   whose lengths and positions are constants become Split and Concat. A QuantizeLinear followed
   by a DequantizeLinear of the same scale and zero point simulates quantization, and is trained
   through by the straight-through estimator: the gradient of the input passes where its level

@@ -22,7 +22,7 @@ import onnxruntime as ort
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from odtpack import targets
+from odtpack import contrib, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops
@@ -184,10 +184,10 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     )
     for index, output in enumerate(node.outputs):
         output.name = "" if index in case.absent else f"y{index}"
-        if case.domain:  # of these no inference knows; they are elementwise
-            output.type, output.shape = values["x"].type, values["x"].shape
-        elif case.op == "Einsum":  # whose inference does not know all dots
+        if case.op == "Einsum":  # whose inference does not know all dots
             output.type = next(iter(values.values())).type
+    if case.domain:  # of these no inference knows
+        _declare_types(case, node, floats)
     imports = {"": case.opset} | ({case.domain: 1} if case.domain else {})
     outputs = [value for value in node.outputs if value.name in case.output_names]
     graph = ir.Graph(
@@ -198,6 +198,17 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     return infer_shapes(model)
 
 
+def _declare_types(case: Case, node: ir.Node, floats: type) -> None:
+    """Give the outputs on which L depends the types and ranks that PyTorch says they have."""
+    tensors = [torch.tensor(cast_floats(a, np.float64)) for a in case.present.values()]
+    for name, y in torch_outputs(case, tensors).items():
+        output = node.outputs[int(name[1:])]
+        array = y.detach().numpy()
+        dtype = np.dtype(floats) if array.dtype.kind == "f" else array.dtype
+        output.type = ir.TensorType(ir.DataType.from_numpy(dtype))
+        output.shape = ir.Shape([None] * array.ndim if case.batch else array.shape)
+
+
 def cast_floats(array: Array, floats: type) -> Array:
     return np.asarray(array, floats if array.dtype == np.float32 else array.dtype)
 
@@ -205,6 +216,8 @@ def cast_floats(array: Array, floats: type) -> Array:
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
     """The model with the gradients as outputs, and their names by input."""
     model = forward_model(case, floats)
+    if case.domain == contrib.DOMAIN:
+        model = contrib.decompose(model)
     model, names = add_gradients(
         expand(model, case.differentiated) if case.expanded else model, case.differentiated
     )
@@ -219,7 +232,7 @@ def declare_ranks(case: Case, model: ir.Model) -> None:
     """
     unknown = [v for v in (*model.graph.inputs, *model.graph.outputs) if v.shape is None]
     if unknown:
-        tensors = [torch.tensor(array) for array in case.present.values()]
+        tensors = [torch.tensor(cast_floats(a, np.float64)) for a in case.present.values()]
         ranks = {name: y.ndim for name, y in torch_outputs(case, tensors).items()}
         for value in unknown:
             value.shape = ir.Shape([None] * ranks[str(value.name).removeprefix("seed_")])

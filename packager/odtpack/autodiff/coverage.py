@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import onnx.defs
 
+from odtpack import contrib
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, REGISTRY
 from odtpack.targets import MAX_OPSET, MIN_OPSET
 
@@ -89,6 +90,7 @@ def coverage() -> list[Coverage]:
                 trainable_inputs(schemas[-1]) if schemas and how in ("rule", "expansion") else (),
             )
         )
+    found += [Coverage(contrib.DOMAIN, name, "rewritten") for name in contrib.covered()]
     return found
 
 
