@@ -51,7 +51,7 @@ def slopes(proto: onnx.ModelProto, graph: RandomGraph, seeds: dict[str, Array],
 
 
 @settings(
-    max_examples=60, deadline=None, derandomize=True, database=None,
+    max_examples=200, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(random_graphs())
