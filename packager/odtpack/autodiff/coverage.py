@@ -23,12 +23,18 @@ REWRITTEN = frozenset({
 # Inputs that have a derivative, whatever the standard's own mark says.
 _ALSO_TRAINABLE = {
     "Clip": ("min", "max"),
+    "DFT": ("input",),
     "GRU": ("initial_h",),
     "LSTM": ("initial_h", "initial_c"),
     "Mod": ("B",),
+    "OneHot": ("values",),
     "Pad": ("constant_value",),
     "RNN": ("initial_h",),
+    "STFT": ("signal", "window"),
+    "Unique": ("X",),
 }
+# Inputs that hold integers, in types of floating point too.
+_INTEGERS = {"DequantizeLinear": ("x", "x_zero_point")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +107,7 @@ def trainable_inputs(schema: Any) -> tuple[str, ...]:
         parameter.name
         for parameter in schema.inputs
         if any("float" in str(kind) or "double" in str(kind) for kind in parameter.types)
+        and parameter.name not in _INTEGERS.get(schema.name, ())
         and (
             parameter.differentiation_category != without
             or parameter.name in _ALSO_TRAINABLE.get(schema.name, ())
