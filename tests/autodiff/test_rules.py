@@ -20,6 +20,7 @@ from tests.autodiff import (
     cases_elementwise,
     cases_index,
     cases_matrix,
+    cases_products,
     cases_quantize,
     cases_recurrent,
     cases_structure,
@@ -40,17 +41,21 @@ from tests.autodiff.oracle import (
     session,
     spread,
 )
+from tests.autodiff.versions import at_every_version
 
 CASES = [
-    *cases_elementwise.CASES,
-    *cases_index.CASES,
-    *cases_matrix.CASES,
-    *cases_quantize.CASES,
+    *at_every_version([
+        *cases_elementwise.CASES,
+        *cases_index.CASES,
+        *cases_matrix.CASES,
+        *cases_products.CASES,
+        *cases_quantize.CASES,
+        *cases_structure.CASES,
+        *cases_sums.CASES,
+    ]),
     *cases_recurrent.CASES,
-    *cases_structure.CASES,
-    *cases_sums.CASES,
     *cases_windows.CASES,
-]
+]  # fmt: skip
 # Held to an oracle by a test of their own below.
 BESIDE_THE_TABLE = {
     ("", "Dropout"),
@@ -85,7 +90,7 @@ def test_case_count(record_property: Callable[[str, object], None]) -> None:
     operators = {(case.domain, case.op) for case in CASES} | BESIDE_THE_TABLE
     ids = [case.id for case in CASES]
     assert len(set(ids)) == len(ids), sorted({i for i in ids if ids.count(i) > 1})
-    assert len(CASES) >= 750
+    assert len(CASES) >= 2200
     record_property("gradient_cases", len(CASES))
     print(f"\n{len(CASES)} gradient cases of {len(operators)} operators")
 

@@ -27,7 +27,7 @@ _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one ex
 
 # Operators that the same attributes mean something else for from this opset on. All other
 # changes between opsets add to an operator, or take an attribute away, which is found out.
-_CHANGED_MEANING = {
+CHANGED_MEANING = {
     "Softmax": 13,
     "LogSoftmax": 13,
     "Hardmax": 13,
@@ -35,6 +35,7 @@ _CHANGED_MEANING = {
     "RoiAlign": 16,
     "Split": 18,
     "Resize": 18,
+    "DFT": 20,
     "GridSample": 20,
     "GroupNormalization": 21,
 }
@@ -168,7 +169,7 @@ def _same_meaning(function: ir.Function, written: int, opset: int) -> bool:
     """Whether every standard node of a body is legal, and means the same, under ``opset``."""
     older, newer = sorted((written, opset))
     return all(
-        _is_legal(node, opset) and not older < _CHANGED_MEANING.get(node.op_type, 0) <= newer
+        _is_legal(node, opset) and not older < CHANGED_MEANING.get(node.op_type, 0) <= newer
         for node in function.all_nodes()
         if node.domain in ("", "ai.onnx")
     )
