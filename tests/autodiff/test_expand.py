@@ -15,7 +15,7 @@ from odtpack.autodiff.fold import fold
 from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
 from odtpack.loading import infer_shapes
-from tests.autodiff import cases_elementwise, cases_matrix
+from tests.autodiff import cases_elementwise, cases_matrix, cases_transformers
 from tests.autodiff.oracle import (
     Case,
     ask_torch,
@@ -103,6 +103,7 @@ CASES: list[Case] = [
            lambd=0.5),
     *cases("CenterCropPad", {"x": normal(4, 5), "shape": ints(6, 3)},
            lambda x, _: F.pad(x, (0, 0, 1, 1))[:, 1:4], (18, 23)),
+    *cases_transformers.CASES,
 ]  # fmt: skip
 
 
