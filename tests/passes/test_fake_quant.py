@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -10,7 +12,11 @@ import torch
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.loading import load_model
+from odtpack.losses import LOSSES
 from odtpack.passes import fake_quant
+from odtpack.patterns import resolve
+from odtpack.training import Recipe, build_graphs
 from tests.autodiff.oracle import add_gradients
 from tests.passes.tools import op_types, outline, parse, run
 
@@ -136,3 +142,31 @@ def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
     graph = model.graph
     op, y = Ops(graph), graph.outputs[0]
     assert differentiate(graph, {y: op.constant(SEED)}, [graph.inputs[0]], op) == {}
+
+
+def test_a_model_with_simulated_quantization_trains_through_it() -> None:
+    """Weights before a pair are parameters, and the emitted model still rounds."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[n, 4] x) => (float[n, 2] y)
+    <float[4, 2] w = {0.31, -0.52, 0.11, 0.97, -0.44, 0.05, 5.0, -0.73},
+     float s = {0.03}, int8 z = {0}>
+    { q = QuantizeLinear(w, s, z) r = DequantizeLinear(q, s, z) y = MatMul(x, r) }"""
+    model = load_model(onnx.parser.parse_model(text))
+    assert resolve(model, (), ()) == (("w",), ())
+    training = build_graphs(model, Recipe(("w",), (), LOSSES["mse"])).training
+    assert {node.domain for node in training.graph} == {""}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= set(op_types(training.graph))
+    w = model.graph.initializers["w"].const_value.numpy()
+    x, target = X[:, :4], X[:, 4:6]
+    found = run(training, {
+        "x": x, "target": target, "w": w, "w_grad.accumulation.buffer": np.zeros_like(w),
+        "lazy_reset_grad": np.array([True]),
+    })  # fmt: skip
+    rounded = torch.fake_quantize_per_tensor_affine(
+        weight := torch.tensor(w, requires_grad=True), 0.03, 0, -128, 127
+    )
+    loss = torch.nn.functional.mse_loss(torch.tensor(x) @ rounded, torch.tensor(target))
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.detach(), rtol=1e-5)
+    np.testing.assert_allclose(found["w_grad.accumulation.out"], weight.grad, rtol=1e-4, atol=1e-6)
+    assert weight.grad[3, 0] == 0  # 5.0 is beyond what 127 levels of 0.03 reach
