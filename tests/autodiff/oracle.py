@@ -27,10 +27,17 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops
 from odtpack.loading import infer_shapes
+from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
+    Array,
+    cast_floats,
+    ints,
+    normal,
+    spread,
+    spread_apart,
+)
 
 torch.set_num_threads(1)  # tensors this small only wait for a second one
 
-Array = np.ndarray
 STEP = 1e-6
 ELEMENTWISE_LIMIT = 24  # larger inputs are differenced along random directions
 DIRECTIONS = 4
@@ -127,43 +134,6 @@ def cases(
     return [Case(op, inputs, function, opset=opset, attrs=attrs, **fields) for opset in opsets]
 
 
-def ints(*values: int) -> Array:
-    return np.array(values, np.int64)
-
-
-def spread(
-    *shape: int,
-    low: float = -2.0,
-    high: float = 2.0,
-    seed: int = 0,
-    avoid: Sequence[float] = (0.0,),
-    gap: float = 0.05,
-) -> Array:
-    """Distinct evenly spaced numbers in random order, none within ``gap`` of ``avoid``."""
-    count = int(np.prod(shape))
-    line = np.linspace(low, high, 8 * count + 64)
-    for kink in avoid:
-        line = line[np.abs(line - kink) >= gap]
-    chosen = line[np.linspace(0, len(line) - 1, count).round().astype(int)]
-    return np.random.default_rng(seed).permutation(chosen).reshape(shape).astype(np.float32)
-
-
-def spread_apart(*shapes: Sequence[int], seed: int = 0, **options: Any) -> list[Array]:
-    """Arrays as :func:`spread` gives, with no number in two of them."""
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    pool = spread(sum(sizes), seed=seed, **options)
-    ends = np.cumsum(sizes)
-    return [
-        pool[end - size : end].reshape(shape)
-        for shape, size, end in zip(shapes, sizes, ends, strict=True)
-    ]
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
-    """Normally distributed numbers, for functions without kinks."""
-    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
-
-
 def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     """The one-node model of a case, with its floats in the given precision."""
     values: dict[str, ir.Value] = {}
@@ -207,10 +177,6 @@ def _declare_types(case: Case, node: ir.Node, floats: type) -> None:
         dtype = np.dtype(floats) if array.dtype.kind == "f" else array.dtype
         output.type = ir.TensorType(ir.DataType.from_numpy(dtype))
         output.shape = ir.Shape([None] * array.ndim if case.batch else array.shape)
-
-
-def cast_floats(array: Array, floats: type) -> Array:
-    return np.asarray(array, floats if array.dtype == np.float32 else array.dtype)
 
 
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
