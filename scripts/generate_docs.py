@@ -18,6 +18,13 @@ nodes of a model stand in a gradient's way.
 - **rule**: differentiated by a rule of its own.
 - **expansion**: defined by the standard as a function of other operators, and
   differentiated through them.
+- **rewritten**: replaced before differentiation where that can be done. Operators of ONNX
+  Runtime's domain `com.microsoft` are written in standard ones when a model is read. Sequence
+  operators whose lengths and positions are constants become Split and Concat. A QuantizeLinear
+  followed by a DequantizeLinear of the same scale and zero point simulates quantization, and is
+  trained through by the straight-through estimator: the gradient of the input passes where its
+  level is representable, and is zero where it was clipped; the scale's is that of learned step
+  size quantization. Any other QuantizeLinear lets no gradient through.
 - **no gradient**: piecewise constant or not numeric; gradients stop here, as they should.
 - **none**: not differentiated yet. `odtpack build` stops with an error that names the node
   if a parameter would have to be trained through it.

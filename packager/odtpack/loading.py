@@ -22,6 +22,7 @@ __all__ = ["ModelLike", "infer_shapes", "load_model"]
 def load_model(model: ModelLike) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred.
 
+    Contributed operators are written in standard ones where :mod:`odtpack.contrib` can.
     Large initializers stay where they are, in the file or in the given model's memory.
 
     Args:
@@ -32,7 +33,10 @@ def load_model(model: ModelLike) -> ir.Model:
         OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
             data outside the model's folder, or an initializer with missing bytes.
     """
+    from odtpack.contrib import decompose, rename_misplaced  # which infers shapes, too
+
     given = source.open_model(model)
+    rename_misplaced(given.proto)
     _check(given.proto, given.where)
     loaded = ir.from_proto(given.proto)
     given.restore(loaded.graph)
@@ -44,7 +48,7 @@ def load_model(model: ModelLike) -> ir.Model:
         transform(loaded)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
-    return infer_shapes(loaded)
+    return decompose(infer_shapes(loaded))
 
 
 def _drop_trailing_absent(graph: ir.Graph) -> None:

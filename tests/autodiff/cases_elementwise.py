@@ -54,7 +54,6 @@ CASES: list[Case] = [
     *cases("Gelu", {"x": A}, F.gelu, (20, 23), differences="torch"),
     *cases("Gelu", {"x": A}, lambda x: F.gelu(x, approximate="tanh"), (20,), approximate="tanh",
            label="tanh"),
-    *cases("Gelu", {"x": A}, F.gelu, domain="com.microsoft", differences="torch", label="contrib"),
     # Arithmetic, with and without broadcasting
     *cases("Add", {"a": A, "b": B}, torch.add, EVERY, double=True),
     *cases("Add", {"a": B, "b": A}, torch.add, label="left"),

@@ -1,4 +1,4 @@
-"""Operators that move, cut, join, repeat or pick elements."""
+"""Operators that move, cut, join or repeat elements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Array, Case, cases, ints, normal, spread
+from tests.autodiff.oracle import Array, Case, cases, ints, normal
 
 X = normal(2, 3, 4)
 IMAGE = normal(2, 8, 2, 3)
@@ -25,14 +25,6 @@ def sliced(
 
 def backwards(x: torch.Tensor, axis: int, index: range) -> torch.Tensor:
     return x.index_select(axis, torch.tensor(list(index)))
-
-
-def gathered_nd(x: torch.Tensor, indices: torch.Tensor, batch: int = 0) -> torch.Tensor:
-    """GatherND by plain indexing."""
-    wide = []
-    for axis, size in enumerate(indices.shape[:batch]):
-        wide.append(torch.arange(size).reshape(-1, *[1] * (indices.ndim - 2 - axis)))
-    return x[(*wide, *indices.unbind(-1))]
 
 
 CASES: list[Case] = [
@@ -63,15 +55,26 @@ CASES: list[Case] = [
     *cases("Tile", {"x": X, "repeats": ints(1, 2, 1)}, lambda x, _: x.repeat(1, 2, 1),
            batch=["x"]),
     *cases("Tile", {"x": X, "repeats": ints(1, 1, 1)}, lambda x, _: x * 1, label="once"),
+    *cases("Tile", {"x": X, "repeats": ints(2, 3, 2)}, lambda x, _: x.repeat(2, 3, 2), EVERY,
+           runtime=["repeats"], batch=["x"], label="at-run-time"),
     *cases("Trilu", {"x": X}, torch.triu, (14, 23), batch=["x"]),
-    *cases("Trilu", {"x": X, "k": np.array(-1)}, lambda x, _: x.tril(-1), upper=0, label="lower"),
+    *(
+        case
+        for upper in (0, 1)
+        for k in (-2, -1, 1, 5)
+        for case in cases(
+            "Trilu", {"x": X, "k": np.array(k)},
+            lambda x, _, k=k, f=(torch.tril, torch.triu)[upper]: f(x, k), (14, 24), upper=upper,
+            runtime=["k"] * (k == 1), label=f"{('lower', 'upper')[upper]}{k}",
+        )
+    ),
     # Joining and splitting
     *cases("Concat", {"a": X, "b": X[:, :1] + 1, "c": X[:, :2]},
            lambda *x: torch.cat(x, 1), EVERY, axis=1),
     *cases("Concat", {"a": X, "b": X[..., :1]}, lambda *x: torch.cat(x, -1), axis=-1,
            batch=["a", "b"]),
-    *cases("Concat", {"a": X, "b": X[:1]}, lambda *x: torch.cat(x, 0), axis=0, batch=["a"],
-           label="along-batch"),
+    *cases("Concat", {"a": X, "b": X[:1]}, lambda *x: torch.cat(x, 0), EVERY, axis=0,
+           batch=["a"], label="along-batch"),
     *cases("Concat", {"a": X, "b": X + 1}, lambda *x: torch.cat(x, 1), axis=1, wrt=["b"],
            label="one-wanted"),
     *cases("Split", {"x": X}, lambda x: x.split([1, 3], 2), (12,), axis=2, split=[1, 3],
@@ -106,6 +109,12 @@ CASES: list[Case] = [
            lambda x, *_: x[-1:, 1:3], EVERY, batch=["x"], label="along-batch-from-the-end"),
     *cases("Slice", sliced((1, 1, 3, 1), (2, -2, 9, 1)), lambda x, *_: x[:, 1:3, -2:], EVERY,
            runtime=["starts", "ends"], label="at-run-time"),
+    *cases("Slice", sliced((1, 0, 1, 1), steps=False), lambda x, *_: x[:, :1], EVERY,
+           runtime=["axes"], label="axes-at-run-time"),
+    *cases("Slice", sliced((-1, 3, 0, -2)), lambda x, *_: x[:, :, [3, 1]], EVERY,
+           runtime=["starts", "ends", "axes", "steps"], batch=["x"], label="all-at-run-time"),
+    *cases("Slice", sliced((0, 0, 9, 2)), lambda x, *_: x[::2], EVERY, batch=["x"],
+           label="steps-along-batch"),
     # Pads
     *cases("Pad", {"x": X, "pads": ints(0, 1, 2, 0, 0, 1)},
            lambda x, _: F.pad(x, (2, 1, 1, 0)), EVERY, batch=["x"]),
@@ -128,6 +137,27 @@ CASES: list[Case] = [
     *cases("Pad", {"x": X, "pads": ints(2, 1), "value": None, "axes": ints(1)},
            lambda x, *_: F.pad(x.transpose(1, 2), (2, 1), "circular").transpose(1, 2), (19, 23),
            mode="wrap", label="wrap"),
+    *(
+        case
+        for mode, name, opsets in (("edge", "replicate", (16, 17, 18, 24)),
+                                   ("reflect", "reflect", (16, 17, 18, 24)),
+                                   ("wrap", "circular", (19, 24)))
+        for case in cases(
+            "Pad", {"x": normal(2, 1, 3, 4), "pads": ints(0, 0, 1, 0, 0, 0, 1, 2)},
+            lambda x, _, name=name: F.pad(x, (0, 2, 1, 1), name), opsets, mode=mode,
+            runtime=["pads"], batch=["x"], label=f"{mode}-at-run-time",
+        )
+    ),
+    *cases("Pad", {"x": normal(3, 2, 4), "pads": ints(1, 0, 0, 0, 0, 2)},
+           lambda x, _: torch.cat([x[:1], x])[:, :, [0, 1, 2, 3, 3, 3]], (17, 24), mode="edge",
+           batch=["x"], label="edge-of-batch"),
+    *cases("Pad", {"x": normal(3, 2, 4), "pads": ints(1, 0, -1, 0, 0, 2)},
+           lambda x, _: torch.cat([x[:1], x])[:, :, [1, 2, 3, 3, 3]], (17, 24), mode="edge",
+           batch=["x"], label="edge-negative", differences="torch"),
+    *cases("Pad", {"x": normal(3, 2, 4), "pads": ints(1, 2), "value": np.float32(0.3),
+                   "axes": ints(-1)},
+           lambda x, _, v, __: torch.cat([v.expand(3, 2, 1), x, v.expand(3, 2, 2)], 2), (18, 24),
+           batch=["x"], runtime=["pads", "axes"], label="axes-at-run-time"),
     *cases("DepthToSpace", {"x": IMAGE},
            lambda x: F.pixel_shuffle(x.reshape(2, 4, 2, 2, 3).transpose(1, 2).reshape(x.shape), 2),
            EVERY, blocksize=2, batch=["x"]),
@@ -136,67 +166,4 @@ CASES: list[Case] = [
     *cases("SpaceToDepth", {"x": normal(2, 3, 4, 6)},
            lambda x: F.pixel_unshuffle(x, 2).reshape(2, 3, 4, 2, 3).transpose(1, 2)
            .reshape(2, 12, 2, 3), (13, 18), blocksize=2, batch=["x"]),
-    # Picking by index
-    *cases("Gather", {"x": X[0], "i": ints(2, 0, 2)}, lambda x, i: x[i], EVERY, runtime=["i"]),
-    *cases("Gather", {"x": X[0], "i": np.array([[2, -1], [0, -3]])},
-           lambda x, i: x[i], (12, 15, 16, 18), runtime=["i"], batch=["i"], label="negative"),
-    *cases("Gather", {"x": X, "i": np.array([[2, 0, 1, 1], [0, 2, 2, 0]])},
-           lambda x, i: x[:, i], (12, 17), axis=1, runtime=["i"], label="middle"),
-    *cases("Gather", {"x": X, "i": np.array([[2, 0], [0, 2]])},
-           lambda x, i: x[:, :, i], (12, 17), axis=-1, runtime=["i"], batch=["x"], label="last"),
-    *cases("Gather", {"x": X, "i": np.array([[2, 0], [0, 2]])},
-           lambda x, i: x[:, i], (12, 17), axis=1, batch=["x"], label="middle"),
-    *cases("Gather", {"x": X, "i": np.array(-1)}, lambda x, i: x[:, i], EVERY, axis=1,
-           batch=["x"], label="scalar"),
-    *cases("Gather", {"x": X, "i": np.array(1)}, lambda x, i: x[:, :, i], (12, 17), axis=2,
-           runtime=["i"], batch=["x"], label="scalar-at-run-time"),
-    *cases("Gather", {"x": X, "i": np.array([-1])}, lambda x, i: x[i], axis=0, batch=["x"],
-           label="last-of-batch"),
-    *cases("Gather", {"x": X, "i": np.array([0, 1, 0], np.int32)}, lambda x, i: x[i.long()],
-           label="int32"),
-    *cases("GatherElements", {"x": X[0], "i": np.array([[0, 2, 1, -1], [2, 2, 0, 0]])},
-           lambda x, i: x.gather(0, i % 3), (16, 18, 24), runtime=["i"]),
-    *cases("GatherElements", {"x": X[0], "i": np.array([[0, 3], [-1, 2], [1, 1]])},
-           lambda x, i: x.gather(1, i % 4), (12, 13, 17), axis=1, runtime=["i"], label="axis1"),
-    *cases("GatherElements", {"x": X[0], "i": np.array([[0, 3], [-1, 2], [1, 1]])},
-           lambda x, i: x.gather(1, i % 4), (12, 17), axis=-1, runtime=["i"],
-           batch=["x", "i"], label="axis-1", differences="torch"),
-    *cases("GatherND", {"x": X, "i": np.array([[0, 1], [1, -1], [0, 1]])}, gathered_nd,
-           (16, 18, 24), runtime=["i"], batch=["x"]),
-    *cases("GatherND", {"x": X, "i": np.array([[[0, 1, 3]], [[-1, 2, 0]]])}, gathered_nd,
-           label="elements"),
-    *cases("GatherND", {"x": X, "i": np.array([[1], [0], [1]])}, gathered_nd, label="rows",
-           batch=["x"]),
-    *cases("GatherND", {"x": X, "i": np.array([[[1], [1]], [[0], [2]]])},
-           lambda x, i: gathered_nd(x, i, 1), batch_dims=1, batch=["x", "i"], runtime=["i"],
-           label="batch-dims"),
-    *cases("GatherND", {"x": X, "i": np.array([[[1], [1], [2]], [[0], [2], [3]]])},
-           lambda x, i: gathered_nd(x, i, 2), batch_dims=2, label="two-batch-dims"),
-    # Writing by index
-    *cases("ScatterElements", {"x": X[0], "i": np.array([[0, 2, 1, -1]]),
-                               "u": normal(1, 4, seed=1)},
-           lambda x, i, u: x.scatter(0, i % 3, u), EVERY, runtime=["i"]),
-    *cases("ScatterElements", {"x": X[0], "i": np.array([[0, 2], [1, -1], [1, 0]]),
-                               "u": normal(3, 2, seed=1)},
-           lambda x, i, u: x.scatter(1, i % 4, u), axis=-1, batch=["x", "i", "u"], label="axis-1"),
-    *cases("ScatterElements", {"x": X[0], "i": np.array([[0, 0], [1, -1], [1, 1]]),
-                               "u": normal(3, 2, seed=1)},
-           lambda x, i, u: x.scatter_add(1, i % 4, u), (16, 18), axis=1, reduction="add",
-           label="add"),
-    *cases("ScatterND", {"x": X, "i": np.array([[0, 1], [1, -1]]), "u": normal(2, 4, seed=1)},
-           lambda x, i, u: x.index_put(tuple(i.unbind(-1)), u), EVERY, batch=["x"],
-           runtime=["i"]),
-    *cases("ScatterND", {"x": X, "i": np.array([[1], [0], [1]]), "u": normal(3, 3, 4, seed=1)},
-           lambda x, i, u: x.index_put(tuple(i.unbind(-1)), u, accumulate=True), (16, 18),
-           reduction="add", label="add"),
-    *cases("TopK", {"x": spread(3, 5), "k": ints(2)}, lambda x, _: x.topk(2)[0], EVERY, outputs=2,
-           used=[0], batch=["x"]),
-    *cases("TopK", {"x": spread(3, 5), "k": ints(2)},
-           lambda x, _: x.topk(2, 0, largest=False)[0], axis=0, largest=0, outputs=2, used=[0],
-           label="smallest"),
-    *cases("ReverseSequence", {"x": normal(4, 2, 3), "n": ints(3, 2)},
-           lambda x, _: torch.stack([x[[2, 1, 0, 3], 0], x[[1, 0, 2, 3], 1]], 1), EVERY),
-    *cases("ReverseSequence", {"x": normal(2, 4, 3), "n": ints(3, 2)},
-           lambda x, _: torch.stack([x[0, [2, 1, 0, 3]], x[1, [1, 0, 2, 3]]]), batch_axis=0,
-           time_axis=1, batch=["x"], label="batch-first"),
 ]  # fmt: skip

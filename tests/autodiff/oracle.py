@@ -22,15 +22,22 @@ import onnxruntime as ort
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from odtpack import targets
+from odtpack import contrib, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops
 from odtpack.loading import infer_shapes
+from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
+    Array,
+    cast_floats,
+    ints,
+    normal,
+    spread,
+    spread_apart,
+)
 
 torch.set_num_threads(1)  # tensors this small only wait for a second one
 
-Array = np.ndarray
 STEP = 1e-6
 ELEMENTWISE_LIMIT = 24  # larger inputs are differenced along random directions
 DIRECTIONS = 4
@@ -130,43 +137,6 @@ def cases(
     return [Case(op, inputs, function, opset=opset, attrs=attrs, **fields) for opset in opsets]
 
 
-def ints(*values: int) -> Array:
-    return np.array(values, np.int64)
-
-
-def spread(
-    *shape: int,
-    low: float = -2.0,
-    high: float = 2.0,
-    seed: int = 0,
-    avoid: Sequence[float] = (0.0,),
-    gap: float = 0.05,
-) -> Array:
-    """Distinct evenly spaced numbers in random order, none within ``gap`` of ``avoid``."""
-    count = int(np.prod(shape))
-    line = np.linspace(low, high, 8 * count + 64)
-    for kink in avoid:
-        line = line[np.abs(line - kink) >= gap]
-    chosen = line[np.linspace(0, len(line) - 1, count).round().astype(int)]
-    return np.random.default_rng(seed).permutation(chosen).reshape(shape).astype(np.float32)
-
-
-def spread_apart(*shapes: Sequence[int], seed: int = 0, **options: Any) -> list[Array]:
-    """Arrays as :func:`spread` gives, with no number in two of them."""
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    pool = spread(sum(sizes), seed=seed, **options)
-    ends = np.cumsum(sizes)
-    return [
-        pool[end - size : end].reshape(shape)
-        for shape, size, end in zip(shapes, sizes, ends, strict=True)
-    ]
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
-    """Normally distributed numbers, for functions without kinks."""
-    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
-
-
 def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     """The one-node model of a case, with its floats in the given precision."""
     values: dict[str, ir.Value] = {}
@@ -191,8 +161,10 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     )
     for index, output in enumerate(node.outputs):
         output.name = "" if index in case.absent else f"y{index}"
-        if case.domain:  # of these no inference knows; they are elementwise
-            output.type, output.shape = values["x"].type, values["x"].shape
+        if case.op == "Einsum":  # whose inference does not know all dots
+            output.type = next(iter(values.values())).type
+    if case.domain:  # of these no inference knows
+        _declare_types(case, node, floats)
     imports = {"": case.opset} | ({case.domain: 1} if case.domain else {})
     outputs = [value for value in node.outputs if value.name in case.output_names]
     graph = ir.Graph(
@@ -202,21 +174,45 @@ def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
     targets.stamp(model)
     model = infer_shapes(model)
     for output in model.graph.outputs:
-        if output.shape is None:  # of MaxUnpool's with output_shape: as many axes as the input
+        if case.op == "MaxUnpool" and output.shape is None:  # as many axes as the input
             output.shape = ir.Shape([None] * len(inputs[0].shape or ()))
     return model
 
 
-def cast_floats(array: Array, floats: type) -> Array:
-    return np.asarray(array, floats if array.dtype == np.float32 else array.dtype)
+def _declare_types(case: Case, node: ir.Node, floats: type) -> None:
+    """Give the outputs on which L depends the types and ranks that PyTorch says they have."""
+    tensors = [torch.tensor(cast_floats(a, np.float64)) for a in case.present.values()]
+    for name, y in torch_outputs(case, tensors).items():
+        output = node.outputs[int(name[1:])]
+        array = y.detach().numpy()
+        dtype = np.dtype(floats) if array.dtype.kind == "f" else array.dtype
+        output.type = ir.TensorType(ir.DataType.from_numpy(dtype))
+        output.shape = ir.Shape([None] * array.ndim if case.batch else array.shape)
 
 
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
     """The model with the gradients as outputs, and their names by input."""
     model = forward_model(case, floats)
-    return add_gradients(
+    if case.domain == contrib.DOMAIN:
+        model = contrib.decompose(model)
+    model, names = add_gradients(
         expand(model, case.differentiated) if case.expanded else model, case.differentiated
     )
+    declare_ranks(case, model)
+    return model, names
+
+
+def declare_ranks(case: Case, model: ir.Model) -> None:
+    """Give outputs and seeds whose rank no inference knows, as axes are fed, the right one.
+
+    The checker asks for it; the rules have not seen it.
+    """
+    unknown = [v for v in (*model.graph.inputs, *model.graph.outputs) if v.shape is None]
+    if unknown:
+        tensors = [torch.tensor(cast_floats(a, np.float64)) for a in case.present.values()]
+        ranks = {name: y.ndim for name, y in torch_outputs(case, tensors).items()}
+        for value in unknown:
+            value.shape = ir.Shape([None] * ranks[str(value.name).removeprefix("seed_")])
 
 
 def add_gradients(

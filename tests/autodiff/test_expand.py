@@ -15,12 +15,13 @@ from odtpack.autodiff.fold import fold
 from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
 from odtpack.loading import infer_shapes
-from tests.autodiff import cases_elementwise, cases_matrix
+from tests.autodiff import cases_elementwise, cases_matrix, cases_transformers
 from tests.autodiff.oracle import (
     Case,
     ask_torch,
     cases,
     check,
+    declare_ranks,
     forward_model,
     ints,
     normal,
@@ -102,6 +103,7 @@ CASES: list[Case] = [
            lambd=0.5),
     *cases("CenterCropPad", {"x": normal(4, 5), "shape": ints(6, 3)},
            lambda x, _: F.pad(x, (0, 0, 1, 1))[:, 1:4], (18, 23)),
+    *cases_transformers.CASES,
 ]  # fmt: skip
 
 
@@ -128,6 +130,7 @@ def test_a_body_computes_what_its_operator_does(case: Case) -> None:
     feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
     expected = ask_torch(case)[0].outputs
     expanded = expand(forward_model(case), case.differentiated, registry=Registry())
+    declare_ranks(case, expanded)
     assert case.op not in {node.op_type for node in expanded.graph}
     proto = ir.to_proto(expanded)
     onnx.checker.check_model(proto, full_check=True)

@@ -69,6 +69,8 @@ class Context:
         """Output ``index`` of the forward node, added to the node if it was left out."""
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
+            for left_out in self.node.outputs:
+                left_out.name = left_out.name or ""  # which says that it is absent
         value = self.node.outputs[index]
         if not value.name:
             named = next(output.name for output in self.node.outputs if output.name)

@@ -8,24 +8,35 @@ from typing import Any, Literal
 
 import onnx.defs
 
+from odtpack import contrib
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, REGISTRY
 from odtpack.targets import MAX_OPSET, MIN_OPSET
 
-How = Literal["rule", "expansion", "no gradient", "none"]
+How = Literal["rule", "expansion", "rewritten", "no gradient", "none"]
+
+# Replaced before differentiation, where autodiff.sequences and passes.fake_quant can.
+REWRITTEN = frozenset({
+    "ConcatFromSequence", "QuantizeLinear", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
+    "SequenceErase", "SequenceInsert", "SplitToSequence",
+})  # fmt: skip
 
 # Inputs that have a derivative, whatever the standard's own mark says.
 _ALSO_TRAINABLE = {
     "AffineGrid": ("theta",),
     "Clip": ("min", "max"),
+    "DFT": ("input",),
     "GRU": ("initial_h",),
     "GridSample": ("grid",),
     "LSTM": ("initial_h", "initial_c"),
     "Mod": ("B",),
+    "OneHot": ("values",),
     "Pad": ("constant_value",),
     "RNN": ("initial_h",),
+    "STFT": ("signal", "window"),
+    "Unique": ("X",),
 }
 # Inputs that the standard does not mark, through which no gradient passes: see the rules.
-_NOT_TRAINABLE = {"RoiAlign": ("rois",)}
+_NOT_TRAINABLE = {"DequantizeLinear": ("x", "x_zero_point"), "RoiAlign": ("rois",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +46,9 @@ class Coverage:
     Attributes:
         domain: Domain, ``"ai.onnx"`` for the standard operators.
         op_type: Operator.
-        how: By a rule of its own; by expansion of its function body; declared to have no
-            gradient; or none, which is an error where a gradient would have to pass.
+        how: By a rule of its own; by expansion of its function body; rewritten before, in
+            the patterns that the documentation names; declared to have no gradient; or none,
+            which is an error where a gradient would have to pass.
         since: Opsets in which a rule starts to hold; empty without a rule.
         opsets: Opsets from :data:`MIN_OPSET` on in which the operator's definition changed,
             the one in force there first; empty where the standard does not define it.
@@ -74,6 +86,8 @@ def coverage() -> list[Coverage]:
             schema.has_function or schema.has_context_dependent_function for schema in schemas
         ):
             how = "expansion"
+        if how == "none" and domain == "ai.onnx" and op_type in REWRITTEN:
+            how = "rewritten"
         found.append(
             Coverage(
                 domain,
@@ -84,6 +98,7 @@ def coverage() -> list[Coverage]:
                 trainable_inputs(schemas[-1]) if schemas and how in ("rule", "expansion") else (),
             )
         )
+    found += [Coverage(contrib.DOMAIN, name, "rewritten") for name in contrib.covered()]
     return found
 
 

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
+from odtpack.autodiff import sequences
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
 from odtpack.autodiff.fold import fold
 from odtpack.autodiff.ops import reads
@@ -26,7 +27,7 @@ _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one ex
 
 # Operators that the same attributes mean something else for from this opset on. All other
 # changes between opsets add to an operator, or take an attribute away, which is found out.
-_CHANGED_MEANING = {
+CHANGED_MEANING = {
     "Softmax": 13,
     "LogSoftmax": 13,
     "Hardmax": 13,
@@ -34,6 +35,7 @@ _CHANGED_MEANING = {
     "RoiAlign": 16,
     "Split": 18,
     "Resize": 18,
+    "DFT": 20,
     "GridSample": 20,
     "GroupNormalization": 21,
 }
@@ -43,8 +45,9 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
     """Expand every node without a rule between ``sources`` and the outputs that has a body.
 
     Functions of the model itself are all inlined, and integer arithmetic on known shapes,
-    which bodies are full of, is folded. Names of inputs, outputs and initializers stay;
-    the values of a body are named after its node.
+    which bodies are full of, is folded; sequences of known tensors are replaced by the
+    tensors. Names of inputs, outputs and initializers stay; the values of a body are named
+    after its node.
 
     Args:
         model: Types and shapes inferred; changed in place.
@@ -64,7 +67,7 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
         _inline(model)
         model = infer_shapes(model)
     while True:
-        while fold(model.graph, keep=sources):
+        while fold(model.graph, keep=sources) or sequences.resolve(model.graph):
             model = infer_shapes(model)
         if not _call_bodies(model, sources, registry):
             return model
@@ -166,7 +169,7 @@ def _same_meaning(function: ir.Function, written: int, opset: int) -> bool:
     """Whether every standard node of a body is legal, and means the same, under ``opset``."""
     older, newer = sorted((written, opset))
     return all(
-        _is_legal(node, opset) and not older < _CHANGED_MEANING.get(node.op_type, 0) <= newer
+        _is_legal(node, opset) and not older < CHANGED_MEANING.get(node.op_type, 0) <= newer
         for node in function.all_nodes()
         if node.domain in ("", "ai.onnx")
     )

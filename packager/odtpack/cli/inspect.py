@@ -170,6 +170,7 @@ def _model(path: Path) -> dict[str, Any]:
 _WORDS = {
     "rule": "yes",
     "expanded": "by expansion",
+    "rewritten": "if it can be rewritten",
     "none": "stops here",
     "missing": "missing",
 }
@@ -181,6 +182,7 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
 
     import onnx.defs
 
+    from odtpack.autodiff.coverage import REWRITTEN
     from odtpack.autodiff.registry import REGISTRY
 
     counts = Counter((node.domain, node.op_type) for node in graph.all_nodes())
@@ -196,6 +198,8 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
                 schema: Any = onnx.defs.get_schema(operator, version, domain)
                 if schema.has_function or schema.has_context_dependent_function:
                     gradient = "expanded"
+                elif operator in REWRITTEN:
+                    gradient = "rewritten"
         found.append(
             {
                 "domain": domain or "ai.onnx",

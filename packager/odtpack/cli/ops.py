@@ -25,6 +25,7 @@ class Way(StrEnum):
 
     RULE = "rule"
     EXPANSION = "expansion"
+    REWRITTEN = "rewritten"
     NO_GRADIENT = "no gradient"
     NONE = "none"
 
@@ -44,7 +45,8 @@ def coverage(
     """Print the support table: operator, opsets, trainable inputs, how.
 
     rule: by a rule of its own. expansion: by way of the operators that the standard defines
-    it with. no gradient: it is constant almost everywhere, so a gradient stops there, as it
+    it with. rewritten: replaced by other operators where the patterns of docs/operators.md
+    hold. no gradient: it is constant almost everywhere, so a gradient stops there, as it
     should. none: a parameter cannot be trained through it.
     """
     from odtpack.autodiff.coverage import coverage as table

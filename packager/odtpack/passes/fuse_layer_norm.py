@@ -15,7 +15,6 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops, dims_of
 from odtpack.autodiff.rules.reduce import reduced_axes
-from odtpack.errors import OdtpackError
 from odtpack.passes import match
 
 _SINCE = 17
@@ -92,12 +91,8 @@ def _trailing_axis(op: Ops, node: ir.Node, x: ir.Value) -> int | None:
     dims = dims_of(x)
     if dims is None or not node.attributes.get_int("keepdims", 1):
         return None
-    try:
-        axes = reduced_axes(Context(node, op, [], []))
-    except OdtpackError:
-        return None
-    trailing = bool(axes) and axes == list(range(axes[0], len(dims)))
-    return axes[0] if trailing else None
+    axes = reduced_axes(Context(node, op, [], []))
+    return axes[0] if axes and axes == list(range(axes[0], len(dims))) else None
 
 
 def _is_row(value: ir.Value, x: ir.Value, axis: int) -> bool:

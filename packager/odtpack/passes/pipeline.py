@@ -7,7 +7,14 @@ import onnx_ir as ir
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.loading import infer_shapes
-from odtpack.passes import batch_norm, fuse_layer_norm, gelu, pool_before_relu, small_planes
+from odtpack.passes import (
+    batch_norm,
+    fake_quant,
+    fuse_layer_norm,
+    gelu,
+    pool_before_relu,
+    small_planes,
+)
 
 # Rewrites of the forward graph that make its gradient cheaper, each exact.
 _REWRITES = (fuse_layer_norm.rewrite, pool_before_relu.rewrite)
@@ -20,6 +27,7 @@ def before_gradient(model: ir.Model) -> ir.Model:
         model = infer_shapes(model)
     batch_norm.mark(model.graph)
     gelu.mark(model.graph)
+    fake_quant.mark(model.graph)
     return model
 
 
@@ -32,5 +40,6 @@ def after_gradient(op: Ops, graph: ir.Graph) -> list[batch_norm.RunningStatistic
     small_planes.rewrite(op, graph)
     updates = batch_norm.lower(op, graph)
     gelu.lower(op, graph)
+    fake_quant.lower(graph)
     graph.opset_imports.pop(INTERNAL_DOMAIN, None)
     return updates

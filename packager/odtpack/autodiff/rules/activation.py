@@ -142,7 +142,6 @@ def hard_swish(ctx: Context) -> Cotangents:
 
 
 @vjp("Gelu")
-@vjp("Gelu", domain="com.microsoft")
 @vjp("Gelu", domain=INTERNAL_DOMAIN)
 def gelu(ctx: Context) -> Cotangents:
     """x Phi(x); slope Phi(x) + x phi(x). With approximate="tanh" see the tanh formula."""

@@ -12,9 +12,32 @@ from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(
-    "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
-    "IsInf", "IsNaN", "Sign", "Ceil", "Floor", "Round", "BitShift", "BitwiseAnd", "BitwiseNot",
-    "BitwiseOr", "BitwiseXor",
+    "And",
+    "Or",
+    "Xor",
+    "Not",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "IsInf",
+    "IsNaN",
+    "Sign",
+    "Ceil",
+    "Floor",
+    "Round",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseNot",
+    "BitwiseOr",
+    "BitwiseXor",
+    "BitCast",
+)
+# Text in, or a number of things out.
+non_differentiable(
+    "RegexFullMatch", "SequenceLength", "StringConcat", "StringNormalizer", "StringSplit",
+    "TfIdfVectorizer",
 )  # fmt: skip
 
 

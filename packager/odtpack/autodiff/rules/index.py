@@ -8,18 +8,17 @@ lost. ScatterElements runs in one thread and loses none.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Dims
+from odtpack.autodiff.ops import Dims, Ops
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("NonZero")
 
-_REDUCTION_SINCE = 16  # opset in which ScatterElements learnt to add
+REDUCTION_SINCE = 16  # opset in which ScatterElements learnt to add
 
 
 @vjp("Gather")
@@ -38,10 +37,16 @@ def gather(ctx: Context) -> Cotangents:
         after[axis] = size - 1 - before[axis]
         return [op.pad(dy, before, after), None]
     flat = op.reshape(op.cast(indices, ir.DataType.INT64), -1)
-    if op.opset >= _REDUCTION_SINCE:
+    if op.opset >= REDUCTION_SINCE:
         return [_scatter(ctx, flat, dy, axis, "add"), None]
     # Without an adding scatter: once the rows are summed, any may be written last.
-    return [_scatter(ctx, flat, _sum_equal_rows(ctx, flat, dy, axis), axis), None]
+    wrapped = op.Mod(flat, op.Gather(op.shape_of(x), op.ints(axis), axis=0))
+    rank = len(dims)
+    first = op.transpose(dy, axis, *range(axis), *range(axis + 1, rank))
+    rows = _sum_equal_rows(op, wrapped, op.Flatten(first, axis=1), ctx.dtype(x))
+    back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+    summed = op.transpose(op.Reshape(rows, op.Shape(first)), *back)
+    return [_scatter(ctx, flat, summed, axis), None]
 
 
 def _join_axes(ctx: Context, dims: Dims, axis: int) -> ir.Value:
@@ -70,15 +75,10 @@ def _scatter(
     return op.ScatterElements(zeros, everywhere, rows, axis=axis, reduction=reduction)
 
 
-def _sum_equal_rows(ctx: Context, indices: ir.Value, dy: ir.Value, axis: int) -> ir.Value:
-    """Every slice of ``dy`` along ``axis`` becomes the sum of all slices with its index."""
-    op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
-    wrapped = op.Mod(indices, op.Gather(op.shape_of(x), op.ints(axis), axis=0))
-    same = op.Equal(op.unsqueeze(wrapped, 1), op.unsqueeze(wrapped, 0))
-    first = op.transpose(dy, axis, *range(axis), *range(axis + 1, rank))
-    rows = op.MatMul(op.cast(same, ctx.dtype(x)), op.Flatten(first, axis=1))
-    back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
-    return op.transpose(op.Reshape(rows, op.Shape(first)), *back)
+def _sum_equal_rows(op: Ops, numbers: ir.Value, rows: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """Every row of ``rows`` [n, width] becomes the sum of all rows with its number [n]."""
+    same = op.Equal(op.unsqueeze(numbers, 1), op.unsqueeze(numbers, 0))
+    return op.MatMul(op.cast(same, dtype), rows)
 
 
 @vjp("GatherElements")
@@ -86,76 +86,117 @@ def gather_elements(ctx: Context) -> Cotangents:
     """Scatter along ``axis``; before opset 16 as a product with the one-hot indices."""
     op, x, indices, dy, axis = ctx.op, ctx.x(), ctx.x(1), ctx.dy(), ctx.axis()
     dtype = ctx.dtype(x)
-    if op.opset >= _REDUCTION_SINCE:
+    if op.opset >= REDUCTION_SINCE:
         zeros = op.zeros(op.shape_of(x), dtype)
         return [op.ScatterElements(zeros, indices, dy, axis=axis, reduction="add"), None]
-    dims, index_dims = ctx.dims(x), ctx.dims(indices)
-    if (*index_dims[:axis], *index_dims[axis + 1 :]) != (*dims[:axis], *dims[axis + 1 :]):
-        raise ctx.unsupported("before opset 16 its indices must be as large as its data")
     depth = op.Gather(op.shape_of(x), op.ints(axis), axis=0)
     one_hot = op.OneHot(indices, depth, op.constant(np.array([0, 1], dtype.numpy())), axis=axis)
     one_hot.type = ir.TensorType(dtype)
     picked = op.Mul(one_hot, op.unsqueeze(dy, axis))
-    return [op.reduce_sum(picked, [axis + 1], keepdims=False), None]
+    dx = op.reduce_sum(picked, [axis + 1], keepdims=False)
+    dims, index_dims = ctx.dims(x), ctx.dims(indices)
+    if (*index_dims[:axis], *index_dims[axis + 1 :]) != (*dims[:axis], *dims[axis + 1 :]):
+        missing = op.Sub(op.Shape(x), op.Shape(dx))  # the indices end before the data does
+        dx = op.Pad(dx, op.Concat(op.ints(*[0] * len(dims)), missing, axis=0))
+    return [dx, None]
 
 
 @vjp("GatherND", since=12)
 def gather_nd(ctx: Context) -> Cotangents:
     """Each index tuple becomes its row's number in the table; then as Gather."""
-    op, x, indices = ctx.op, ctx.x(), ctx.x(1)
-    dims, batch, depth = ctx.dims(x), ctx.int("batch_dims", 0), ctx.dims(indices)[-1]
-    if op.opset < _REDUCTION_SINCE:
-        raise ctx.unsupported("before opset 16 no operator adds at repeated indices")
-    if not isinstance(depth, int):
-        raise ctx.unsupported("the length of its index tuples is known only when the model runs")
-    end = batch + depth
-    inner = [dim for dim in (*dims[max(1, batch) : end], *dims[end:]) if isinstance(dim, int)]
-    if len(inner) != len(dims) - max(1, batch):
-        raise ctx.unsupported("its sizes must be known (only the first axis may vary)")
-    sizes = inner[: end - max(1, batch)]
-    strides = [math.prod(sizes[i:]) for i in range(len(sizes) - depth + 1, len(sizes) + 1)]
-    shape = op.shape_of(x)
-    wrapped = op.Mod(indices, op.slice(shape, [0], [batch], [end]))
-    number = op.reduce_sum(op.Mul(wrapped, op.ints(*strides)), [-1], keepdims=False)
-    if batch:
-        number = _add_batch_offsets(ctx, number, batch, math.prod(sizes))
-    width = math.prod(dim for dim in dims[end:] if isinstance(dim, int))
-    rows = op.reshape(ctx.dy(), -1, width)
-    flat = op.Expand(op.reshape(number, -1, 1), op.Shape(rows))
-    zeros = op.reshape(op.zeros(shape, ctx.dtype(x)), -1, width)
-    summed = op.ScatterElements(zeros, flat, rows, axis=0, reduction="add")
+    op, x, dtype = ctx.op, ctx.x(), ctx.dtype(ctx.x())
+    numbers, width = row_numbers(ctx, ctx.int("batch_dims", 0))
+    rows = as_rows(op, ctx.dy(), width)
+    flat = op.Expand(op.reshape(numbers, -1, 1), op.Shape(rows))
+    zeros = as_rows(op, op.zeros(op.shape_of(x), dtype), width)
+    if op.opset >= REDUCTION_SINCE:
+        summed = op.ScatterElements(zeros, flat, rows, axis=0, reduction="add")
+    else:
+        rows = _sum_equal_rows(op, op.reshape(numbers, -1), rows, dtype)
+        summed = op.ScatterElements(zeros, flat, rows, axis=0)
     return [op.reshape_like(summed, x), None]
 
 
-def _add_batch_offsets(ctx: Context, number: ir.Value, batch: int, rows: int) -> ir.Value:
-    """Add the number of the first row of each sample of the batch axes."""
-    op = ctx.op
-    leading = op.slice(op.shape_of(ctx.x()), [0], [0], [batch])
-    count = op.ReduceProd(leading, keepdims=0)
-    samples = op.Range(op.constant(np.array(0)), count, op.constant(np.array(1)))
-    ones = op.ints(*[1] * (ctx.rank(ctx.x(1)) - 1 - batch))
-    offsets = op.Reshape(op.Mul(samples, rows), op.Concat(leading, ones, axis=0))
-    return op.Add(number, offsets)
+def row_numbers(ctx: Context, batch: int = 0) -> tuple[ir.Value, ir.Value | int]:
+    """Number the rows that index tuples (input 1) mean in a table (input 0) of rows.
+
+    Returns:
+        The number of each tuple's row, of the shape of the tuples; the length of a row, a
+        number or an INT64 vector of one element. A row is what a tuple leaves open.
+    """
+    op, x, depth = ctx.op, ctx.x(), ctx.dims(ctx.x(1))[-1]
+    if not isinstance(depth, int):
+        raise ctx.unsupported("the length of its index tuples is known only when the model runs")
+    dims, end = ctx.dims(x), batch + depth
+    shape = op.shape_of(x)
+
+    def count(first: int, last: int) -> ir.Value | int:
+        known = [dim for dim in dims[first:last] if isinstance(dim, int)]
+        if len(known) == last - first:
+            return math.prod(known)
+        return op.reduce_prod(op.slice(shape, [0], [first], [last]), [0])
+
+    strides = join(op, *(count(axis + 1, end) for axis in range(batch, end)))
+    wrapped = op.Mod(ctx.x(1), op.slice(shape, [0], [batch], [end]))
+    numbers = op.reduce_sum(op.Mul(wrapped, strides), [-1], keepdims=False)
+    if batch:
+        leading = op.slice(shape, [0], [0], [batch])
+        zero, one = op.constant(np.array(0)), op.constant(np.array(1))
+        samples = op.Range(zero, op.ReduceProd(leading, keepdims=0), one)
+        ones = op.ints(*[1] * (ctx.rank(ctx.x(1)) - 1 - batch))
+        offsets = op.Reshape(op.Mul(samples, count(batch, end)), op.Concat(leading, ones, axis=0))
+        numbers = op.Add(numbers, offsets)
+    return numbers, count(end, len(dims))
 
 
-@vjp("ScatterElements", "ScatterND", since=11)
-def scatter(ctx: Context) -> Cotangents:
-    """Updates read dy where they were written; data keeps it where it was not overwritten."""
-    op, data, indices, updates, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.x(2), ctx.dy()
-    reduction, elements = ctx.string("reduction", "none"), ctx.node.op_type == "ScatterElements"
-    if reduction not in ("none", "add"):
-        raise ctx.unsupported(f"reduction {reduction!r}")
-    axis: dict[str, Any] = {"axis": ctx.axis()} if elements else {}
-    ddata = dupdates = None
-    if ctx.needs(0) and reduction == "add":
-        ddata = dy
-    elif ctx.needs(0):
-        zeros = op.zeros(op.shape_of(updates), ctx.dtype(data))
-        ddata = op.emit(ctx.node.op_type, [dy, indices, zeros], **axis)[0]
-    if ctx.needs(2):
-        gather = "GatherElements" if elements else "GatherND"
-        dupdates = op.emit(gather, [dy, indices], **axis)[0]
-    return [ddata, None, dupdates]
+def join(op: Ops, *parts: ir.Value | int) -> ir.Value:
+    """An INT64 vector of numbers and of vectors that are known when the model runs."""
+    known = [part for part in parts if isinstance(part, int)]
+    if len(known) == len(parts):
+        return op.ints(*known)
+    return op.Concat(*(op.ints(p) if isinstance(p, int) else p for p in parts), axis=0)
+
+
+def as_rows(op: Ops, value: ir.Value, width: ir.Value | int) -> ir.Value:
+    """Reshape to rows of the length that :func:`row_numbers` gives."""
+    return op.Reshape(value, join(op, -1, width))
+
+
+@vjp("Compress", since=9)
+def compress(ctx: Context) -> Cotangents:
+    """Back to where the condition holds, along one axis or in the flattened input."""
+    op, x = ctx.op, ctx.x()
+    kept = op.reshape(op.NonZero(ctx.x(1)), -1)
+    if "axis" in ctx.node.attributes:
+        return [_scatter(ctx, kept, ctx.dy(), ctx.axis()), None]
+    zeros = op.reshape(op.zeros(op.shape_of(x), ctx.dtype(x)), -1)
+    return [op.reshape_like(op.ScatterElements(zeros, kept, ctx.dy(), axis=0), x), None]
+
+
+@vjp("Unique", since=11)
+def unique(ctx: Context) -> Cotangents:
+    """Elements (slices, along an axis) that are equal share the cotangent of their value."""
+    op, x, flat = ctx.op, ctx.x(), "axis" not in ctx.node.attributes
+    inverse = ctx.extra_output(2, ir.DataType.INT64)
+    counts = op.cast(ctx.extra_output(3, ir.DataType.INT64), ctx.dtype(x))
+    axis = 0 if flat else ctx.axis()
+    if not flat:
+        counts = op.reshape(counts, -1, *[1] * (ctx.rank(x) - 1 - axis))
+    dx = op.Gather(op.Div(ctx.dy(), counts), inverse, axis=axis)
+    return op.reshape_like(dx, x) if flat else dx
+
+
+@vjp("OneHot", since=11)
+def one_hot(ctx: Context) -> Cotangents:
+    """values = (off, on): each receives the cotangents of the elements that are it."""
+    op, axis = ctx.op, ctx.int("axis", -1)
+    sums = []
+    for off, on in ((1, 0), (0, 1)):
+        values = op.constant(np.array([off, on], ctx.dtype(ctx.x(2)).numpy()))
+        chosen = op.OneHot(ctx.x(0), ctx.x(1), values, axis=axis)
+        chosen.type = ir.TensorType(ctx.dtype(ctx.x(2)))
+        sums.append(op.reduce_sum(op.reshape(op.Mul(ctx.dy(), chosen), -1), [0]))
+    return [None, None, op.Concat(*sums, axis=0)]
 
 
 @vjp("TopK", since=11)

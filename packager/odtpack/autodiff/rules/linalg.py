@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import string
-
 import numpy as np
 import onnx_ir as ir
 
@@ -98,50 +96,3 @@ def gemm(ctx: Context) -> Cotangents:
         dc = op.sum_to(dy, ctx.dims(ctx.y()), ctx.x(2))
         dc = dc if beta == 1 else op.Mul(dc, beta)
     return [da, db, dc]
-
-
-@vjp("Einsum", since=12)
-def einsum(ctx: Context) -> Cotangents:
-    """Each operand's cotangent is the Einsum of the other operands with dy.
-
-    Labels that only this operand has were summed over: its cotangent is constant there.
-    """
-    op, count = ctx.op, len(ctx.node.inputs)
-    *terms, output = _einsum_terms(ctx)
-    result: list[ir.Value | None] = []
-    for i, term in enumerate(terms):
-        if not ctx.needs(i):
-            result.append(None)
-            continue
-        others = [j for j in range(count) if j != i]
-        given = [output, *(terms[j] for j in others)]
-        kept = "".join(label for label in term if label in "".join(given))
-        equation = f"{','.join(given)}->{kept}"
-        dx = op.Einsum(ctx.dy(), *(ctx.x(j) for j in others), equation=equation)
-        alone = [axis for axis, label in enumerate(term) if label not in kept]
-        if alone:
-            dx = op.Expand(op.unsqueeze(dx, *alone), op.shape_of(ctx.x(i)))
-        result.append(dx)
-    return result
-
-
-def _einsum_terms(ctx: Context) -> list[str]:
-    """One label for each axis of every operand and, last, of the result."""
-    left, arrow, output = ctx.string("equation", "").replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow:  # in alphabetical order what stands once, behind what the dots stand for
-        letters = left.replace(",", "").replace(".", "")
-        once = sorted(label for label in letters if letters.count(label) == 1)
-        output = "..." * ("..." in left) + "".join(once)
-    ranks = [ctx.rank(ctx.x(i)) for i in range(len(terms))]
-    free = {rank - len(t) + 3 for rank, t in zip(ranks, terms, strict=True) if "..." in t}
-    spare = [label for label in string.ascii_letters if label not in left][: max(free, default=0)]
-    terms = [term.replace("...", "".join(spare)) for term in (*terms, output)]
-    sizes: dict[str, int | str | None] = {}
-    for i, term in enumerate(terms[:-1]):
-        for label, size in zip(term, ctx.dims(ctx.x(i)), strict=True):
-            if (size == 1) != (sizes.setdefault(label, size) == 1):
-                raise ctx.unsupported(f"its operands broadcast along {label!r}")
-    if len(free) > 1 or any(len(set(term)) < len(term) for term in terms):
-        raise ctx.unsupported("it reads a diagonal, or its dots stand for different axes")
-    return terms

@@ -1,0 +1,79 @@
+"""Replaces the nodes of a model for which there is a decomposition."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import Ops
+from odtpack.contrib import (  # noqa: F401  (fills the table)
+    activation,
+    attention,
+    embedding,
+    matmul,
+    normalization,
+)
+from odtpack.contrib.table import DOMAIN, TABLE
+from odtpack.inference import infer_shapes
+
+# ONNX Runtime registers these in the standard domain, which does not have them.
+_MISPLACED = {"SimplifiedLayerNormalization"}
+
+
+def covered() -> list[str]:
+    """Contributed operators for which there is a decomposition."""
+    return sorted(TABLE)
+
+
+def rename_misplaced(proto: onnx.ModelProto) -> None:
+    """Move operators that ONNX Runtime writes into the standard domain into its own."""
+    moved = False
+    for node in proto.graph.node:
+        if node.op_type in _MISPLACED and node.domain in ("", "ai.onnx"):
+            node.domain, moved = DOMAIN, True
+    if moved and all(entry.domain != DOMAIN for entry in proto.opset_import):
+        proto.opset_import.add(domain=DOMAIN, version=1)
+
+
+def decompose(model: ir.Model) -> ir.Model:
+    """Write every contributed node that can be in standard operators.
+
+    Args:
+        model: In topological order, with types and shapes inferred; changed in place.
+
+    Returns:
+        An equivalent model, with types and shapes inferred.
+    """
+    graph = model.graph
+    op = Ops(graph, "contrib/")
+    # Some need the ranks of their inputs, which may follow from those before them.
+    changed = True
+    while changed:
+        found = [node for node in graph if node.domain == DOMAIN and node.op_type in TABLE]
+        changed = sum(_replace(op, node) for node in found) > 0
+        if changed:
+            model = infer_shapes(model)
+    if all(node.domain != DOMAIN for node in graph.all_nodes()):
+        graph.opset_imports.pop(DOMAIN, None)
+    return model
+
+
+def _replace(op: Ops, node: ir.Node) -> bool:
+    with op.before(node):
+        written = TABLE[node.op_type](Context(node, op, (), ()))
+        if written is None:
+            return False
+        results = [written] if isinstance(written, ir.Value) else list(written)
+        for old, new in zip(node.outputs, results, strict=False):
+            if new is None or not old.name:
+                continue
+            # An operand may come back as it is: it keeps its own name.
+            copy = op.Identity(new) if new.producer() is None or new in node.inputs else new
+            copy.type, copy.shape = old.type or new.type, old.shape
+            name, old.name = old.name, None
+            copy.name = name
+            old.replace_all_uses_with(copy, replace_graph_outputs=True)
+    if node.graph is not None:
+        node.graph.remove(node, safe=True)
+    return True

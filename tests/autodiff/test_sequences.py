@@ -1,0 +1,98 @@
+"""Sequence operators whose members are known become Split, Concat or nothing at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+
+from odtpack.autodiff.expand import expand
+from odtpack.errors import OdtpackError
+from odtpack.loading import infer_shapes
+from tests.autodiff.oracle import LEVELS, add_gradients, normal, session
+
+INTS = {"zero": 0, "one": 1, "two": 2, "three": 3, "last": -1}
+CONSTANTS = " ".join(f"{n} = Constant <value = int64 {{{v}}}> ()" for n, v in INTS.items())
+SIZES = "sizes = Constant <value = int64[3] {1, 2, 3}> ()"
+
+
+def model(body: str, outputs: str, opset: int = 17, batch: str = "3") -> ir.Model:
+    text = (
+        f'<ir_version: 8, opset_import: ["" : {opset}]> '
+        f"g (float[{batch}, 6] x, int64 at) => ({outputs}) {{ {CONSTANTS} {SIZES} {body} }}"
+    )
+    return infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
+
+
+# what it is in PyTorch, the graph, the shape of its output
+ROWS = [
+    ("chunk", lambda x: x.chunk(3, 1)[1] * 2, "float[3, 2] y",
+     "s = SplitToSequence<axis = 1>(x, two) m = SequenceAt(s, one) y = Add(m, m)"),
+    ("uneven chunk", lambda x: x[:, 4:] * 1, "float[3, 2] y",
+     "s = SplitToSequence<axis = -1>(x, four) y = SequenceAt(s, last)"),
+    ("split", lambda x: x[:, 1:3] * x[:, 3:5], "float[3, 2] y",
+     "s = SplitToSequence<axis = 1>(x, sizes) a = SequenceAt(s, one) b = SequenceAt(s, last)"
+     " c = Slice(b, pair0, pair2, pair1) y = Mul(a, c)"),
+    ("unbind", lambda x: x[0].sin() + x[2], "float[6] y",
+     "s = SplitToSequence<axis = 0, keepdims = 0>(x) a = SequenceAt(s, zero) b = Sin(a)"
+     " c = SequenceAt(s, two) y = Add(b, c)"),
+    ("stack", lambda x: torch.stack([x, x.sin()], 1), "float[3, 2, 6] y",
+     "a = Sin(x) s = SequenceConstruct(x, a) y = ConcatFromSequence<axis = 1, new_axis = 1>(s)"),
+    ("cat of a list", lambda x: torch.cat([x.sin(), x, x.exp()], 1), "float[3, 18] y",
+     "a = Sin(x) b = Exp(x) e = SequenceEmpty<dtype = 1>() s = SequenceInsert(e, x)"
+     " t = SequenceInsert(s, b) u = SequenceInsert(t, a, zero)"
+     " y = ConcatFromSequence<axis = 1>(u)"),
+    ("erased", lambda x: x.sin() * 1, "float[3, 6] y",
+     "a = Sin(x) b = Exp(x) s = SequenceConstruct(b, a, x) t = SequenceErase(s)"
+     " v = Identity(t) u = SequenceErase(v, zero) y = SequenceAt(u, zero)"),
+    ("length", lambda x: x * 3, "float[3, 6] y",
+     "s = SplitToSequence<axis = 1>(x, two) n = SequenceLength(s) f = CastLike(n, x)"
+     " y = Mul(x, f)"),
+]  # fmt: skip
+MORE = (
+    "four = Constant <value = int64 {4}> () pair0 = Constant <value = int64[1] {0}> () "
+    "pair1 = Constant <value = int64[1] {1}> () pair2 = Constant <value = int64[1] {2}> () "
+)
+
+
+@pytest.mark.parametrize("opset", [12, 17, 24])
+@pytest.mark.parametrize(
+    ("function", "outputs", "body"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_gradient_is_that_of_pytorch(function, outputs: str, body: str, opset: int) -> None:  # type: ignore[no-untyped-def]
+    if opset < 15:  # without CastLike, and Identity of sequences
+        body = body.replace("CastLike(n, x)", "Cast<to = 1>(n)")
+        body = body.replace("v = Identity(t) u = SequenceErase(v,", "u = SequenceErase(t,")
+    expanded = expand(model(MORE + body, outputs, opset), ["x"])
+    live, names = add_gradients(expanded, ["x"])
+    left = {"SequenceAt", "ConcatFromSequence", "SequenceLength"}
+    assert not left & {node.op_type for node in live.graph}
+    x = torch.tensor(normal(3, 6), dtype=torch.float64, requires_grad=True)
+    y = function(x)
+    seed = normal(*y.shape, seed=1)
+    (expected,) = torch.autograd.grad((y * torch.tensor(seed)).sum(), [x])
+    for level in LEVELS:
+        feeds = {"x": normal(3, 6), "at": np.array(0), "seed_y": seed}
+        found, gradient = session(ir.to_proto(live), level).run(["y", names["x"]], feeds)
+        np.testing.assert_allclose(found, y.detach(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "batch", "operator"),
+    [
+        ("s = SequenceConstruct(x, x) y = SequenceAt(s, at)", "3", "SequenceAt"),
+        ("s = SplitToSequence<axis = 0>(x, two) y = SequenceAt(s, one)", "n", "SequenceAt"),
+        ("s = SplitToSequence<axis = 1>(x, at) y = SequenceAt(s, one)", "3", "SequenceAt"),
+        ("s = SequenceConstruct(x, x) y = SequenceAt(s, three)", "3", "SequenceAt"),
+    ],
+)
+def test_what_is_known_only_when_the_model_runs_is_refused(
+    body: str, batch: str, operator: str
+) -> None:
+    expanded = expand(model(body, "float[n, 6] y", batch=batch), ["x"])
+    with pytest.raises(OdtpackError, match=f"operator {operator} .* has no gradient") as error:
+        add_gradients(expanded, ["x"])
+    assert error.value.code == "no-gradient"

@@ -1,0 +1,161 @@
+"""Contributed operators in standard ones: the kernel's results, and the formula's gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+
+from odtpack import contrib
+from odtpack.loading import infer_shapes, load_model
+from odtpack.losses import LOSSES
+from odtpack.training import Recipe, build_graphs
+from tests.autodiff.oracle import (
+    Case,
+    add_gradients,
+    ask_torch,
+    check,
+    forward_model,
+    normal,
+    session,
+)
+from tests.contrib.cases import CASES
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_formula_is_that_of_the_kernel(case: Case) -> None:
+    feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
+    running = session(ir.to_proto(forward_model(case)), "off")
+    found = running.run(case.output_names, feeds)
+    for (name, expected), y in zip(ask_torch(case)[0].outputs.items(), found, strict=True):
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_gradient_of_the_decomposition_is_that_of_the_formula(case: Case) -> None:
+    check(case)
+
+
+def test_every_decomposition_has_a_case_and_leaves_nothing() -> None:
+    own_test = {"SimplifiedLayerNormalization"}
+    assert {case.op for case in CASES} | own_test == set(contrib.covered())
+    for case in CASES:
+        model = contrib.decompose(forward_model(case))
+        assert {node.domain for node in model.graph} == {""}, case.id
+        assert contrib.DOMAIN not in model.graph.opset_imports
+        assert [y.name for y in model.graph.outputs] == case.output_names
+        assert all(value.dtype is not None for node in model.graph for value in node.outputs)
+
+
+def parse(text: str, domains: str = ', "com.microsoft" : 1', opset: int = 17) -> onnx.ModelProto:
+    head = f'<ir_version: 8, opset_import: ["" : {opset}{domains}]> '
+    return onnx.parser.parse_model(head + text)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize(("axis", "axes"), [("", (2,)), ("axis = 1, ", (1, 2))])
+def test_simplified_layer_normalization_of_the_standard_domain(
+    axis: str, axes: tuple[int, ...], opset: int
+) -> None:
+    """ONNX Runtime writes it there, and the ONNX checker refuses it."""
+    shape = "8" if len(axes) == 1 else "3, 8"
+    text = (
+        f"g (float[n, 3, 8] x, float[{shape}] w) => (float[n, 3, 8] y)"
+        f" {{ y = SimplifiedLayerNormalization<{axis}epsilon = 0.01>(x, w) }}"
+    )
+    proto = parse(text, domains="", opset=opset)
+    x, w = normal(2, 3, 8), normal(*map(int, shape.split(",")), seed=1)
+    (kernel,) = session(proto, "off").run(None, {"x": x, "w": w})
+    model = load_model(proto)
+    assert proto.graph.node[0].domain == ""  # the caller's model is not touched
+    model, names = add_gradients(model, ["x", "w"])
+    seed = normal(2, 3, 8, seed=2)
+    tx, tw = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (x, w))
+    y = tx / torch.sqrt((tx * tx).mean(axes, True) + 0.01) * tw
+    expected = torch.autograd.grad((y * torch.tensor(seed)).sum(), [tx, tw])
+    for level in ("off", "all"):
+        running = session(ir.to_proto(model), level)
+        found = running.run(["y", names["x"], names["w"]], {"x": x, "w": w, "seed_y": seed})
+        for ours, theirs in zip(found, (y.detach(), *expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[0], kernel, rtol=1e-5, atol=1e-6)
+
+
+def test_embedding_returns_how_many_words_count() -> None:
+    model = load_model(parse(
+        "g (int32[n, 3] i, int32[n, 3] m, float[5, 8] w, float[3, 8] p, float[8] g, float[8] b)"
+        " => (float[n, 3, 8] y, int32[n] counts)"
+        " { y, counts = com.microsoft.EmbedLayerNormalization(i, , w, p, , g, b, m) }"
+    ))  # fmt: skip
+    assert {node.domain for node in model.graph} == {""}
+    feeds = {"i": np.ones((2, 3), np.int32), "m": np.int32([[1, 1, 0], [1, 0, 0]])}
+    feeds |= {"w": normal(5, 8), "p": normal(3, 8), "g": normal(8), "b": normal(8)}
+    _, counts = session(ir.to_proto(model), "off").run(None, feeds)
+    np.testing.assert_array_equal(counts, [2, 1])
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "y = com.microsoft.FusedMatMul<transA = 1>(unknown, b)",
+        "y, mean = com.microsoft.SkipSimplifiedLayerNormalization(a, a, s) z = Add(y, mean)",
+        'y = com.microsoft.FusedGemm<activation = "Mystery">(a, b)',
+        "y = com.microsoft.Attention<num_heads = 1, do_rotary = 1>(c, b)",
+        "y = com.microsoft.Unheard(a)",
+    ],
+)
+def test_what_is_not_covered_stays_as_it_is(node: str) -> None:
+    text = (
+        "g (float[4, 4] a, float[4, 4] b, float[2, 4, 4] c, float[4] s) => (float y)"
+        f" {{ unknown = my.Op(a) {node} }}"
+    )
+    model = infer_shapes(ir.from_proto(parse(text, ', "com.microsoft" : 1, "my" : 1')))
+    before = [str(each) for each in model.graph]
+    after = contrib.decompose(model)
+    assert [str(each) for each in after.graph] == before
+    assert "com.microsoft" in after.graph.opset_imports
+
+
+OPTIMIZED = """
+g (float[n, 3, 8] x) => (float[n, 3, 8] y)
+<float[8] one = {1, 1, 1, 1, 1, 1, 1, 1}, float[8] zero = {0, 0, 0, 0, 0, 0, 0, 0}>
+{
+    h = MatMul(x, w1)
+    g = Gelu<approximate = "none">(h)
+    m = MatMul(g, w2)
+    s = Add(m, x)
+    y = LayerNormalization(s, one, zero)
+}
+"""
+
+
+def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: object) -> None:
+    proto = parse(OPTIMIZED, "", opset=20)
+    for name, shape, seed in (("w1", (8, 6), 1), ("w2", (6, 8), 2)):
+        proto.graph.initializer.append(
+            onnx.numpy_helper.from_array(normal(*shape, seed=seed), name)
+        )
+    path = f"{tmp_path}/optimized.onnx"
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = path
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(path)
+    assert "com.microsoft" in {node.domain for node in optimized.graph.node}
+    losses = []
+    for model in (proto, optimized):
+        loaded = load_model(model)
+        assert {node.domain for node in loaded.graph} == {""}
+        graphs = build_graphs(loaded, Recipe(("w1", "w2"), (), LOSSES["mse"]))
+        running = session(ir.to_proto(graphs.training), "all")
+        feeds = {"x": normal(2, 3, 8), "target": normal(2, 3, 8, seed=5), "lazy_reset_grad": [True]}
+        for name in ("w1", "w2"):
+            feeds[name] = graphs.parameters[("w1", "w2").index(name)].tensor.numpy()
+            feeds[f"{name}_grad.accumulation.buffer"] = np.zeros_like(feeds[name])
+        losses.append(running.run(None, {k: np.asarray(v) for k, v in feeds.items()}))
+    for one, other in zip(*losses, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
