@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_model, resolve_groups
 from odtpack.optimizers.groups import memory_order
+from odtpack.optimizers.model import NO_CLIP
 from odtpack.training import Graphs
 from odtpack_runtime.schedules import ScheduleSpec
 
@@ -29,7 +30,7 @@ class Update:
         schedule: Schedule of the learning rate that the package proposes.
     """
 
-    clip: Clip = Clip()
+    clip: Clip = NO_CLIP
     groups: tuple[GroupRule, ...] = ()
     decay_vectors: bool = True
     schedule: ScheduleSpec | None = None
@@ -58,7 +59,7 @@ class ResolvedUpdate:
             "optimizer": {"kind": self.optimizer.kind, **self.optimizer.settings()},
             "groups": [dataclasses.asdict(group) for group in self.groups],
         }
-        if self.clip != Clip():
+        if self.clip != NO_CLIP:
             content["clip"] = dataclasses.asdict(self.clip)
         if self.schedule is not None:
             content["schedule"] = dataclasses.asdict(self.schedule)

@@ -99,6 +99,7 @@ class Module:
         self._flat = state.place(tuple(dict.fromkeys((*first, *self._order))))
         # The buffers are zero: starting afresh gives the same, with a pass less.
         self._reset = np.ones(1, np.bool_)
+        self._accumulated = 0
         self._train = BoundGraph(
             session,
             signature.inputs,
@@ -148,6 +149,7 @@ class Module:
         """
         results = self._graph()(user_inputs)
         if self.training:
+            self._accumulated = 1 if self._reset[0] else self._accumulated + 1
             self._reset[0] = False
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -264,6 +266,11 @@ class Module:
     def accumulation_steps(self) -> int:
         """Batches per optimizer step: the gradient of each is divided by this number."""
         return self._accumulation_steps
+
+    @property
+    def accumulated_batches(self) -> int:
+        """Number of batches whose gradients have been accumulated so far."""
+        return 0 if self._reset[0] else self._accumulated
 
     @property
     def flat(self) -> FlatState:

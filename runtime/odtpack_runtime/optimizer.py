@@ -15,7 +15,6 @@ from odtpack_runtime.layout import Array, Layout, Slot, address, view
 from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer_contract import (
     Group,
-    OptimizerContract,
     check_signature,
     matrices,
     read_contract,
@@ -216,7 +215,8 @@ def gradient_norm(gradients: npt.NDArray[Any]) -> float:
     total = 0.0
     for start in range(0, gradients.size, _NORM_ELEMENTS):
         part = gradients[start : start + _NORM_ELEMENTS]
-        square = float(np.dot(part, part))
+        with np.errstate(over="ignore"):
+            square = float(np.dot(part, part))
         if math.isinf(square):  # of elements above 1e19 float32 cannot hold the square
             square = float(np.dot(part.astype(np.float64), part.astype(np.float64)))
         total += square

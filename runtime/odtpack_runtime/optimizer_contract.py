@@ -221,7 +221,7 @@ def _read_groups(metadata: Mapping[str, str], where: str) -> tuple[Group, ...]:
     groups = []
     seen: set[str] = set()
     for entry in _read_list(metadata, "odtpack.groups", where):
-        numbers = [entry.get(key) for key in ("learning_rate_scale", "weight_decay")]
+        numbers: list[Any] = [entry.get(key) for key in ("learning_rate_scale", "weight_decay")]
         names = entry.get("parameters")
         if (
             any(type(n) not in (int, float) or not 0 <= float(n) < math.inf for n in numbers)

@@ -60,7 +60,7 @@ class LRScheduler:
             raise OdtpackError(
                 "bad-schedule",
                 f"The state's property {PROPERTY} is no schedule.",
-                hint=f"delete it, or make an LRScheduler anew, which replaces it: {PROPERTY}",
+                hint="make an LRScheduler with a schedule of your own, which replaces it",
             )
         if isinstance(content.get("milestones"), list):
             content["milestones"] = tuple(content["milestones"])

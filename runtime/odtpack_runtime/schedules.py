@@ -20,6 +20,8 @@ from odtpack_runtime.errors import OdtpackError
 
 Setting = int | float | tuple[int, ...]
 
+_EXAMPLE = "write for example: cosine:warmup=100,total=1000,floor=0.1"
+
 
 @dataclass(frozen=True)
 class Schedule(abc.ABC):
@@ -53,6 +55,7 @@ class Schedule(abc.ABC):
                 "bad-schedule",
                 f"{name} of the {self.kind} schedule is {getattr(self, name)!r}; it must be "
                 f"{bounds}.",
+                hint=_EXAMPLE,
             )
 
 
@@ -181,7 +184,9 @@ class ScheduleSpec:
         rate = self.learning_rate
         if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
             raise OdtpackError(
-                "bad-schedule", f"The learning rate of a schedule must be above 0, not {rate}."
+                "bad-schedule",
+                f"The learning rate of a schedule must be above 0, not {rate}.",
+                hint="write for example: cosine:lr=0.001",
             )
         self.schedule(2**31)
 
@@ -227,7 +232,7 @@ class ScheduleSpec:
                 raise OdtpackError(
                     "bad-schedule",
                     f"The schedule {text!r} cannot be read at {part!r}.",
-                    hint="write for example: cosine:warmup=100,total=1000,floor=0.1",
+                    hint=_EXAMPLE,
                 ) from None
         return cls(kind, settings, rate)
 

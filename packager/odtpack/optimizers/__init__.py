@@ -56,7 +56,6 @@ def make_optimizer(kind: str, options: Mapping[str, str | float]) -> Optimizer:
         OdtpackError: An option is unknown, cannot be read, or is out of range.
     """
     chosen = OPTIMIZERS[kind]
-    assert dataclasses.is_dataclass(chosen)  # noqa: S101 - for the type checker
     defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(chosen)}
     given: dict[str, Any] = {}
     for name, value in options.items():

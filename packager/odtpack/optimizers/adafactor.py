@@ -51,7 +51,6 @@ class Adafactor(Optimizer):
     beta2_decay: float = -0.8
     epsilon2: float = 1e-3
     clip_threshold: float = 1.0
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         good = -math.inf < self.beta2_decay <= 0
@@ -64,9 +63,7 @@ class Adafactor(Optimizer):
         """Means of the squares of each row, and of each column."""
         return StateVector(ROWS, (0, 1)), StateVector(COLUMNS, (0, 2))
 
-    def write(
-        self, op: Ops, values: Values, weight_decay: ir.Value | float
-    ) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         """Write one step; see :meth:`Optimizer.write`.
 
         ``values`` also holds ``factored`` BOOL[1]: true for matrices, false for vectors.

@@ -29,9 +29,11 @@ REFERENCE, PYTORCH = "reference", "pytorch"
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay, by one of two formulas. Both begin with
+    """Adam with decoupled weight decay, by one of two formulas.
 
-    m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
+    Both begin with::
+
+        m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
 
     ``reference``, that of Hugging Face transformers and adam_mode 1 of onnxruntime-training::
 
@@ -55,7 +57,6 @@ class AdamW(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
-    weight_decay: float = 0.0
     formula: str = REFERENCE
     bias_correction: bool = True
 
@@ -69,9 +70,7 @@ class AdamW(Optimizer):
         """First and second moment."""
         return StateVector(FIRST), StateVector(SECOND)
 
-    def write(
-        self, op: Ops, values: Values, weight_decay: ir.Value | float
-    ) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         """Write one step; see :meth:`Optimizer.write`."""
         rate, params = values["learning_rate"], values["params"]
         m, v = _moments(op, values, values["gradients"], self.beta1, self.beta2)
@@ -90,9 +89,11 @@ class AdamW(Optimizer):
 class Adam(Optimizer):
     """Adam, with weight decay as an L2 penalty on the loss: ``torch.optim.Adam``.
 
-    g <- g + weight_decay p
-    m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
-    p <- p - lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + epsilon)
+    ::
+
+        g <- g + weight_decay p
+        m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
+        p <- p - lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + epsilon)
 
     Source: Kingma and Ba (2015), https://arxiv.org/abs/1412.6980.
 
@@ -104,7 +105,6 @@ class Adam(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-    weight_decay: float = 0.0
     bias_correction: bool = True
 
     def __post_init__(self) -> None:
@@ -115,9 +115,7 @@ class Adam(Optimizer):
         """First and second moment."""
         return StateVector(FIRST), StateVector(SECOND)
 
-    def write(
-        self, op: Ops, values: Values, weight_decay: ir.Value | float
-    ) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         """Write one step; see :meth:`Optimizer.write`."""
         params = values["params"]
         gradients = add_decay(op, values["gradients"], params, weight_decay)
@@ -165,9 +163,7 @@ def _change(
     return op.Mul(direction, size)
 
 
-def _corrections(
-    op: Ops, step: ir.Value, beta1: float, beta2: float
-) -> tuple[ir.Value, ir.Value]:
+def _corrections(op: Ops, step: ir.Value, beta1: float, beta2: float) -> tuple[ir.Value, ir.Value]:
     """Return sqrt(1 - b2^t) and 1 - b1^t, DOUBLE[1].
 
     The powers are exp(t ln b), on one element, in double: with b2 = 0.999 the first steps

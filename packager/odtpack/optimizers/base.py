@@ -33,15 +33,20 @@ class StateVector:
     axes: tuple[int, ...] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
 class Optimizer(abc.ABC):
-    """A formula and its hyperparameters, a frozen dataclass.
+    """A formula and its hyperparameters.
 
     Every field is a hyperparameter with a default: the fields are what the command line
     takes as ``--optimizer-option`` and what the manifest shows.
+
+    Attributes:
+        weight_decay: How strongly parameters are drawn to 0; what it is multiplied with is
+            the formula's affair.
     """
 
     kind: ClassVar[str]
-    weight_decay: float
+    weight_decay: float = 0.0
 
     @property
     @abc.abstractmethod
@@ -49,9 +54,7 @@ class Optimizer(abc.ABC):
         """What is kept, in the order of the checkpoint's ``momentum0``, ``momentum1``."""
 
     @abc.abstractmethod
-    def write(
-        self, op: Ops, values: Values, weight_decay: ir.Value | float
-    ) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         """Write one step.
 
         Args:
@@ -67,7 +70,6 @@ class Optimizer(abc.ABC):
 
     def settings(self) -> dict[str, Any]:
         """Hyperparameters, for the manifest."""
-        assert dataclasses.is_dataclass(self)  # noqa: S101 - for the type checker
         return dataclasses.asdict(self)
 
 

@@ -22,7 +22,12 @@ from odtpack.optimizers.base import (
 
 @dataclasses.dataclass(frozen=True)
 class Lion(Optimizer):
-    """p <- p - lr (sign(b1 m + (1 - b1) g) + weight_decay p);  m <- b2 m + (1 - b2) g
+    """The sign of a momentum as the direction.
+
+    ::
+
+        p <- p - lr (sign(b1 m + (1 - b1) g) + weight_decay p)
+        m <- b2 m + (1 - b2) g
 
     Every element moves by the learning rate, so that one three to ten times smaller than
     AdamW's is right, and a decay larger by the same factor. One moment: half of AdamW's state.
@@ -36,7 +41,6 @@ class Lion(Optimizer):
     kind: ClassVar[str] = "lion"
     beta1: float = 0.9
     beta2: float = 0.99
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_fraction(self, "beta1", "beta2")
@@ -47,9 +51,7 @@ class Lion(Optimizer):
         """The moment."""
         return (StateVector(FIRST),)
 
-    def write(
-        self, op: Ops, values: Values, weight_decay: ir.Value | float
-    ) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         """Write one step; see :meth:`Optimizer.write`."""
         params, rate, gradients = values["params"], values["learning_rate"], values["gradients"]
         moment = values[FIRST]

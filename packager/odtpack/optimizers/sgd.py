@@ -23,7 +23,9 @@ from odtpack.optimizers.base import (
 
 @dataclasses.dataclass(frozen=True)
 class SGD(Optimizer):
-    """p <- p - lr g, with what ``torch.optim.SGD`` adds to it::
+    """p <- p - lr g, with what ``torch.optim.SGD`` adds to it.
+
+    ::
 
         g <- g + weight_decay p
         b <- g in the first step, momentum b + (1 - dampening) g from then on
@@ -42,7 +44,6 @@ class SGD(Optimizer):
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_fraction(self, "momentum", zero=True)
@@ -63,9 +64,7 @@ class SGD(Optimizer):
         """The momentum, if there is one."""
         return (StateVector(FIRST),) if self.momentum else ()
 
-    def write(
-        self, op: Ops, values: Values, weight_decay: ir.Value | float
-    ) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         """Write one step; see :meth:`Optimizer.write`."""
         params, rate = values["params"], values["learning_rate"]
         gradients = add_decay(op, values["gradients"], params, weight_decay)
