@@ -16,7 +16,7 @@ from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer_contract import (
     Group,
     check_signature,
-    matrices,
+    matrix,
     read_contract,
 )
 from odtpack_runtime.optimizer_state import place_state, to_float32
@@ -185,9 +185,8 @@ class Optimizer:
                 continue
             slices = {}
             for name, (memory, layout) in self._vectors.items():
-                shape = matrices(slot.shape)
-                if name in states:
-                    shape = states[name].bound_shape(slot.shape)  # type: ignore[assignment]
+                state = states.get(name)
+                shape = matrix(slot.shape) if state is None else state.bound_shape(slot.shape)
                 slices[name] = view(memory, layout.slots[index]).reshape(shape)
             flag: dict[str, Array] = {"factored": flags[len(slot.shape) > 1]}
             runs.append((owners.get(slot.name, 0), flag, slices))

@@ -4,9 +4,9 @@ The model's inputs and its metadata say it. Both come from outside and are check
 anything is bound to memory. Metadata:
 
 - ``odtpack.state``: what is kept, a JSON list of ``{"name": ..., "axes": [...]}``. With
-  ``axes`` the model is run parameter by parameter, each a stack of matrices
-  [batch, rows, columns] (a vector is one row), and these of its three axes are kept. Without
-  the key the moments are those of :data:`MOMENT_NAMES` that the model has as inputs.
+  ``axes`` the model is run parameter by parameter, each a matrix [rows, columns] (see
+  :func:`matrix_axis`), and these of its two axes are kept. Without the key the moments are
+  those of :data:`MOMENT_NAMES` that the model has as inputs.
 - ``odtpack.elementwise``: ``false`` if a model over flat vectors must see them whole.
 - ``odtpack.groups``: a JSON list of ``{"learning_rate_scale": ..., "weight_decay": ...,
   "parameters": [...]}``; every trainable parameter is in one of them.
@@ -30,7 +30,7 @@ MOMENT_NAMES = ("first_order_moments", "second_order_moments")
 _RESERVED = ("params", "gradients", "learning_rate", "step", "factored", "gradient_norm",
              "weight_decay")  # fmt: skip
 _MAX_STATE = 8
-_PROBE = (2, 3, 4)
+_PROBE = (3, 4)
 """A shape that no model's fixed sizes should contradict."""
 
 Shape = tuple[int, ...]
@@ -50,16 +50,12 @@ class StateVector:
         """
         if self.axes is None:
             return shape
-        batch, rows, columns = (axis in self.axes for axis in range(3))
-        matrix = shape[-2:] if len(shape) > 1 else shape
-        kept = ([rows] if len(shape) > 1 else []) + [columns] * bool(shape)
-        sizes = [size if keep else 1 for size, keep in zip(matrix, kept, strict=True)]
-        return tuple(size if batch else 1 for size in shape[:-2]) + tuple(sizes)
+        cut = matrix_axis(shape)
+        return tuple(s if int(i >= cut) in self.axes else 1 for i, s in enumerate(shape))
 
     def bound_shape(self, shape: Shape) -> Shape:
         """Shape in the run for a parameter of this shape."""
-        sizes = matrices(shape)
-        return tuple(s if i in (self.axes or ()) else 1 for i, s in enumerate(sizes))
+        return tuple(s if i in (self.axes or ()) else 1 for i, s in enumerate(matrix(shape)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +104,20 @@ class OptimizerContract:
             )
 
 
-def matrices(shape: Shape) -> tuple[int, int, int]:
-    """Return [batch, rows, columns] of a parameter; a vector or a scalar is one row."""
-    if len(shape) < 2:
-        return 1, 1, math.prod(shape)
-    return math.prod(shape[:-2]), shape[-2], shape[-1]
+def matrix_axis(shape: Shape) -> int:
+    """Return the first axis that belongs to the columns of a parameter seen as a matrix.
+
+    Of all cuts between two axes it is the one with the fewest rows and columns together, the
+    first of equal ones. A vector or a scalar is one row.
+    """
+    cuts = range(1, len(shape))
+    return min(cuts, key=lambda i: math.prod(shape[:i]) + math.prod(shape[i:]), default=0)
+
+
+def matrix(shape: Shape) -> tuple[int, int]:
+    """Return [rows, columns] of a parameter."""
+    cut = matrix_axis(shape)
+    return math.prod(shape[:cut]), math.prod(shape[cut:])
 
 
 def read_contract(
@@ -161,7 +166,7 @@ def check_signature(
     """
     shapes: dict[str, Shape] = {}
     for name, axes in (
-        *((name, (0, 1, 2)) for name in ("params", "gradients")),
+        *((name, (0, 1)) for name in ("params", "gradients")),
         *((vector.name, vector.axes or ()) for vector in contract.state),
     ):
         kept = tuple(size if axis in axes else 1 for axis, size in enumerate(_PROBE))
@@ -204,7 +209,7 @@ def _read_state(
         name, axes = entry.get("name"), entry.get("axes")
         good = axes is None or (
             isinstance(axes, list)
-            and all(type(axis) is int and 0 <= axis < 3 for axis in axes)
+            and all(type(axis) is int and 0 <= axis < 2 for axis in axes)
             and axes == sorted(set(axes))
         )
         if not isinstance(name, str) or not name or name in _RESERVED or not good:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.optimizer_contract import StateVector, matrices, read_contract
+from odtpack_runtime.optimizer_contract import StateVector, matrix, read_contract
 from tests.runtime import models
 
 INPUTS = ("learning_rate", "step", "params", "gradients")
@@ -23,11 +23,16 @@ def group(*names: str, scale: Any = 1.0, decay: Any = 0.0) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("shape", "seen", "rows", "columns"),
     [
-        ((), (1, 1, 1), (), ()),
-        ((7,), (1, 1, 7), (1,), (7,)),
-        ((5, 7), (1, 5, 7), (5, 1), (1, 7)),
-        ((1, 7), (1, 1, 7), (1, 1), (1, 7)),
-        ((2, 3, 5, 7), (6, 5, 7), (2, 3, 5, 1), (2, 3, 1, 7)),
+        ((), (1, 1), (), ()),
+        ((7,), (1, 7), (1,), (7,)),
+        ((5, 7), (5, 7), (5, 1), (1, 7)),
+        ((1, 7), (1, 7), (1, 1), (1, 7)),
+        ((64, 32, 3, 3), (64, 288), (64, 1, 1, 1), (1, 32, 3, 3)),
+        ((320, 64, 1, 1), (320, 64), (320, 1, 1, 1), (1, 64, 1, 1)),
+        ((96, 1, 3, 3), (96, 9), (96, 1, 1, 1), (1, 1, 3, 3)),
+        ((8, 64, 64), (512, 64), (8, 64, 1), (1, 1, 64)),
+        ((1, 4, 4), (4, 4), (1, 4, 1), (1, 1, 4)),
+        ((0, 3), (0, 3), (0, 1), (1, 3)),
     ],
 )
 def test_shapes_of_what_is_kept(
@@ -36,12 +41,12 @@ def test_shapes_of_what_is_kept(
     rows: tuple[int, ...],
     columns: tuple[int, ...],
 ) -> None:
-    assert matrices(shape) == seen
-    for axes, stored in (((0, 1), rows), ((0, 2), columns)):
-        vector = StateVector("v", axes)
+    assert matrix(shape) == seen
+    for axis, stored in ((0, rows), (1, columns)):
+        vector = StateVector("v", (axis,))
         assert vector.stored_shape(shape) == stored
         bound = vector.bound_shape(shape)
-        assert bound == tuple(s if i in axes else 1 for i, s in enumerate(seen))
+        assert bound == tuple(s if i == axis else 1 for i, s in enumerate(seen))
         assert np.prod(bound) == np.prod(stored)
     assert StateVector("v").stored_shape(shape) == shape
 
@@ -58,13 +63,13 @@ def test_without_metadata_the_moments_are_those_among_the_inputs() -> None:
 
 def test_metadata_are_read() -> None:
     metadata = {
-        "odtpack.state": json.dumps([{"name": "r", "axes": [0, 1]}, {"name": "c", "axes": [2]}]),
+        "odtpack.state": json.dumps([{"name": "r", "axes": [0]}, {"name": "c", "axes": [1]}]),
         "odtpack.groups": json.dumps([group("a", scale=2, decay=0.5), group("b", "c")]),
     }
     contract = read_contract(metadata, (*INPUTS, "weight_decay"), "m")
     assert contract.by_parameter
     assert contract.takes_decay
-    assert contract.state == (StateVector("r", (0, 1)), StateVector("c", (2,)))
+    assert contract.state == (StateVector("r", (0,)), StateVector("c", (1,)))
     assert [g.parameters for g in contract.groups] == [("a",), ("b", "c")]
     assert (contract.groups[0].learning_rate_scale, contract.groups[0].weight_decay) == (2, 0.5)
     contract.check_groups(["c", "a", "b"], "m")
@@ -85,7 +90,7 @@ BAD_STATE: list[Any] = [
     [{"name": "weight_decay"}],
     [{"name": "m"}, {"name": "m"}],
     [{"name": "m", "axes": 1}],
-    [{"name": "m", "axes": [3]}],
+    [{"name": "m", "axes": [2]}],
     [{"name": "m", "axes": [-1]}],
     [{"name": "m", "axes": [True]}],
     [{"name": "m", "axes": [1, 0]}],

@@ -63,6 +63,15 @@ def adamw(o: optimizers.AdamW) -> Formula:
     return step
 
 
+def as_matrix(x: Array) -> Array:
+    """A tensor of more than two axes as Adafactor sees it: the first axes by the rest."""
+    if x.ndim < 3:
+        return x
+    sizes = [(x[(..., *[0] * (x.ndim - i))].size, i) for i in range(1, x.ndim)]
+    rows = min((rows + x.size // rows, i, rows) for rows, i in sizes)[2]
+    return x.reshape(rows, -1)
+
+
 def adafactor(o: optimizers.Adafactor) -> Formula:
     epsilon1 = 2.0**-23
 
@@ -71,6 +80,8 @@ def adafactor(o: optimizers.Adafactor) -> Formula:
 
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         b = t**o.beta2_decay
+        shape = p.shape
+        p, g = as_matrix(p), as_matrix(g)
         if g.ndim > 1:
             row, column = (g * g).mean(-1, keepdims=True), (g * g).mean(-2, keepdims=True)
             kept["r"] = (1 - b) * kept.get("r", 0.0) + b * row
@@ -81,7 +92,7 @@ def adafactor(o: optimizers.Adafactor) -> Formula:
         u = g / np.sqrt(np.maximum(v, epsilon1**2))
         size = max(o.epsilon2, rms(p)) * min(lr, 1 / np.sqrt(t))
         p = p - lr * decay * p
-        return p - size * u / max(1.0, rms(u) / o.clip_threshold)
+        return (p - size * u / max(1.0, rms(u) / o.clip_threshold)).reshape(shape)
 
     return step
 

@@ -27,8 +27,8 @@ ROWS, COLUMNS = "row_variances", "column_variances"
 class Adafactor(Optimizer):
     """AdamW's step with little state, in the variant of ``torch.optim.Adafactor``.
 
-    For a matrix, or each matrix of a stack, with b = t^beta2_decay and RMS the root of the
-    mean square over the whole parameter::
+    For a matrix, with b = t^beta2_decay and RMS the root of the mean square over the whole
+    parameter::
 
         R <- R + b (mean of g^2 over columns - R);  C <- C + b (mean of g^2 over rows - C)
         V = R C / max(mean of R, epsilon1)
@@ -38,8 +38,10 @@ class Adafactor(Optimizer):
         p <- p - a u / max(1, RMS(u) / clip_threshold)
 
     A vector is one row whose V is C. (Its R, a single number, is kept and not used, so that
-    every parameter has the same two tensors.) epsilon1 is the distance from 1 to the next
-    number of the element type, 2^-23 for float32.
+    every parameter has the same two tensors.) A parameter with more axes is a matrix of its
+    first axes by the rest, cut where least is kept. PyTorch takes the last two axes for the
+    matrix: of a convolution kernel, 3 x 3 or 1 x 1, it keeps most or more than all.
+    epsilon1 is the distance from 1 to the next number of the element type, 2^-23 for float32.
 
     Source: Shazeer and Stern (2018), https://arxiv.org/abs/1804.04235.
 
@@ -61,7 +63,7 @@ class Adafactor(Optimizer):
     @property
     def state(self) -> tuple[StateVector, ...]:
         """Means of the squares of each row, and of each column."""
-        return StateVector(ROWS, (0, 1)), StateVector(COLUMNS, (0, 2))
+        return StateVector(ROWS, (0,)), StateVector(COLUMNS, (1,))
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         """Write one step; see :meth:`Optimizer.write`.
@@ -78,9 +80,9 @@ class Adafactor(Optimizer):
         def toward(old: ir.Value, new: ir.Value) -> ir.Value:
             return op.Add(old, op.Mul(op.Sub(new, old), weight))
 
-        rows = toward(values[ROWS], op.reduce_mean(squares, [2]))
-        columns = toward(values[COLUMNS], op.reduce_mean(squares, [1]))
-        ratio = op.Div(rows, op.Max(op.reduce_mean(rows, [1]), epsilon1))
+        rows = toward(values[ROWS], op.reduce_mean(squares, [1]))
+        columns = toward(values[COLUMNS], op.reduce_mean(squares, [0]))
+        ratio = op.Div(rows, op.Max(op.reduce_mean(rows, [0]), epsilon1))
         ratio = op.Where(values["factored"], ratio, 1.0)
         variance = op.Max(op.Mul(ratio, columns), epsilon1**2)
         update = op.Div(gradients, op.Sqrt(variance))
@@ -96,5 +98,5 @@ class Adafactor(Optimizer):
 
 
 def _rms(op: Ops, value: ir.Value) -> ir.Value:
-    """Root of the mean square over all elements, [1, 1, 1]."""
-    return op.Sqrt(op.reduce_mean(op.Mul(value, value), [0, 1, 2]))
+    """Root of the mean square over all elements, [1, 1]."""
+    return op.Sqrt(op.reduce_mean(op.Mul(value, value), [0, 1]))

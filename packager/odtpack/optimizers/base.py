@@ -25,8 +25,8 @@ class StateVector:
     Attributes:
         name: Input of the optimizer model; its new value is the output ``<name>.out``.
         axes: None if it has the parameter's shape. Otherwise the optimizer is run parameter
-            by parameter, each seen as a stack of matrices [batch, rows, columns], and these
-            of the three axes are kept; the others have length 1.
+            by parameter, each seen as a matrix [rows, columns], and these of the two axes
+            are kept; the other has length 1.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import Ops
@@ -55,7 +56,12 @@ class Lion(Optimizer):
         """Write one step; see :meth:`Optimizer.write`."""
         params, rate, gradients = values["params"], values["learning_rate"], values["gradients"]
         moment = values[FIRST]
-        direction = op.Sign(lerp(op, moment, gradients, self.beta1))
+        # u / (|u| + tiny) is the sign of u, NaN where u is. The operator Sign takes longer
+        # than all other nodes together, and hides NaN.
+        mixed = lerp(op, moment, gradients, self.beta1)
+        dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
+        tiny = float(np.finfo(dtype).tiny)
+        direction = op.Div(mixed, op.Add(op.Abs(mixed), tiny))
         keep = keep_factor(op, rate, weight_decay)
         if keep is not None:
             params = op.Mul(params, keep)

@@ -24,7 +24,7 @@ from odtpack.passes import aliases
 NORM_EPSILON = 1e-6
 """Of ``torch.nn.utils.clip_grad_norm_``."""
 
-AXES = ("batch", "rows", "columns")
+AXES = ("rows", "columns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +84,16 @@ def optimizer_model(
         by norm ``gradient_norm`` dtype[1], that of all gradients; if groups differ in it
         ``weight_decay`` dtype[1]; ``params``, ``gradients`` and the state, each dtype[n].
         An optimizer that is run parameter by parameter has ``factored`` BOOL[1], true for
-        parameters with two axes or more, and dtype[batch, rows, columns] in place of
-        dtype[n].
+        parameters with two axes or more, and dtype[rows, columns] in place of dtype[n].
     """
     shaped = any(vector.axes is not None for vector in optimizer.state)
     decays = {group.weight_decay for group in groups} or {optimizer.weight_decay}
     shapes: dict[str, list[int | str]] = {}
     for name, axes in (
-        *((name, (0, 1, 2)) for name in ("params", "gradients")),
+        *((name, (0, 1)) for name in ("params", "gradients")),
         *((vector.name, vector.axes or ()) for vector in optimizer.state),
     ):
-        kept: list[int | str] = [AXES[axis] if axis in axes else 1 for axis in range(3)]
+        kept: list[int | str] = [AXES[axis] if axis in axes else 1 for axis in range(2)]
         shapes[name] = kept if shaped else ["n"]
     values = {
         "learning_rate": ir.val("learning_rate", dtype=ir.DataType.FLOAT, shape=[1]),

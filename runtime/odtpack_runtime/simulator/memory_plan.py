@@ -28,7 +28,7 @@ import onnx
 from odtpack_runtime.layout import Layout
 from odtpack_runtime.manifest import Manifest, ParameterInfo
 from odtpack_runtime.optimizer import CHUNK_ELEMENTS
-from odtpack_runtime.optimizer_contract import OptimizerContract, matrices, read_contract
+from odtpack_runtime.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_runtime.optimizer_state import state_layout
 from odtpack_runtime.package import Package
 from odtpack_runtime.signature import RESET_NAME
@@ -208,7 +208,7 @@ def _vectors(contract: OptimizerContract, layout: Layout) -> dict[str, tuple[int
     if contract.by_parameter:
         largest = max((slot.shape for slot in layout.slots), key=math.prod)
         shapes = {vector.name: vector.bound_shape(largest) for vector in contract.state}
-        return {**shapes, **dict.fromkeys(("params", "gradients"), matrices(largest))}
+        return {**shapes, **dict.fromkeys(("params", "gradients"), matrix(largest))}
     elements = max(1, layout.nbytes // np.dtype(np.float32).itemsize)
     if not contract.whole:
         elements = min(CHUNK_ELEMENTS, elements)
