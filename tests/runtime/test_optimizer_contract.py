@@ -181,6 +181,9 @@ def test_a_group_scales_the_learning_rate(regression: models.Files) -> None:
     optimizer = Optimizer(path, module)
     optimizer.set_learning_rate(0.25)
     assert optimizer.get_learning_rate() == 0.25
+    with pytest.raises(OdtpackError) as caught:
+        optimizer.set_learning_rate(1e39)
+    assert caught.value.code == "bad-learning-rate"
     before = {name: p.data.copy() for name, p in module.state.parameters}
     module(np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32))
     optimizer.step()
@@ -200,6 +203,16 @@ def test_an_order_that_is_none(regression: models.Files, text: str) -> None:
     with pytest.raises(OdtpackError) as caught:
         Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
     assert caught.value.code == "bad-metadata"
+
+
+def test_a_scale_that_is_too_much(regression: models.Files) -> None:
+    metadata = {"odtpack.groups": json.dumps([group("b", scale=1e38), group("W")])}
+    path = models.write(regression.folder, "grouped.onnx", models.SGD, metadata)
+    optimizer = Optimizer(path, open_module(regression))
+    with pytest.raises(OdtpackError) as caught:
+        optimizer.set_learning_rate(100.0)
+    assert caught.value.code == "bad-learning-rate"
+    assert optimizer.get_learning_rate() == float(np.float32(0.001))
 
 
 def test_an_order_in_memory(regression: models.Files) -> None:

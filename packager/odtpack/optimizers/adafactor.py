@@ -99,4 +99,5 @@ class Adafactor(Optimizer):
 
 def _rms(op: Ops, value: ir.Value) -> ir.Value:
     """Root of the mean square over all elements, [1, 1]."""
-    return op.Sqrt(op.reduce_mean(op.Mul(value, value), [0, 1]))
+    total = op.ReduceSumSquare(value, keepdims=1)
+    return op.Sqrt(op.Div(total, op.cast(op.Size(value), value.dtype or ir.DataType.FLOAT)))
