@@ -49,9 +49,11 @@ class ResolvedUpdate:
     groups: tuple[Group, ...]
     schedule: ScheduleSpec | None
 
-    def model(self, opset: int) -> ir.Model:
+    def model(self, opset: int, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
         """The optimizer model; see :func:`odtpack.optimizers.optimizer_model`."""
-        return optimizer_model(self.optimizer, opset, clip=self.clip, groups=self.groups)
+        return optimizer_model(
+            self.optimizer, opset, clip=self.clip, groups=self.groups, dtype=dtype
+        )
 
     def describe(self) -> dict[str, Any]:
         """The parts of a manifest that tell of it."""

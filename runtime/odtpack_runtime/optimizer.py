@@ -100,7 +100,7 @@ class Optimizer:
         scalars = [self._scalars(index, group, dtype) for index, group in enumerate(groups)]
         runs = self._parameter_runs if contract.by_parameter else self._flat_runs
         self._bindings = [
-            self._bind(scalars[group] | extra, slices) for group, extra, slices in runs(dtype)
+            self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()
         ]
 
     def step(self) -> None:
@@ -161,9 +161,9 @@ class Optimizer:
             scalars["weight_decay"] = np.full(1, group.weight_decay, dtype)
         return scalars
 
-    def _flat_runs(self, dtype: np.dtype[Any]) -> list[tuple[int, dict[str, Array], Any]]:
+    def _flat_runs(self) -> list[tuple[int, dict[str, Array], Any]]:
         """Group, further scalars and slices of the vectors of every run."""
-        layout = self._vectors["params"][1]
+        layout, dtype = self._vectors["params"][1], self._gradients.dtype
         vectors = {name: memory.view(dtype) for name, (memory, _) in self._vectors.items()}
         runs: list[tuple[int, dict[str, Array], Any]] = []
         for group, first, last in _ranges(layout, self._contract.groups):
@@ -174,9 +174,8 @@ class Optimizer:
                 runs.append((group, {}, {name: v[part] for name, v in vectors.items()}))
         return runs
 
-    def _parameter_runs(self, dtype: np.dtype[Any]) -> list[tuple[int, dict[str, Array], Any]]:
+    def _parameter_runs(self) -> list[tuple[int, dict[str, Array], Any]]:
         """As :meth:`_flat_runs`, with the vectors of one parameter in every run."""
-        del dtype
         flags = {kind: np.full(1, kind) for kind in (False, True)}
         states = {vector.name: vector for vector in self._contract.state}
         owners = _owners(self._contract.groups)

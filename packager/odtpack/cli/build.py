@@ -74,7 +74,8 @@ def build(
         typer.Option(metavar="NAME", help="Further value that the models return; may be repeated."),
     ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(metavar="X", help="Weight decay.  [default: 0]")
+        float | None,
+        typer.Option(metavar="X", help="Weight decay; adam and sgd: an L2 penalty.  [default: 0]"),
     ] = None,
     momentum: Annotated[
         float | None, typer.Option(metavar="X", help="SGD: momentum.  [default: 0]")
