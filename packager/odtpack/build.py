@@ -23,6 +23,7 @@ from odtpack.losses import LOSSES
 from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
 from odtpack.patterns import resolve
 from odtpack.training import Recipe, build_graphs
+from odtpack.update import PLAIN_UPDATE, Update, resolve_update
 from odtpack_runtime.manifest import Manifest
 
 MANIFEST = "manifest.json"
@@ -35,6 +36,8 @@ def build_package(
     *,
     loss: str | None,
     optimizer: optimizers.Optimizer | None = None,
+    update: Update = PLAIN_UPDATE,
+    accumulation_steps: int = 1,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
     loss_inputs: Sequence[str] = (),
@@ -51,6 +54,8 @@ def build_package(
         loss: Name in :data:`odtpack.losses.LOSSES`; None if the model's first output is
             the loss.
         optimizer: Formula and hyperparameters; AdamW with its defaults if None.
+        update: Clipping, parameter groups and schedule around the optimizer.
+        accumulation_steps: Batches whose gradients make one optimizer step.
         train: Patterns of the parameters to train, see :func:`odtpack.patterns.resolve`.
         freeze: Patterns of the parameters to freeze.
         loss_inputs: Names of the values that the loss reads; the first output if empty.
@@ -87,12 +92,14 @@ def build_package(
             None if loss is None else LOSSES[loss],
             tuple(loss_inputs),
             tuple(outputs),
+            accumulation_steps,
         )
         manifest = write_artifacts(
             loaded,
             recipe,
             optimizer or optimizers.AdamW(),
             destination,
+            update=update,
             ort_format=ort_format,
             nominal=nominal,
         )
@@ -111,6 +118,7 @@ def write_artifacts(
     optimizer: optimizers.Optimizer | None,
     folder: Path,
     *,
+    update: Update = PLAIN_UPDATE,
     prefix: str = "",
     ort_format: bool = False,
     custom_op_library: Path | None = None,
@@ -123,6 +131,7 @@ def write_artifacts(
         recipe: What to train and how.
         optimizer: Optimizer to emit, or None.
         folder: Destination; created if needed.
+        update: Clipping, parameter groups and schedule around the optimizer.
         prefix: Start of every file name.
         ort_format: Also write each model in ORT format with its operators.
         custom_op_library: Shared library with custom operators, for the conversion.
@@ -136,8 +145,11 @@ def write_artifacts(
             written then.
     """
     graphs = build_graphs(model, recipe)
-    opset = graphs.training.graph.opset_imports[""]
-    pair = None if optimizer is None else (optimizer, optimizers.optimizer_model(optimizer, opset))
+    pair = None
+    if optimizer is not None:
+        resolved = resolve_update(optimizer, update, graphs)
+        opset = graphs.training.graph.opset_imports[""]
+        pair = resolved, resolved.model(opset)
     if not ort_format:
         return write_package(graphs, recipe.loss, pair, folder, prefix, nominal=nominal)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.

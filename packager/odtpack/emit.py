@@ -22,9 +22,9 @@ from odtpack import targets
 from odtpack.autodiff.ops import dims_of, subgraphs
 from odtpack.errors import OdtpackError
 from odtpack.losses import Loss
-from odtpack.optimizers import Optimizer
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
 from odtpack.training import STATE_SUFFIX, Graphs, Parameter
+from odtpack.update import ResolvedUpdate
 from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.checkpoint_format import CheckpointData
 from odtpack_runtime.checkpoint_writer import write_checkpoint
@@ -36,7 +36,7 @@ _PROTOBUF_LIMIT = 2**31
 def write_package(
     graphs: Graphs,
     loss: Loss | None,
-    optimizer: tuple[Optimizer, ir.Model] | None,
+    optimizer: tuple[ResolvedUpdate, ir.Model] | None,
     folder: Path,
     prefix: str = "",
     *,
@@ -47,7 +47,7 @@ def write_package(
     Args:
         graphs: Training and evaluation models and their parameters.
         loss: Loss that they end in.
-        optimizer: Formula and model, or None to write none.
+        optimizer: What an optimizer step does and its model, or None to write none.
         folder: Destination; created if needed.
         prefix: Start of every file name.
         nominal: Also write a nominal checkpoint: names and types without values.
@@ -130,7 +130,7 @@ def _manifest(
     graphs: Graphs,
     models: dict[str, ir.Model],
     loss: Loss | None,
-    optimizer: Optimizer,
+    update: ResolvedUpdate,
     staged: dict[str, Path],
 ) -> Manifest:
     graph = graphs.training.graph
@@ -150,7 +150,8 @@ def _manifest(
         "inputs": _inputs(graphs, loss),
         "outputs": _outputs(graph),
         "loss": loss.name if loss else "none",
-        "optimizer": {"kind": optimizer.kind, **optimizer.settings()},
+        **update.describe(),
+        "accumulation_steps": graphs.accumulation_steps,
         "parameters": [
             {
                 "name": p.name,

@@ -41,6 +41,11 @@ class Recipe:
         loss_inputs: Names of the outputs that the loss reads; the first output if empty.
             A second name takes the place of the target input.
         additional_outputs: Names of further values that both models return.
+        accumulation_steps: Number of batches whose gradients make one optimizer step. Each
+            is divided by it, so that their sum is the gradient of the mean of the losses.
+
+    Raises:
+        OdtpackError: ``accumulation_steps`` is not 1 or more.
     """
 
     train: tuple[str, ...]
@@ -48,6 +53,15 @@ class Recipe:
     loss: losses.Loss | None
     loss_inputs: tuple[str, ...] = ()
     additional_outputs: tuple[str, ...] = ()
+    accumulation_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.accumulation_steps < 1:
+            raise OdtpackError(
+                "bad-accumulation",
+                f"gradients of {self.accumulation_steps} batches cannot be accumulated",
+                hint="write for example: --accumulate 4",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +80,7 @@ class Graphs:
     training: ir.Model
     evaluation: ir.Model
     parameters: tuple[Parameter, ...]
+    accumulation_steps: int = 1
 
 
 def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
@@ -97,11 +112,14 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     if classes is not None:
         properties["odtpack.class_count"] = str(classes)
     constant = any(_has_constant_weight(node) for node in forward.graph)
-    level = {"odtpack.optimization_level": "all" if constant else "extended"}
+    training = {"odtpack.optimization_level": "all" if constant else "extended"}
+    if recipe.accumulation_steps > 1:
+        training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
     return Graphs(
-        _finish(forward, "training", properties | level),
+        _finish(forward, "training", properties | training),
         _finish(evaluation, "evaluation", properties),
         parameters,
+        recipe.accumulation_steps,
     )
 
 
@@ -261,9 +279,9 @@ def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
     trained = [inputs[name] for name in sorted(recipe.train, key=list(inputs).index)]
     gradients: dict[ir.Value, ir.Value] = {}
     if trained:
-        seed = op.constant(
-            np.ones(static_dims(loss) or (), (loss.dtype or ir.DataType.FLOAT).numpy())
-        )
+        share = 1 / recipe.accumulation_steps
+        dtype = (loss.dtype or ir.DataType.FLOAT).numpy()
+        seed = op.constant(np.full(static_dims(loss) or (), share, dtype))
         gradients = differentiate(graph, {loss: seed}, trained, op)
     for parameter in trained:
         if parameter not in gradients:

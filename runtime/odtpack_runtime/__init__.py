@@ -25,11 +25,12 @@ from odtpack_runtime.errors import (
 )
 from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
-from odtpack_runtime.scheduler import LinearLRScheduler
+from odtpack_runtime.scheduler import LinearLRScheduler, LRScheduler
 from odtpack_runtime.session_options import default_session_options
 
 __all__ = [
     "CheckpointState",
+    "LRScheduler",
     "LinearLRScheduler",
     "Module",
     "OdtpackError",

@@ -168,6 +168,15 @@ class Properties:
         """
         self._values[name] = check_property(name, value)
 
+    def __delitem__(self, name: str) -> None:
+        """Take a value off.
+
+        Raises:
+            UnknownKeyError: There is none of that name.
+        """
+        self[name]  # which says what is wrong
+        del self._values[name]
+
     def __contains__(self, name: object) -> bool:
         return name in self._values
 

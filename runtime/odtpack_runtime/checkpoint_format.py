@@ -21,9 +21,10 @@ order. With ``has_external_data`` the elements of a tensor whose
 ``external_data_offset`` is not negative lie at that offset of the file
 ``<checkpoint>.data`` instead, which must not be a link. In a nominal state
 tensors have a name and a type, and neither dimensions nor data. State
-parameters (running statistics) are stored among ``frozen_params``. There is at
-most one optimizer group, ``group0``; the moments of a parameter are named
-``momentum0``, ``momentum1``.
+parameters (running statistics) are stored among ``frozen_params``. Optimizer
+groups are named ``group0``, ``group1`` and so on, and stand at the same step and
+learning rate; the reference knows one. The moments of a parameter are named
+``momentum0``, ``momentum1``, and have its shape with some axes of length 1.
 
 The reader trusts nothing: see :mod:`odtpack_runtime.flatbuffer`. On top of
 that it requires known element types, sizes that agree with the dimensions,
@@ -53,7 +54,7 @@ from odtpack_runtime.layout import Array
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
-GROUP_NAME = "group0"
+GROUP_NAME = "group{}"
 MAX_RANK = 32
 MAX_ELEMENTS = 2**48
 """Also of a tensor with a zero dimension, whose other dimensions numpy multiplies nonetheless."""
@@ -85,12 +86,15 @@ class OptimizerState:
         step: Number of steps made.
         learning_rate: The learning rate at the time of saving (a float32).
         moments: For each trainable parameter its moments, float32 arrays of the
-            parameter's shape: two for AdamW, none for SGD.
+            parameter's shape (some axes may have length 1 instead): two for
+            AdamW, none for SGD.
+        groups: Names of the parameters of each group; empty if there is one.
     """
 
     step: int
     learning_rate: float
     moments: dict[str, list[Array]]
+    groups: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -296,13 +300,29 @@ class _Reader:
         groups = list(root.tables(2))
         if not groups:
             return None
-        if len(groups) > 1 or groups[0].string(0) != GROUP_NAME:
-            self._source.fail(f"it holds optimizer groups other than '{GROUP_NAME}'")
-        group = groups[0]
-        step, rate = group.integer(1, "q"), group.real(2)
+        for index, group in enumerate(groups):
+            if group.string(0) != GROUP_NAME.format(index):
+                self._source.fail(f"its optimizer groups are not called {GROUP_NAME.format(0)}, "
+                                  f"{GROUP_NAME.format(1)}, ...")  # fmt: skip
+        step, rate = groups[0].integer(1, "q"), groups[0].real(2)
         if step < 0 or not math.isfinite(rate):
             self._source.fail(f"the optimizer stands at step {step} with learning rate {rate}")
+        if any((group.integer(1, "q"), group.real(2)) != (step, rate) for group in groups):
+            self._source.fail("its optimizer groups stand at different steps or learning rates")
         moments: dict[str, list[Array]] = {}
+        members = [self._moments(group, trainable, moments) for group in groups]
+        if moments and (
+            moments.keys() != trainable.keys()
+            or len({len(of_parameter) for of_parameter in moments.values()}) > 1
+        ):
+            self._source.fail("the optimizer state does not cover all trainable parameters alike")
+        return OptimizerState(step, rate, moments, tuple(members) if len(members) > 1 else ())
+
+    def _moments(
+        self, group: Table, trainable: dict[str, Array], moments: dict[str, list[Array]]
+    ) -> tuple[str, ...]:
+        """Add the moments of a group's parameters to ``moments``; return their names."""
+        names = []
         for entry in group.tables(3):
             name = entry.string(0)
             if name in moments or name not in trainable:
@@ -312,16 +332,17 @@ class _Reader:
             tensors = self._tensors(entry.tables(1))
             if list(tensors) != [f"momentum{index}" for index in range(len(tensors))]:
                 self._source.fail(f"the moments of '{name}' are called {', '.join(tensors)}")
+            shape = trainable[name].shape
             for moment in tensors.values():
-                if moment.dtype != np.float32 or moment.shape != trainable[name].shape:
+                if (
+                    moment.dtype != np.float32
+                    or moment.ndim != len(shape)
+                    or any(m not in (1, p) for m, p in zip(moment.shape, shape, strict=True))
+                ):
                     self._source.fail(f"a moment of '{name}' has another shape or type than it")
             moments[name] = list(tensors.values())
-        if moments and (
-            moments.keys() != trainable.keys()
-            or len({len(of_parameter) for of_parameter in moments.values()}) > 1
-        ):
-            self._source.fail("the optimizer state does not cover all trainable parameters alike")
-        return OptimizerState(step, rate, moments)
+            names.append(name)
+        return tuple(names)
 
     def _properties(self, bag: Table | None) -> dict[str, PropertyValue]:
         properties: dict[str, PropertyValue] = {}

@@ -131,7 +131,7 @@ class _Head:
             (2, "Bool", data.nominal, False),
             (3, "Bool", external_from is not None, False),
         )
-        groups = self._vector(4, [self._group(data.optimizer)] if data.optimizer else ())
+        groups = self._vector(4, self._groups(data.optimizer) if data.optimizer else ())
         bag = self._bag(data.properties) if data.properties else 0
         root = self._table(
             (0, "Int32", VERSION, 0),
@@ -202,18 +202,25 @@ class _Head:
             self._pending.append(_Pending(table, array))
         return table
 
-    def _group(self, state: OptimizerState) -> int:
+    def _groups(self, state: OptimizerState) -> list[int]:
+        members = state.groups or (tuple(state.moments),)
+        return [self._group(index, names, state) for index, names in enumerate(members)]
+
+    def _group(self, index: int, names: Sequence[str], state: OptimizerState) -> int:
         entries = []
-        for name, moments in state.moments.items():
+        for name in names:
+            if name not in state.moments:
+                continue  # nothing is kept for it
             label = self._builder.CreateSharedString(name)
-            tensors = self._tensors({f"momentum{i}": moment for i, moment in enumerate(moments)})
+            moments = enumerate(state.moments[name])
+            tensors = self._tensors({f"momentum{i}": moment for i, moment in moments})
             entries.append(
                 self._table((0, "UOffsetTRelative", label, 0), (1, "UOffsetTRelative", tensors, 0))
             )
         states = self._vector(4, entries)
-        name = self._builder.CreateSharedString(GROUP_NAME)
+        group_name = self._builder.CreateSharedString(GROUP_NAME.format(index))
         return self._table(
-            (0, "UOffsetTRelative", name, 0),
+            (0, "UOffsetTRelative", group_name, 0),
             (1, "Int64", state.step, 0),
             (2, "Float32", state.learning_rate, 0.0),
             (3, "UOffsetTRelative", states, 0),

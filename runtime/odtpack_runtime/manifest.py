@@ -93,12 +93,81 @@ class AdamWInfo(_Model):
     beta2: float
     epsilon: float
     weight_decay: float
+    formula: Literal["reference", "pytorch"] = "reference"
+    bias_correction: bool = True
+
+
+class AdamInfo(_Model):
+    """Hyperparameters of Adam with an L2 penalty."""
+
+    kind: Literal["adam"]
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    bias_correction: bool = True
 
 
 class SGDInfo(_Model):
-    """SGD has no hyperparameters but the learning rate."""
+    """Hyperparameters of SGD."""
 
     kind: Literal["sgd"]
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+
+class LionInfo(_Model):
+    """Hyperparameters of Lion."""
+
+    kind: Literal["lion"]
+    beta1: float
+    beta2: float
+    weight_decay: float
+
+
+class AdafactorInfo(_Model):
+    """Hyperparameters of Adafactor."""
+
+    kind: Literal["adafactor"]
+    beta2_decay: float
+    epsilon2: float
+    clip_threshold: float
+    weight_decay: float
+
+
+OptimizerInfo = Annotated[
+    AdamWInfo | AdamInfo | SGDInfo | LionInfo | AdafactorInfo, Field(discriminator="kind")
+]
+
+
+class ClipInfo(_Model):
+    """How gradients are clipped: by the norm of all of them, or each element by its value."""
+
+    norm: float | None = None
+    value: float | None = None
+
+
+class GroupInfo(_Model):
+    """Parameters with a learning rate and a weight decay of their own."""
+
+    learning_rate_scale: float
+    weight_decay: float
+    parameters: tuple[Name, ...]
+
+
+class ScheduleInfo(_Model):
+    """The schedule of the learning rate that the recipe proposes.
+
+    ``settings`` are those of the class of this kind in
+    :data:`odtpack_runtime.schedules.SCHEDULES`; without ``total_steps`` a schedule that ends
+    runs over the whole training.
+    """
+
+    kind: Name
+    settings: dict[str, int | float | tuple[int, ...]] = {}
+    learning_rate: float | None = None
 
 
 class ParameterInfo(_Model):
@@ -134,6 +203,10 @@ class Manifest(_Model):
         optimizer: Optimizer and hyperparameters.
         parameters: All parameters, in the order of the training model's inputs.
         operators: Operators of each model.
+        clip: How the optimizer model clips gradients, if it does.
+        groups: Parameter groups; none if all parameters are updated alike.
+        accumulation_steps: Batches whose gradients make one optimizer step.
+        schedule: Schedule of the learning rate that the recipe proposes.
     """
 
     schema_version: Literal[1]
@@ -145,9 +218,13 @@ class Manifest(_Model):
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
     loss: Literal["cross_entropy", "mse", "bce_with_logits", "l1", "none", "custom"]
-    optimizer: Annotated[AdamWInfo | SGDInfo, Field(discriminator="kind")]
+    optimizer: OptimizerInfo
     parameters: tuple[ParameterInfo, ...]
     operators: Operators
+    clip: ClipInfo | None = None
+    groups: tuple[GroupInfo, ...] = ()
+    accumulation_steps: PositiveInt = 1
+    schedule: ScheduleInfo | None = None
 
     @model_validator(mode="after")
     def _check_names(self) -> Manifest:
@@ -164,6 +241,10 @@ class Manifest(_Model):
             raise ValueError("checkpoint_data must be named after the checkpoint")
         if not self.outputs or self.outputs[0].role != "loss":
             raise ValueError("the first output must be the loss")
+        trainable = [item.name for item in self.parameters if item.role == "trainable"]
+        grouped = [name for group in self.groups for name in group.parameters]
+        if grouped and sorted(grouped) != sorted(trainable):
+            raise ValueError("the groups do not hold each trainable parameter once")
         return self
 
     @property
@@ -177,8 +258,11 @@ class Manifest(_Model):
         return tuple(item.spec() for item in self.inputs)
 
     def to_json(self) -> str:
-        """Return the text of ``manifest.json``; equal manifests give equal text."""
-        return self.model_dump_json(indent=2, exclude_none=True) + "\n"
+        """Return the text of ``manifest.json``; equal manifests give equal text.
+
+        What has its default is left out.
+        """
+        return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,20 @@ class Module:
             _whole_number(metadata, key, str(train_model_uri))
             for key in ("odtpack.class_count", "odtpack.ignore_index")
         )
+        steps = _whole_number(metadata, "odtpack.accumulation_steps", str(train_model_uri))
+        self._accumulation_steps = 1 if steps is None else steps
+        if self._accumulation_steps < 1:
+            raise OdtpackError(
+                "bad-metadata",
+                f"The model's metadata say odtpack.accumulation_steps = {steps}.",
+                where=str(train_model_uri),
+            )
+        first = _memory_order(metadata, set(signature.gradients), str(train_model_uri))
         # Nothing has been changed so far: a Module that cannot be made leaves the state alone.
-        self._flat = state.place(self._order)
+        self._flat = state.place(tuple(dict.fromkeys((*first, *self._order))))
         # The buffers are zero: starting afresh gives the same, with a pass less.
         self._reset = np.ones(1, np.bool_)
+        self._accumulated = 0
         self._train = BoundGraph(
             session,
             signature.inputs,
@@ -138,6 +149,7 @@ class Module:
         """
         results = self._graph()(user_inputs)
         if self.training:
+            self._accumulated = 1 if self._reset[0] else self._accumulated + 1
             self._reset[0] = False
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -251,6 +263,16 @@ class Module:
         export_inference_model(self._eval_path, parameters, inference_model_uri, graph_output_names)
 
     @property
+    def accumulation_steps(self) -> int:
+        """Batches per optimizer step: the gradient of each is divided by this number."""
+        return self._accumulation_steps
+
+    @property
+    def accumulated_batches(self) -> int:
+        """Number of batches whose gradients have been accumulated so far."""
+        return 0 if self._reset[0] else self._accumulated
+
+    @property
     def flat(self) -> FlatState:
         """The memory of the parameters and gradients; the optimizer works on it."""
         return self._flat
@@ -327,3 +349,26 @@ def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
         raise OdtpackError(
             "bad-metadata", f"The model's metadata say {key} = {text!r}, no number.", where=where
         ) from None
+
+
+def _memory_order(metadata: dict[str, str], trainable: set[str], where: str) -> list[str]:
+    """Return the order of the trainable parameters in memory, if the model asks for one."""
+    text = metadata.get("odtpack.parameter_order")
+    if text is None:
+        return []
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or sorted(names) != sorted(trainable)
+    ):
+        raise OdtpackError(
+            "bad-metadata",
+            "The model's metadata odtpack.parameter_order do not list its trainable parameters.",
+            where=where,
+            hint="build the package again with odtpack",
+        )
+    return names

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
-from odtpack_runtime.checkpoint_format import OptimizerState
+from odtpack_runtime.checkpoint import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
-from odtpack_runtime.layout import Array, address, allocate, view
+from odtpack_runtime.layout import Array, Layout, Slot, address, view
 from odtpack_runtime.module import Module
+from odtpack_runtime.optimizer_contract import (
+    Group,
+    check_signature,
+    matrix,
+    read_contract,
+)
+from odtpack_runtime.optimizer_state import place_state, to_float32
 from odtpack_runtime.session import first_line, open_session
-from odtpack_runtime.signature import TensorSpec
 
-DEFAULT_LEARNING_RATE = 0.001
 CHUNK_ELEMENTS = 128 * 1024
 """Elements per run of the optimizer model.
 
@@ -27,15 +31,19 @@ the work. AdamW over 20 million parameters takes half the time of one run over
 the whole; chunks of 64 K or 256 K differ by a few percent either way.
 """
 
-MOMENT_NAMES = ("first_order_moments", "second_order_moments")
+_NORM_ELEMENTS = 4 * 1024
+"""Elements whose squares are summed in their own type: few enough for float32 to hold the sum
+to seven digits, and for one thread, so that the sum is the same in every run."""
 
 
 class Optimizer:
     """The optimizer of a package: ``onnxruntime.training.api.Optimizer`` on stock ONNX Runtime.
 
     The optimizer model knows one flat vector of parameters, one of gradients
-    and one per moment. It is run over the state's flat buffers chunk by chunk
-    and writes in place. Gradients remain until :meth:`Module.lazy_reset_grad`.
+    and one per moment. It is run over the state's flat buffers chunk by chunk,
+    group by group, and writes in place; one that needs the shapes of the
+    parameters is run parameter by parameter. Gradients, also those that the model
+    clips, remain as they are until :meth:`Module.lazy_reset_grad`.
 
     If the module's state came with an optimizer's state, step count, moments
     and learning rate continue from there.
@@ -46,8 +54,9 @@ class Optimizer:
 
     Raises:
         OdtpackError: The model is missing, does not load or is no optimizer
-            model; nothing is trainable; or the state holds another optimizer's
-            moments (``optimizer-mismatch``).
+            model; nothing is trainable; its groups name other parameters
+            (``model-mismatch``); or the state holds another optimizer's moments
+            (``optimizer-mismatch``).
     """
 
     def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
@@ -64,24 +73,34 @@ class Optimizer:
                 hint="name parameters in requires_grad when building the package",
             )
         self._session = open_session(optimizer_uri, module.session_options)
-        moment_names = _moment_names(self._session, where)
-        self._state, moments = _place_moments(module, moment_names, where)
-        module.state.optimizer = self._state
-        self._learning_rate = np.full(1, self._state.learning_rate, np.float32)
-        self._step = np.zeros(1, np.int64)
-        vectors: dict[str, npt.NDArray[np.float32]] = {
-            "params": flat.parameters.view(np.float32),
-            "gradients": flat.gradients.view(np.float32),
-            **dict(zip(moment_names, moments, strict=True)),
-        }
-        # Also keeps the memory alive: ONNX Runtime holds bare addresses.
-        self._vectors = vectors
+        inputs = self._session.get_inputs()
         metadata = self._session.get_modelmeta().custom_metadata_map
-        total = vectors["params"].size
-        whole = metadata.get("odtpack.elementwise") == "false"
-        chunk = max(total, 1) if whole else CHUNK_ELEMENTS
+        contract = read_contract(metadata, [node.name for node in inputs], where)
+        dtype = flat.trainable.slots[0].dtype
+        check_signature(contract, inputs, self._session.get_outputs(), dtype, where)
+        contract.check_groups([slot.name for slot in flat.trainable.slots], where)
+        self._contract = contract
+        self._checkpoint_state = module.state
+        self._state, memories, layouts = place_state(module, contract, where)
+        module.state.optimizer = self._state
+        self._step = np.zeros(1, np.int64)
+        self._norm = np.zeros(1, dtype)
+        self._gradients = flat.gradients.view(dtype)
+        groups = contract.groups or (Group(1.0, 0.0, ()),)
+        self._rates = [(np.zeros(1, np.float32), group.learning_rate_scale) for group in groups]
+        self._set_rates(self._state.learning_rate)
+        # Vectors and scalars are also kept alive here: ONNX Runtime holds bare addresses.
+        names = [vector.name for vector in contract.state]
+        self._vectors = {
+            "params": (flat.parameters, flat.trainable),
+            "gradients": (flat.gradients, flat.trainable),
+            **dict(zip(names, zip(memories, layouts, strict=True), strict=True)),
+        }
+        self._kept: list[Array] = []
+        scalars = [self._scalars(index, group, dtype) for index, group in enumerate(groups)]
+        runs = self._parameter_runs if contract.by_parameter else self._flat_runs
         self._bindings = [
-            self._bind(start, min(start + chunk, total)) for start in range(0, total, chunk)
+            self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()
         ]
 
     def step(self) -> None:
@@ -91,6 +110,8 @@ class Optimizer:
             OdtpackError: ``run-failed`` with ONNX Runtime's reason.
         """
         self._step[0] = self._state.step + 1
+        if self._contract.clips_norm:
+            self._norm[0] = gradient_norm(self._gradients)
         run = self._session.run_with_iobinding
         try:
             for binding in self._bindings:
@@ -108,13 +129,13 @@ class Optimizer:
         return self._state.learning_rate
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the learning rate of the steps to come.
+        """Set the learning rate of the steps to come; a group's scale multiplies it.
 
         Raises:
             OdtpackError: ``bad-learning-rate`` if it is no finite float32.
         """
-        rate = _float32(learning_rate)
-        self._learning_rate[0] = rate
+        rate = to_float32(learning_rate)
+        self._set_rates(rate)
         self._state.learning_rate = rate
 
     @property
@@ -122,10 +143,58 @@ class Optimizer:
         """Number of steps made, those before a resumed checkpoint included."""
         return self._state.step
 
-    def _bind(self, start: int, stop: int) -> Any:
+    @property
+    def checkpoint_state(self) -> CheckpointState:
+        """The state that is trained."""
+        return self._checkpoint_state
+
+    def _set_rates(self, rate: float) -> None:
+        scaled = [to_float32(rate * scale) for _, scale in self._rates]
+        for (array, _), value in zip(self._rates, scaled, strict=True):
+            array[0] = value
+
+    def _scalars(self, index: int, group: Group, dtype: np.dtype[Any]) -> dict[str, Array]:
+        scalars: dict[str, Array] = {"learning_rate": self._rates[index][0], "step": self._step}
+        if self._contract.clips_norm:
+            scalars["gradient_norm"] = self._norm
+        if self._contract.takes_decay:
+            scalars["weight_decay"] = np.full(1, group.weight_decay, dtype)
+        return scalars
+
+    def _flat_runs(self) -> list[tuple[int, dict[str, Array], Any]]:
+        """Group, further scalars and slices of the vectors of every run."""
+        layout, dtype = self._vectors["params"][1], self._gradients.dtype
+        vectors = {name: memory.view(dtype) for name, (memory, _) in self._vectors.items()}
+        runs: list[tuple[int, dict[str, Array], Any]] = []
+        for group, first, last in _ranges(layout, self._contract.groups):
+            start, stop = first // dtype.itemsize, last // dtype.itemsize
+            chunk = max(stop - start, 1) if self._contract.whole else CHUNK_ELEMENTS
+            for at in range(start, stop, chunk):
+                part = slice(at, min(at + chunk, stop))
+                runs.append((group, {}, {name: v[part] for name, v in vectors.items()}))
+        return runs
+
+    def _parameter_runs(self) -> list[tuple[int, dict[str, Array], Any]]:
+        """As :meth:`_flat_runs`, with the vectors of one parameter in every run."""
+        flags = {kind: np.full(1, kind) for kind in (False, True)}
+        states = {vector.name: vector for vector in self._contract.state}
+        owners = _owners(self._contract.groups)
+        runs: list[tuple[int, dict[str, Array], Any]] = []
+        for index, slot in enumerate(self._vectors["params"][1].slots):
+            if not slot.size:
+                continue
+            slices = {}
+            for name, (memory, layout) in self._vectors.items():
+                state = states.get(name)
+                shape = matrix(slot.shape) if state is None else state.bound_shape(slot.shape)
+                slices[name] = view(memory, layout.slots[index]).reshape(shape)
+            flag: dict[str, Array] = {"factored": flags[len(slot.shape) > 1]}
+            runs.append((owners.get(slot.name, 0), flag, slices))
+        return runs
+
+    def _bind(self, scalars: dict[str, Array], slices: dict[str, Array]) -> Any:
         binding = self._session.io_binding()
-        scalars: dict[str, Array] = {"learning_rate": self._learning_rate, "step": self._step}
-        slices: dict[str, Array] = {n: vector[start:stop] for n, vector in self._vectors.items()}
+        self._kept += scalars.values()
         for name, array in {**scalars, **slices}.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, address(array))
         for name, array in slices.items():
@@ -136,78 +205,36 @@ class Optimizer:
         return binding
 
 
-def _moment_names(session: onnxruntime.InferenceSession, where: str) -> tuple[str, ...]:
-    """Check that a model is an optimizer model; return the names of its moments."""
-    inputs = {node.name: TensorSpec.of_node(node, where) for node in session.get_inputs()}
-    outputs = {node.name: TensorSpec.of_node(node, where) for node in session.get_outputs()}
-    moments = tuple(name for name in MOMENT_NAMES if name in inputs)
-    vector = (np.dtype(np.float32), (CHUNK_ELEMENTS,))
-    wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-        "learning_rate": (np.dtype(np.float32), (1,)),
-        "step": (np.dtype(np.int64), (1,)),
-        **dict.fromkeys(("params", "gradients", *moments), vector),
-    }
-    results = dict.fromkeys((f"{name}.out" for name in ("params", *moments)), vector)
-    for specs, expected in ((inputs, wanted), (outputs, results)):
-        wrong = specs.keys() ^ expected.keys()
-        wrong |= {name for name in expected.keys() - wrong if not specs[name].fits(*expected[name])}
-        if wrong:
-            raise OdtpackError(
-                "not-an-optimizer",
-                f"The model is no optimizer model of odtpack: '{min(wrong)}' is missing, not "
-                "expected, or of another type or shape.",
-                where=where,
-                hint="pass the optimizer_model.onnx of the package",
-            )
-    return moments
+def gradient_norm(gradients: npt.NDArray[Any]) -> float:
+    """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes.
 
-
-def _place_moments(
-    module: Module, names: tuple[str, ...], where: str
-) -> tuple[OptimizerState, list[npt.NDArray[np.float32]]]:
-    """Return a new optimizer state in flat vectors, continuing the loaded one if there is one."""
-    layout = module.flat.trainable
-    loaded = module.state.optimizer
-    if loaded is None:
-        loaded = OptimizerState(0, _float32(DEFAULT_LEARNING_RATE), {})
-    count = len(next(iter(loaded.moments.values()), ()))
-    idle = not any(moment.any() for own in loaded.moments.values() for moment in own)
-    # The reference saves one moment per parameter with SGD, and never uses it.
-    unused = idle and (loaded.step == 0 or (count == 1 and not names))
-    if count != len(names) and not unused:
-        raise OdtpackError(
-            "optimizer-mismatch",
-            f"The checkpoint holds the state of an optimizer with {count} moments per parameter, "
-            f"and this one keeps {len(names)}.",
-            where=where,
-            hint="use the optimizer the checkpoint was saved with, or a checkpoint without "
-            "optimizer state",
-        )
-    memories = [allocate(layout.nbytes) for _ in names]
-    moments: dict[str, list[Array]] = {}
-    for slot in layout.slots:
-        # Popped one by one: what is moved is freed.
-        old = loaded.moments.pop(slot.name, [])
-        new = [view(memory, slot) for memory in memories]
-        if count == len(names):
-            for target, source in zip(new, old, strict=False):
-                np.copyto(target, source)
-        if new:
-            moments[slot.name] = new
-    state = OptimizerState(loaded.step, loaded.learning_rate, moments)
-    return state, [memory.view(np.float32) for memory in memories]
-
-
-def _float32(value: float) -> float:
-    try:
+    Args:
+        gradients: All gradients, float32 or float64; the gaps between them are zero.
+    """
+    whole = gradients.size // _NORM_ELEMENTS * _NORM_ELEMENTS
+    total = 0.0
+    for part in (gradients[:whole].reshape(-1, _NORM_ELEMENTS), gradients[whole:].reshape(1, -1)):
         with np.errstate(over="ignore"):
-            rate = float(np.float32(value))
-    except (TypeError, ValueError):
-        rate = math.nan
-    if not math.isfinite(rate):
-        raise OdtpackError(
-            "bad-learning-rate",
-            f"The learning rate must be a finite number, not {value!r}.",
-            hint=f"take for example {DEFAULT_LEARNING_RATE}",
-        )
-    return rate
+            squares = np.matmul(part[:, np.newaxis], part[:, :, np.newaxis]).astype(np.float64)
+        for row in np.flatnonzero(np.isinf(squares)):
+            # float32 cannot hold the square of what is above 1e19.
+            squares[row] = (part[row].astype(np.float64) ** 2).sum()
+        total += float(squares.sum())
+    return math.sqrt(total)
+
+
+def _owners(groups: tuple[Group, ...]) -> dict[str, int]:
+    """Index of the group of each parameter."""
+    return {name: index for index, group in enumerate(groups) for name in group.parameters}
+
+
+def _ranges(layout: Layout, groups: tuple[Group, ...]) -> list[tuple[int, int, int]]:
+    """Group, and first and last byte, of stretches of the flat vectors that are of one group."""
+    owners = _owners(groups)
+    starts: list[tuple[int, Slot]] = []
+    for slot in layout.slots:
+        group = owners.get(slot.name, 0)
+        if not starts or starts[-1][0] != group:
+            starts.append((group, slot))
+    ends = [slot.offset for _, slot in starts[1:]] + [layout.nbytes]
+    return [(group, slot.offset, end) for (group, slot), end in zip(starts, ends, strict=True)]

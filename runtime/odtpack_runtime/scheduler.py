@@ -2,21 +2,97 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.optimizer import Optimizer
+from odtpack_runtime.schedules import Linear, Schedule, make_schedule
+
+PROPERTY = "odtpack.schedule"
+"""Property of a state: the schedule that its optimizer follows, as JSON."""
 
 
-class LinearLRScheduler:
+class LRScheduler:
+    """Sets the learning rate of an optimizer by a schedule.
+
+    After ``s`` optimizer steps the rate is ``initial_lr * schedule.factor(s)``. It is set at
+    once on construction, and by every :meth:`step`.
+
+    Schedule and initial rate become a property of the state and are saved with it; the
+    position is the optimizer's own step count. :meth:`restore` makes the same scheduler from a
+    loaded checkpoint with optimizer state, and the run continues with the same rates, bit by
+    bit.
+
+    Args:
+        optimizer: The optimizer whose learning rate is set.
+        schedule: One of :mod:`odtpack_runtime.schedules`.
+        initial_lr: The rate at factor 1.
+
+    Raises:
+        OdtpackError: ``bad-learning-rate``.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule, initial_lr: float) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._initial_lr = initial_lr
+        self.step()
+        content = {"kind": schedule.kind, "initial_lr": float(initial_lr), **schedule.settings()}
+        optimizer.checkpoint_state.properties[PROPERTY] = json.dumps(content, sort_keys=True)
+
+    @classmethod
+    def restore(cls, optimizer: Optimizer) -> LRScheduler | None:
+        """Return the scheduler that the optimizer's state was saved with, None without one.
+
+        Raises:
+            OdtpackError: ``bad-schedule`` if the property is no schedule.
+        """
+        properties = optimizer.checkpoint_state.properties
+        if PROPERTY not in properties:
+            return None
+        try:
+            content = json.loads(str(properties[PROPERTY]))
+        except (ValueError, RecursionError):
+            content = None
+        rate = content.pop("initial_lr", None) if isinstance(content, dict) else None
+        if type(rate) is not float or not math.isfinite(rate):
+            raise OdtpackError(
+                "bad-schedule",
+                f"The state's property {PROPERTY} is no schedule.",
+                hint="make an LRScheduler with a schedule of your own, which replaces it",
+            )
+        if isinstance(content.get("milestones"), list):
+            content["milestones"] = tuple(content["milestones"])
+        return LRScheduler(optimizer, make_schedule(content.pop("kind", None), content), rate)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+        return self._schedule
+
+    @property
+    def initial_lr(self) -> float:
+        """The rate at factor 1."""
+        return self._initial_lr
+
+    def factor(self, step: int) -> float:
+        """Return the fraction of ``initial_lr`` that holds after ``step`` optimizer steps."""
+        return self._schedule.factor(step)
+
+    def step(self) -> None:
+        """Set the learning rate for the optimizer's next step."""
+        rate = self._initial_lr * self._schedule.factor(self._optimizer.step_count)
+        self._optimizer.set_learning_rate(rate)
+
+
+class LinearLRScheduler(LRScheduler):
     """Linear warm-up from 0 to ``initial_lr``, then linear decay to 0.
 
     After ``s`` optimizer steps the learning rate is ``initial_lr * factor(s)``::
 
         factor(s) = s / warmup                                  while s < warmup
                     max(0, (total - s) / (total - warmup))      from then on
-
-    The rate is set at once on construction, and by every :meth:`step`. It
-    follows the optimizer's own step count, so a run resumed from a checkpoint
-    with optimizer state continues on the same line.
 
     This is what the arguments of ``onnxruntime.training.api.LinearLRScheduler``
     say. The class itself, in 1.19.2, hands them on in the wrong order and warms
@@ -39,29 +115,14 @@ class LinearLRScheduler:
         total_step_count: int,
         initial_lr: float,
     ) -> None:
-        if not 0 <= warmup_step_count <= total_step_count or total_step_count == 0:
+        try:
+            schedule = Linear(warmup_step_count, total_step_count)
+        except OdtpackError as error:
             raise OdtpackError(
                 "bad-schedule",
                 f"A warm-up of {warmup_step_count} steps does not fit into "
                 f"{total_step_count} steps.",
                 hint="LinearLRScheduler(optimizer, warmup_step_count=100, "
                 "total_step_count=1000, initial_lr=0.001)",
-            )
-        self._optimizer = optimizer
-        self._warmup = warmup_step_count
-        self._total = total_step_count
-        self._initial_lr = initial_lr
-        self.step()
-
-    def factor(self, step: int) -> float:
-        """Return the fraction of ``initial_lr`` that holds after ``step`` optimizer steps."""
-        if step < self._warmup:
-            return step / self._warmup
-        if step >= self._total:
-            return 0.0
-        return (self._total - step) / (self._total - self._warmup)
-
-    def step(self) -> None:
-        """Set the learning rate for the optimizer's next step."""
-        rate = self._initial_lr * self.factor(self._optimizer.step_count)
-        self._optimizer.set_learning_rate(rate)
+            ) from error
+        super().__init__(optimizer, schedule, initial_lr)

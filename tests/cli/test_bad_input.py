@@ -83,11 +83,28 @@ class TestBuild:
         arguments = self.command(shared, tmp_path, "--output", "logits")
         refused(arguments, "unknown-value", "'logits'", "'output'")
 
+    @pytest.mark.parametrize(
+        ("optimizer", "option", "word"),
+        [
+            ("sgd", ("--beta1", "0.8"), "--beta1"),
+            ("sgd", ("--epsilon", "0.1"), "--epsilon"),
+            ("adamw", ("--momentum", "0.9"), "--momentum"),
+            ("lion", ("--epsilon", "0.1"), "--epsilon"),
+            ("adafactor", ("--beta2", "0.9"), "--beta2"),
+            ("adam", ("--optimizer-option", "formula=pytorch"), "formula"),
+        ],
+    )
     def test_setting_of_another_optimizer(
-        self, refused: Refused, shared: Shared, tmp_path: Path
+        self,
+        refused: Refused,
+        shared: Shared,
+        tmp_path: Path,
+        optimizer: str,
+        option: tuple[str, ...],
+        word: str,
     ) -> None:
-        more = "--optimizer", "sgd", "--weight-decay", "0.1"
-        refused(self.command(shared, tmp_path, *more), "option-not-used", "--weight-decay")
+        more = "--optimizer", optimizer, *option
+        refused(self.command(shared, tmp_path, *more), "option-not-used", word, optimizer)
 
     @pytest.mark.parametrize(
         ("option", "value"),
@@ -99,6 +116,50 @@ class TestBuild:
         name = option.removeprefix("--").replace("-", "_")
         arguments = self.command(shared, tmp_path, option, value)
         refused(arguments, "bad-hyperparameter", name, "help:")
+
+    @pytest.mark.parametrize(
+        ("options", "code", "word"),
+        [
+            (("--optimizer-option", "formula"), "bad-option", "KEY=VALUE"),
+            (("--optimizer-option", "formula=mine"), "bad-hyperparameter", "mine"),
+            (("--optimizer-option", "bias_correction=2"), "bad-hyperparameter", "true or false"),
+            (("--optimizer-option", "beta1=x"), "bad-hyperparameter", "a number"),
+            (("--beta1", "0.8", "--optimizer-option", "beta1=0.7"), "bad-option", "second"),
+            (
+                ("--optimizer", "sgd", "--optimizer-option", "nesterov=true"),
+                "bad-hyperparameter",
+                "--momentum",
+            ),
+            (("--optimizer", "sgd", "--momentum", "1"), "bad-hyperparameter", "momentum"),
+            (("--clip-norm", "0"), "bad-hyperparameter", "clip-norm"),
+            (("--clip-value", "nan"), "bad-hyperparameter", "clip-value"),
+            (("--clip-norm", "1", "--clip-value", "1"), "clipped-twice", "--clip-value"),
+            (("--accumulate", "0"), "bad-accumulation", "--accumulate"),
+            (("--group", "fc.*"), "bad-group", "GLOB:lr=X"),
+            (("--group", "fc.*:rate=2"), "bad-group", "GLOB:lr=X"),
+            (("--group", "fc.*:lr=1,lr=2"), "bad-group", "GLOB:lr=X"),
+            (("--group", "fc.*:lr=-1"), "bad-group", "0 or more"),
+            (("--group", "head.*:lr=2"), "unknown-parameter", "head.*"),
+            (("--group", "*:lr=2", "--group", "fc.*:lr=3"), "unknown-parameter", "narrower"),
+            (("--schedule", "sine"), "bad-schedule", "cosine"),
+            (("--schedule", "cosine:warmup=a"), "bad-schedule", "warmup=a"),
+            (("--schedule", "cosine:warmup=9,total=5"), "bad-schedule", "total_steps"),
+            (("--schedule", "step:gamma=0.5"), "bad-schedule", "period"),
+            (("--schedule", "multistep:milestones=5+3"), "bad-schedule", "rising"),
+            (("--schedule", "constant:floor=1"), "bad-schedule", "floor"),
+            (("--schedule", "constant:lr=-1"), "bad-schedule", "above 0"),
+        ],
+    )
+    def test_updates_that_make_no_sense(
+        self,
+        refused: Refused,
+        shared: Shared,
+        tmp_path: Path,
+        options: tuple[str, ...],
+        code: str,
+        word: str,
+    ) -> None:
+        refused(self.command(shared, tmp_path, *options), code, word)
 
     def test_folder_with_other_things(
         self, refused: Refused, shared: Shared, tmp_path: Path

@@ -53,6 +53,10 @@ out = If (c) <
             IF.format(then="t = Neg(g)", otherwise="p = Mul(source, g) e = Sub(p, g)"),
             id="read earlier in the branch",
         ),
+        pytest.param(
+            "u = Neg(source) n = Shape(u) v = Reshape(source, n) t = Mul(v, g) out = Add(t, g)",
+            id="a view read before",
+        ),
     ],
 )
 def test_safe(body: str) -> None:
@@ -105,6 +109,18 @@ BOTH = "float[4] out, float[4] other"
             "float[4] out",
             "MatMul does not",
             id="a product with it in the branch",
+        ),
+        pytest.param(
+            "n = Shape(g) v = Reshape(source, n) out = Add(source, g) other = Neg(v)",
+            BOTH,
+            "may read 'source' after",
+            id="a view read later",
+        ),
+        pytest.param(
+            "n = Shape(g) v = Reshape(source, n) out = Softmax(v)",
+            "float[4] out",
+            "Softmax does not",
+            id="a view read out of place",
         ),
         pytest.param(
             "out, other = If (c) <"

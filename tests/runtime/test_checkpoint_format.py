@@ -188,3 +188,25 @@ def test_a_foreign_file_is_read() -> None:
     f = Foreign()
     data = parse_checkpoint(f.finish([f.tensor(raw=np.float32([1, 2]).tobytes())]))
     assert data.trainable["w"].tolist() == [1, 2]
+
+
+def test_optimizer_groups(tmp_path: Path) -> None:
+    """Each group holds its own parameters; some moments are shorter than theirs."""
+    data = sample()
+    assert data.optimizer is not None
+    data.optimizer.groups = (("b",), ("layer.W", "empty"))
+    data.optimizer.moments["layer.W"] = [np.ones((3, 1), np.float32), np.ones((1, 4), np.float32)]
+    data.optimizer.moments = {
+        name: data.optimizer.moments[name] for name in ("b", "layer.W", "empty")
+    }
+    write_checkpoint(tmp_path / "c", data)
+    again = read_checkpoint(tmp_path / "c")
+    assert_same(again, data)
+    assert again.optimizer is not None
+    assert again.optimizer.groups == data.optimizer.groups
+    # Without moments the groups are still told apart.
+    data.optimizer.moments = {}
+    write_checkpoint(tmp_path / "d", data)
+    bare = read_checkpoint(tmp_path / "d")
+    assert bare.optimizer is not None
+    assert bare.optimizer.groups == ((), ())

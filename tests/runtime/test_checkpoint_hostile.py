@@ -51,6 +51,15 @@ def _moments(f: Foreign, states: dict[str, list[int]], tensors: list[int]) -> by
     return f.finish(tensors, groups=f.vector([f.group(states=entries)]))
 
 
+def _two_groups(f: Foreign, first: str, second: str) -> bytes:
+    tensors = [f.tensor(name) for name in "wvu"]
+    groups = [
+        f.group(f"group{i}", [f.state(name, [f.tensor("momentum0")])])
+        for i, name in enumerate((first, second))
+    ]
+    return f.finish(tensors, groups=f.vector(groups))
+
+
 CORRUPT = {
     "too short": lambda f: f.finish([f.tensor(raw=bytes(7))]),
     "too long": lambda f: f.finish([f.tensor(raw=bytes(9))]),
@@ -71,6 +80,20 @@ CORRUPT = {
     "nominal with a value": lambda f: f.finish([f.tensor()], nominal=True),
     "other group": lambda f: f.finish([f.tensor()], groups=f.vector([f.group("other")])),
     "two groups": lambda f: f.finish([f.tensor()], groups=f.vector([f.group(), f.group()])),
+    "groups in another order": lambda f: f.finish(
+        [f.tensor()], groups=f.vector([f.group("group1"), f.group("group0")])
+    ),
+    "groups at different steps": lambda f: f.finish(
+        [f.tensor()], groups=f.vector([f.group(), f.group("group1", step=2)])
+    ),
+    "a parameter in two groups": lambda f: _two_groups(f, "w", "w"),
+    "a parameter in no group": lambda f: _two_groups(f, "w", "v"),
+    "moment of another rank": lambda f: _moments(
+        f, {"w": [f.tensor("momentum0", dims=(2, 1))]}, [f.tensor()]
+    ),
+    "moment of another length": lambda f: _moments(
+        f, {"w": [f.tensor("momentum0", dims=(3,), raw=bytes(12))]}, [f.tensor()]
+    ),
     "negative step": lambda f: f.finish([f.tensor()], groups=f.vector([f.group(step=-1)])),
     "state of nothing": lambda f: _moments(f, {"v": [f.tensor("momentum0")]}, [f.tensor()]),
     "moment of another shape": lambda f: _moments(

@@ -95,7 +95,12 @@ def test_metadata_for_the_runtime(tmp_path: Path) -> None:
     }
     assert training.items() <= metadata("training").items()
     assert metadata("eval") == training
-    assert metadata("optimizer") == {"odtpack.optimizer": "adamw", "odtpack.moments": "2"}
+    optimizer = metadata("optimizer")
+    assert json.loads(optimizer.pop("odtpack.state")) == [
+        {"name": "first_order_moments"},
+        {"name": "second_order_moments"},
+    ]
+    assert optimizer == {"odtpack.optimizer": "adamw", "odtpack.moments": "2"}
 
 
 def test_prefix(tmp_path: Path) -> None:

@@ -76,12 +76,17 @@ app.command(
         "odtpack build model.onnx --out package --loss mse --optimizer sgd --train 'head.*'",
         "odtpack build model.onnx --out package --loss cross_entropy --freeze 'conv1.*' \\",
         "    --weight-decay 0.01 --output logits",
+        "odtpack build model.onnx --out package --loss cross_entropy --optimizer sgd \\",
+        "    --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4",
+        "odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \\",
+        "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
     )
 )(build)
 app.command(
     epilog=_examples(
         "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",
         "odtpack train package --data more.npz --resume trained.ckpt --out further.ckpt",
+        "odtpack train package --data digits.npz --lr 0.003 --schedule cosine:warmup=20,floor=0.1",
     )
 )(train)
 app.command(

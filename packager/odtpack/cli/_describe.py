@@ -34,6 +34,27 @@ def parameter_summary(manifest: Manifest) -> list[str]:
     return lines
 
 
+def update_lines(manifest: Manifest) -> list[str]:
+    """A line for each thing that happens around the optimizer."""
+    lines = []
+    if manifest.clip is not None:
+        kind, bound = next((k, v) for k, v in manifest.clip if v is not None)
+        lines.append(f"clip        gradients by {kind}, {bound:g}")
+    if manifest.accumulation_steps > 1:
+        lines.append(f"accumulate  {manifest.accumulation_steps} batches per optimizer step")
+    for group in manifest.groups:
+        count = len(group.parameters)
+        what = "parameter" if count == 1 else "parameters"
+        lines.append(
+            f"group       {count} {what}, learning rate x {group.learning_rate_scale:g}, "
+            f"weight decay {group.weight_decay:g}"
+        )
+    if manifest.schedule is not None:
+        settings = ", ".join(f"{k} {v}" for k, v in manifest.schedule.settings.items())
+        lines.append(f"schedule    {manifest.schedule.kind}{f' ({settings})' if settings else ''}")
+    return lines
+
+
 def count_line(role: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> str:
     """``trainable   6 parameters, 6,250 elements, 25 kB``."""
     from odtpack_runtime.simulator.units import format_bytes

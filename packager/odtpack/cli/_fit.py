@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package import Package
 
 Indices = npt.NDArray[np.int64]
@@ -91,7 +91,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over the training samples; ``loss`` is the mean over its steps."""
+    """One pass over the training samples; ``loss`` is the mean over its batches."""
 
     number: int
     loss: float
@@ -109,9 +109,15 @@ def fit(
     seed: int,
     whole: bool,
     first_epoch: int = 0,
+    scheduler: LRScheduler | None = None,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Epoch]:
     """Train, and yield after every epoch.
+
+    Gradients of ``module.accumulation_steps`` batches make one step. What is left of an
+    epoch makes a step too, a smaller one: each batch's gradient counts as in all others, and
+    nothing is carried from one epoch into the next, so that a checkpoint between them is all
+    there is.
 
     The order of the samples depends on the seed and the number of the epoch alone, so
     that a resumed training goes on as if it had not been interrupted. It is the order in
@@ -122,20 +128,21 @@ def fit(
         optimizer: Its optimizer.
         data: Arrays by name of input.
         indices: Samples to train on.
-        batch_size: Samples per step.
+        batch_size: Samples per batch.
         epochs: Passes over the samples.
         seed: Seed of the order.
         whole: Leave out the last batch of an epoch if it is shorter.
         first_epoch: Number of epochs made before.
-        on_step: Called with the steps made and the steps in all.
+        scheduler: Sets the learning rate after every step.
+        on_step: Called with the batches done and the batches in all.
 
     Raises:
         OdtpackError: There are fewer samples than a batch needs, or the loss is no longer
             finite.
     """
     names = module.input_names()
-    steps = len(indices) // batch_size if whole else math.ceil(len(indices) / batch_size)
-    if steps == 0:
+    count = batch_count(len(indices), batch_size, whole=whole)
+    if count == 0:
         raise OdtpackError(
             "too-few-samples",
             f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
@@ -144,8 +151,8 @@ def fit(
     done = 0
     for number in range(first_epoch + 1, first_epoch + epochs + 1):
         order = np.random.default_rng([seed, number]).permutation(indices)
-        total = 0.0
-        for batch in batches(order, batch_size, whole=whole):
+        total, steps = 0.0, 0
+        for index, batch in enumerate(batches(order, batch_size, whole=whole), 1):
             result = module(*(data[name][batch] for name in names))
             loss = float(result[0] if isinstance(result, tuple) else result)
             if not math.isfinite(loss):
@@ -154,12 +161,26 @@ def fit(
                     f"the loss is {loss} in epoch {number}: the training diverged",
                     hint="pass a smaller --lr",
                 )
-            optimizer.step()
-            module.lazy_reset_grad()
+            if index % module.accumulation_steps == 0 or index == count:
+                optimizer.step()
+                module.lazy_reset_grad()
+                steps += 1
+                if scheduler is not None:
+                    scheduler.step()
             total += loss
             done += 1
-            on_step(done, steps * epochs)
-        yield Epoch(number, total / steps, steps)
+            on_step(done, count * epochs)
+        yield Epoch(number, total / count, steps)
+
+
+def batch_count(samples: int, batch_size: int, *, whole: bool) -> int:
+    """Batches of one epoch."""
+    return samples // batch_size if whole else math.ceil(samples / batch_size)
+
+
+def step_count(samples: int, batch_size: int, accumulation_steps: int, *, whole: bool) -> int:
+    """Optimizer steps of one epoch."""
+    return math.ceil(batch_count(samples, batch_size, whole=whole) / accumulation_steps)
 
 
 def open_module(package: Package, state: CheckpointState) -> Module:

@@ -11,7 +11,6 @@ import typer
 from odtpack.cli import _console
 
 if TYPE_CHECKING:
-    from odtpack.optimizers import Optimizer
     from odtpack_runtime.manifest import Manifest
 
 
@@ -29,7 +28,10 @@ class OptimizerName(StrEnum):
     """Optimizers of :data:`odtpack.optimizers.OPTIMIZERS`."""
 
     ADAMW = "adamw"
+    ADAM = "adam"
     SGD = "sgd"
+    LION = "lion"
+    ADAFACTOR = "adafactor"
 
 
 def build(
@@ -72,19 +74,75 @@ def build(
         typer.Option(metavar="NAME", help="Further value that the models return; may be repeated."),
     ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(metavar="X", help="AdamW: decoupled decay.  [default: 0]")
+        float | None,
+        typer.Option(metavar="X", help="Weight decay; adam and sgd: an L2 penalty.  [default: 0]"),
+    ] = None,
+    momentum: Annotated[
+        float | None, typer.Option(metavar="X", help="SGD: momentum.  [default: 0]")
     ] = None,
     beta1: Annotated[
         float | None,
-        typer.Option(metavar="X", help="AdamW: decay of the first moment.  [default: 0.9]"),
+        typer.Option(
+            metavar="X", help="Adam, AdamW, Lion: decay of the first moment.  [default: 0.9]"
+        ),
     ] = None,
     beta2: Annotated[
         float | None,
-        typer.Option(metavar="X", help="AdamW: decay of the second moment.  [default: 0.999]"),
+        typer.Option(
+            metavar="X",
+            help="Adam, AdamW: decay of the second moment.  [default: 0.999; Lion 0.99]",
+        ),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(metavar="X", help="AdamW: added to the denominator.  [default: 1e-6]"),
+        typer.Option(
+            metavar="X",
+            help="Adam, AdamW: added to the denominator.  [default: AdamW 1e-6, Adam 1e-8]",
+        ),
+    ] = None,
+    optimizer_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Further setting of the optimizer; may be repeated. adamw: formula (reference, "
+            "pytorch), bias_correction; sgd: dampening, nesterov; adafactor: beta2_decay, "
+            "epsilon2, clip_threshold.",
+        ),
+    ] = None,
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Clip gradients by the norm of all of them together."),
+    ] = None,
+    clip_value: Annotated[
+        float | None, typer.Option(metavar="X", help="Clip each element of the gradients.")
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB:lr=X,decay=X",
+            help="Parameters with a learning rate times X, or a weight decay of X; may be "
+            "repeated, the first pattern that matches counts.",
+        ),
+    ] = None,
+    no_vector_decay: Annotated[
+        bool,
+        typer.Option(
+            "--no-vector-decay",
+            help="No weight decay for biases, scales of normalizations and other vectors.",
+        ),
+    ] = False,
+    accumulate: Annotated[
+        int,
+        typer.Option(metavar="K", help="Batches whose gradients make one optimizer step."),
+    ] = 1,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[:KEY=X,...]",
+            help="Schedule of the learning rate that training uses: constant, linear, cosine, "
+            "step or multistep, as in cosine:warmup=100,total=1000,floor=0.1,lr=0.003. Without "
+            "total it runs over the whole training.",
+        ),
     ] = None,
     ort_format: Annotated[
         bool,
@@ -104,16 +162,33 @@ def build(
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
     manifest.json. The same model and options give the same bytes.
     """
-    given = {"weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-    chosen = _optimizer(optimizer, {k: v for k, v in given.items() if v is not None})
+    given = {
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "beta1": beta1,
+        "beta2": beta2,
+        "epsilon": epsilon,
+    }
 
     from odtpack.build import build_package
+    from odtpack.cli._update import read_optimizer, read_update
+
+    chosen = read_optimizer(optimizer.value, given, optimizer_option or ())
+    update = read_update(
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        groups=group or (),
+        decay_vectors=not no_vector_decay,
+        schedule=schedule,
+    )
 
     manifest = build_package(
         model,
         out,
         loss=None if loss is LossName.NONE else loss.value,
         optimizer=chosen,
+        update=update,
+        accumulation_steps=accumulate,
         train=train or (),
         freeze=freeze or (),
         loss_inputs=loss_input or (),
@@ -138,25 +213,3 @@ def print_built(manifest: Manifest, folder: Path) -> None:
         if path.is_file():
             _console.say(f"  {path.name:<24} {format_bytes(path.stat().st_size):>10}")
     _console.say(f"  runs on ONNX Runtime {manifest.minimum_onnxruntime} and newer")
-
-
-def _optimizer(name: OptimizerName, settings: dict[str, float]) -> Optimizer:
-    from odtpack.errors import OdtpackError
-    from odtpack.optimizers import SGD, AdamW
-
-    if name is OptimizerName.ADAMW:
-        usual = AdamW()
-        return AdamW(
-            beta1=settings.get("beta1", usual.beta1),
-            beta2=settings.get("beta2", usual.beta2),
-            epsilon=settings.get("epsilon", usual.epsilon),
-            weight_decay=settings.get("weight_decay", usual.weight_decay),
-        )
-    if settings:
-        option = "--" + next(iter(settings)).replace("_", "-")
-        raise OdtpackError(
-            "option-not-used",
-            f"{option} is a setting of AdamW, and the optimizer is sgd",
-            hint=f"leave {option} out, or pass --optimizer adamw",
-        )
-    return SGD()

@@ -65,7 +65,7 @@ def _kind(path: Path) -> str:
 
 
 def _package(path: Path) -> dict[str, Any]:
-    from odtpack.cli._describe import byte_size, parameter_summary, shape_text
+    from odtpack.cli._describe import byte_size, parameter_summary, shape_text, update_lines
     from odtpack_runtime.package import Package
     from odtpack_runtime.simulator.units import format_bytes
 
@@ -73,9 +73,11 @@ def _package(path: Path) -> dict[str, Any]:
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.model_dump(exclude={"kind"})
-    shown = ", ".join(f"{key} {value:g}" for key, value in settings.items())
+    shown = ", ".join(f"{key} {_setting(value)}" for key, value in settings.items())
     _console.say(f"  loss        {manifest.loss}")
     _console.say(f"  optimizer   {manifest.optimizer.kind}{f' ({shown})' if shown else ''}")
+    for line in update_lines(manifest):
+        _console.say(f"  {line}")
     _console.say(f"  runs on     ONNX Runtime {manifest.minimum_onnxruntime} and newer")
     for taken in manifest.inputs:
         text = shape_text(taken.dtype, taken.shape)
@@ -101,6 +103,10 @@ def _package(path: Path) -> dict[str, Any]:
     for entry in content["parameters"]:
         entry["size_bytes"] = sizes[entry["name"]]
     return content
+
+
+def _setting(value: float | bool | str) -> str:
+    return f"{value:g}" if type(value) in (int, float) else str(value).lower()
 
 
 def _model(path: Path) -> dict[str, Any]:

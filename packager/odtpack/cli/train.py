@@ -27,11 +27,23 @@ def train(
     epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 5,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Samples per step.  [default: 32]"),
+        typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Learning rate.  [default: 0.001, or that of --resume]"),
+        typer.Option(
+            metavar="X",
+            help="Learning rate, that a schedule starts from.  [default: 0.001, that of the "
+            "package's schedule, or that of --resume]",
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[:KEY=X,...]",
+            help="Schedule of the learning rate, as of odtpack build; none for none.  [default: "
+            "that of --resume, or the package's]",
+        ),
     ] = None,
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
@@ -71,6 +83,7 @@ def train(
     """
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable
+    from odtpack.cli._schedule import choose_scheduler
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.data import load_dataset
     from odtpack_runtime.package import Package
@@ -89,9 +102,9 @@ def train(
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
     module = _fit.open_module(opened, state)
     optimizer = Optimizer(opened.optimizer_model, module)
-    if lr is not None:
-        optimizer.set_learning_rate(lr)
     before_epochs = _epochs_made(state)
+    steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
+    scheduler = choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
 
     if held_out is None:
         tested, indices = arrays, parts.held_out if len(parts.held_out) else parts.train
@@ -102,9 +115,13 @@ def train(
     def evaluate() -> float | None:
         return _fit.evaluate(module, tested, indices, size, whole=whole)
 
+    accumulated = f" x {module.accumulation_steps}" if module.accumulation_steps > 1 else ""
+    rate = f"{optimizer.get_learning_rate():g}"
+    if scheduler is not None:
+        rate = f"{scheduler.initial_lr:g} ({scheduler.schedule.kind} schedule)"
     _console.say(
-        f"training on {len(parts.train)} samples, batches of {size}, learning rate "
-        f"{optimizer.get_learning_rate():g}; evaluating on {len(indices)} {on} samples"
+        f"training on {len(parts.train)} samples, batches of {size}{accumulated}, learning rate "
+        f"{rate}; evaluating on {len(indices)} {on} samples"
     )
     before = evaluate()
     _console.say(f"before       eval loss {_loss(before)}")
@@ -120,6 +137,7 @@ def train(
             seed=seed,
             whole=whole,
             first_epoch=before_epochs,
+            scheduler=scheduler,
             on_step=progress.update,
         ):
             history.append(epoch)
@@ -138,6 +156,7 @@ def train(
                 "eval_on": on,
                 "batch_size": size,
                 "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32
+                "schedule": None if scheduler is None else scheduler.schedule.kind,
                 "seed": seed,
                 "steps": optimizer.step_count,
                 "epochs": [{"epoch": epoch.number, "loss": epoch.loss} for epoch in history],

@@ -7,6 +7,9 @@ this is safe. It is, in whatever order the runtime executes, if
    of the writer, and so has finished before the writer starts; and
 2. the writer either does not read the input, or reads and writes it element by element
    at the same place.
+
+Whoever reads a view of the input, the result of a Reshape that shares its memory, counts as a
+reader of the input.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from odtpack.autodiff.ops import dims_of, subgraphs
 
 # Operators that compute element i of the output from element i of equally shaped inputs.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}
+
+
+# Operators whose output may be the memory of their first input.
+_VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten"}
 
 
 class UnsafeAliasError(Exception):
@@ -44,7 +51,8 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
         raise UnsafeAliasError(f"{output.name!r} is not computed")
     if dims_of(source) != dims_of(output):
         raise UnsafeAliasError(f"{output.name!r} and {source.name!r} differ in shape")
-    readers = _readers(source, graph)
+    views = _views(source)
+    readers = {reader for value in views for reader in _readers(value, graph)}
     late = _not_upstream(readers - {writer}, writer)
     if late:
         first = min(str(node.name) for node in late)
@@ -53,14 +61,28 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
         )
     if writer not in readers:
         return
-    if source in writer.inputs and writer.op_type not in _ELEMENTWISE:
+    read = [value for value in views if value in writer.inputs]
+    if read and writer.op_type not in _ELEMENTWISE:
         raise UnsafeAliasError(f"{writer.op_type} does not write {output.name!r} in place")
+    if any(dims_of(value) != dims_of(output) for value in read):
+        raise UnsafeAliasError(f"{output.name!r} and a view of {source.name!r} differ in shape")
     branches = subgraphs(writer)
     if branches and writer.op_type != "If":
         raise UnsafeAliasError(f"{source.name!r} is read again in every turn of {writer.name!r}")
     for branch in branches:
-        if _readers(source, branch):
+        if any(_readers(value, branch) for value in views):
             _verify_within(branch, source, branch.outputs[writer.outputs.index(output)])
+
+
+def _views(source: ir.Value) -> list[ir.Value]:
+    """The value, and values that may share its memory, those in subgraphs included."""
+    views, queue = [source], [source]
+    while queue:
+        value = queue.pop()
+        found = [n.outputs[0] for n in value.consumers() if n.op_type in _VIEWS]
+        views += found
+        queue += found
+    return views
 
 
 def _readers(source: ir.Value, graph: ir.Graph) -> set[ir.Node]:

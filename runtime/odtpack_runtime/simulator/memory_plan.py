@@ -1,6 +1,7 @@
 """Predict the peak memory of training before anything runs.
 
-Seven phases are planned: loading the training model and the evaluation model, the
+Seven phases are planned, and one more where gradients of several batches are
+accumulated: loading the training model and the evaluation model, the
 first training step, which adds its gradients to zeros, the steps after it, which
 replace those of the step before, one run of the optimizer model, one evaluation,
 and saving. A step is planned node by node as ONNX Runtime executes it; parameters,
@@ -15,6 +16,7 @@ which grows by powers of two.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,9 @@ import onnx
 
 from odtpack_runtime.layout import Layout
 from odtpack_runtime.manifest import Manifest, ParameterInfo
-from odtpack_runtime.optimizer import CHUNK_ELEMENTS, MOMENT_NAMES
+from odtpack_runtime.optimizer import CHUNK_ELEMENTS
+from odtpack_runtime.optimizer_contract import OptimizerContract, matrix, read_contract
+from odtpack_runtime.optimizer_state import state_layout
 from odtpack_runtime.package import Package
 from odtpack_runtime.signature import RESET_NAME
 from odtpack_runtime.simulator.allocation import Allocation, allocate, allocated_size
@@ -127,14 +131,15 @@ def plan_memory(
         OdtpackError: A model does not load, or a shape does not fit.
     """
     manifest = package.manifest
-    vector, moments = _flat_sizes(manifest)
+    layout = _flat_layout(manifest)
+    contract = _contract(package)
     additional = frozenset(o.name for o in manifest.outputs if o.role == "additional")
     training, evaluation, optimizer = (
         _Session(name, load_runtime_graph(path, sizes, threads=threads), session_bytes(path))
         for name, path, sizes in (
             ("training", package.training_model, shapes),
             ("evaluation", package.eval_model, shapes),
-            ("optimizer", package.optimizer_model, _vectors(package, vector)),
+            ("optimizer", package.optimizer_model, _vectors(contract, layout)),
         )
     )
     process = Item("ONNX Runtime and Python", RUNTIME_BYTES + PROCESS_BYTES, "session")
@@ -145,8 +150,7 @@ def plan_memory(
         *(process, *training.items(), *evaluation.items(), *optimizer.items()),
         *(*parameters, *gradients, *_batch_items(manifest, shapes)),
     ]
-    names = [f"moment {index + 1} of all parameters" for index in range(moments)]
-    running = [*started, *(Item(name, vector, "optimizer_state") for name in names)]
+    running = [*started, *_state_items(contract, layout)]
     first = training.plan(threads, additional, {RESET_NAME: False})
     later = training.plan(threads, additional, {RESET_NAME: True})
     held_out = evaluation.plan(threads, additional, {})
@@ -161,6 +165,8 @@ def plan_memory(
         "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out)],
         "saving": [*running, Item("checkpoint tables", _SAVE_BYTES, "activations")],
     }
+    if manifest.accumulation_steps > 1:
+        phases["accumulating step"] = [*running, *_alive_at_peak(training.graph, first)]
     base = sum(item.nbytes for item in running)
     points = [*_points(training.graph, later, base, 0)]
     points += _points(optimizer.graph, update, base, len(points))
@@ -197,26 +203,37 @@ class _Session:
         return allocate(self.graph, threads, fresh_outputs=fresh, conditions=conditions)
 
 
-def _vectors(package: Package, nbytes: int) -> dict[str, tuple[int]]:
-    """Shapes of the flat vectors in one run of the optimizer model."""
-    elements = max(1, nbytes // np.dtype(np.float32).itemsize)
-    if not _needs_whole_vector(package):
+def _vectors(contract: OptimizerContract, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Shapes of the vectors in the largest run of the optimizer model."""
+    if contract.by_parameter:
+        largest = max((slot.shape for slot in layout.slots), key=math.prod)
+        shapes = {vector.name: vector.bound_shape(largest) for vector in contract.state}
+        return {**shapes, **dict.fromkeys(("params", "gradients"), matrix(largest))}
+    elements = max(1, layout.nbytes // np.dtype(np.float32).itemsize)
+    if not contract.whole:
         elements = min(CHUNK_ELEMENTS, elements)
-    return dict.fromkeys(("params", "gradients", *MOMENT_NAMES), (elements,))
+    names = (vector.name for vector in contract.state)
+    return dict.fromkeys(("params", "gradients", *names), (elements,))
 
 
-def _needs_whole_vector(package: Package) -> bool:
-    """Whether the optimizer model cannot be run chunk by chunk."""
+def _contract(package: Package) -> OptimizerContract:
+    """How the optimizer model is run."""
     model = onnx.load(str(package.optimizer_model), load_external_data=False)
-    properties = {entry.key: entry.value for entry in model.metadata_props}
-    return properties.get("odtpack.elementwise") == "false"
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    names = [value.name for value in model.graph.input]
+    return read_contract(metadata, names, str(package.optimizer_model))
 
 
-def _flat_sizes(manifest: Manifest) -> tuple[int, int]:
-    """Bytes of one flat vector over all trainable parameters, and the number of moments."""
+def _flat_layout(manifest: Manifest) -> Layout:
+    """Layout of all trainable parameters."""
     trainable = [p for p in manifest.parameters if p.role == "trainable"]
-    layout = Layout.pack((p.name, p.shape, np.dtype(p.dtype)) for p in trainable)
-    return layout.nbytes, len(MOMENT_NAMES) if manifest.optimizer.kind == "adamw" else 0
+    return Layout.pack((p.name, p.shape, np.dtype(p.dtype)) for p in trainable)
+
+
+def _state_items(contract: OptimizerContract, layout: Layout) -> Iterable[Item]:
+    for index in range(len(contract.state)):
+        nbytes = state_layout(layout, contract, index).nbytes
+        yield Item(f"moment {index + 1} of all parameters", nbytes, "optimizer_state")
 
 
 def _slots(parameters: Iterable[ParameterInfo]) -> Iterable[tuple[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,23 +116,39 @@ def _steps(
     module.train()
     index = 0
     for epoch in range(job.epochs):
-        for indices in job.schedule.training_batches(epoch):
+        for indices, last in _with_last(job.schedule.training_batches(epoch)):
             if index == 0:
                 send("phase", name="the first step")
             elif index == 1:
                 send("phase", name="training")
             batch = batches.gather(indices)
             start = time.perf_counter()
-            loss = step(module, optimizer, batch)
+            loss = step(module, optimizer, batch, last=last)
             yield loss, time.perf_counter() - start
             index += 1
 
 
-def step(module: Module, optimizer: Optimizer, batch: Sequence[Array]) -> float:
-    """Make one training step and return its loss."""
+def _with_last(batches: Iterable[Indices]) -> Iterator[tuple[Indices, bool]]:
+    """Yield each batch, and whether it is the last."""
+    source = iter(batches)
+    current = next(source, None)
+    while current is not None:
+        following = next(source, None)
+        yield current, following is None
+        current = following
+
+
+def step(
+    module: Module, optimizer: Optimizer, batch: Sequence[Array], *, last: bool = False
+) -> float:
+    """Run one batch and return its loss.
+
+    An optimizer step follows every ``module.accumulation_steps`` batches, and the ``last``.
+    """
     result = module(*batch)
-    optimizer.step()
-    module.lazy_reset_grad()
+    if last or module.accumulated_batches == module.accumulation_steps:
+        optimizer.step()
+        module.lazy_reset_grad()
     return float(result[0] if isinstance(result, tuple) else result)
 
 

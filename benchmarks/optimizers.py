@@ -1,0 +1,81 @@
+"""Time and state of every optimizer: the table of docs/optimizers.md.
+
+    python -m benchmarks.optimizers
+    python -m benchmarks.optimizers --optimizer adamw --clip-norm 1 --millions 20
+
+Each step is the whole call of ``Optimizer.step``, the gradient norm included, on one thread.
+The smaller network stays in the last-level cache with its gradients and moments, the larger
+one does not. A time is the fastest of the given number of steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import onnxruntime
+
+from odtpack import optimizers, zoo
+from odtpack.build import build_package
+from odtpack.update import Update
+from tests.packaging_tools import batch, open_training
+
+CASES: dict[str, optimizers.Optimizer] = {
+    "sgd": optimizers.SGD(),
+    "sgd momentum": optimizers.SGD(momentum=0.9),
+    "sgd nesterov": optimizers.SGD(momentum=0.9, nesterov=True),
+    "lion": optimizers.Lion(weight_decay=0.1),
+    "adam": optimizers.Adam(),
+    "adamw": optimizers.AdamW(),
+    "adamw decay": optimizers.AdamW(weight_decay=0.1),
+    "adamw pytorch": optimizers.AdamW(formula="pytorch", weight_decay=0.1),
+    "adafactor": optimizers.Adafactor(),
+}
+
+
+def measure(
+    optimizer: optimizers.Optimizer, update: Update, width: int, steps: int
+) -> tuple[float, float, float]:
+    """Millions of parameters, milliseconds of a step per million, bytes of state a parameter."""
+    model = zoo.mlp((width, width, width))
+    with tempfile.TemporaryDirectory() as folder:
+        build_package(model, folder, loss="cross_entropy", optimizer=optimizer, update=update)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        state, module, stepper = open_training(Path(folder), options)
+        module(*batch(model, 4))
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            stepper.step()
+            times.append(time.perf_counter() - start)
+        count = module.get_parameters_size() / 1e6
+        assert state.optimizer is not None
+        kept = sum(m.nbytes for own in state.optimizer.moments.values() for m in own)
+    return count, min(times) * 1e3 / count, kept / (count * 1e6)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--optimizer", action="append", choices=CASES, help="repeatable")
+    parser.add_argument("--clip-norm", type=float)
+    parser.add_argument("--clip-value", type=float)
+    parser.add_argument("--millions", type=float, action="append", help="parameters; repeatable")
+    parser.add_argument("--steps", type=int, default=30)
+    given = parser.parse_args()
+    update = Update(optimizers.Clip(given.clip_norm, given.clip_value))
+    print(f"{'optimizer':<16}{'parameters':>12}{'state/param':>14}{'ms/million':>12}")
+    for name in given.optimizer or CASES:
+        for millions in given.millions or (1, 20):
+            width = round((millions * 5e5) ** 0.5)
+            count, milliseconds, kept = measure(CASES[name], update, width, given.steps)
+            print(f"{name:<16}{count:>10.1f} M{kept:>12.3f} B{milliseconds:>12.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Adafactor: a second moment of rows and columns in place of one of elements."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.ops import Ops
+from odtpack.optimizers.base import (
+    Optimizer,
+    StateVector,
+    Values,
+    check_not_negative,
+    check_positive,
+    check_range,
+    keep_factor,
+)
+
+ROWS, COLUMNS = "row_variances", "column_variances"
+
+
+@dataclasses.dataclass(frozen=True)
+class Adafactor(Optimizer):
+    """AdamW's step with little state, in the variant of ``torch.optim.Adafactor``.
+
+    For a matrix, with b = t^beta2_decay and RMS the root of the mean square over the whole
+    parameter::
+
+        R <- R + b (mean of g^2 over columns - R);  C <- C + b (mean of g^2 over rows - C)
+        V = R C / max(mean of R, epsilon1)
+        u = g / sqrt(max(V, epsilon1^2))
+        a = max(epsilon2, RMS(p)) min(lr, 1 / sqrt(t))
+        p <- p - lr weight_decay p
+        p <- p - a u / max(1, RMS(u) / clip_threshold)
+
+    A vector is one row whose V is C. (Its R, a single number, is kept and not used, so that
+    every parameter has the same two tensors.) A parameter with more axes is a matrix of its
+    first axes by the rest, cut where least is kept. PyTorch takes the last two axes for the
+    matrix: of a convolution kernel, 3 x 3 or 1 x 1, it keeps most or more than all.
+    epsilon1 is the distance from 1 to the next number of the element type, 2^-23 for float32.
+
+    Source: Shazeer and Stern (2018), https://arxiv.org/abs/1804.04235.
+
+    Raises:
+        OdtpackError: A hyperparameter is out of range.
+    """
+
+    kind: ClassVar[str] = "adafactor"
+    beta2_decay: float = -0.8
+    epsilon2: float = 1e-3
+    clip_threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        good = -math.inf < self.beta2_decay <= 0
+        check_range(self, "beta2_decay", good, "0 or less")
+        check_positive(self, "epsilon2", "clip_threshold")
+        check_not_negative(self, "weight_decay")
+
+    @property
+    def state(self) -> tuple[StateVector, ...]:
+        """Means of the squares of each row, and of each column."""
+        return StateVector(ROWS, (0,)), StateVector(COLUMNS, (1,))
+
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+        """Write one step; see :meth:`Optimizer.write`.
+
+        ``values`` also holds ``factored`` BOOL[1]: true for matrices, false for vectors.
+        """
+        params, gradients, rate = values["params"], values["gradients"], values["learning_rate"]
+        dtype = gradients.dtype or ir.DataType.FLOAT
+        epsilon1 = float(np.finfo(dtype.numpy()).eps)
+        step = op.cast(values["step"], ir.DataType.DOUBLE)
+        weight = op.cast(op.Pow(step, self.beta2_decay), dtype)
+        squares = op.Mul(gradients, gradients)
+
+        def toward(old: ir.Value, new: ir.Value) -> ir.Value:
+            return op.Add(old, op.Mul(op.Sub(new, old), weight))
+
+        rows = toward(values[ROWS], op.reduce_mean(squares, [1]))
+        columns = toward(values[COLUMNS], op.reduce_mean(squares, [0]))
+        ratio = op.Div(rows, op.Max(op.reduce_mean(rows, [0]), epsilon1))
+        ratio = op.Where(values["factored"], ratio, 1.0)
+        variance = op.Max(op.Mul(ratio, columns), epsilon1**2)
+        update = op.Div(gradients, op.Sqrt(variance))
+
+        early = op.cast(op.Div(1.0, op.Sqrt(step)), dtype)
+        size = op.Mul(op.Max(_rms(op, params), self.epsilon2), op.Min(rate, early))
+        excess = op.Max(op.Div(_rms(op, update), self.clip_threshold), 1.0)
+        keep = keep_factor(op, rate, weight_decay)
+        if keep is not None:
+            params = op.Mul(params, keep)
+        new = op.Sub(params, op.Mul(update, op.Div(size, excess)))
+        return {"params": new, ROWS: rows, COLUMNS: columns}
+
+
+def _rms(op: Ops, value: ir.Value) -> ir.Value:
+    """Root of the mean square over all elements, [1, 1]."""
+    total = op.ReduceSumSquare(value, keepdims=1)
+    return op.Sqrt(op.Div(total, op.cast(op.Size(value), value.dtype or ir.DataType.FLOAT)))

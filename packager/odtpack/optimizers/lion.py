@@ -1,0 +1,75 @@
+"""Lion: the sign of an interpolated momentum."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.ops import Ops
+from odtpack.optimizers.base import (
+    FIRST,
+    Optimizer,
+    StateVector,
+    Values,
+    check_fraction,
+    check_not_negative,
+    keep_factor,
+    lerp,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lion(Optimizer):
+    """The sign of a momentum as the direction.
+
+    ::
+
+        p <- p - lr (sign(b1 m + (1 - b1) g) + weight_decay p)
+        m <- b2 m + (1 - b2) g
+
+    Every element moves by the learning rate, so that one three to ten times smaller than
+    AdamW's is right, and a decay larger by the same factor. One moment: half of AdamW's state.
+
+    Source: Chen et al. (2023), https://arxiv.org/abs/2302.06675, algorithm 2.
+
+    Raises:
+        OdtpackError: A hyperparameter is out of range.
+    """
+
+    kind: ClassVar[str] = "lion"
+    beta1: float = 0.9
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_fraction(self, "beta1", "beta2")
+        check_not_negative(self, "weight_decay")
+
+    @property
+    def state(self) -> tuple[StateVector, ...]:
+        """The moment."""
+        return (StateVector(FIRST),)
+
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+        """Write one step; see :meth:`Optimizer.write`."""
+        params, rate, gradients = values["params"], values["learning_rate"], values["gradients"]
+        moment = values[FIRST]
+        # u / (|u| + tiny) is the sign of u, NaN where u is. The operator Sign takes longer
+        # than all other nodes together, and hides NaN.
+        mixed = lerp(op, moment, gradients, self.beta1)
+        dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
+        tiny = float(np.finfo(dtype).tiny)
+        direction = op.Div(mixed, op.Add(op.Abs(mixed), tiny))
+        keep = keep_factor(op, rate, weight_decay)
+        if keep is not None:
+            params = op.Mul(params, keep)
+        # The direction reads the moment that the step overwrites: the view, which costs
+        # nothing, exists once the direction does.
+        view = op.Reshape(moment, op.Shape(direction))
+        view.shape = moment.shape
+        return {
+            "params": op.Sub(params, op.Mul(direction, rate)),
+            FIRST: lerp(op, view, gradients, self.beta2),
+        }

@@ -1,0 +1,155 @@
+"""The optimizer model: a formula, its clipping and its groups as one small graph.
+
+All vectors are flat and every node is elementwise, so a runtime may run the model over the
+whole vector or chunk by chunk, and may bind each ``X.out`` to the memory of ``X``. An
+optimizer that needs the shape of a parameter is run parameter by parameter instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from odtpack import targets
+from odtpack.autodiff.ops import Ops
+from odtpack.errors import OdtpackError
+from odtpack.optimizers.base import Optimizer
+from odtpack.optimizers.groups import Group
+from odtpack.passes import aliases
+
+NORM_EPSILON = 1e-6
+"""Of ``torch.nn.utils.clip_grad_norm_``."""
+
+AXES = ("rows", "columns")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """How gradients are clipped before the step; the gradients themselves remain.
+
+    Attributes:
+        norm: Scale all gradients by min(1, norm / (n + 1e-6)), where n is the norm of all of
+            them together: ``torch.nn.utils.clip_grad_norm_``.
+        value: Limit every element to this magnitude: ``torch.nn.utils.clip_grad_value_``.
+
+    Raises:
+        OdtpackError: A number is not above 0, or both are given.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("norm", self.norm), ("value", self.value)):
+            if bound is not None and not 0 < bound < math.inf:
+                raise OdtpackError(
+                    "bad-hyperparameter",
+                    f"clip-{name} is {bound:g}; it must be above 0",
+                    hint=f"write for example: --clip-{name} 1",
+                )
+        if self.norm is not None and self.value is not None:
+            raise OdtpackError(
+                "clipped-twice",
+                "gradients can be clipped by norm or by value, not by both",
+                hint="leave one of --clip-norm and --clip-value out",
+            )
+
+
+NO_CLIP = Clip()
+
+
+def optimizer_model(
+    optimizer: Optimizer,
+    opset: int,
+    *,
+    clip: Clip = NO_CLIP,
+    groups: tuple[Group, ...] = (),
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Model:
+    """Build the optimizer model.
+
+    Args:
+        optimizer: Formula and hyperparameters.
+        opset: Opset of the training model, so that one runtime loads both.
+        clip: How gradients are clipped.
+        groups: Parameter groups; their decays take the place of the optimizer's.
+        dtype: Element type of parameters, gradients and state, FLOAT or DOUBLE.
+
+    Returns:
+        Model with inputs ``learning_rate`` FLOAT[1]; ``step`` INT64[1] (from 1); if clipped
+        by norm ``gradient_norm`` dtype[1], that of all gradients; if groups differ in it
+        ``weight_decay`` dtype[1]; ``params``, ``gradients`` and the state, each dtype[n].
+        An optimizer that is run parameter by parameter has ``factored`` BOOL[1], true for
+        parameters with two axes or more, and dtype[rows, columns] in place of dtype[n].
+    """
+    shaped = any(vector.axes is not None for vector in optimizer.state)
+    decays = {group.weight_decay for group in groups} or {optimizer.weight_decay}
+    shapes: dict[str, list[int | str]] = {}
+    for name, axes in (
+        *((name, (0, 1)) for name in ("params", "gradients")),
+        *((vector.name, vector.axes or ()) for vector in optimizer.state),
+    ):
+        kept: list[int | str] = [AXES[axis] if axis in axes else 1 for axis in range(2)]
+        shapes[name] = kept if shaped else ["n"]
+    values = {
+        "learning_rate": ir.val("learning_rate", dtype=ir.DataType.FLOAT, shape=[1]),
+        "step": ir.val("step", dtype=ir.DataType.INT64, shape=[1]),
+    }
+    if shaped:
+        values["factored"] = ir.val("factored", dtype=ir.DataType.BOOL, shape=[1])
+    for name, wanted in (("gradient_norm", clip.norm), ("weight_decay", len(decays) > 1 or None)):
+        if wanted is not None:
+            values[name] = ir.val(name, dtype=dtype, shape=[1])
+    values.update((name, ir.val(name, dtype=dtype, shape=shape)) for name, shape in shapes.items())
+    graph = ir.Graph(
+        list(values.values()), [], nodes=[], opset_imports={"": opset}, name="optimizer"
+    )
+    op = Ops(graph)
+    given = {
+        **values,
+        "learning_rate": op.cast(values["learning_rate"], dtype),
+        "gradients": _clipped(op, values, clip),
+    }
+    results = optimizer.write(op, given, values.get("weight_decay", next(iter(decays))))
+    for name in ("params", *(vector.name for vector in optimizer.state)):
+        value = results[name]
+        value.name = f"{name}.out"
+        value.shape = ir.Shape(shapes[name])
+        graph.outputs.append(value)
+        aliases.verify(graph, values[name], value)
+    model = ir.Model(graph, ir_version=8, producer_name="odtpack")
+    model.metadata_props.update(_metadata(optimizer, groups))
+    targets.stamp(model)
+    return model
+
+
+def _clipped(op: Ops, values: dict[str, ir.Value], clip: Clip) -> ir.Value:
+    gradients = values["gradients"]
+    if clip.value is not None:
+        dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
+        bounds = [op.constant(dtype.type(bound)) for bound in (-clip.value, clip.value)]
+        return op.Clip(gradients, *bounds)
+    if clip.norm is not None:
+        scale = op.Div(clip.norm, op.Add(values["gradient_norm"], NORM_EPSILON))
+        return op.Mul(gradients, op.Min(scale, 1.0))
+    return gradients
+
+
+def _metadata(optimizer: Optimizer, groups: tuple[Group, ...]) -> dict[str, str]:
+    """What a runtime must know of the model; see docs/formats/package.md."""
+    state: list[dict[str, Any]] = [
+        {"name": vector.name} | ({} if vector.axes is None else {"axes": list(vector.axes)})
+        for vector in optimizer.state
+    ]
+    properties = {
+        "odtpack.optimizer": optimizer.kind,
+        "odtpack.moments": str(len(state)),
+        "odtpack.state": json.dumps(state),
+    }
+    if len(groups) > 1 or any(group.learning_rate_scale != 1 for group in groups):
+        properties["odtpack.groups"] = json.dumps([dataclasses.asdict(group) for group in groups])
+    return properties

@@ -1,0 +1,82 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.ops import Ops
+from odtpack.errors import OdtpackError
+from odtpack.optimizers.base import (
+    FIRST,
+    Optimizer,
+    StateVector,
+    Values,
+    add_decay,
+    check_fraction,
+    check_not_negative,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD(Optimizer):
+    """p <- p - lr g, with what ``torch.optim.SGD`` adds to it.
+
+    ::
+
+        g <- g + weight_decay p
+        b <- g in the first step, momentum b + (1 - dampening) g from then on
+        p <- p - lr b, with nesterov p - lr (g + momentum b)
+
+    Without momentum nothing is kept.
+
+    Source: Sutskever et al. (2013), as in https://docs.pytorch.org/docs/stable/optim.html.
+
+    Raises:
+        OdtpackError: A hyperparameter is out of range, or Nesterov's method is asked for
+            without momentum or with dampening.
+    """
+
+    kind: ClassVar[str] = "sgd"
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_fraction(self, "momentum", zero=True)
+        check_fraction(self, "dampening", zero=True)
+        check_not_negative(self, "weight_decay")
+        if (self.nesterov and (not self.momentum or self.dampening)) or (
+            self.dampening and not self.momentum
+        ):
+            what = "nesterov" if self.nesterov else "dampening"
+            raise OdtpackError(
+                "bad-hyperparameter",
+                f"{what} asks for momentum" + (" and no dampening" if self.nesterov else ""),
+                hint="write for example: --momentum 0.9",
+            )
+
+    @property
+    def state(self) -> tuple[StateVector, ...]:
+        """The momentum, if there is one."""
+        return (StateVector(FIRST),) if self.momentum else ()
+
+    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+        """Write one step; see :meth:`Optimizer.write`."""
+        params, rate = values["params"], values["learning_rate"]
+        gradients = add_decay(op, values["gradients"], params, weight_decay)
+        if not self.momentum:
+            return {"params": op.Sub(params, op.Mul(gradients, rate))}
+        fresh = gradients
+        if self.dampening:
+            dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
+            share = op.constant(np.full(1, 1 - self.dampening, dtype))
+            fresh = op.Mul(gradients, op.Where(op.Equal(values["step"], 1), 1.0, share))
+        buffer = op.Add(op.Mul(values[FIRST], self.momentum), fresh)
+        direction = buffer
+        if self.nesterov:
+            direction = op.Add(gradients, op.Mul(buffer, self.momentum))
+        return {"params": op.Sub(params, op.Mul(direction, rate)), FIRST: buffer}

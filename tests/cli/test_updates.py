@@ -1,0 +1,173 @@
+"""Optimizers, groups, accumulation and schedules on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState
+from odtpack_runtime.package import Package
+from odtpack_runtime.scheduler import PROPERTY
+from tests.cli.conftest import Run, Shared
+
+
+def build(run: Run, shared: Shared, folder: Path, *options: object) -> dict[str, object]:
+    outcome = run(
+        *("build", shared.model, "--out", folder, "--loss", "cross_entropy", "--json"), *options
+    )
+    assert outcome.code == 0, outcome.err
+    content: dict[str, object] = outcome.json()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ("--optimizer", "sgd", "--momentum", 0.9, "--optimizer-option", "nesterov=true"),
+            {"kind": "sgd", "momentum": 0.9, "nesterov": True, "dampening": 0.0},
+        ),
+        (
+            (
+                "--optimizer-option",
+                "formula=pytorch",
+                "--optimizer-option",
+                "bias_correction=False",
+            ),
+            {"kind": "adamw", "formula": "pytorch", "bias_correction": False, "beta1": 0.9},
+        ),
+        (("--optimizer", "adam", "--epsilon", 1e-4), {"kind": "adam", "epsilon": 1e-4}),
+        (("--optimizer", "lion", "--weight-decay", 0.3), {"kind": "lion", "weight_decay": 0.3}),
+        (
+            ("--optimizer", "adafactor", "--optimizer-option", "beta2_decay=-0.7"),
+            {"kind": "adafactor", "beta2_decay": -0.7, "clip_threshold": 1.0},
+        ),
+    ],
+)
+def test_every_optimizer_is_built_and_trains(
+    run: Run,
+    shared: Shared,
+    tmp_path: Path,
+    options: tuple[object, ...],
+    expected: dict[str, object],
+) -> None:
+    content = build(run, shared, tmp_path / "p", *options)
+    optimizer = content["optimizer"]
+    assert isinstance(optimizer, dict)
+    assert optimizer.items() >= expected.items()
+    assert run("inspect", tmp_path / "p").err.count(str(expected["kind"])) >= 1
+    rate = {"sgd": 0.05, "lion": 0.003, "adafactor": 0.1}.get(str(expected["kind"]), 0.01)
+    outcome = run(
+        *("train", tmp_path / "p", "--data", shared.data, "--out", tmp_path / "t.ckpt"),
+        *("--epochs", 8, "--batch-size", 8, "--lr", rate, "--json"),
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.json()["eval_loss_after"] < 0.8 * outcome.json()["eval_loss_before"]
+
+
+def test_the_manifest_says_what_happens_around_the_optimizer(
+    run: Run, shared: Shared, tmp_path: Path
+) -> None:
+    content = build(
+        run, shared, tmp_path / "p",
+        *("--weight-decay", 0.05, "--no-vector-decay", "--clip-norm", 1, "--accumulate", 4),
+        *("--group", "fc.*:lr=10", "--group", "*.bias:decay=0.5"),
+        *("--schedule", "cosine:warmup=2,floor=0.1,lr=0.02"),
+    )  # fmt: skip
+    assert content["clip"] == {"norm": 1.0, "value": None}
+    assert content["accumulation_steps"] == 4
+    assert content["groups"] == [
+        {
+            "learning_rate_scale": 1.0,
+            "weight_decay": 0.05,
+            "parameters": ["conv1.weight", "conv2.weight"],
+        },
+        {
+            "learning_rate_scale": 1.0,
+            "weight_decay": 0.5,
+            "parameters": ["conv1.bias", "conv2.bias"],
+        },
+        {"learning_rate_scale": 10.0, "weight_decay": 0.05, "parameters": ["fc.weight"]},
+        {"learning_rate_scale": 10.0, "weight_decay": 0.0, "parameters": ["fc.bias"]},
+    ]
+    assert content["schedule"] == {
+        "kind": "cosine",
+        "settings": {"warmup_steps": 2, "floor": 0.1},
+        "learning_rate": 0.02,
+    }
+    shown = run("inspect", tmp_path / "p").err
+    assert "gradients by norm, 1" in shown
+    assert "4 batches per optimizer step" in shown
+    assert "1 parameter, learning rate x 10, weight decay 0" in shown
+    assert "cosine" in shown
+    assert Package.open(tmp_path / "p").manifest.groups[3].parameters == ("fc.bias",)
+
+
+def test_a_plain_manifest_says_nothing_of_it(shared: Shared) -> None:
+    text = json.loads((shared.package / "manifest.json").read_text())
+    assert not text.keys() & {"clip", "groups", "accumulation_steps", "schedule"}
+    assert set(text["optimizer"]) == {"kind", "beta1", "beta2", "epsilon", "weight_decay"}
+
+
+def test_train_follows_the_schedule_and_goes_on_with_it(
+    run: Run, shared: Shared, tmp_path: Path
+) -> None:
+    """48 samples by 8, accumulated by 4: steps of 4 and 2 batches, 2 steps an epoch."""
+    build(
+        run, shared, tmp_path / "p",
+        *("--accumulate", 4, "--schedule", "cosine:warmup=2,total=12,floor=0.1,lr=0.02"),
+        *("--clip-norm", 0.5, "--group", "fc.*:lr=2"),
+    )  # fmt: skip
+    train = (
+        *("train", tmp_path / "p", "--data", shared.data, "--batch-size", 8, "--seed", 3),
+        "--json",
+    )
+    whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
+    outcome = run(*train, "--epochs", 4, "--out", whole)
+    assert outcome.code == 0, outcome.err
+    assert outcome.json()["steps"] == 8
+    assert outcome.json()["schedule"] == "cosine"
+    assert "batches of 8 x 4" in outcome.err
+    factor = 0.1 + 0.9 * (1 + np.cos(np.pi * 6 / 10)) / 2
+    assert outcome.json()["learning_rate"] == pytest.approx(0.02 * factor, rel=1e-6)
+    assert run(*train, "--epochs", 2, "--out", half).code == 0
+    resumed = run(*train, "--epochs", 2, "--resume", half, "--out", rest)
+    assert resumed.json()["learning_rate"] == outcome.json()["learning_rate"]
+    assert rest.read_bytes() == whole.read_bytes()
+
+
+def test_which_schedule_counts(run: Run, shared: Shared, tmp_path: Path) -> None:
+    build(run, shared, tmp_path / "p", "--schedule", "linear:lr=0.01")
+    train = "train", tmp_path / "p", "--data", shared.data, "--batch-size", 8, "--json"
+    first, out = tmp_path / "first", tmp_path / "out"
+    # Without total it ends where the training does.
+    assert run(*train, "--epochs", 2, "--out", first).json()["learning_rate"] == 0
+    plain = run(*train, "--epochs", 1, "--schedule", "none", "--lr", 0.004, "--out", out).json()
+    assert (plain["schedule"], plain["learning_rate"]) == (None, 0.004)
+    assert PROPERTY not in CheckpointState.load_checkpoint(out).properties
+    other = run(*train, "--epochs", 1, "--schedule", "step:period=4,gamma=0.5", "--out", out)
+    assert other.json()["learning_rate"] == pytest.approx(0.001 * 0.5)
+    # A new rate for the schedule that is resumed; and an end to it.
+    again = ("--resume", out, "--epochs", 1, "--out", tmp_path / "again")
+    assert run(*train, *again, "--lr", 0.1).json()["learning_rate"] == pytest.approx(0.1 * 0.125)
+    assert run(*train, *again, "--schedule", "none").json()["schedule"] is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "word"),
+    [("sine", "cosine"), ("linear:warmup=100", "the training makes 6 steps")],
+)
+def test_schedules_that_do_not_fit(
+    run: Run, shared: Shared, tmp_path: Path, schedule: str, word: str
+) -> None:
+    outcome = run(
+        *("train", shared.package, "--data", shared.data, "--out", tmp_path / "t"),
+        *("--epochs", 1, "--batch-size", 8, "--schedule", schedule),
+    )
+    assert outcome.code == 2
+    assert "error[bad-schedule]" in outcome.err
+    assert word in outcome.err
+    assert not (tmp_path / "t").exists()

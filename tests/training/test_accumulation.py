@@ -1,0 +1,151 @@
+"""Gradients of several batches make the step of one large batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import optimizers, zoo
+from odtpack.build import build_package
+from odtpack.cli import _fit
+from odtpack.errors import OdtpackError
+from odtpack.update import Update
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.package import Package
+from tests.packaging_tools import batch, open_training
+
+MODELS = {
+    "mlp": lambda: zoo.mlp((12, 9, 5)),
+    "cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=5),
+    "transformer": lambda: zoo.transformer_encoder(vocab=20, d=16, layers=1, T=8, ff=32, classes=5),
+}
+
+
+def build(model: onnx.ModelProto, folder: Path, k: int, **options: object) -> Path:
+    build_package(model, folder, loss="cross_entropy", accumulation_steps=k, **options)  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_small_batches_equal_the_large_one(name: str, k: int, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    update = Update(optimizers.Clip(norm=0.5))
+    large = open_training(build(model, tmp_path / "large", 1, update=update))
+    small = open_training(build(model, tmp_path / "small", k, update=update))
+    assert large[1].accumulation_steps == 1
+    assert small[1].accumulation_steps == k
+    for step in range(10):
+        x, labels = batch(model, 4 * k, seed=step, classes=5)
+        loss = float(large[1](x, labels))
+        losses = []
+        for part in range(k):
+            losses.append(float(small[1](x[part::k], labels[part::k])))
+            assert small[1].accumulated_batches == part + 1
+        assert np.mean(losses) == pytest.approx(loss, rel=2e-5)
+        for parameter, theirs in zip(small[0].parameters, large[0].parameters, strict=True):
+            ours, whole = parameter[1].grad, theirs[1].grad
+            assert ours is not None
+            assert whole is not None
+            scale = max(float(np.abs(whole).max()), 1e-6)
+            # Weights drift apart by the last digits of a step; the first step shows the rest.
+            assert np.abs(ours - whole).max() <= (2e-6 if step == 0 else 1e-3) * scale + 1e-8
+        for _, module, optimizer in (large, small):
+            optimizer.step()
+            module.lazy_reset_grad()
+            assert module.accumulated_batches == 0
+        for parameter, theirs in zip(small[0].parameters, large[0].parameters, strict=True):
+            if not parameter[0].endswith("key.bias"):  # its gradient is 0 but for rounding
+                np.testing.assert_allclose(
+                    parameter[1].data, theirs[1].data, rtol=1e-4, atol=2e-5, err_msg=parameter[0]
+                )
+
+
+def test_the_package_says_so(tmp_path: Path) -> None:
+    model = MODELS["mlp"]()
+    for k in (1, 4):
+        folder = build(model, tmp_path / str(k), k)
+        assert Package.open(folder).manifest.accumulation_steps == k
+        text = json.loads((folder / "manifest.json").read_text())
+        assert text.get("accumulation_steps", 1) == k
+        metadata = {
+            entry.key: entry.value
+            for entry in onnx.load(folder / "training_model.onnx").metadata_props
+        }
+        assert metadata.get("odtpack.accumulation_steps", "1") == str(k)
+    assert "accumulation_steps" not in (tmp_path / "1" / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("k", [0, -2])
+def test_less_than_one_batch(k: int, tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        build(MODELS["mlp"](), tmp_path, k)
+    assert caught.value.code == "bad-accumulation"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_epoch_leaves_makes_a_smaller_step(tmp_path: Path) -> None:
+    """Five batches by twos are steps of 2, 2 and 1; nothing crosses the end of an epoch."""
+    model = MODELS["mlp"]()
+    build(model, tmp_path, 2, optimizer=optimizers.SGD())
+    x, labels = batch(model, 20, classes=5)
+    data = {"input": x, "labels": labels}
+    package = Package.open(tmp_path)
+
+    def opened() -> tuple[Module, Optimizer]:
+        module = _fit.open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
+        optimizer = Optimizer(package.optimizer_model, module)
+        optimizer.set_learning_rate(0.5)
+        return module, optimizer
+
+    module, optimizer = opened()
+    calls: list[tuple[int, int]] = []
+    epochs = list(
+        _fit.fit(
+            module,
+            optimizer,
+            data,
+            np.arange(20),
+            batch_size=4,
+            epochs=2,
+            seed=3,
+            whole=False,
+            on_step=lambda done, total: calls.append((done, total)),
+        )
+    )
+    assert [epoch.steps for epoch in epochs] == [3, 3]
+    assert optimizer.step_count == 6
+    assert _fit.step_count(20, 4, 2, whole=False) == 3
+    assert calls == [(done, 10) for done in range(1, 11)]
+
+    by_hand, stepper = opened()
+    for epoch in (1, 2):
+        order = np.random.default_rng([3, epoch]).permutation(np.arange(20))
+        for first, last in ((0, 8), (8, 16), (16, 20)):
+            for start in range(first, last, 4):
+                part = order[start : start + 4]
+                by_hand(x[part], labels[part])
+            stepper.step()
+            by_hand.lazy_reset_grad()
+    for (name, ours), (_, theirs) in zip(
+        module.state.parameters, by_hand.state.parameters, strict=True
+    ):
+        assert ours.data.tobytes() == theirs.data.tobytes(), name
+
+
+def test_a_replay_accumulates_too(tmp_path: Path) -> None:
+    from odtpack_runtime.simulator.training_run import _with_last, step
+
+    model = MODELS["mlp"]()
+    _, module, optimizer = open_training(build(model, tmp_path, 2))
+    data = batch(model, 4, classes=5)
+    counts = []
+    for _, last in _with_last([0, 1, 2, 3, 4]):  # type: ignore[list-item]
+        step(module, optimizer, data, last=last)
+        counts.append(optimizer.step_count)
+    assert counts == [0, 1, 1, 2, 3]
+    assert module.accumulated_batches == 0

@@ -1,0 +1,408 @@
+"""Every optimizer, with clipping and groups, against PyTorch and against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack.optimizers import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    Clip,
+    Group,
+    GroupRule,
+    Lion,
+    Optimizer,
+    optimizer_model,
+)
+from odtpack.update import PLAIN_UPDATE, Update
+from odtpack_runtime import CheckpointState, Module
+from odtpack_runtime import Optimizer as RuntimeOptimizer
+from odtpack_runtime import optimizer as runtime_optimizer
+from odtpack_runtime.optimizer import gradient_norm
+from tests.packaging_tools import batch, open_training
+from tests.training.formulas import FORMULAS, as_matrix, clipped
+
+STEPS = 25
+
+CASES: dict[str, Optimizer] = {
+    "sgd": SGD(),
+    "sgd-decay": SGD(weight_decay=0.1),
+    "sgd-momentum": SGD(momentum=0.9),
+    "sgd-dampening": SGD(momentum=0.8, dampening=0.3, weight_decay=0.05),
+    "sgd-nesterov": SGD(momentum=0.9, nesterov=True, weight_decay=0.05),
+    "lion": Lion(),
+    "lion-decay": Lion(beta1=0.8, beta2=0.95, weight_decay=0.3),
+    "adam": Adam(),
+    "adam-decay": Adam(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.1),
+    "adam-uncorrected": Adam(bias_correction=False),
+    "adamw": AdamW(weight_decay=0.1),
+    "adamw-uncorrected": AdamW(weight_decay=0.1, bias_correction=False),
+    "adamw-pytorch": AdamW(formula="pytorch", weight_decay=0.1),
+    "adamw-pytorch-eps": AdamW(formula="pytorch", beta1=0.8, beta2=0.9, epsilon=1e-3),
+    "adamw-pytorch-uncorrected": AdamW(formula="pytorch", bias_correction=False),
+    "adafactor": Adafactor(),
+    "adafactor-other": Adafactor(
+        beta2_decay=-0.5, epsilon2=0.1, clip_threshold=1.1, weight_decay=0.1
+    ),
+    "adafactor-tight": Adafactor(epsilon2=0.1, clip_threshold=0.3),
+}
+KINDS = {kind: CASES[kind] for kind in ("sgd-nesterov", "lion-decay", "adam-decay", "adamw",
+                                        "adamw-pytorch", "adafactor-other")}  # fmt: skip
+GROUPS = (
+    GroupRule("fc.*", learning_rate_scale=0.25, weight_decay=0.0),
+    GroupRule("*.bias", weight_decay=0.2),
+    GroupRule("conv1.weight", learning_rate_scale=2.0),
+)
+UPDATES = {
+    "clip-norm": Update(Clip(norm=0.1)),
+    "clip-norm-unreached": Update(Clip(norm=1e3)),
+    "clip-value": Update(Clip(value=0.01)),
+    "groups": Update(groups=GROUPS),
+    "no-vector-decay": Update(decay_vectors=False),
+    "groups-and-clip": Update(Clip(norm=0.1), GROUPS, decay_vectors=False),
+}
+RATES = {"sgd": 0.1, "lion": 0.002, "adam": 0.01, "adamw": 0.01, "adafactor": 0.05}
+
+
+@dataclasses.dataclass
+class Run:
+    """A package of a small CNN in training: kernels, matrices, vectors, chunks."""
+
+    optimizer: Optimizer
+    update: Update
+    folder: Path
+
+    def __post_init__(self) -> None:
+        model = zoo.cnn(size=8, width=(4, 8), classes=3)
+        build_package(
+            model, self.folder, loss="cross_entropy", optimizer=self.optimizer, update=self.update
+        )
+        self.data = [batch(model, 6, seed=seed, classes=3) for seed in range(4)]
+        self.open()
+
+    def open(self, checkpoint: Path | None = None) -> None:
+        self.state, self.module, self.stepper = open_training(self.folder, checkpoint=checkpoint)
+
+    @property
+    def kind(self) -> str:
+        return self.optimizer.kind
+
+    def values(self) -> dict[str, np.ndarray]:
+        return {name: p.data.copy() for name, p in self.state.parameters}
+
+    def steps(self, first: int, last: int) -> Iterator[tuple[dict[str, np.ndarray], float, int]]:
+        """Make steps with a falling rate; yield the gradients, the rate and the step's number."""
+        for t in range(first, last):
+            rate = float(np.float32(RATES[self.kind] * (1 - 0.02 * t)))
+            self.stepper.set_learning_rate(rate)
+            self.module(*self.data[t % len(self.data)])
+            grads = {}
+            for name, p in self.state.parameters:
+                assert p.grad is not None
+                grads[name] = p.grad.copy()
+            self.stepper.step()
+            for name, p in self.state.parameters:  # clipped or not, they remain
+                np.testing.assert_array_equal(p.grad, grads[name])
+            self.module.lazy_reset_grad()
+            yield grads, rate, t
+
+
+def group_of(name: str, rank: int, optimizer: Optimizer, update: Update) -> tuple[float, float]:
+    """Learning rate scale and decay of a parameter, said a second time."""
+    decay = optimizer.weight_decay if update.decay_vectors or rank > 1 else 0.0
+    if update.groups:
+        if name.startswith("fc."):
+            return 0.25, 0.0
+        if name.endswith(".bias"):
+            return 1.0, 0.2
+        if name == "conv1.weight":
+            return 2.0, decay
+    return 1.0, decay
+
+
+def _torch_optimizer(optimizer: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    o: Any = optimizer
+    common = {"weight_decay": o.weight_decay, "lr": 1.0}
+    if o.kind == "sgd":
+        more = {name: getattr(o, name) for name in ("momentum", "dampening", "nesterov")}
+        return torch.optim.SGD(groups, **common, **more)
+    if o.kind == "adafactor":
+        more = {"beta2_decay": o.beta2_decay, "eps": (None, o.epsilon2), "d": o.clip_threshold}
+        return torch.optim.Adafactor(groups, **common, **more)
+    make = torch.optim.AdamW if o.kind == "adamw" else torch.optim.Adam
+    return make(groups, **common, betas=(o.beta1, o.beta2), eps=o.epsilon)
+
+
+def in_torch(optimizer: Optimizer) -> bool:
+    """Whether torch.optim has the very formula."""
+    if isinstance(optimizer, Adafactor):
+        return optimizer.clip_threshold >= 1  # PyTorch takes no less
+    return optimizer.kind == "sgd" or (
+        optimizer.kind in ("adam", "adamw")
+        and getattr(optimizer, "formula", "pytorch") == "pytorch"
+        and bool(optimizer.bias_correction)  # type: ignore[attr-defined]
+    )
+
+
+def check_against_torch(run: Run) -> None:
+    # PyTorch's Adafactor is given convolution kernels as the matrices that ours makes of them.
+    view = as_matrix if run.kind == "adafactor" else np.asarray
+    tensors = {name: torch.tensor(view(value)) for name, value in run.values().items()}
+    ranks = {name: value.ndim for name, value in run.values().items()}
+    groups = []
+    for name, tensor in tensors.items():
+        scale, decay = group_of(name, ranks[name], run.optimizer, run.update)
+        groups.append({"params": [tensor], "weight_decay": decay, "scale": scale})
+    theirs = _torch_optimizer(run.optimizer, groups)
+    for grads, rate, _ in run.steps(1, STEPS + 1):
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(view(grads[name]))
+        if run.update.clip.norm is not None:
+            torch.nn.utils.clip_grad_norm_(tensors.values(), run.update.clip.norm)
+        if run.update.clip.value is not None:
+            torch.nn.utils.clip_grad_value_(tensors.values(), run.update.clip.value)
+        for group in theirs.param_groups:
+            group["lr"] = rate * group["scale"]
+        theirs.step()
+        for name, value in run.values().items():
+            np.testing.assert_allclose(
+                view(value), tensors[name].numpy(), rtol=2e-6, atol=1e-6, err_msg=name
+            )
+
+
+def check_against_float64(run: Run) -> None:
+    exact = {name: value.astype(np.float64) for name, value in run.values().items()}
+    start = {name: value.copy() for name, value in exact.items()}
+    kept: dict[str, dict[str, np.ndarray]] = {name: {} for name in exact}
+    formula = FORMULAS[run.kind](run.optimizer)  # type: ignore[operator]
+    for grads, rate, t in run.steps(1, STEPS + 1):
+        doubles = {name: g.astype(np.float64) for name, g in grads.items()}
+        for name, g in clipped(doubles, run.update.clip).items():
+            scale, decay = group_of(name, g.ndim, run.optimizer, run.update)
+            exact[name] = formula(exact[name], g, kept[name], rate * scale, t, decay)
+        for name, value in run.values().items():
+            np.testing.assert_allclose(value, exact[name], rtol=2e-6, atol=1e-6, err_msg=name)
+    assert run.stepper.step_count == STEPS
+    for name, value in exact.items():
+        assert np.abs(value - start[name]).max() > 1e-4, name  # the tolerance times 100
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_follows_its_formula_in_float64(case: str, tmp_path: Path) -> None:
+    check_against_float64(Run(CASES[case], PLAIN_UPDATE, tmp_path))
+
+
+@pytest.mark.parametrize("case", [name for name, o in CASES.items() if in_torch(o)])
+def test_follows_pytorch(case: str, tmp_path: Path) -> None:
+    check_against_torch(Run(CASES[case], PLAIN_UPDATE, tmp_path))
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_clipping_and_groups(kind: str, update: str, tmp_path: Path) -> None:
+    check_against_float64(Run(KINDS[kind], UPDATES[update], tmp_path / "formula"))
+    if in_torch(KINDS[kind]):
+        check_against_torch(Run(KINDS[kind], UPDATES[update], tmp_path / "torch"))
+
+
+@pytest.mark.parametrize("update", ["groups-and-clip", "clip-value"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_and_threads_change_nothing(
+    kind: str, update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(KINDS[kind], UPDATES[update], tmp_path)
+    for _ in run.steps(1, 6):
+        pass
+    whole = run.values()
+    monkeypatch.setattr(runtime_optimizer, "CHUNK_ELEMENTS", 48)
+    run.open()
+    count = len(run.stepper._bindings)
+    for _ in run.steps(1, 6):
+        pass
+    for name, value in run.values().items():
+        assert value.tobytes() == whole[name].tobytes()
+    assert count > 8 or kind.startswith("adafactor")
+
+
+@pytest.mark.parametrize("update", ["groups-and-clip", "clip-value"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_same_bit_by_bit(kind: str, update: str, tmp_path: Path) -> None:
+    run = Run(KINDS[kind], UPDATES[update], tmp_path / "p")
+    for _ in run.steps(1, 13):
+        pass
+    straight = run.values()
+    run.open()
+    for _ in run.steps(1, 6):
+        pass
+    path = tmp_path / "c"
+    CheckpointState.save_checkpoint(run.state, path, include_optimizer_state=True)
+    run.open(path)
+    assert run.stepper.step_count == 5
+    for _ in run.steps(6, 13):
+        pass
+    for name, value in run.values().items():
+        assert value.tobytes() == straight[name].tobytes()
+    # A state that is only passed on stays as it is, groups included.
+    again = tmp_path / "d"
+    loaded = CheckpointState.load_checkpoint(path)
+    CheckpointState.save_checkpoint(loaded, again, include_optimizer_state=True)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def _feeds(model: ir.Model, random: np.random.Generator) -> dict[str, np.ndarray]:
+    sizes = {"n": 1000, "rows": 15, "columns": 8}
+    feeds: dict[str, np.ndarray] = {}
+    for value in model.graph.inputs:
+        assert value.name is not None
+        assert value.dtype is not None
+        assert value.shape is not None
+        shape = [sizes[str(d.value)] if isinstance(d, ir.SymbolicDim) else d for d in value.shape]
+        feeds[value.name] = random.random(shape).astype(value.dtype.numpy())
+    feeds["step"] = np.array([3])
+    if "factored" in feeds:
+        feeds["factored"] = np.array([True])
+    return feeds
+
+
+@pytest.mark.parametrize("level", ["DISABLE_ALL", "ENABLE_EXTENDED", "ENABLE_ALL"])
+@pytest.mark.parametrize("opset", [12, 17, 26])
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_place_is_the_same(kind: str, dtype: ir.DataType, opset: int, level: str) -> None:
+    """Outputs that overwrite their inputs hold what separate outputs hold."""
+    groups = (Group(1.0, 0.0, ("a",)), Group(1.0, 0.1, ("b",)))
+    for clip in (Clip(), Clip(norm=1.0), Clip(value=0.5)):
+        model = optimizer_model(KINDS[kind], opset, clip=clip, groups=groups, dtype=dtype)
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(
+            onnxruntime.GraphOptimizationLevel, f"ORT_{level}"
+        )
+        session = onnxruntime.InferenceSession(
+            ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        feeds = _feeds(model, np.random.default_rng(0))
+        names = [output.name for output in session.get_outputs()]
+        expected = dict(zip(names, session.run(names, feeds), strict=True))
+        binding = session.io_binding()
+        for name, array in feeds.items():
+            pointer = array.ctypes.data
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, pointer)
+            if f"{name}.out" in expected:
+                binding.bind_output(f"{name}.out", "cpu", 0, array.dtype.type, array.shape, pointer)
+        session.run_with_iobinding(binding)
+        for name, value in expected.items():
+            assert feeds[name.removesuffix(".out")].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_doubles_follow_the_formula_to_the_last_digits(kind: str) -> None:
+    optimizer = KINDS[kind]
+    model = optimizer_model(optimizer, 17, dtype=ir.DataType.DOUBLE)
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    random = np.random.default_rng(1)
+    shaped = kind.startswith("adafactor")
+    shape = (15, 8) if shaped else (120,)
+    p = random.standard_normal(shape)
+    feeds: dict[str, np.ndarray] = {"params": p, "learning_rate": np.float32([0.01])}
+    for vector in optimizer.state:
+        kept = shape
+        if vector.axes is not None:
+            kept = tuple(size if i in vector.axes else 1 for i, size in enumerate(shape))
+        feeds[vector.name] = np.zeros(kept)
+    if shaped:
+        feeds["factored"] = np.array([True])
+    formula: Callable[..., np.ndarray] = FORMULAS[optimizer.kind](optimizer)  # type: ignore[operator]
+    memory: dict[str, np.ndarray] = {}
+    for t in range(1, 21):
+        g = random.standard_normal(shape)
+        feeds |= {"gradients": g, "step": np.array([t])}
+        names = [output.name for output in session.get_outputs()]
+        results = dict(zip(names, session.run(names, feeds), strict=True))
+        feeds |= {name.removesuffix(".out"): value for name, value in results.items()}
+        p = formula(p, g, memory, float(np.float32(0.01)), t, optimizer.weight_decay)
+        np.testing.assert_allclose(feeds["params"], p, rtol=1e-11, atol=1e-12)
+
+
+def test_groups_lie_together(tmp_path: Path) -> None:
+    """Groups that alternate in the model are stretches of memory; the model's order remains."""
+    plain = Run(AdamW(weight_decay=0.1), PLAIN_UPDATE, tmp_path / "a")
+    split = Run(AdamW(weight_decay=0.1), Update(decay_vectors=False), tmp_path / "b")
+    order = [slot.name for slot in split.module.flat.trainable.slots]
+    assert order == sorted(order, key=lambda name: name.endswith("bias"))
+    assert order != [slot.name for slot in plain.module.flat.trainable.slots]
+    assert len(plain.stepper._bindings) == 1
+    assert len(split.stepper._bindings) == 2
+    np.testing.assert_array_equal(
+        plain.module.get_contiguous_parameters().numpy(),
+        split.module.get_contiguous_parameters().numpy(),
+    )
+    saved = {name: list(p.data.shape) for name, p in split.state.parameters}
+    assert saved == {name: list(p.data.shape) for name, p in plain.state.parameters}
+
+
+def test_norm_of_all_magnitudes() -> None:
+    random = np.random.default_rng(0)
+    for dtype, tolerance in ((np.float32, 1e-6), (np.float64, 1e-14)):
+        for scale in (1e-30, 1e-3, 1.0, 1e15, 1e30):
+            vector = (random.standard_normal(100_003) * scale).astype(dtype)
+            exact = np.sqrt((vector.astype(np.longdouble) ** 2).sum())
+            got = gradient_norm(vector)
+            # Squares below 1e-38 are lost in float32: that of torch is 0 there too.
+            if dtype == np.float32 and scale < 1e-20:
+                assert got <= exact
+            else:
+                assert abs(got - exact) <= tolerance * exact
+    assert np.isnan(gradient_norm(np.float32([1, np.nan])))
+    assert np.isinf(gradient_norm(np.float32([1, np.inf])))
+    assert gradient_norm(np.zeros(0, np.float32)) == 0
+
+
+def test_a_second_module_on_the_same_state(tmp_path: Path) -> None:
+    run = Run(AdamW(), Update(groups=GROUPS), tmp_path)
+    second = Module(tmp_path / "training_model.onnx", run.state)
+    other = RuntimeOptimizer(tmp_path / "optimizer_model.onnx", second)
+    before = run.values()
+    second(*run.data[0])
+    other.step()
+    for name, value in run.values().items():
+        assert not np.array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion-decay", "adafactor-other"])
+def test_ort_format(kind: str, tmp_path: Path) -> None:
+    """The format of ONNX Runtime keeps the metadata that say how a model is run."""
+    model = zoo.cnn(size=8, width=(4, 8), classes=3)
+    update = UPDATES["groups-and-clip"]
+    build_package(
+        model, tmp_path, loss="cross_entropy", optimizer=KINDS[kind], update=update, ort_format=True
+    )
+    data, results = batch(model, 6, classes=3), []
+    for suffix in ("onnx", "ort"):
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        module = Module(tmp_path / f"training_model.{suffix}", state)
+        stepper = RuntimeOptimizer(tmp_path / f"optimizer_model.{suffix}", module)
+        for _ in range(3):
+            module(*data)
+            stepper.step()
+            module.lazy_reset_grad()
+        order = [slot.name for slot in module.flat.trainable.slots]
+        results.append((order, {name: p.data.copy() for name, p in state.parameters}))
+    (onnx_order, ours), (ort_order, theirs) = results
+    assert onnx_order == ort_order
+    for name, value in ours.items():
+        np.testing.assert_allclose(theirs[name], value, rtol=1e-5, atol=1e-6)
