@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -12,12 +12,19 @@ from odtpack.autodiff.ops import Dims, Ops, dims_of
 from odtpack.errors import OdtpackError
 
 
+Differentiate = Callable[
+    [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]
+]
+
+
 class Context:
     """One node on the way back: its inputs, outputs, attributes and output cotangents.
 
     Attributes:
         node: The forward node.
         op: Writes new nodes, as in ``ctx.op.Mul(ctx.dy(), ctx.y())``.
+        captured: Values that the node's subgraphs read from around them and whose
+            cotangents are wanted.
     """
 
     def __init__(
@@ -26,11 +33,30 @@ class Context:
         op: Ops,
         cotangents: Sequence[ir.Value | None],
         needed: Sequence[bool],
+        captured: Sequence[ir.Value] = (),
+        differentiate: Differentiate | None = None,
     ) -> None:
         self.node = node
         self.op = op
+        self.captured = captured
         self._cotangents = cotangents
         self._needed = needed
+        self._differentiate = differentiate
+
+    def differentiate(
+        self,
+        graph: ir.Graph,
+        seeds: Mapping[ir.Value, ir.Value],
+        wrt: Iterable[ir.Value],
+        op: Ops,
+    ) -> dict[ir.Value, ir.Value]:
+        """Differentiate a subgraph of the node, as ``autodiff.backward.differentiate`` does.
+
+        New nodes go where ``op`` writes, which may be another graph.
+        """
+        if self._differentiate is None:
+            raise self.unsupported("it is looked at outside of a backward walk")
+        return self._differentiate(graph, seeds, wrt, op)
 
     def x(self, index: builtins.int = 0) -> ir.Value:
         """Input ``index``, which must be present."""

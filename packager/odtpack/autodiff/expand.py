@@ -89,7 +89,7 @@ def _call_bodies(model: ir.Model, sources: Collection[str], registry: Registry) 
 def _without_rule(graph: ir.Graph, sources: Collection[str], registry: Registry) -> list[ir.Node]:
     values = [*graph.inputs, *graph.initializers.values()]
     reached = dependents(graph, [v for v in values if v.name in sources], registry)
-    upstream = ancestors(graph.outputs)
+    upstream = ancestors(graph.outputs, graph)
     return [
         node
         for node in graph

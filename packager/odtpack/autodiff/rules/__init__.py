@@ -2,6 +2,7 @@
 
 from odtpack.autodiff.rules import (
     activation,
+    control,
     conv,
     conv_transpose,
     elementwise,
@@ -17,6 +18,7 @@ from odtpack.autodiff.rules import (
 
 __all__ = [
     "activation",
+    "control",
     "conv",
     "conv_transpose",
     "elementwise",
