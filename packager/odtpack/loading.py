@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import external_data, source, targets
+from odtpack.autodiff.ops import defined
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
 from odtpack.source import ModelLike
@@ -42,9 +43,30 @@ def load_model(model: ModelLike) -> ir.Model:
         common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0),
     ):
         transform(loaded)
+    _lift_parameters(loaded.graph)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     return infer_shapes(loaded)
+
+
+def _lift_parameters(graph: ir.Graph) -> None:
+    """Move what may be a parameter from subgraphs to the main graph, where it can be trained.
+
+    Constants of other types stay: shape inference reads axes and sizes only where they are.
+    """
+    names = {value.name for value in defined(graph)}
+    for subgraph in list(graph.subgraphs()):
+        for name, value in list(subgraph.initializers.items()):
+            kept = value.is_graph_input() or value.is_graph_output()
+            if kept or value.dtype != ir.DataType.FLOAT or not value.shape:
+                continue
+            subgraph.initializers.pop(name)
+            count = 1
+            while value.name in names:
+                count += 1
+                value.name = f"{name}_{count}"
+            names.add(value.name)
+            graph.register_initializer(value)
 
 
 def _drop_trailing_absent(graph: ir.Graph) -> None:

@@ -239,7 +239,7 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
 
 def _dropout_off(graph: ir.Graph) -> None:
     """Without its training_mode input a Dropout passes its input through."""
-    for node in graph:
+    for node in graph.all_nodes():
         if node.op_type == "Dropout" and len(node.inputs) > 2:
             node.resize_inputs(2)
 

@@ -15,6 +15,7 @@ What is drawn at random is never drawn again: rule 3 holds for it, or there is n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 
@@ -58,6 +59,7 @@ class BackwardBody:
         self._again: list[ir.Node] = []  # nodes to compute again, last first
         self._needed: set[ir.Value] = set()
         self._kept: list[ir.Value] = []
+        self._first = 0  # index of the first node that may read the forward body
 
     def differentiate(
         self, seeds: Iterable[tuple[ir.Value, ir.Value]], wrt: Iterable[ir.Value]
@@ -72,6 +74,7 @@ class BackwardBody:
         Returns:
             Cotangent of each value in ``wrt`` that has one.
         """
+        self._first = len(self.graph)
         summed: dict[ir.Value, ir.Value] = {}
         for value, cotangent in seeds:
             both = value in summed
@@ -191,9 +194,9 @@ class BackwardBody:
 
         Args:
             standin: Gives the value by which ``graph`` sees a value of the plan; may write
-                nodes, which go to the front.
+                nodes, which go before those of the cotangents.
         """
-        first = next(iter(self.graph), None)
+        first = next(itertools.islice(self.graph, self._first, None), None)
         with nullcontext() if first is None else self.op.before(first):
             mapping = {value: standin(value) for value in self._kept}
         for value in list(self.body.initializers.values()):

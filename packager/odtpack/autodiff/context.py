@@ -11,7 +11,6 @@ import onnx_ir as ir
 from odtpack.autodiff.ops import Dims, Ops, dims_of
 from odtpack.errors import OdtpackError
 
-
 Differentiate = Callable[
     [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]
 ]

@@ -382,6 +382,13 @@ class Ops:
         if dims is None or wanted is None:
             return self._sum_to_runtime_shape(value, target)
         lead = len(dims) - len(wanted)
+        if lead < 0:
+            raise OdtpackError(
+                "shape-conflict",
+                f"{target.name!r} is declared with {len(wanted)} axes, more than the result that "
+                "is computed from it has",
+                hint="correct the shapes that the model declares, or leave them out",
+            )
         pairs = list(zip(dims[lead:], wanted, strict=True))
         if any(want not in (have, 1) and not isinstance(want, int) for have, want in pairs):
             return self._sum_to_runtime_shape(value, target)

@@ -21,7 +21,6 @@ from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Dims, dims_of
 from odtpack.autodiff.registry import Cotangents, WithCaptured, vjp
 
-
 _LISTS = ("axes", "directions")
 
 
