@@ -71,7 +71,9 @@ def _states(model: ir.Model) -> Iterator[_State]:
             continue
         body = node.attributes["body"].as_graph()
         rows = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs, strict=False)
-        yield from (_State(*row) for row in rows if row[0] is not None)
+        for first, before, after, last in rows:
+            if first is not None:
+                yield _State(first, before, after, last)
 
 
 def _is_open(state: _State) -> bool:

@@ -460,11 +460,13 @@ CASES = [
     *cases("Scan-of-LayerNormalization",
            in_scan("u = Add(s, part) t = LayerNormalization(u, w)", more=", float[3] w"),
            {"x": normal(4, 2, 3), "h": H, "w": SCALE},
-           step_by_step(lambda s, part, w: F.layer_norm(s + part, (3,), w)), (17, 23), double=False),
+           step_by_step(lambda s, part, w: F.layer_norm(s + part, (3,), w)), (17, 23),
+           double=False),
     *cases("Scan-of-function-bodies",
            in_scan("u = Add(s, part) v = Celu(u) k = Mish(v) t = HardSwish(k)"),
            {"x": normal(4, 2, 3), "h": H},
-           step_by_step(lambda s, part: F.hardswish(F.mish(F.celu(s + part)))), (18, 24), double=False),
+           step_by_step(lambda s, part: F.hardswish(F.mish(F.celu(s + part)))), (18, 24),
+           double=False),
     *cases("Scan-of-MaxPool",
            in_scan("c = Conv <pads = [1, 1, 1, 1]> (s, w) "
                    "p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (c) "

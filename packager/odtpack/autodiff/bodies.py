@@ -265,7 +265,7 @@ def _rewire(graph: ir.Graph, mapping: Mapping[ir.Value, ir.Value]) -> None:
     """Replace values wherever a graph or one of its subgraphs reads them."""
     for node in graph:
         for index, value in enumerate(node.inputs):
-            if value in mapping:
+            if value is not None and value in mapping:
                 node.replace_input_with(index, mapping[value])
         for subgraph in subgraphs(node):
             _rewire(subgraph, mapping)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -46,16 +47,12 @@ def if_(ctx: Context) -> Cotangents:
     for name, back in branches.items():
         for value in reached:
             back.output(found[name].get(value) or back.zeros_like(value), like=value)
-    for name, back in branches.items():
+    for back in branches.values():
         others = [other for other in branches.values() if other is not back]
         results = {v: _branch_result(ctx, back, others, v) for v in back.plan(lambda value: True)}
         back.complete(results.__getitem__)
-    cotangents = ctx.op.emit(
-        "If",
-        [ctx.node.inputs[0]],
-        outputs=len(reached),
-        **{name: ir.AttrGraph(name, back.graph) for name, back in branches.items()},
-    )
+    graphs: dict[str, Any] = {n: ir.AttrGraph(n, back.graph) for n, back in branches.items()}
+    cotangents = ctx.op.emit("If", [ctx.node.inputs[0]], outputs=len(reached), **graphs)
     return WithCaptured([], _typed(reached, cotangents))
 
 
@@ -158,8 +155,8 @@ def scan(ctx: Context) -> Cotangents:
     cotangents = _reverse(ctx, turns)
     added = [0] * (len(body.outputs) - total)
     for name, values in zip(_LISTS, (out_axes, out_ways), strict=True):
-        name = f"scan_output_{name}"
-        node.attributes[name] = ir.AttrInt64s(name, [*values, *added])
+        key = f"scan_output_{name}"
+        node.attributes[key] = ir.AttrInt64s(key, [*values, *added])
     return cotangents
 
 
