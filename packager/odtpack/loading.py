@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.checker
 import onnx.numpy_helper
@@ -44,6 +45,7 @@ def load_model(model: ModelLike) -> ir.Model:
     ):
         transform(loaded)
     _lift_parameters(loaded.graph)
+    _write_conditions(loaded.graph)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     return infer_shapes(loaded)
@@ -76,6 +78,23 @@ def _drop_trailing_absent(graph: ir.Graph) -> None:
         wanted = present[-1] + 1 if present else 0
         if wanted < len(node.inputs):
             node.resize_inputs(wanted)
+
+
+def _write_conditions(graph: ir.Graph) -> None:
+    """Give a Loop that carries nothing its condition, which may be absent but not left out.
+
+    Its place is lost as soon as a pass removes absent inputs at the end of nodes.
+    """
+    true: ir.Value | None = None
+    for node in graph.all_nodes():
+        if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
+            if true is None:
+                true = ir.val("loop.condition", const_value=ir.tensor(np.array(True)))
+                while true.name in graph.initializers:
+                    true.name = f"{true.name}_"
+                graph.register_initializer(true)
+            node.resize_inputs(2)
+            node.replace_input_with(1, true)
 
 
 def _check(proto: onnx.ModelProto, where: str) -> None:

@@ -16,8 +16,17 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from odtpack.autodiff.expand import expand
+from odtpack.errors import OdtpackError
 from tests.autodiff.cases_control import CASES, Case
-from tests.autodiff.oracle import STEP, Array, add_gradients, cast_floats, cotangents, session
+from tests.autodiff.oracle import (
+    STEP,
+    Array,
+    add_gradients,
+    cast_floats,
+    cotangents,
+    session,
+    spread,
+)
 from tests.autodiff.reference_loops import Loop, Scan
 
 
@@ -87,3 +96,63 @@ def test_gradient_is_that_of_both_oracles(case: Case) -> None:
                 by_name[gradient], expected[name], rtol=rtol, atol=rtol / 10,
                 err_msg=f"{name} ({level})",
             )  # fmt: skip
+
+
+DRAW = (
+    "half = Constant <value = float {0.5}> () yes = Constant <value_int = 1> () "
+    "on = Cast <to = 9> (yes) "
+)
+RANDOM = {
+    "Scan": DRAW
+    + """
+  ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+    p = Mul(part, w) y = Dropout(p, half, on) }> (x)""",
+    "Loop": DRAW
+    + """five = Constant <value = int64 {5}> ()
+  ys = Loop <body = turn (int64 i, bool go) => (bool goes, float[40] y) {
+    goes = Identity(go) part = Gather(x, i) q = Mul(part, w) y = Dropout(q, half, on)
+  }> (five, "")""",
+    "If": DRAW
+    + """
+  ys = If (on) <then_branch = a () => (float[5, 40] y) {
+      q = Mul(x, w) y = Dropout(q, half, on) },
+    else_branch = b () => (float[5, 40] z) { z = Mul(x, w) }>""",
+    "If in Scan": DRAW
+    + """
+  ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+    y = If (on) <then_branch = a () => (float[40] y1) {
+        q = Mul(part, w) y1 = Dropout(q, half, on) },
+      else_branch = b () => (float[40] z) { z = Mul(part, w) }> }> (x)""",
+    "noise": """
+  ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+    noise = RandomNormalLike(part) n = Mul(noise, part) y = Mul(n, w) }> (x)""",
+}
+
+
+@pytest.mark.parametrize("level", ["off", "all"])
+@pytest.mark.parametrize("name", RANDOM)
+def test_what_is_drawn_at_random_is_not_drawn_again(name: str, level: str) -> None:
+    """y = mask w x, so that w dL/dw is the sum of y dL/dy over the turns, for its mask alone."""
+    text = f"net (float[5, 40] x, float[40] w) => (float[5, 40] ys) {{ {RANDOM[name]} }}"
+    case = Case(name, text, {}, torch.relu)
+    model, names = add_gradients(case.model(), ["w"])
+    x, w = spread(5, 40), spread(40, seed=1)
+    seed = spread(5, 40, seed=2)
+    running = session(ir.to_proto(model), level)
+    first, again = (
+        running.run(["ys", names["w"]], {"x": x, "w": w, "seed_ys": seed}) for _ in range(2)
+    )
+    assert not np.array_equal(first[0], again[0])
+    for y, gradient in (first, again):
+        np.testing.assert_allclose(gradient * w, (y * seed).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_random_draws_whose_number_is_unknown_are_refused() -> None:
+    text = """net (float[5, 40] x, float w, bool[40] keep) => (float[5, 40] ys) {
+      ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+        some = Compress(part, keep) noise = RandomNormalLike(some) n = Mul(noise, w)
+        k = ReduceSum <keepdims = 0> (n) y = Mul(part, k) }> (x) }"""
+    model = Case("open", text, {}, torch.relu).model()
+    with pytest.raises(OdtpackError, match="must not run twice") as error:
+        add_gradients(model, ["w"])
+    assert error.value.code == "unsupported-node"

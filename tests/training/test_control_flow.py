@@ -72,7 +72,7 @@ def loop(x: torch.Tensor, p: Tensors) -> torch.Tensor:
     return (h + torch.stack(ys).mean(0)) @ p["head"]
 
 
-# The loss falls, and with it the branch changes.
+# The sum of b grows, and the branch changes after two steps.
 CHOICE = """
   h = Gather <axis = 1> (x, zero) hw = MatMul(h, w)
   norm = ReduceSum <keepdims = 0> (b) positive = Less(norm, limit)
@@ -89,7 +89,7 @@ def choice(x: torch.Tensor, p: Tensors) -> torch.Tensor:
     return (y + p["b"]) @ p["head"]
 
 
-LIMIT = 0.02
+LIMIT = 0.103
 
 CASES: dict[str, tuple[str, Callable[[torch.Tensor, Tensors], torch.Tensor]]] = {
     "Scan": (SCAN, scan),
@@ -153,3 +153,91 @@ def test_steps_follow_pytorch(name: str, opset: int, tmp_path: Path) -> None:
     assert float(module(X, LABELS)) == pytest.approx(final, rel=1e-5)
     plan = plan_memory(Package.open(folder), {"x": X.shape, "labels": LABELS.shape})
     assert plan.peak.nbytes > 0
+
+
+def test_both_branches_are_taken() -> None:
+    """Otherwise the case above would not show that either is trained."""
+    names = ["w", "u", "b", "head"]
+    taken = set()
+
+    def watched(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+        taken.add(bool(p["b"].sum() < LIMIT))
+        return choice(x, p)
+
+    pytorch(watched, names)
+    assert taken == {True, False}
+
+
+def names_nodes(model: onnx.ModelProto, op_type: str, name: str) -> None:
+    """Name the only node of a type, wherever it lies."""
+
+    def search(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == op_type:
+                node.name = name
+            for attribute in node.attribute:
+                search(attribute.g)
+
+    search(model.graph)
+
+
+def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
+    body = SCAN.replace("pw =", "v = Constant <value = float[4] {0.5, -0.5, 0.25, 0.0}> () pw =")
+    body = body.replace("Add(sum, b)", "Add(sum, v)")
+    folder = tmp_path / "package"
+    build_package(build(body, 17), folder, loss="cross_entropy", optimizer=optimizers.SGD())
+    state, module, optimizer = open_training(folder)
+    assert sorted(name for name, _ in state.parameters) == ["head", "u", "v", "w"]
+    optimizer.set_learning_rate(RATE)
+    start = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
+    parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
+    parameters["b"] = torch.tensor(start).double().requires_grad_()
+    loss = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
+    loss.backward()
+    gradient = parameters["b"].grad
+    assert gradient is not None
+    assert float(module(X, LABELS)) == pytest.approx(loss.item(), rel=1e-5)
+    optimizer.step()
+    moved = dict(state.parameters)["v"].data
+    np.testing.assert_allclose(moved, start - RATE * gradient.numpy(), rtol=1e-5)
+
+
+def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
+    body = SCAN.replace("t = Tanh(biased)", "q = Tanh(biased) t = Dropout(q, half, training)")
+    model = build(body, 17)
+    model.graph.initializer.extend(
+        [
+            onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"),
+            onnx.numpy_helper.from_array(np.array(True), "training"),
+        ]
+    )
+    folder = tmp_path / "package"
+    build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD())
+    _, module, _ = open_training(folder)
+    parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
+    expected = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
+    trained = {float(module(X, LABELS)) for _ in range(3)}
+    assert len(trained) == 3
+    module.eval()
+    assert float(module(X, LABELS)) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_batch_normalization_that_trains_in_a_body_is_refused(tmp_path: Path) -> None:
+    layer = "q, m, v = BatchNormalization <training_mode = 1> (biased, b, b, b, b) t = Tanh(q)"
+    model = build(SCAN.replace("t = Tanh(biased)", layer), 17)
+    names_nodes(model, "BatchNormalization", "norm")
+    with pytest.raises(OdtpackError, match=r"'norm' .* inside the body") as error:
+        build_package(model, tmp_path / "package", loss="cross_entropy")
+    assert error.value.code == "batch-norm-in-body"
+
+
+def test_an_operator_without_a_gradient_in_a_body_is_named(tmp_path: Path) -> None:
+    model = build(SCAN.replace("t = Tanh(biased)", "d = Det(square) t = Mul(biased, d)").replace(
+        "pw =", "square = MatMul(w, u) pw ="), 17)  # fmt: skip
+    names_nodes(model, "Det", "determinant")
+    names_nodes(model, "Scan", "steps")
+    with pytest.raises(OdtpackError, match="Det") as error:
+        build_package(model, tmp_path / "package", loss="cross_entropy")
+    assert error.value.code == "no-gradient"
+    assert "'determinant'" in str(error.value)
+    assert "Scan 'steps'" in str(error.value)

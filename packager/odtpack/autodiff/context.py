@@ -90,8 +90,14 @@ class Context:
         """Whether the cotangent of input ``index`` is wanted."""
         return index < len(self._needed) and self._needed[index]
 
-    def extra_output(self, index: builtins.int, dtype: ir.DataType) -> ir.Value:
-        """Output ``index`` of the forward node, added to the node if it was left out."""
+    def extra_output(self, index: builtins.int, dtype: ir.DataType, dims: Dims) -> ir.Value:
+        """Output ``index`` of the forward node, added to the node if it was left out.
+
+        Args:
+            index: Which output.
+            dtype: Its element type.
+            dims: Its dimensions.
+        """
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
         value = self.node.outputs[index]
@@ -100,6 +106,8 @@ class Context:
             value.name = self.op.fresh_name(f"{named}_output{index}")
         if value.type is None:
             value.type = ir.TensorType(dtype)
+        if value.shape is None:
+            value.shape = ir.Shape(dims)
         return value
 
     # Attributes, with the default that the operator's specification names.

@@ -270,8 +270,8 @@ class _ScanTurns(_Turns):
             num_scan_inputs=len(entered),
             scan_input_axes=[slices.axis for slices in entered],
             scan_input_directions=[1 - slices.direction for slices in entered],
-            scan_output_axes=[slices.axis for slices in collected],
-            scan_output_directions=[1 - slices.direction for slices in collected],
+            scan_output_axes=[slices.axis for slices in collected] or None,
+            scan_output_directions=[1 - slices.direction for slices in collected] or None,
         )
 
 
