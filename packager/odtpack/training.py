@@ -317,6 +317,10 @@ def _has_constant_weight(node: ir.Node) -> bool:
 def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
     model = common_passes.RemoveUnusedNodesPass()(model).model
+    for subgraph in model.graph.subgraphs():  # which the pass leaves their constants
+        for value in list(subgraph.initializers.values()):
+            if not value.uses() and not value.is_graph_output():
+                subgraph.initializers.pop(str(value.name))
     common_passes.TopologicalSortPass()(model)
     model.graph.name = name
     model.producer_name, model.producer_version = "odtpack", None
