@@ -156,8 +156,10 @@ def _walk(
                 error.around.append(node)
             if refused is None:
                 raise
-            known = isinstance(error, OdtpackError)
-            refused(node, error if known else _no_gradient(error, graph, sources, registry))
+            if isinstance(error, _NoRuleError):
+                refused(node, _no_gradient(error, graph, sources, registry))
+            else:
+                refused(node, error)
             found = [(value, value) for value in reads(node) if value in needed]
         for value, cotangent in found:
             contributions.setdefault(value, []).append(cotangent)
