@@ -15,7 +15,10 @@ import onnx_ir as ir
 from odtpack.autodiff.ops import Dims, defined, dims_of
 
 _ROUNDS = 6
-_VARIES = "odtpack.shape_varies"  # in the meta data of an input of a body
+VARIES = "odtpack.shape_varies"
+"""Set in the meta data of an input of a body that is known to change its shape."""
+
+_OPEN = "odtpack.shape_open"  # the same where nothing is known, lest it is tried again
 
 
 class _State(NamedTuple):
@@ -42,7 +45,7 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
     values = [value for graph in graphs for value in defined(graph)]
     known = {value: value.shape for value in values}
     guesses = {state: dims_of(state.first) for state in states}
-    for _ in range(_ROUNDS):
+    for turn in range(_ROUNDS):
         for value, shape in known.items():
             value.shape = shape
         for state, dims in guesses.items():
@@ -51,6 +54,8 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
             if dims is not None:
                 state.last.shape = ir.Shape(dims)
         model = infer_others(model)
+        if turn == 0:  # these are the shapes of the first turn, assumed or not
+            _mark_varying(states)
         found = {state: _common(state, guesses[state]) for state in states}
         if found == guesses:
             break
@@ -61,13 +66,24 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
         guesses = dict.fromkeys(states)
     for state, dims in guesses.items():
         if dims is None:
-            state.before.meta[_VARIES] = True
+            state.before.meta[_OPEN] = True
     return model
+
+
+def _mark_varying(states: list[_State]) -> None:
+    for state in states:
+        first, after = dims_of(state.first) or (), dims_of(state.after)
+        if after is None or dims_of(state.before) != dims_of(state.first):
+            continue
+        pairs = zip(first, after, strict=False)
+        sizes = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
+        if len(first) != len(after) or any(a != b for a, b in sizes):
+            state.before.meta[VARIES] = True
 
 
 def _states(model: ir.Model) -> Iterator[_State]:
     for node in model.graph.all_nodes():
-        if node.op_type != "Loop" or node.domain or "body" not in node.attributes:
+        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
             continue
         body = node.attributes["body"].as_graph()
         rows = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs, strict=False)
@@ -77,7 +93,7 @@ def _states(model: ir.Model) -> Iterator[_State]:
 
 
 def _is_open(state: _State) -> bool:
-    if state.before.meta.get(_VARIES) or not isinstance(state.first.type, ir.TensorType):
+    if state.before.meta.get(_OPEN) or not isinstance(state.first.type, ir.TensorType):
         return False
     return state.first.shape is not None and (
         state.before.shape is None or state.last.shape is None

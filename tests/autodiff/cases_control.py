@@ -232,6 +232,39 @@ def rows(x: Tensor, h: Tensor) -> Any:
     return h
 
 
+STACKED = """
+net (int64 m, float[2, 3] h, float[3, 3] w) => (float[2, 3] last, float[t, 2, 3] ys) {
+  last, ys = Loop <body = turn (int64 i, bool go, float[2, 3] s)
+      => (bool on, float[2, 3] t, float[2, 3] y) {
+    on = Identity(go) t = MatMul(s, w) y = Mul(t, s)
+  }> (m, , h)
+}"""
+
+
+def stacked(m: Tensor, h: Tensor, w: Tensor) -> Any:
+    ys = []
+    for _ in range(int(m)):
+        ys.append(h @ w * h)
+        h = h @ w
+    return h, torch.stack(ys)
+
+
+GROWING = """
+net (int64 m, float[1, 3] h, float[3, 3] w) => (float[n, 3] rows) {
+  last, rows = Loop <body = turn (int64 i, bool go, float[1, 3] s, float[] all)
+      => (bool on, float[1, 3] t, float[] more) {
+    on = Identity(go) sw = MatMul(s, w) t = Tanh(sw) more = Concat <axis = 0> (all, t)
+  }> (m, , h, h)
+}"""
+
+
+def growing(m: Tensor, h: Tensor, w: Tensor) -> Any:
+    rows = [h]
+    for _ in range(int(m)):
+        rows.append(torch.tanh(rows[-1] @ w))
+    return torch.cat(rows)
+
+
 ADDED = """
 net (int64 m, float[2, 3] h, float[3] w) => (float[2, 3] last) {
   last = Loop <body = turn (int64 i, bool go, float[2, 3] s) => (bool on, float[2, 3] t) {
@@ -425,6 +458,8 @@ CASES = [
     *cases("Loop", POWERS, {"m": times(4), "h": H, "w": W}, powers, (15, 16, 19, 21, 24, 26)),
     *cases("Loop-no-turn", POWERS, {"m": times(0), "h": H, "w": W}, powers, (15, 26)),
     *cases("Loop-one-turn", POWERS, {"m": times(1), "h": H, "w": W}, powers),
+    *cases("Loop-stacked", STACKED, {"m": times(3), "h": H, "w": W}, stacked, (12, 13, 21)),
+    *cases("Loop-growing", GROWING, {"m": times(3), "h": H[:1], "w": W}, growing, (13, 17, 23)),
     *cases("Loop-until", until("", "", "", "40.0"), {"h": V, "b": SCALE}, until_torch(40.0),
            (13, 17, 23)),
     *cases("Loop-until-or-count", until("int64 m, ", "m", "", "1e9"),

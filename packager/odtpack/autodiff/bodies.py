@@ -168,7 +168,7 @@ class BackwardBody:
     ) -> tuple[set[ir.Node], set[ir.Value]]:
         """Nodes that are quickly repeated from what is at hand, and results to hand over."""
         constant = set(self.body.initializers.values())
-        at_hand = constant | set(self.body.inputs)
+        at_hand = constant | {value for value in self.body.inputs if is_fixed(value)}
         light: set[ir.Node] = set()
         kept: set[ir.Value] = set()
         for node in self.body:

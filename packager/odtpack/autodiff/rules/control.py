@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from odtpack import loop_shapes
 from odtpack.autodiff.backward import FLOATS, dependents, influences
 from odtpack.autodiff.bodies import BackwardBody
 from odtpack.autodiff.context import Context
@@ -32,6 +33,9 @@ def _is_float(value: ir.Value) -> bool:
 @vjp("If")
 def if_(ctx: Context) -> Cotangents:
     """Each branch returns the cotangents of everything that either of them captures."""
+    for name in ("then_branch", "else_branch"):
+        outputs = ctx.node.attributes[name].as_graph().outputs
+        _check(ctx, len(outputs) == len(ctx.node.outputs))
     branches = {
         name: BackwardBody(ctx, ctx.node.attributes[name].as_graph())
         for name in ("then_branch", "else_branch")
@@ -60,6 +64,8 @@ def _branch_result(
     ctx: Context, back: BackwardBody, others: Sequence[BackwardBody], value: ir.Value
 ) -> ir.Value:
     """The output of the If that holds a value of one branch, added if there is none."""
+    if not isinstance(value.type, ir.TensorType):
+        raise ctx.unsupported(f"its gradient reads {value.name!r}, which is no tensor")
     if value in back.body.outputs:
         return ctx.node.outputs[back.body.outputs.index(value)]
     index = back.append(value)
@@ -82,6 +88,20 @@ def _typed(values: Sequence[ir.Value], cotangents: Sequence[ir.Value]) -> dict[i
     for value, cotangent in zip(values, cotangents, strict=True):
         cotangent.type, cotangent.shape = value.type, value.shape
     return dict(zip(values, cotangents, strict=True))
+
+
+def _check(ctx: Context, holds: bool) -> None:
+    if not holds:
+        raise ctx.unsupported("its body has another number of inputs or outputs than it needs")
+
+
+def _complete(ctx: Context, outputs: int) -> None:
+    """Give the node the outputs at the end that nobody reads and that were left out."""
+    count = len(ctx.node.outputs)
+    if count < outputs:
+        ctx.node.resize_outputs(outputs)
+    for value in ctx.node.outputs[count:]:
+        value.name = ctx.op.fresh_name(f"{ctx.node.name}.unused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +153,11 @@ def scan(ctx: Context) -> Cotangents:
     scans = ctx.int("num_scan_inputs", 0)
     count, total = len(body.inputs) - scans, len(body.outputs)
     stacks = total - count
+    _check(ctx, count >= 0 <= stacks and len(node.inputs) == count + scans > 0 < scans)
+    _complete(ctx, total)
     in_axes, in_ways = (ctx.ints(f"scan_input_{n}", [0] * scans) for n in _LISTS)
     out_axes, out_ways = (ctx.ints(f"scan_output_{n}", [0] * stacks) for n in _LISTS)
+    _check(ctx, len(in_axes) == len(in_ways) == scans and len(out_axes) == len(out_ways) == stacks)
     states = [
         _State(i, ctx.x(i), body.inputs[i], body.outputs[i], ctx.y(i), ctx.maybe_dy(i))
         for i in range(count)
@@ -165,6 +188,8 @@ def loop(ctx: Context) -> Cotangents:
     """A Loop that makes as many turns as the forward Loop made and reads its stacks backwards."""
     body = ctx.node.attributes["body"].as_graph()
     count = len(body.inputs) - 2
+    _check(ctx, 0 <= count == max(0, len(ctx.node.inputs) - 2) and len(body.outputs) > count)
+    _complete(ctx, len(body.outputs) - 1)
     states = [
         _State(2 + i, ctx.x(2 + i), body.inputs[2 + i], body.outputs[1 + i], ctx.y(i),
                ctx.maybe_dy(i))
@@ -233,6 +258,10 @@ class _Turns(abc.ABC):
         for slices, _ in self.loop.stacked:
             if slices.part is value and slices.axis == slices.direction == 0:
                 return slices
+        if value.meta.get(loop_shapes.VARIES):
+            raise self.ctx.unsupported(
+                f"its gradient reads {value.name!r}, which it carries and whose shape changes"
+            )
         if not isinstance(value.type, ir.TensorType):
             raise self.ctx.unsupported(f"its gradient reads {value.name!r}, which is no tensor")
         index, dims = self.back.append(value), dims_of(value)
