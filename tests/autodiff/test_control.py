@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -17,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
+from odtpack.inference import infer_shapes
 from tests.autodiff.cases_control import CASES, Case
 from tests.autodiff.oracle import (
     STEP,
@@ -156,3 +158,40 @@ def test_random_draws_whose_number_is_unknown_are_refused() -> None:
     with pytest.raises(OdtpackError, match="must not run twice") as error:
         add_gradients(model, ["w"])
     assert error.value.code == "unsupported-node"
+
+
+REFUSED = {
+    "which it carries and whose shape changes": """
+net (int64 m, float[1, 3] h, float[3] w) => (float[n, 3] rows) {
+  rows = Loop <body = turn (int64 i, bool go, float[] s) => (bool on, float[] t) {
+    on = Identity(go) sw = Mul(s, w) t = Concat <axis = 0> (sw, s) }> (m, , h) }""",
+    "it carries 's', which is no tensor": """
+net (int64 m, float[3] h, float[3] w) => (float[3] last) {
+  hw = Mul(h, w) start = SequenceConstruct(hw, hw)
+  last, unread = Loop <body = turn (int64 i, bool go, float[3] a, seq(float[3]) s)
+      => (bool on, float[3] b, seq(float[3]) t) {
+    on = Identity(go) part = SequenceAt(s, i) b = Add(a, part) t = Identity(s) }> (m, , h, start)
+}""",
+    "operator ConcatFromSequence": """
+net (int64 m, float[3] h, float[3] w) => (float[n] last) {
+  empty = SequenceEmpty()
+  unread, all = Loop <body = turn (int64 i, bool go, float[3] a, seq(float[3]) s)
+      => (bool on, float[3] b, seq(float[3]) t) {
+    on = Identity(go) b = Mul(a, w) t = SequenceInsert(s, b) }> (m, , h, empty)
+  last = ConcatFromSequence <axis = 0> (all)
+}""",
+    "another number of inputs or outputs": """
+net (int64 m, float[3] h, float[3] w) => (float[3] last) {
+  last = Loop <body = turn (int64 i, bool go, float[3] a, float[3] z)
+      => (bool on, float[3] b, float[3] y) {
+    on = Identity(go) b = Mul(a, w) y = Identity(z) }> (m, , h)
+}""",
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_a_loop_does_not_cover_is_refused(why: str) -> None:
+    header = '<ir_version: 8, opset_import: ["" : 17]>'
+    model = infer_shapes(ir.from_proto(onnx.parser.parse_model(header + REFUSED[why])))
+    with pytest.raises(OdtpackError, match=why):
+        add_gradients(model, ["w"])

@@ -27,7 +27,8 @@ _LISTS = ("axes", "directions")
 
 
 def _is_float(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
+    """Whether a value, or an element of it if it is a sequence, is or may be a float."""
+    return value.dtype is None or value.dtype in FLOATS
 
 
 @vjp("If")
@@ -347,6 +348,8 @@ class _LoopTurns(_Turns):
 def _reverse(ctx: Context, turns: _Turns) -> Cotangents:
     """Write the backward loop."""
     loop, back, op = turns.loop, turns.back, ctx.op
+    for state in loop.states:
+        state.before.type = state.before.type or state.first.type
     carried = _carried(ctx, loop)
     ends = [back.input(f"{state.after.name}.cotangent", state.before) for state in carried]
     seeds = [(state.after, end) for state, end in zip(carried, ends, strict=True)]
@@ -404,4 +407,8 @@ def _carried(ctx: Context, loop: _Loop) -> list[_State]:
         results |= {state.after for state in states if state.before in found}
         if len(results) == before:
             break
-    return [state for state in states if state.before in sources and state.after in results]
+    carried = [state for state in states if state.before in sources and state.after in results]
+    for state in carried:
+        if not isinstance(state.first.type, ir.TensorType):
+            raise ctx.unsupported(f"it carries {state.before.name!r}, which is no tensor")
+    return carried
