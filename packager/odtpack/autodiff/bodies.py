@@ -21,8 +21,9 @@ from contextlib import nullcontext
 
 import onnx_ir as ir
 
+from odtpack.autodiff.backward import FLOATS
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, captures, defined, dims_of, reads, subgraphs
+from odtpack.autodiff.ops import Dims, Ops, captures, defined, dims_of, reads, subgraphs
 
 _RANDOM = {
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -213,6 +214,20 @@ class BackwardBody:
         else:
             self.graph.insert_before(first, copies)
         _rewire(self.graph, mapping)
+
+
+def may_be_float(value: ir.Value) -> bool:
+    """Whether a value, or an element of it if it is a sequence, is or may be a float."""
+    return value.dtype is None or value.dtype in FLOATS
+
+
+def add_output(ctx: Context, index: int, stem: str, like: ir.Value, dims: Dims | None) -> ir.Value:
+    """Add output ``index`` to the forward node, of the element type of ``like``."""
+    ctx.node.resize_outputs(index + 1)
+    result = ctx.node.outputs[index]
+    result.name, result.type = ctx.op.fresh_name(stem), like.type
+    result.shape = None if dims is None else ir.Shape(dims)
+    return result
 
 
 def _is_unrepeatable(node: ir.Node) -> bool:
