@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +19,9 @@ from odtpack import loop_shapes
 from odtpack.autodiff.backward import dependents, influences
 from odtpack.autodiff.bodies import BackwardBody, add_output, may_be_float
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.ops import dims_of, static_dims
 from odtpack.autodiff.registry import Cotangents, WithCaptured
+from odtpack.autodiff.sums import Product, take_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Turns(abc.ABC):
         self.ctx = ctx
         self.loop = loop
         self.back = BackwardBody(ctx, loop.body)
+        self._stacks: dict[ir.Value, Slices] = {}
 
     @abc.abstractmethod
     def enter(self, slices: Slices) -> ir.Value:
@@ -88,6 +91,17 @@ class Turns(abc.ABC):
             initial: First values of what is carried, the first inputs of the body.
             collected: What the last outputs of the body are parts of.
         """
+
+    @abc.abstractmethod
+    def in_order(self, whole: ir.Value) -> ir.Value:
+        """An output that stacks parts along its first axis, in the order of the forward loop."""
+
+    def whole(self, value: ir.Value) -> ir.Value:
+        """All turns' values of the forward body, along a new first axis."""
+        for slices in self.loop.scanned:
+            if slices.part is value and slices.axis == slices.direction == 0:
+                return slices.whole
+        return self.stack(value).whole
 
     def is_fixed(self, value: ir.Value) -> bool:
         """Whether a value has the same shape in every turn, so that it can be stacked."""
@@ -106,6 +120,8 @@ class Turns(abc.ABC):
         for slices, _ in self.loop.stacked:
             if slices.part is value and slices.axis == slices.direction == 0:
                 return slices
+        if value in self._stacks:
+            return self._stacks[value]
         if value.meta.get(loop_shapes.VARIES):
             raise self.ctx.unsupported(
                 f"its gradient reads {value.name!r}, which it carries and whose shape changes"
@@ -115,7 +131,8 @@ class Turns(abc.ABC):
         index, dims = self.back.append(value), dims_of(value)
         shape = None if dims is None else (self.loop.length, *dims)
         whole = add_output(self.ctx, index - self.first_output, f"{value.name}.stack", value, shape)
-        return Slices(index, whole, value, 0, 0)
+        self._stacks[value] = Slices(index, whole, value, 0, 0)
+        return self._stacks[value]
 
 
 class ScanTurns(Turns):
@@ -152,6 +169,10 @@ class ScanTurns(Turns):
             scan_output_axes=[slices.axis for slices in collected] or None,
             scan_output_directions=[1 - slices.direction for slices in collected] or None,
         )
+
+    def in_order(self, whole: ir.Value) -> ir.Value:
+        """See the base class."""
+        return whole
 
 
 class LoopTurns(Turns):
@@ -197,6 +218,10 @@ class LoopTurns(Turns):
             body=ir.AttrGraph("body", graph),
         )
 
+    def in_order(self, whole: ir.Value) -> ir.Value:
+        """See the base class."""
+        return self.ctx.op.slice(whole, [0], [-1], [np.iinfo(np.int64).min], [-1])
+
 
 def reverse(ctx: Context, turns: Turns) -> Cotangents:
     """Write the backward loop."""
@@ -214,32 +239,79 @@ def reverse(ctx: Context, turns: Turns) -> Cotangents:
     found = back.differentiate(seeds, wrt)
     scanned = [slices for slices in scanned if slices.part in found]
     captured = [value for value in ctx.captured if value in found]
+    products = _take_products(turns, captured, found)
+    summed = [value for value in captured if value in found]
     initial = []
     for state, end in zip(carried, ends, strict=True):
         back.output(found.get(state.before) or back.zeros_like(end), end)
         zeros = op.zeros(op.shape_of(state.first), ctx.dtype(state.first))
         initial.append(state.cotangent or zeros)
-    for value in captured:
+    for value in summed:
         total = back.input(f"{value.name}.cotangent", value)
         back.output(back.op.Add(total, found[value]), value)
         initial.append(op.zeros(op.shape_of(value), ctx.dtype(value)))
     for slices in scanned:
         back.output(found[slices.part], slices.part)
+    # Of the shapes of these rows nothing is said; they are of the weights' type.
+    rows = {p.ours: ir.Value(type=w.type) for w, each in products.items() for p in each}
+    for value, like in rows.items():
+        back.output(value, like)
     if not (carried or captured or scanned):
         return []
     back.plan(turns.is_fixed)
     back.complete(turns.standin)
-    results = turns.write(initial, scanned)
-    targets = [*(s.first for s in carried), *captured, *(s.whole for s in scanned)]
-    for value, cotangent in zip(targets, results, strict=True):
-        cotangent.type, cotangent.shape = value.type, value.shape
+    stacks = [Slices(-1, value, value, 0, 0) for value in rows]
+    results = iter(turns.write(initial, [*scanned, *stacks]))
     inputs: list[ir.Value | None] = [None] * len(ctx.node.inputs)
-    for state, cotangent in zip(carried, results, strict=False):
-        inputs[state.index] = cotangent
-    for slices, cotangent in zip(reversed(scanned), reversed(results), strict=False):
-        inputs[slices.index] = cotangent
-    sums = results[len(carried) : len(carried) + len(captured)]
-    return WithCaptured(inputs, dict(zip(captured, sums, strict=True)))
+    for state in carried:
+        inputs[state.index] = _typed(next(results), state.first)
+    sums = {value: [_typed(next(results), value)] for value in summed}
+    for slices in scanned:
+        inputs[slices.index] = _typed(next(results), slices.whole)
+    wholes = {v: turns.in_order(_typed(next(results), like)) for v, like in rows.items()}
+    for value, each in products.items():
+        sums.setdefault(value, []).extend(_multiply(turns, p, wholes, value) for p in each)
+    totals = {value: functools.reduce(op.Add, sums[value]) for value in captured}
+    return WithCaptured(inputs, totals)
+
+
+def _typed(cotangent: ir.Value, like: ir.Value) -> ir.Value:
+    cotangent.type, cotangent.shape = like.type, like.shape
+    return cotangent
+
+
+def _take_products(
+    turns: Turns, captured: Sequence[ir.Value], found: dict[ir.Value, ir.Value]
+) -> dict[ir.Value, list[Product]]:
+    """Take products out of the cotangents of captured weights; what is left stays in ``found``."""
+    values = [*turns.loop.body.inputs, *(y for node in turns.loop.body for y in node.outputs)]
+    rows = {v for v in values if len(dims_of(v) or ()) == 2 and turns.is_fixed(v)}
+    products = {}
+    for value in captured:
+        total, dims = found[value], static_dims(value)
+        if dims is None or len(dims) != 2 or list(found.values()).count(total) > 1:
+            continue
+        rest, taken = take_products(turns.back, total, rows)
+        if taken:
+            products[value] = taken
+        if rest is None:
+            del found[value]
+        else:
+            found[value] = rest
+    return products
+
+
+def _multiply(
+    turns: Turns, product: Product, wholes: dict[ir.Value, ir.Value], weight: ir.Value
+) -> ir.Value:
+    """The sum over all turns of a product, which is of the shape of ``weight``."""
+    op, (rows, columns) = turns.ctx.op, static_dims(weight) or (-1, -1)
+    left, right = (
+        turns.whole(value) if value is product.forward else wholes[value]
+        for value in (product.left, product.right)
+    )
+    y: ir.Value = op.Gemm(op.reshape(left, -1, rows), op.reshape(right, -1, columns), transA=1)
+    return _typed(y, weight)
 
 
 def _carried(ctx: Context, loop: Form) -> list[State]:
