@@ -119,6 +119,29 @@ net (float[2, 3, 4] x, float[4, 2, 3] z, float[2, 3] h)
 }"""
 
 
+BATCH_FIRST = """
+net (float[2, 5, 3] x, float[2, 3] h, float[3, 3] w, float[3] b)
+    => (float[2, 3] last, float[5, 2, 3] ys) {
+  last, ys = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1],
+      scan_output_directions = [1], body = turn (float[2, 3] s, float[2, 3] part)
+      => (float[2, 3] t, float[2, 3] y) {
+    zero = Constant <value = int64 {0}> () first = Gather(w, zero) st = Transpose(s)
+    xw = MatMul(part, w) sw = MatMul(s, w) ws = MatMul(w, st) wst = Transpose(ws)
+    one = Add(xw, sw) two = Add(one, wst) three = Add(two, first) biased = Add(three, b)
+    t = Tanh(biased) y = Mul(t, part)
+  }> (h, x)
+}"""
+
+
+def batch_first(x: Tensor, h: Tensor, w: Tensor, b: Tensor) -> Any:
+    """From the last step to the first; w multiplies from both sides, and its row is added."""
+    outputs = []
+    for t in reversed(range(5)):
+        h = torch.tanh(x[:, t] @ w + h @ w + (w @ h.T).T + w[0] + b)
+        outputs.insert(0, h * x[:, t])
+    return h, torch.stack(outputs)
+
+
 def lookups(table: Tensor, ids: Tensor, keep: Tensor) -> Any:
     count, total, ys = 0, table[0] * 0 + 1, []
     for i, flag in zip(ids, keep, strict=True):
@@ -447,6 +470,8 @@ CASES = [
            {"x": normal(2, 3, 4), "z": normal(4, 2, 3, seed=1), "h": H}, both_ways, (12, 16, 24)),
     *cases("Scan-both-ways-axis2", BOTH_WAYS.replace("AXIS", "2"),
            {"x": normal(2, 3, 4), "z": normal(4, 2, 3, seed=1), "h": H}, both_ways),
+    *cases("Scan-batch-first", BATCH_FIRST, {"x": normal(2, 5, 3), "h": H, "w": W, "b": B},
+           batch_first, (12, 16, 24)),
     *cases("Scan-integers", LOOKUPS,
            {"table": spread(4, 3), "ids": ints(1, 3, 1, 0, 2),
             "keep": np.array([True, False, True, True, False])}, lookups, (16, 21)),

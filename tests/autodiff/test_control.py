@@ -195,3 +195,15 @@ def test_what_a_loop_does_not_cover_is_refused(why: str) -> None:
     model = infer_shapes(ir.from_proto(onnx.parser.parse_model(header + REFUSED[why])))
     with pytest.raises(OdtpackError, match=why):
         add_gradients(model, ["w"])
+
+
+def test_a_weight_is_not_summed_up_turn_by_turn() -> None:
+    """Its products are one product behind the loop, which carries only what is left."""
+    case = next(case for case in CASES if case.label == "Scan-opset16")
+    model, _ = add_gradients(case.model(), ["w", "b"])
+    backward = [node for node in model.graph if node.op_type == "Scan"][-1]
+    body = backward.attributes["body"].as_graph()
+    carried = [str(value.name) for value in body.inputs if str(value.name).endswith("cotangent")]
+    assert sorted(carried) == ["b.cotangent", "t.cotangent"]
+    assert [node.op_type for node in body].count("Gemm") == 1
+    assert [node.op_type for node in model.graph].count("Gemm") == 2

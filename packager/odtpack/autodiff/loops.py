@@ -306,11 +306,20 @@ def _multiply(
 ) -> ir.Value:
     """The sum over all turns of a product, which is of the shape of ``weight``."""
     op, (rows, columns) = turns.ctx.op, static_dims(weight) or (-1, -1)
+    dtype = turns.ctx.dtype(weight)
     left, right = (
         turns.whole(value) if value is product.forward else wholes[value]
         for value in (product.left, product.right)
     )
-    y: ir.Value = op.Gemm(op.reshape(left, -1, rows), op.reshape(right, -1, columns), transA=1)
+    left, right = op.reshape(left, -1, rows), op.reshape(right, -1, columns)
+    if isinstance(turns, LoopTurns) and not turns.loop.length:
+        # There may have been no turn, and older runtimes fail on a product of no rows, or
+        # return what happens to lie in memory.
+        left, right = (
+            op.Concat(op.constant(np.zeros((1, size), dtype.numpy())), value, axis=0)
+            for value, size in ((left, rows), (right, columns))
+        )
+    y: ir.Value = op.Gemm(left, right, transA=1)
     return _typed(y, weight)
 
 
