@@ -7,14 +7,14 @@ and the assumption is given up, axis by axis, where the body contradicts it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import Dims, defined, dims_of
 
-_ROUNDS = 6
+_ROUNDS = 10
 VARIES = "odtpack.shape_varies"
 """Set in the meta data of an input of a body that is known to change its shape."""
 
@@ -41,39 +41,47 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
     states = [state for state in _states(model) if _is_open(state)]
     if not states:
         return model
-    graphs = list(model.graphs())
-    values = [value for graph in graphs for value in defined(graph)]
-    known = {value: value.shape for value in values}
-    guesses = {state: dims_of(state.first) for state in states}
-    for turn in range(_ROUNDS):
-        for value, shape in known.items():
-            value.shape = shape
+    known = {value: value.shape for graph in model.graphs() for value in defined(graph)}
+    guesses: dict[_State, Dims | None] = {}
+    judged = False
+    for _ in range(_ROUNDS):
+        # Of a loop inside a loop the first value gets its shape from a guess about the other.
+        new = {
+            s: dims_of(s.first) for s in states if s not in guesses and s.first.shape is not None
+        }
+        guesses |= new
+        if not new:
+            if not judged:  # these are the shapes of the first turn, assumed or not
+                _mark_varying(states)
+            judged = True
+            found = {state: _common(state, guess) for state, guess in guesses.items()}
+            if found == guesses:
+                break
+            guesses = found
+        _restore(known)
         for state, dims in guesses.items():
-            if state.before.shape is None and dims is not None:
-                state.before.shape = ir.Shape(dims)
             if dims is not None:
+                state.before.shape = state.before.shape or ir.Shape(dims)
                 state.last.shape = ir.Shape(dims)
         model = infer_others(model)
-        if turn == 0:  # these are the shapes of the first turn, assumed or not
-            _mark_varying(states)
-        found = {state: _common(state, guesses[state]) for state in states}
-        if found == guesses:
-            break
-        guesses = found
     else:
-        for value, shape in known.items():
-            value.shape = shape
-        guesses = dict.fromkeys(states)
-    for state, dims in guesses.items():
-        if dims is None:
+        _restore(known)
+        guesses = {}
+    for state in states:
+        if guesses.get(state) is None:
             state.before.meta[_OPEN] = True
     return model
 
 
+def _restore(shapes: Mapping[ir.Value, ir.Shape | None]) -> None:
+    for value, shape in shapes.items():
+        value.shape = shape
+
+
 def _mark_varying(states: list[_State]) -> None:
     for state in states:
-        first, after = dims_of(state.first) or (), dims_of(state.after)
-        if after is None or dims_of(state.before) != dims_of(state.first):
+        first, after = dims_of(state.first), dims_of(state.after)
+        if first is None or after is None or dims_of(state.before) != dims_of(state.first):
             continue
         pairs = zip(first, after, strict=False)
         sizes = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
@@ -95,9 +103,7 @@ def _states(model: ir.Model) -> Iterator[_State]:
 def _is_open(state: _State) -> bool:
     if state.before.meta.get(_OPEN) or not isinstance(state.first.type, ir.TensorType):
         return False
-    return state.first.shape is not None and (
-        state.before.shape is None or state.last.shape is None
-    )
+    return state.before.shape is None or state.last.shape is None
 
 
 def _common(state: _State, guess: Dims | None) -> Dims | None:

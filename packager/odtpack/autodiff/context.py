@@ -90,13 +90,15 @@ class Context:
         """Whether the cotangent of input ``index`` is wanted."""
         return index < len(self._needed) and self._needed[index]
 
-    def extra_output(self, index: builtins.int, dtype: ir.DataType, dims: Dims) -> ir.Value:
+    def extra_output(
+        self, index: builtins.int, dtype: ir.DataType, dims: Dims | None = None
+    ) -> ir.Value:
         """Output ``index`` of the forward node, added to the node if it was left out.
 
         Args:
             index: Which output.
             dtype: Its element type.
-            dims: Its dimensions.
+            dims: Its dimensions, if they are known.
         """
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
@@ -106,7 +108,7 @@ class Context:
             value.name = self.op.fresh_name(f"{named}_output{index}")
         if value.type is None:
             value.type = ir.TensorType(dtype)
-        if value.shape is None:
+        if value.shape is None and dims is not None:
             value.shape = ir.Shape(dims)
         return value
 

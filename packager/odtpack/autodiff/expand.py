@@ -65,7 +65,8 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
             _read_under(function, model)
         _inline(model)
         model = infer_shapes(model)
-    share_constants(model.graph, keep=sources)
+    if share_constants(model.graph, keep=sources):
+        model = infer_shapes(model)
     while True:
         while fold(model.graph, keep=sources):
             model = infer_shapes(model)

@@ -71,7 +71,7 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
     return changed
 
 
-def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> None:
+def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     """Give subgraphs copies of the axes and sizes that they read from the main graph.
 
     Shape inference does not see the values of what lies outside of a subgraph.
@@ -79,8 +79,11 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> None:
     Args:
         graph: The main graph; its subgraphs are changed in place.
         keep: Names of initializers whose values are not to be relied on.
+
+    Returns:
+        Whether there were any.
     """
-    names = used_names(graph)
+    names, changed = used_names(graph), False
     known = {
         value: value.const_value
         for value in graph.initializers.values()
@@ -97,6 +100,8 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> None:
                     copies[value] = ir.val(name, const_value=known[value])
                     subgraph.register_initializer(copies[value])
                 node.replace_input_with(index, copies[value])
+                changed = True
+    return changed
 
 
 def _may_be_large(value: ir.Value) -> bool:
