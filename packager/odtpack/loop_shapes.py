@@ -46,10 +46,8 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
     judged = False
     for _ in range(_ROUNDS):
         # Of a loop inside a loop the first value gets its shape from a guess about the other.
-        new = {
-            s: dims_of(s.first) for s in states if s not in guesses and s.first.shape is not None
-        }
-        guesses |= new
+        new = [s for s in states if s not in guesses and s.first.shape is not None]
+        guesses |= {state: dims_of(state.first) for state in new}
         if not new:
             if not judged:  # these are the shapes of the first turn, assumed or not
                 _mark_varying(states)
@@ -61,14 +59,15 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
         _restore(known)
         for state, dims in guesses.items():
             if dims is not None:
-                state.before.shape = state.before.shape or ir.Shape(dims)
+                if state.before.shape is None:
+                    state.before.shape = ir.Shape(dims)
                 state.last.shape = ir.Shape(dims)
         model = infer_others(model)
     else:
         _restore(known)
-        guesses = {}
-    for state in states:
-        if guesses.get(state) is None:
+        guesses = dict.fromkeys(states)
+    for state, dims in guesses.items():
+        if dims is None:
             state.before.meta[_OPEN] = True
     return model
 
