@@ -13,6 +13,8 @@ import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
+from odtpack import loop_shapes
+
 _LONGEST_VECTOR = 1 << 24
 _LARGEST_VALUE = 1000  # bytes of an initializer that may be a shape or another small constant
 
@@ -20,13 +22,19 @@ _LARGEST_VALUE = 1000  # bytes of an initializer that may be a shape or another 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Infer types and shapes of every value, with data propagation; return the model.
 
+    Values of subgraphs are among them, and what loops carry.
+
     What is known stays. Where inference fails, nothing is added: a rule that needs what is
     missing says so.
 
     The onnx library propagates vectors element by element, so data propagation is left
     out where a model declares one so long that it could exhaust the memory.
     """
-    data_prop = _vectors_are_short(model.graph)
+    return loop_shapes.infer(model, _infer_by_standard)
+
+
+def _infer_by_standard(model: ir.Model) -> ir.Model:
+    data_prop = all(map(_vectors_are_short, model.graphs()))
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
     try:
@@ -74,13 +82,19 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
                 _refine(value, inferred)
         for attribute in described.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                _merge(node.attributes[attribute.name].as_graph(), attribute.g)
+                _merge_body(node.attributes[attribute.name].as_graph(), attribute.g)
             for inner, inner_proto in zip(
                 node.attributes[attribute.name].as_graphs() if attribute.graphs else (),
                 attribute.graphs,
                 strict=True,
             ):
-                _merge(inner, inner_proto)
+                _merge_body(inner, inner_proto)
+
+
+def _merge_body(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    for value, info in zip(graph.inputs, proto.input, strict=True):
+        _refine(value, info.type)
+    _merge(graph, proto)
 
 
 def _refine(value: ir.Value, inferred: onnx.TypeProto) -> None:

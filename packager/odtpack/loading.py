@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.checker
 import onnx.numpy_helper
@@ -12,6 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import external_data, source, targets
+from odtpack.autodiff.ops import defined
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
 from odtpack.source import ModelLike
@@ -46,9 +48,31 @@ def load_model(model: ModelLike) -> ir.Model:
         common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0),
     ):
         transform(loaded)
+    _lift_parameters(loaded.graph)
+    _write_conditions(loaded.graph)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     return decompose(infer_shapes(loaded))
+
+
+def _lift_parameters(graph: ir.Graph) -> None:
+    """Move what may be a parameter from subgraphs to the main graph, where it can be trained.
+
+    Constants of other types stay: shape inference reads axes and sizes only where they are.
+    """
+    names = {value.name for value in defined(graph)}
+    for subgraph in list(graph.subgraphs()):
+        for name, value in list(subgraph.initializers.items()):
+            kept = value.is_graph_input() or value.is_graph_output()
+            if kept or value.dtype != ir.DataType.FLOAT or not value.shape:
+                continue
+            subgraph.initializers.pop(name)
+            count = 1
+            while value.name in names:
+                count += 1
+                value.name = f"{name}_{count}"
+            names.add(value.name)
+            graph.register_initializer(value)
 
 
 def _drop_trailing_absent(graph: ir.Graph) -> None:
@@ -58,6 +82,23 @@ def _drop_trailing_absent(graph: ir.Graph) -> None:
         wanted = present[-1] + 1 if present else 0
         if wanted < len(node.inputs):
             node.resize_inputs(wanted)
+
+
+def _write_conditions(graph: ir.Graph) -> None:
+    """Give a Loop that carries nothing its condition, which may be absent but not left out.
+
+    Its place is lost as soon as a pass removes absent inputs at the end of nodes.
+    """
+    true: ir.Value | None = None
+    for node in graph.all_nodes():
+        if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
+            if true is None:
+                true = ir.val("loop.condition", const_value=ir.tensor(np.array(True)))
+                while true.name in graph.initializers:
+                    true.name = f"{true.name}_"
+                graph.register_initializer(true)
+            node.resize_inputs(2)
+            node.replace_input_with(1, true)
 
 
 def _check(proto: onnx.ModelProto, where: str) -> None:

@@ -257,7 +257,7 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
 
 def _dropout_off(graph: ir.Graph) -> None:
     """Without its training_mode input a Dropout passes its input through."""
-    for node in graph:
+    for node in graph.all_nodes():
         if node.op_type == "Dropout" and len(node.inputs) > 2:
             node.resize_inputs(2)
 
@@ -335,6 +335,10 @@ def _has_constant_weight(node: ir.Node) -> bool:
 def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
     model = common_passes.RemoveUnusedNodesPass()(model).model
+    for subgraph in model.graph.subgraphs():  # which the pass leaves their constants
+        for value in list(subgraph.initializers.values()):
+            if not value.uses() and not value.is_graph_output():
+                subgraph.initializers.pop(str(value.name))
     common_passes.TopologicalSortPass()(model)
     model.graph.name = name
     model.producer_name, model.producer_version = "odtpack", None

@@ -138,16 +138,21 @@ def test_without_rule_the_error_names_operator_node_opset_and_parameters() -> No
     assert "free'" not in text.replace("--freeze", "")
 
 
-def test_a_parameter_that_only_a_branch_reads_is_an_error_too() -> None:
+def test_without_rule_inside_of_a_body_the_error_names_the_inner_node() -> None:
     branches = (
-        "then_branch = t () => (float[2, 3] r) { r = Mul(a, w) }, "
+        "then_branch = t () => (float[2, 3] r) { q = Mul(a, w) r = custom.Fancy(q) }, "
         "else_branch = e () => (float[2, 3] s) { s = Identity(a) }"
     )
     body = f"a = Mul(x, w) b = If (c) <{branches}> y = Add(a, b)"
     model = net(body, inputs="float[2, 3] x, float[3] w, bool c")
-    with pytest.raises(OdtpackError, match=r"operator If .* has no gradient; 'w' cannot") as error:
+    branch = next(node for node in model.graph if node.op_type == "If")
+    branch.name = "choice"
+    then = branch.attributes["then_branch"].as_graph()
+    then[1].name = "fancy"
+    with pytest.raises(OdtpackError, match=r"operator Fancy .* has no gradient; 'w' can") as error:
         add_gradients(model, ["w"])
     assert error.value.code == "no-gradient"
+    assert "node 'fancy', output 'r', in If 'choice'" in str(error.value)
 
 
 def test_what_a_rule_does_not_cover_is_an_error_that_names_the_node() -> None:

@@ -126,3 +126,22 @@ def test_check_names_the_model_and_the_output_that_do_not_exist(
     onnx.save(zoo.mlp(), path)
     assert main(["ops", "check", str(path), "--loss-input", "logits"]) == 2
     assert "its outputs are output" in capsys.readouterr().err
+
+
+def test_an_obstacle_inside_of_a_body_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = """{
+        [steps] h = Scan <num_scan_inputs = 1, body = turn (float[4] part) => (float[4] r) {
+            m = MatMul(part, w1) [inner] o = odd.First(m) r = Tanh(o)
+        }> (x)
+        y = MatMul(h, w2)
+    }"""
+    path = write(tmp_path, body, w1=(4, 4), w2=(4, 4))
+    model = onnx.load(path)
+    model.opset_import.add(domain="odd", version=1)
+    onnx.save(model, path)
+    assert main(["ops", "check", str(path), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["obstacles"]
+    assert (found["node"], found["op_type"], found["parameters"]) == ("steps", "Scan", ["w1"])
+    assert found["why"].startswith("inside of it operator First (domain odd")

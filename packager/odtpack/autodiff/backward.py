@@ -1,7 +1,8 @@
 """The backward walk: reverse order, ask the registry, add up, un-broadcast.
 
-It knows no operators. A rule gives the cotangents of a node's inputs from those of its
-outputs; the walk decides which are needed and sums the contributions of every use.
+It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
+subgraphs read from around them, from those of its outputs; the walk decides which are
+needed and sums the contributions of every use.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
-import odtpack.autodiff.rules  # noqa: F401  (fills the registry)
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, dims_of, reads
-from odtpack.autodiff.registry import REGISTRY, Registry, Rule
+from odtpack.autodiff.ops import Ops, captures, dims_of, reads, subgraphs
+from odtpack.autodiff.registry import REGISTRY, Registry, Rule, WithCaptured
 from odtpack.errors import OdtpackError
 
-_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
+FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
 
 
 def opset_of(node: ir.Node, graph: ir.Graph) -> int:
@@ -34,7 +34,7 @@ def dependents(
         if any(value in reached for value in reads(node)):
             rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
             if rule is None or rule.differentiable:
-                reached.update(y for y in node.outputs if y.dtype is None or y.dtype in _FLOATS)
+                reached.update(y for y in node.outputs if y.dtype is None or y.dtype in FLOATS)
     return reached
 
 
@@ -51,13 +51,13 @@ def influences(
     return found
 
 
-def ancestors(outputs: Iterable[ir.Value]) -> set[ir.Node]:
-    """Nodes on which ``outputs`` depend."""
+def ancestors(outputs: Iterable[ir.Value], graph: ir.Graph) -> set[ir.Node]:
+    """Nodes of ``graph`` on which ``outputs`` depend."""
     found: set[ir.Node] = set()
     stack = [value.producer() for value in outputs]
     while stack:
         node = stack.pop()
-        if node is None or node in found:
+        if node is None or node.graph is not graph or node in found:
             continue
         found.add(node)
         stack.extend(value.producer() for value in reads(node))
@@ -91,8 +91,40 @@ def differentiate(
             does not cover the node's attributes (``unsupported-node``).
     """
     sources = list(wrt)
+    try:
+        return _walk(graph, seeds, sources, ops, registry, refused)
+    except _NoRuleError as missing:
+        raise _no_gradient(missing, graph, sources, registry) from None
+
+
+class _NoRuleError(Exception):
+    """A node on the way back has no rule.
+
+    Attributes:
+        node: The node.
+        opset: Opset under which it is read.
+        around: Nodes in whose subgraphs it lies, innermost first.
+    """
+
+    def __init__(self, node: ir.Node, opset: int) -> None:
+        super().__init__(node.op_type)
+        self.node = node
+        self.opset = opset
+        self.around: list[ir.Node] = []
+
+
+def _walk(
+    graph: ir.Graph,
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Iterable[ir.Value],
+    ops: Ops,
+    registry: Registry,
+    refused: Callable[[ir.Node, OdtpackError], None] | None = None,
+) -> dict[ir.Value, ir.Value]:
+    """:func:`differentiate` in a graph or in the body of one of its nodes."""
+    sources = list(wrt)
     needed = dependents(graph, sources, registry)
-    upstream = ancestors(seeds)
+    upstream = ancestors(seeds, graph)
     contributions: dict[ir.Value, list[ir.Value]] = {y: [dy] for y, dy in seeds.items()}
 
     def total(value: ir.Value) -> ir.Value | None:
@@ -112,14 +144,22 @@ def differentiate(
             continue
         cotangents = [total(output) for output in node.outputs]
         wanted = [value is not None and value in needed for value in node.inputs]
+        taken = dict.fromkeys(v for body in subgraphs(node) for v in captures(body) if v in needed)
+        inner = functools.partial(_walk, registry=registry)
+        ctx = Context(node, ops, cotangents, wanted, list(taken), inner)
         try:
             if rule is None:
-                raise _no_gradient(node, graph, sources, registry)
-            found = list(_apply(rule, Context(node, ops, cotangents, wanted)))
-        except OdtpackError as error:
+                raise _NoRuleError(node, opset_of(node, graph))
+            found = list(_apply(rule, ctx))
+        except (_NoRuleError, OdtpackError) as error:
+            if isinstance(error, _NoRuleError) and error.node is not node:
+                error.around.append(node)
             if refused is None:
                 raise
-            refused(node, error)
+            if isinstance(error, _NoRuleError):
+                refused(node, _no_gradient(error, graph, sources, registry))
+            else:
+                refused(node, error)
             found = [(value, value) for value in reads(node) if value in needed]
         for value, cotangent in found:
             contributions.setdefault(value, []).append(cotangent)
@@ -132,6 +172,9 @@ def _apply(rule: Rule, ctx: Context) -> Iterable[tuple[ir.Value, ir.Value]]:
     if rule.function is None:
         return
     given = rule.function(ctx)
+    if isinstance(given, WithCaptured):
+        yield from given.captured.items()
+        given = given.inputs
     cotangents = [given] if isinstance(given, ir.Value) else list(given)
     for index, (value, cotangent) in enumerate(zip(ctx.node.inputs, cotangents, strict=False)):
         if value is None or cotangent is None or not ctx.needs(index):
@@ -145,16 +188,18 @@ def _apply(rule: Rule, ctx: Context) -> Iterable[tuple[ir.Value, ir.Value]]:
 
 
 def _no_gradient(
-    node: ir.Node, graph: ir.Graph, sources: list[ir.Value], registry: Registry
+    missing: _NoRuleError, graph: ir.Graph, sources: list[ir.Value], registry: Registry
 ) -> OdtpackError:
-    reaching = [v.name for v in sources if _reaches(graph, v, node, registry)]
+    node, inside = missing.node, "".join(f", in {n.op_type} {n.name!r}" for n in missing.around)
+    outermost = [node, *missing.around][-1]
+    reaching = [v.name for v in sources if _reaches(graph, v, outermost, registry)]
     shown = ", ".join(repr(name) for name in reaching[:3]) + (" and others" if reaching[3:] else "")
     domain = node.domain or "ai.onnx"
     return OdtpackError(
         "no-gradient",
-        f"operator {node.op_type} (domain {domain}, opset {opset_of(node, graph)}) has no "
+        f"operator {node.op_type} (domain {domain}, opset {missing.opset}) has no "
         f"gradient; {shown} cannot be trained through it",
-        where=f"node {node.name!r}, output {node.outputs[0].name!r}",
+        where=f"node {node.name!r}, output {node.outputs[0].name!r}{inside}",
         hint=f"freeze {'it' if len(reaching) == 1 else 'them'} "
         f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import Dims, Ops, dims_of
 from odtpack.errors import OdtpackError
+
+Differentiate = Callable[
+    [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]
+]
 
 
 class Context:
@@ -18,6 +22,8 @@ class Context:
     Attributes:
         node: The forward node.
         op: Writes new nodes, as in ``ctx.op.Mul(ctx.dy(), ctx.y())``.
+        captured: Values that the node's subgraphs read from around them and whose
+            cotangents are wanted.
     """
 
     def __init__(
@@ -26,11 +32,30 @@ class Context:
         op: Ops,
         cotangents: Sequence[ir.Value | None],
         needed: Sequence[bool],
+        captured: Sequence[ir.Value] = (),
+        differentiate: Differentiate | None = None,
     ) -> None:
         self.node = node
         self.op = op
+        self.captured = captured
         self._cotangents = cotangents
         self._needed = needed
+        self._differentiate = differentiate
+
+    def differentiate(
+        self,
+        graph: ir.Graph,
+        seeds: Mapping[ir.Value, ir.Value],
+        wrt: Iterable[ir.Value],
+        op: Ops,
+    ) -> dict[ir.Value, ir.Value]:
+        """Differentiate a subgraph of the node, as ``autodiff.backward.differentiate`` does.
+
+        New nodes go where ``op`` writes, which may be another graph.
+        """
+        if self._differentiate is None:
+            raise self.unsupported("it is looked at outside of a backward walk")
+        return self._differentiate(graph, seeds, wrt, op)
 
     def x(self, index: builtins.int = 0) -> ir.Value:
         """Input ``index``, which must be present."""
@@ -65,8 +90,16 @@ class Context:
         """Whether the cotangent of input ``index`` is wanted."""
         return index < len(self._needed) and self._needed[index]
 
-    def extra_output(self, index: builtins.int, dtype: ir.DataType) -> ir.Value:
-        """Output ``index`` of the forward node, added to the node if it was left out."""
+    def extra_output(
+        self, index: builtins.int, dtype: ir.DataType, dims: Dims | None = None
+    ) -> ir.Value:
+        """Output ``index`` of the forward node, added to the node if it was left out.
+
+        Args:
+            index: Which output.
+            dtype: Its element type.
+            dims: Its dimensions, if they are known.
+        """
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
             for left_out in self.node.outputs:
@@ -77,6 +110,8 @@ class Context:
             value.name = self.op.fresh_name(f"{named}_output{index}")
         if value.type is None:
             value.type = ir.TensorType(dtype)
+        if value.shape is None and dims is not None:
+            value.shape = ir.Shape(dims)
         return value
 
     # Attributes, with the default that the operator's specification names.

@@ -8,7 +8,7 @@ operator needs a rule only where that is quicker or more stable than its body.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -17,8 +17,8 @@ from onnx_ir.passes import common as common_passes
 
 from odtpack.autodiff import sequences
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
-from odtpack.autodiff.fold import fold
-from odtpack.autodiff.ops import reads
+from odtpack.autodiff.fold import fold, share_constants
+from odtpack.autodiff.ops import captures, reads, subgraphs
 from odtpack.autodiff.registry import REGISTRY, Registry
 from odtpack.errors import OdtpackError
 from odtpack.loading import infer_shapes
@@ -44,6 +44,8 @@ CHANGED_MEANING = {
 def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGISTRY) -> ir.Model:
     """Expand every node without a rule between ``sources`` and the outputs that has a body.
 
+    Nodes inside the bodies of control flow are expanded there.
+
     Functions of the model itself are all inlined, and integer arithmetic on known shapes,
     which bodies are full of, is folded; sequences of known tensors are replaced by the
     tensors. Names of inputs, outputs and initializers stay; the values of a body are named
@@ -66,6 +68,8 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
             _read_under(function, model)
         _inline(model)
         model = infer_shapes(model)
+    if share_constants(model.graph, keep=sources):
+        model = infer_shapes(model)
     while True:
         while fold(model.graph, keep=sources) or sequences.resolve(model.graph):
             model = infer_shapes(model)
@@ -78,7 +82,9 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
 def _call_bodies(model: ir.Model, sources: Collection[str], registry: Registry) -> bool:
     """Turn nodes into calls of functions with their bodies; return whether there were any."""
     graph = model.graph
-    for node in _without_rule(graph, sources, registry):
+    values = [*graph.inputs, *graph.initializers.values()]
+    wanted = [value for value in values if value.name in sources]
+    for node in list(_without_rule(graph, wanted, registry)):
         body = _body(node, graph)
         if body is None:
             continue
@@ -89,17 +95,21 @@ def _call_bodies(model: ir.Model, sources: Collection[str], registry: Registry) 
     return bool(model.functions)
 
 
-def _without_rule(graph: ir.Graph, sources: Collection[str], registry: Registry) -> list[ir.Node]:
-    values = [*graph.inputs, *graph.initializers.values()]
-    reached = dependents(graph, [v for v in values if v.name in sources], registry)
-    upstream = ancestors(graph.outputs)
-    return [
-        node
-        for node in graph
-        if node in upstream
-        and any(value in reached for value in reads(node))
-        and registry.lookup(node.domain, node.op_type, opset_of(node, graph)) is None
-    ]
+def _without_rule(
+    graph: ir.Graph, sources: Iterable[ir.Value], registry: Registry
+) -> Iterator[ir.Node]:
+    """Nodes without a rule between ``sources`` and the outputs, those in subgraphs included."""
+    reached = dependents(graph, sources, registry)
+    upstream = ancestors(graph.outputs, graph)
+    for node in graph:
+        if node not in upstream or not any(value in reached for value in reads(node)):
+            continue
+        if registry.lookup(node.domain, node.op_type, opset_of(node, graph)) is None:
+            yield node
+        for body in subgraphs(node):
+            body.opset_imports.update(graph.opset_imports)
+            taken = (value for value in captures(body) if value in reached)
+            yield from _without_rule(body, [*taken, *body.inputs], registry)
 
 
 def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.autodiff.ops import Dims, dims_of, static_dims, used_names
+from odtpack.autodiff.ops import Dims, dims_of, static_dims, subgraphs, used_names
 
 _LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
 
@@ -35,6 +35,7 @@ def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     """Replace integer nodes with known results by Constant nodes of the same names.
 
     Shapes that depend on the results may then be inferred, and be folded in their turn.
+    Subgraphs are folded, too.
 
     Args:
         graph: In topological order, with types and shapes inferred; changed in place.
@@ -43,10 +44,18 @@ def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     Returns:
         Whether there were any.
     """
+    return _fold(graph, graph, keep)
+
+
+def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
+    """:func:`fold` in a graph that is ``root`` or lies inside it."""
     changed = False
     for node in list(graph):
+        for subgraph in subgraphs(node):
+            subgraph.opset_imports.update(graph.opset_imports)
+            changed |= _fold(subgraph, root, keep)
         if node.op_type == "If" and node.domain == "":
-            changed |= _take_branch(graph, node, keep)
+            changed |= _take_branch(graph, node, root, keep)
             continue
         if node.domain != "" or len(node.outputs) != 1:
             continue
@@ -59,6 +68,39 @@ def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
         if array is not None and array.size <= _LARGEST:
             _replace(graph, node, array)
             changed = True
+    return changed
+
+
+def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
+    """Give subgraphs copies of the axes and sizes that they read from the main graph.
+
+    Shape inference does not see the values of what lies outside of a subgraph.
+
+    Args:
+        graph: The main graph; its subgraphs are changed in place.
+        keep: Names of initializers whose values are not to be relied on.
+
+    Returns:
+        Whether there were any.
+    """
+    names, changed = used_names(graph), False
+    known = {
+        value: value.const_value
+        for value in graph.initializers.values()
+        if value.dtype == ir.DataType.INT64 and _known(value, keep) is not None
+    }
+    for subgraph in graph.subgraphs():
+        copies: dict[ir.Value, ir.Value] = {}
+        for node in subgraph:
+            for index, value in enumerate(node.inputs):
+                if value is None or value not in known:
+                    continue
+                if value not in copies:
+                    name = _unique(str(value.name), names)
+                    copies[value] = ir.val(name, const_value=known[value])
+                    subgraph.register_initializer(copies[value])
+                node.replace_input_with(index, copies[value])
+                changed = True
     return changed
 
 
@@ -136,13 +178,13 @@ def _replace(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:
     ir.convenience.replace_nodes_and_values(graph, node, [node], [constant], [output], [value])
 
 
-def _take_branch(graph: ir.Graph, node: ir.Node, keep: Collection[str]) -> bool:
+def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collection[str]) -> bool:
     """Move the branch that an If takes into the graph, if its condition is known."""
     condition = _known(node.inputs[0], keep)
     if condition is None or condition.size != 1:
         return False
     branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
-    inner, results, names = list(branch), list(branch.outputs), used_names(graph)
+    inner, results, names = list(branch), list(branch.outputs), used_names(root)
     branch.outputs.clear()
     branch.remove(inner)
     for value in list(branch.initializers.values()):

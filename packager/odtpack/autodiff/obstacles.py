@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import dependents, differentiate, opset_of
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops, reads
+from odtpack.autodiff.ops import Ops, reads, subgraphs
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
 
@@ -95,12 +95,15 @@ def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]
 def _obstacle(
     node: ir.Node, error: OdtpackError, graph: ir.Graph, behind: dict[ir.Value, set[ir.Value]]
 ) -> Obstacle:
-    missing = error.code == "no-gradient"
+    why = error.what.partition(": ")[2] or error.what
+    if error.code == "no-gradient":
+        inner = f"inside of it {error.what.partition(';')[0]}"
+        why = inner if subgraphs(node) else "it has no gradient"
     return Obstacle(
         node.name or f"the one that computes {node.outputs[0].name}",
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",
         opset_of(node, graph),
-        "it has no gradient" if missing else error.what.partition(": ")[2] or error.what,
+        why,
         tuple(
             str(source.name)
             for source, reached in behind.items()

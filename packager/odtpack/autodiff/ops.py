@@ -6,6 +6,7 @@ so that a gradient rule stays an equation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -67,9 +68,21 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Values that a node reads: its inputs, and what its subgraphs take from around them."""
     yield from (value for value in node.inputs if value is not None)
     for subgraph in subgraphs(node):
-        yield from subgraph.outputs
-        for inner in subgraph:
-            yield from reads(inner)
+        yield from captures(subgraph)
+
+
+def defined(graph: ir.Graph) -> set[ir.Value]:
+    """Inputs, initializers and node outputs of a graph, without those of its subgraphs."""
+    outputs = (value for node in graph for value in node.outputs)
+    return {*graph.inputs, *graph.initializers.values(), *outputs}
+
+
+def captures(graph: ir.Graph) -> list[ir.Value]:
+    """Values that a subgraph, or a graph inside it, takes from around it, each once."""
+    own = defined(graph)
+    found = dict.fromkeys(value for node in graph for value in reads(node) if value not in own)
+    found.update(dict.fromkeys(value for value in graph.outputs if value not in own))
+    return list(found)
 
 
 def used_names(graph: ir.Graph) -> set[str]:
@@ -100,16 +113,26 @@ class Ops:
         if outer is not None:
             graph.opset_imports.update(outer.graph.opset_imports)
         self.graph: ir.Graph = graph
+        self.outer = outer
         self.opset = graph.opset_imports[""]
         self._prefix = prefix
         self._names: set[str] = used_names(graph) if outer is None else outer._names
         self._counts: dict[str, int] = {} if outer is None else outer._counts
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._constants: dict[tuple[ir.Graph, str, tuple[int, ...], bytes], ir.Value] = {}
+        self._home = graph  # of constants
         self._place: Callable[[ir.Node], None] = graph.append
 
     def inside(self, graph: ir.Graph) -> Ops:
         """A writer for a subgraph of a node in this writer's graph."""
         return Ops(graph, self._prefix, self)
+
+    @functools.cached_property
+    def symbols(self) -> frozenset[str]:
+        """Names of sizes that the inputs of the model have: one number each in a run."""
+        if self.outer is not None:
+            return self.outer.symbols
+        dims = (dim for value in self.graph.inputs for dim in dims_of(value) or ())
+        return frozenset(dim for dim in dims if isinstance(dim, str))
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         if op_type.startswith("_") or not op_type[0].isupper():
@@ -153,8 +176,10 @@ class Ops:
             num_outputs=outputs,
             name=label,
         )
-        if domain:
-            self.graph.opset_imports.setdefault(domain, 1)
+        writer: Ops | None = self
+        while domain and writer is not None:
+            writer.graph.opset_imports.setdefault(domain, 1)
+            writer = writer.outer
         result = self._result_type(op_type, dtype, attributes)
         for index, output in enumerate(node.outputs):
             output.name = label if index == 0 else self.fresh_name(f"{label}_{index}")
@@ -179,28 +204,32 @@ class Ops:
     @contextmanager
     def before(self, node: ir.Node) -> Iterator[None]:
         """Write in front of ``node`` for the length of a ``with`` block."""
-        place = self._place
-        self._place = lambda new: self.graph.insert_before(node, new)
-        try:
+        graph = node.graph or self.graph
+        with self._at(graph, lambda new: graph.insert_before(node, new)):
             yield
-        finally:
-            self._place = place
 
     @contextmanager
     def after(self, node: ir.Node) -> Iterator[None]:
         """Write behind ``node`` for the length of a ``with`` block."""
-        place, last = self._place, node
+        graph, last = node.graph or self.graph, node
 
         def insert(new: ir.Node) -> None:
             nonlocal last
-            self.graph.insert_after(last, new)
+            graph.insert_after(last, new)
             last = new
 
-        self._place = insert
+        with self._at(graph, insert):
+            yield
+
+    @contextmanager
+    def _at(self, graph: ir.Graph, place: Callable[[ir.Node], None]) -> Iterator[None]:
+        """Write elsewhere, in a graph that may be another than the writer's."""
+        before = self._home, self._place
+        self._home, self._place = graph, place
         try:
             yield
         finally:
-            self._place = place
+            self._home, self._place = before
 
     def run_before(self, early: ir.Value, late: ir.Value, readers: Sequence[ir.Node]) -> None:
         """Make the runtime compute ``early`` before ``readers``, which read ``late``.
@@ -231,11 +260,11 @@ class Ops:
     def constant(self, array: np.ndarray | np.generic) -> ir.Value:
         """An initializer with these values; equal ones are stored once."""
         array = np.asarray(array)
-        key = (array.dtype.str, array.shape, array.tobytes())
+        key = (self._home, array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             name = self.fresh_name(f"{self._prefix}constant")
             value = ir.val(name, const_value=ir.tensor(array, name=name))
-            self.graph.register_initializer(value)
+            self._home.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]
 
@@ -353,6 +382,13 @@ class Ops:
         if dims is None or wanted is None:
             return self._sum_to_runtime_shape(value, target)
         lead = len(dims) - len(wanted)
+        if lead < 0:
+            raise OdtpackError(
+                "shape-conflict",
+                f"{target.name!r} is declared with {len(wanted)} axes, more than the result that "
+                "is computed from it has",
+                hint="correct the shapes that the model declares, or leave them out",
+            )
         pairs = list(zip(dims[lead:], wanted, strict=True))
         if any(want not in (have, 1) and not isinstance(want, int) for have, want in pairs):
             return self._sum_to_runtime_shape(value, target)

@@ -7,13 +7,27 @@ none, which the walk turns into an error that names the node.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 
-Cotangents = ir.Value | Sequence[ir.Value | None]
+
+@dataclasses.dataclass(frozen=True)
+class WithCaptured:
+    """Cotangents of a node with subgraphs.
+
+    Attributes:
+        inputs: Cotangent of each input; None for one that has none.
+        captured: Cotangents of values that its subgraphs read from around them.
+    """
+
+    inputs: Sequence[ir.Value | None]
+    captured: Mapping[ir.Value, ir.Value]
+
+
+Cotangents = ir.Value | Sequence[ir.Value | None] | WithCaptured
 RuleFunction = Callable[[Context], Cotangents]
 
 

@@ -61,9 +61,18 @@ def check(graph: ir.Graph) -> None:
 
     Raises:
         OdtpackError: New statistics are read by other nodes or returned, or a running
-            statistic is read elsewhere: it is overwritten in the middle of a step.
+            statistic is read elsewhere: it is overwritten in the middle of a step. Or a
+            layer lies in the body of a loop or branch, where nothing can keep them.
     """
     layers = [node for node in graph if is_training(node)]
+    for node in graph.all_nodes():
+        if is_training(node) and node not in layers:
+            raise OdtpackError(
+                "batch-norm-in-body",
+                f"node {node.name!r} (BatchNormalization) is in training mode inside the body of "
+                "an If, Loop or Scan, where its running statistics cannot be kept",
+                hint="export that layer in inference mode",
+            )
     for node in layers:
         if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             raise OdtpackError(

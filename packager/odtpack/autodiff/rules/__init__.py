@@ -2,6 +2,7 @@
 
 from odtpack.autodiff.rules import (
     activation,
+    control,
     conv,
     conv_transpose,
     cut,
@@ -28,6 +29,7 @@ from odtpack.autodiff.rules import (
 
 __all__ = [
     "activation",
+    "control",
     "conv",
     "conv_transpose",
     "cut",

@@ -208,7 +208,7 @@ def dropout(ctx: Context) -> Cotangents:
     if ctx.maybe_x(2) is None or (training is not None and not training.item()):
         return [ctx.dy(), None, None]
     dtype = ctx.dtype(ctx.x())
-    kept = op.cast(ctx.extra_output(1, ir.DataType.BOOL), dtype)
+    kept = op.cast(ctx.extra_output(1, ir.DataType.BOOL, ctx.dims(ctx.x())), dtype)
     return [op.Mul(ctx.dy(), op.Mul(kept, _dropout_scale(ctx, dtype))), None, None]
 
 

@@ -17,10 +17,10 @@ from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, vjp
 @vjp("LayerNormalization", since=17)
 def layer_normalization(ctx: Context) -> Cotangents:
     op, x, dy = ctx.op, ctx.x(), ctx.dy()
-    rank = ctx.rank(x)
-    axes = range(ctx.axis(default=-1), rank)
-    mean = ctx.extra_output(1, ir.DataType.FLOAT)
-    inv_std = ctx.extra_output(2, ir.DataType.FLOAT)
+    axes = range(ctx.axis(default=-1), ctx.rank(x))
+    row = (*ctx.dims(x)[: axes.start], *[1] * len(axes))
+    mean = ctx.extra_output(1, ir.DataType.FLOAT, row)
+    inv_std = ctx.extra_output(2, ir.DataType.FLOAT, row)
     dtype = ctx.dtype(x)
     xhat = op.Mul(op.Sub(x, op.cast(mean, dtype)), op.cast(inv_std, dtype))
     dx = dscale = dbias = None

@@ -1,0 +1,209 @@
+"""If, Loop and Scan against finite differences of the ONNX reference, and PyTorch.
+
+A case is a whole model in ONNX text. Its gradients run in ONNX Runtime with optimizations
+off and on, in float32, and once in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from odtpack.autodiff.expand import expand
+from odtpack.errors import OdtpackError
+from odtpack.inference import infer_shapes
+from tests.autodiff.cases_control import CASES, Case
+from tests.autodiff.oracle import (
+    STEP,
+    Array,
+    add_gradients,
+    cast_floats,
+    cotangents,
+    session,
+    spread,
+)
+from tests.autodiff.reference_loops import Loop, Scan
+
+
+def run_torch(case: Case) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Outputs, cotangents and gradients."""
+    tensors = {n: torch.tensor(cast_floats(a, np.float64)) for n, a in case.feeds.items()}
+    for name in case.wrt:
+        tensors[name].requires_grad_()
+    given = case.torch(**tensors)
+    names = [str(value.name) for value in case.model().graph.outputs]
+    listed = [given] if isinstance(given, torch.Tensor) else list(given)
+    outputs = dict(zip(names, listed, strict=True))
+    floats = {n: y for n, y in outputs.items() if y.dtype.is_floating_point}
+    seeds = cotangents({name: tuple(y.shape) for name, y in floats.items()})
+    loss = sum((y * torch.tensor(seeds[name])).sum() for name, y in floats.items())
+    assert isinstance(loss, torch.Tensor)
+    found = torch.autograd.grad(
+        loss, [tensors[n] for n in case.wrt], allow_unused=True, materialize_grads=True
+    )
+    gradients = {n: g.numpy() for n, g in zip(case.wrt, found, strict=True)}
+    return {n: y.detach().numpy() for n, y in outputs.items()}, seeds, gradients
+
+
+def slopes(case: Case, seeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """Random directions, and central differences along them, by input."""
+    evaluator = ReferenceEvaluator(ir.to_proto(case.model(np.float64)), new_ops=[Loop, Scan])
+    feeds = {name: cast_floats(array, np.float64) for name, array in case.feeds.items()}
+    generator = np.random.default_rng(11)
+
+    def loss(**moved: Array) -> float:
+        results = evaluator.run(list(seeds), {**feeds, **moved})
+        return float(sum((y * s).sum() for y, s in zip(results, seeds.values(), strict=True)))
+
+    result = {}
+    for name in case.wrt:
+        x = feeds[name]
+        ways = generator.standard_normal((3, *x.shape))
+        steps = [loss(**{name: x + STEP * d}) - loss(**{name: x - STEP * d}) for d in ways]
+        result[name] = ways, np.array(steps) / (2 * STEP)
+    return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_gradient_is_that_of_both_oracles(case: Case) -> None:
+    outputs, seeds, expected = run_torch(case)
+    for name, (ways, found) in slopes(case, seeds).items():
+        along = (ways * expected[name]).reshape(len(found), -1).sum(1)
+        np.testing.assert_allclose(along, found, rtol=1e-5, atol=1e-6, err_msg=name)
+    runs = [(np.float32, "off", 1e-4), (np.float32, "all", 1e-4), (np.float64, "off", 1e-9)]
+    for floats, level, rtol in runs if case.double else runs[:2]:
+        model = expand(case.model(floats), case.wrt)
+        model, names = add_gradients(model, case.wrt)
+        proto = ir.to_proto(model)
+        onnx.checker.check_model(proto)
+        running = session(proto, level)
+        given = {**case.feeds, **{f"seed_{name}": seed for name, seed in seeds.items()}}
+        feeds = {n: cast_floats(a, floats) if n in case.feeds else a.astype(floats)
+                 for n, a in given.items()}  # fmt: skip
+        results = running.run(None, feeds)
+        by_name = dict(zip((y.name for y in running.get_outputs()), results, strict=True))
+        for name, y in outputs.items():
+            np.testing.assert_allclose(by_name[name], y, rtol=rtol, atol=1e-5, err_msg=name)
+        assert sorted(names) == sorted(case.wrt)
+        for name, gradient in names.items():
+            assert by_name[gradient].shape == case.feeds[name].shape
+            np.testing.assert_allclose(
+                by_name[gradient], expected[name], rtol=rtol, atol=rtol / 10,
+                err_msg=f"{name} ({level})",
+            )  # fmt: skip
+
+
+DRAW = (
+    "half = Constant <value = float {0.5}> () yes = Constant <value_int = 1> () "
+    "on = Cast <to = 9> (yes) "
+)
+RANDOM = {
+    "Scan": DRAW
+    + """
+  ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+    p = Mul(part, w) y = Dropout(p, half, on) }> (x)""",
+    "Loop": DRAW
+    + """five = Constant <value = int64 {5}> ()
+  ys = Loop <body = turn (int64 i, bool go) => (bool goes, float[40] y) {
+    goes = Identity(go) part = Gather(x, i) q = Mul(part, w) y = Dropout(q, half, on)
+  }> (five, "")""",
+    "If": DRAW
+    + """
+  ys = If (on) <then_branch = a () => (float[5, 40] y) {
+      q = Mul(x, w) y = Dropout(q, half, on) },
+    else_branch = b () => (float[5, 40] z) { z = Mul(x, w) }>""",
+    "If in Scan": DRAW
+    + """
+  ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+    y = If (on) <then_branch = a () => (float[40] y1) {
+        q = Mul(part, w) y1 = Dropout(q, half, on) },
+      else_branch = b () => (float[40] z) { z = Mul(part, w) }> }> (x)""",
+    "noise": """
+  ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+    noise = RandomNormalLike(part) n = Mul(noise, part) y = Mul(n, w) }> (x)""",
+}
+
+
+@pytest.mark.parametrize("level", ["off", "all"])
+@pytest.mark.parametrize("name", RANDOM)
+def test_what_is_drawn_at_random_is_not_drawn_again(name: str, level: str) -> None:
+    """y = mask w x, so that w dL/dw is the sum of y dL/dy over the turns, for its mask alone."""
+    text = f"net (float[5, 40] x, float[40] w) => (float[5, 40] ys) {{ {RANDOM[name]} }}"
+    case = Case(name, text, {}, torch.relu)
+    model, names = add_gradients(case.model(), ["w"])
+    x, w = spread(5, 40), spread(40, seed=1)
+    seed = spread(5, 40, seed=2)
+    running = session(ir.to_proto(model), level)
+    first, again = (
+        running.run(["ys", names["w"]], {"x": x, "w": w, "seed_ys": seed}) for _ in range(2)
+    )
+    assert not np.array_equal(first[0], again[0])
+    for y, gradient in (first, again):
+        np.testing.assert_allclose(gradient * w, (y * seed).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_random_draws_whose_number_is_unknown_are_refused() -> None:
+    text = """net (float[5, 40] x, float w, bool[40] keep) => (float[5, 40] ys) {
+      ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
+        some = Compress(part, keep) noise = RandomNormalLike(some) n = Mul(noise, w)
+        k = ReduceSum <keepdims = 0> (n) y = Mul(part, k) }> (x) }"""
+    model = Case("open", text, {}, torch.relu).model()
+    with pytest.raises(OdtpackError, match="must not run twice") as error:
+        add_gradients(model, ["w"])
+    assert error.value.code == "unsupported-node"
+
+
+REFUSED = {
+    "which it carries and whose shape changes": """
+net (int64 m, float[1, 3] h, float[3] w) => (float[n, 3] rows) {
+  rows = Loop <body = turn (int64 i, bool go, float[] s) => (bool on, float[] t) {
+    on = Identity(go) sw = Mul(s, w) t = Concat <axis = 0> (sw, s) }> (m, , h) }""",
+    "it carries 's', which is no tensor": """
+net (int64 m, float[3] h, float[3] w) => (float[3] last) {
+  hw = Mul(h, w) start = SequenceConstruct(hw, hw)
+  last, unread = Loop <body = turn (int64 i, bool go, float[3] a, seq(float[3]) s)
+      => (bool on, float[3] b, seq(float[3]) t) {
+    on = Identity(go) part = SequenceAt(s, i) b = Add(a, part) t = Identity(s) }> (m, , h, start)
+}""",
+    "operator ConcatFromSequence": """
+net (int64 m, float[3] h, float[3] w) => (float[n] last) {
+  empty = SequenceEmpty()
+  unread, all = Loop <body = turn (int64 i, bool go, float[3] a, seq(float[3]) s)
+      => (bool on, float[3] b, seq(float[3]) t) {
+    on = Identity(go) b = Mul(a, w) t = SequenceInsert(s, b) }> (m, , h, empty)
+  last = ConcatFromSequence <axis = 0> (all)
+}""",
+    "another number of inputs or outputs": """
+net (int64 m, float[3] h, float[3] w) => (float[3] last) {
+  last = Loop <body = turn (int64 i, bool go, float[3] a, float[3] z)
+      => (bool on, float[3] b, float[3] y) {
+    on = Identity(go) b = Mul(a, w) y = Identity(z) }> (m, , h)
+}""",
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_a_loop_does_not_cover_is_refused(why: str) -> None:
+    header = '<ir_version: 8, opset_import: ["" : 17]>'
+    model = infer_shapes(ir.from_proto(onnx.parser.parse_model(header + REFUSED[why])))
+    with pytest.raises(OdtpackError, match=why):
+        add_gradients(model, ["w"])
+
+
+def test_a_weight_is_not_summed_up_turn_by_turn() -> None:
+    """Its products are one product behind the loop, which carries only what is left."""
+    case = next(case for case in CASES if case.label == "Scan-opset16")
+    model, _ = add_gradients(case.model(), ["w", "b"])
+    backward = [node for node in model.graph if node.op_type == "Scan"][-1]
+    body = backward.attributes["body"].as_graph()
+    carried = [str(value.name) for value in body.inputs if str(value.name).endswith("cotangent")]
+    assert sorted(carried) == ["b.cotangent", "t.cotangent"]
+    assert [node.op_type for node in body].count("Gemm") == 1
+    assert [node.op_type for node in model.graph].count("Gemm") == 2

@@ -1,0 +1,243 @@
+"""Packages with If, Loop and Scan train as PyTorch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import torch
+from torch.nn import functional as F
+
+from odtpack import optimizers
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack_runtime.package import Package
+from odtpack_runtime.simulator.memory_plan import plan_memory
+from tests.packaging_tools import open_training
+
+Tensors = dict[str, torch.Tensor]
+STEPS, RATE = 6, 0.2
+
+_GENERATOR = np.random.default_rng(0)
+WEIGHTS = {
+    "w": _GENERATOR.normal(size=(4, 4)) * 0.4,
+    "u": _GENERATOR.normal(size=(4, 4)) * 0.4,
+    "b": _GENERATOR.normal(size=4) * 0.1,
+    "head": _GENERATOR.normal(size=(4, 3)) * 0.5,
+}
+WEIGHTS = {name: value.astype(np.float32) for name, value in WEIGHTS.items()}
+X = _GENERATOR.normal(size=(6, 5, 4)).astype(np.float32)
+LABELS = _GENERATOR.integers(0, 3, 6)
+
+SCAN = """
+  xt = Transpose <perm = [1, 0, 2]> (x) first = Gather <axis = 1> (x, zero) h = Mul(first, nought)
+  last = Scan <num_scan_inputs = 1, body = turn (float[batch, 4] s, float[batch, 4] part)
+      => (float[batch, 4] t) {
+    pw = MatMul(part, w) su = MatMul(s, u) sum = Add(pw, su) biased = Add(sum, b) t = Tanh(biased)
+  }> (h, xt)
+  logits = MatMul(last, head)
+"""
+
+
+def scan(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+    h = x[:, 0] * 0
+    for t in range(x.shape[1]):
+        h = torch.tanh(x[:, t] @ p["w"] + h @ p["u"] + p["b"])
+    return h @ p["head"]
+
+
+# As many turns as the input has rows, and the first layer within the body only.
+LOOP = """
+  shape = Shape(x) count = Gather(shape, one)
+  h = Gather <axis = 1> (x, zero)
+  last, ys = Loop <body = turn (int64 i, bool go, float[batch, 4] s)
+      => (bool on, float[batch, 4] t, float[batch, 4] y) {
+    on = Identity(go) row = Gather <axis = 1> (x, i) sw = MatMul(s, w) su = MatMul(row, u)
+    sum = Add(sw, su) biased = Add(sum, b) t = Sigmoid(biased) y = Mul(t, s)
+  }> (count, , h)
+  mean = ReduceMean <axes = [0], keepdims = 0> (ys) joined = Add(last, mean)
+  logits = MatMul(joined, head)
+"""
+
+
+def loop(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+    h, ys = x[:, 0], []
+    for t in range(x.shape[1]):
+        before, h = h, torch.sigmoid(h @ p["w"] + x[:, t] @ p["u"] + p["b"])
+        ys.append(h * before)
+    return (h + torch.stack(ys).mean(0)) @ p["head"]
+
+
+# The sum of b grows, and the branch changes after two steps.
+CHOICE = """
+  h = Gather <axis = 1> (x, zero) hw = MatMul(h, w)
+  norm = ReduceSum <keepdims = 0> (b) positive = Less(norm, limit)
+  y = If (positive) <
+    then_branch = yes () => (float[batch, 4] y1) { m = MatMul(hw, u) y1 = Tanh(m) },
+    else_branch = no () => (float[batch, 4] y2) { y2 = Sin(hw) }>
+  z = Add(y, b) logits = MatMul(z, head)
+"""
+
+
+def choice(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+    h = x[:, 0] @ p["w"]
+    y = torch.tanh(h @ p["u"]) if p["b"].sum() < LIMIT else torch.sin(h)
+    return (y + p["b"]) @ p["head"]
+
+
+LIMIT = 0.103
+
+CASES: dict[str, tuple[str, Callable[[torch.Tensor, Tensors], torch.Tensor]]] = {
+    "Scan": (SCAN, scan),
+    "Loop": (LOOP, loop),
+    "If": (CHOICE, choice),
+}
+
+
+def build(body: str, opset: int) -> onnx.ModelProto:
+    """A model whose weights are initializers."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 7, opset_import: ["" : {opset}]>\n'
+        f"net (float[batch, 5, 4] x) => (float[batch, 3] logits) <int64 zero = {{0}}, "
+        f"int64 one = {{1}}, float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}"
+    )
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name)
+        for name, value in WEIGHTS.items()
+        if f" {name})" in body
+    )
+    return model
+
+
+def pytorch(
+    function: Callable[[torch.Tensor, Tensors], torch.Tensor], names: list[str]
+) -> tuple[list[float], Mapping[str, np.ndarray], float]:
+    parameters = {n: torch.tensor(WEIGHTS[n]).double().requires_grad_() for n in names}
+    x, labels = torch.tensor(X).double(), torch.tensor(LABELS)
+    optimizer, losses = torch.optim.SGD(list(parameters.values()), lr=RATE), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(function(x, parameters), labels)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    final = F.cross_entropy(function(x, parameters), labels).item()
+    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, final
+
+
+@pytest.mark.parametrize("opset", [12, 13, 17])
+@pytest.mark.parametrize("name", CASES)
+def test_steps_follow_pytorch(name: str, opset: int, tmp_path: Path) -> None:
+    body, function = CASES[name]
+    model = build(body, opset)
+    folder = tmp_path / "package"
+    build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD())
+    names = [n for n in WEIGHTS if f" {n})" in body]
+    losses, values, final = pytorch(function, names)
+    state, module, optimizer = open_training(folder)
+    optimizer.set_learning_rate(RATE)
+    found = []
+    for _ in range(STEPS):
+        found.append(float(module(X, LABELS)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    assert sorted(n for n, _ in state.parameters) == sorted(names)
+    for n, parameter in state.parameters:
+        np.testing.assert_allclose(parameter.data, values[n], rtol=1e-4, atol=1e-6, err_msg=n)
+    module.eval()
+    assert float(module(X, LABELS)) == pytest.approx(final, rel=1e-5)
+    plan = plan_memory(Package.open(folder), {"x": X.shape, "labels": LABELS.shape})
+    assert plan.peak.nbytes > 0
+
+
+def test_both_branches_are_taken() -> None:
+    """Otherwise the case above would not show that either is trained."""
+    names = ["w", "u", "b", "head"]
+    taken = set()
+
+    def watched(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+        taken.add(bool(p["b"].sum() < LIMIT))
+        return choice(x, p)
+
+    pytorch(watched, names)
+    assert taken == {True, False}
+
+
+def names_nodes(model: onnx.ModelProto, op_type: str, name: str) -> None:
+    """Name the only node of a type, wherever it lies."""
+
+    def search(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == op_type:
+                node.name = name
+            for attribute in node.attribute:
+                search(attribute.g)
+
+    search(model.graph)
+
+
+def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
+    body = SCAN.replace("pw =", "v = Constant <value = float[4] {0.5, -0.5, 0.25, 0.0}> () pw =")
+    body = body.replace("Add(sum, b)", "Add(sum, v)")
+    folder = tmp_path / "package"
+    build_package(build(body, 17), folder, loss="cross_entropy", optimizer=optimizers.SGD())
+    state, module, optimizer = open_training(folder)
+    assert sorted(name for name, _ in state.parameters) == ["head", "u", "v", "w"]
+    optimizer.set_learning_rate(RATE)
+    start = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
+    parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
+    parameters["b"] = torch.tensor(start).double().requires_grad_()
+    loss = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
+    loss.backward()
+    gradient = parameters["b"].grad
+    assert gradient is not None
+    assert float(module(X, LABELS)) == pytest.approx(loss.item(), rel=1e-5)
+    optimizer.step()
+    moved = dict(state.parameters)["v"].data
+    np.testing.assert_allclose(moved, start - RATE * gradient.numpy(), rtol=1e-5)
+
+
+def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
+    body = SCAN.replace("t = Tanh(biased)", "q = Tanh(biased) t = Dropout(q, half, training)")
+    model = build(body, 17)
+    model.graph.initializer.extend(
+        [
+            onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"),
+            onnx.numpy_helper.from_array(np.array(True), "training"),
+        ]
+    )
+    folder = tmp_path / "package"
+    build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD())
+    _, module, _ = open_training(folder)
+    parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
+    expected = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
+    trained = {float(module(X, LABELS)) for _ in range(3)}
+    assert len(trained) == 3
+    module.eval()
+    assert float(module(X, LABELS)) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_batch_normalization_that_trains_in_a_body_is_refused(tmp_path: Path) -> None:
+    layer = "q, m, v = BatchNormalization <training_mode = 1> (biased, b, b, b, b) t = Tanh(q)"
+    model = build(SCAN.replace("t = Tanh(biased)", layer), 17)
+    names_nodes(model, "BatchNormalization", "norm")
+    with pytest.raises(OdtpackError, match=r"'norm' .* inside the body") as error:
+        build_package(model, tmp_path / "package", loss="cross_entropy")
+    assert error.value.code == "batch-norm-in-body"
+
+
+def test_an_operator_without_a_gradient_in_a_body_is_named(tmp_path: Path) -> None:
+    model = build(SCAN.replace("t = Tanh(biased)", "t = odd.Turn(biased)"), 17)
+    model.opset_import.add(domain="odd", version=1)
+    names_nodes(model, "Turn", "turning")
+    names_nodes(model, "Scan", "steps")
+    with pytest.raises(OdtpackError, match="Turn") as error:
+        build_package(model, tmp_path / "package", loss="cross_entropy")
+    assert error.value.code == "no-gradient"
+    assert "'turning'" in str(error.value)
+    assert "Scan 'steps'" in str(error.value)
