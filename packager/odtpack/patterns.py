@@ -7,29 +7,8 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import influences
+from odtpack.candidates import candidates
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.passes import batch_norm
-
-
-def candidates(model: ir.Model) -> list[str]:
-    """Initializers that look like parameters: float vectors and larger, with a gradient.
-
-    Scalars are left out, since exporters write constants so; a pattern that is the very
-    name of one still finds it. Running statistics are no parameters.
-    """
-    graph = model.graph
-    state = set(batch_norm.state_names(graph))
-    reaching = influences(graph, graph.outputs)
-    return [
-        name
-        for name, value in graph.initializers.items()
-        if value.dtype == ir.DataType.FLOAT
-        and value.shape is not None
-        and value.shape.rank() > 0
-        and name not in state
-        and value in reaching
-    ]
 
 
 def resolve(

@@ -106,10 +106,10 @@ def _package(path: Path) -> dict[str, Any]:
 def _model(path: Path) -> dict[str, Any]:
     from odtpack import targets
     from odtpack.autodiff.ops import dims_of
+    from odtpack.candidates import candidates
     from odtpack.cli._describe import byte_size, count_line, shape_text
     from odtpack.errors import OdtpackError
     from odtpack.loading import load_model
-    from odtpack.patterns import candidates
 
     try:
         model = load_model(path)

@@ -1,0 +1,78 @@
+"""Which initializers of a forward model are parameters.
+
+A model file does not say: weights lie beside masks, scales and running statistics. What
+is named is trained or frozen as told; this is the guess for what is not named.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.backward import influences
+from odtpack.exporters import is_generated
+from odtpack.loading import is_lifted_constant
+from odtpack.passes import batch_norm
+
+# Inputs that set an operator up: no model trains them, though some have a gradient.
+_SETTINGS = {
+    "BatchNormalization": (3, 4),
+    "CastLike": (1,),
+    "Clip": (1, 2),
+    "Dropout": (1,),
+    "NegativeLogLikelihoodLoss": (2,),
+    "OneHot": (2,),
+    "Pad": (2,),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2),
+    "SoftmaxCrossEntropyLoss": (2,),
+}
+
+# torch.export notes what each value was in the module.
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+_HUGE = 1e30  # beyond lie the values with which masks shut out
+
+
+def candidates(model: ir.Model) -> list[str]:
+    """Initializers that look like parameters, in the order of the model.
+
+    They are float vectors and larger that a gradient reaches, but no running statistics,
+    no settings of an operator, no masks, and nothing that the exporter noted as a buffer
+    or wrote as a constant (unless the model keeps everything in constants, as some
+    converters do). Scalars are left out too. A pattern that is the very name of an
+    initializer finds all of these.
+    """
+    graph = model.graph
+    state = set(batch_norm.state_names(graph))
+    reaching = influences(graph, graph.outputs)
+    found = [
+        value
+        for name, value in graph.initializers.items()
+        if name not in state and value in reaching and _looks_trainable(value)
+    ]
+    stored = [value for value in found if not is_lifted_constant(value)]
+    return [str(value.name) for value in stored or found]
+
+
+def _looks_trainable(value: ir.Value) -> bool:
+    if value.dtype != ir.DataType.FLOAT or value.shape is None or value.shape.rank() == 0:
+        return False
+    if value.metadata_props.get(_KIND, "PARAMETER") != "PARAMETER":
+        return False
+    uses = value.uses()
+    if all(use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses) and uses:
+        return False
+    return value.const_value is not None and not _is_constant(value, value.const_value)
+
+
+def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
+    """Whether the values give away that this is no parameter."""
+    array = tensor.numpy()
+    if array.size == 0 or not np.abs(array).max() < _HUGE:
+        return True
+    if not is_generated(value.name) and not is_lifted_constant(value):
+        return False
+    # A fill or a factor. What onnx:: names was a parameter, and may be a bias of zeros.
+    filled = array.size == 1 or not str(value.name).startswith("onnx::")
+    return filled and bool((array == array.flat[0]).all())
