@@ -24,7 +24,7 @@ def export(
     output: str = "output",
     **options: Any,
 ) -> Path:
-    """Write ``module`` to ``path``, in the mode (training or evaluation) that it is in.
+    """Write ``module`` to ``path``; its layers stay in the modes that they are in.
 
     Args:
         module: What to export.
@@ -41,7 +41,7 @@ def export(
         mode = torch.onnx.TrainingMode
         arguments |= {
             "dynamic_axes": {name: dict(axes) for name, axes in (dynamic or {}).items()},
-            "training": mode.TRAINING if module.training else mode.EVAL,
+            "training": mode.PRESERVE if module.training else mode.EVAL,
         }
     elif dynamic:
         arguments |= {"dynamic_shapes": _dynamic_shapes(list(inputs), dynamic), "verbose": False}

@@ -98,15 +98,16 @@ SUBJECTS = {
         sequence.LstmClassifier, lambda: {"tokens": _tokens(20, 7)}, target=_labels(4, 4)
     ),
     "unet": Subject(
-        vision.UNet, _images(2, 16), target=_labels(3, 4, 16, 16), dynamic={"x": BATCH},
-        norms=True,
+        vision.UNet, _images(2, 8), target=_labels(3, 4, 8, 8), dynamic={"x": BATCH},
+        norms=True, rate=2.0,
     ),
     "mobilenet-v3": Subject(
         vision.MobileNetV3, _images(3, 16, 6), target=_labels(5, 6), dynamic={"x": BATCH},
-        norms=True,
+        norms=True, rate=0.2,
     ),
     "efficientnet": Subject(
-        vision.EfficientNet, _images(3, 16, 6), target=_labels(5, 6), norms=True
+        vision.EfficientNet, _images(3, 16, 6), target=_labels(5, 6), norms=True,
+        rate=0.2,
     ),
     "convnext": Subject(
         vision.ConvNeXt, _images(3, 16), target=_labels(5, 4), dynamic={"x": BATCH}
@@ -131,6 +132,7 @@ SUBJECTS = {
     "causal-lm-masked": Subject(
         lambda: sequence.CausalLanguageModel(attention="masked"),
         lambda: {"tokens": _tokens(24, 10)}, target=lambda data: data["tokens"].roll(-1, dims=1),
+        other_opset=ATTENTION,
     ),
     "recommender": Subject(
         sequence.Recommender, _visits, loss="bce_with_logits",

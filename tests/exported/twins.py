@@ -19,7 +19,7 @@ STEPS = 10
 # Adam divides by the root of the second moment: with an epsilon of 1e-6 an element whose gradient
 # is nothing but rounding (the bias of an attention's keys) would run at full speed anywhere.
 EPSILON = 1e-3
-RATES = {"sgd": 1.0, "adamw": 0.05}  # relative to the subject's
+ADAM_RATE = 0.01
 
 View = Callable[[], np.ndarray]
 
@@ -62,7 +62,7 @@ def folded(module: nn.Module) -> nn.Module:
                 if isinstance(layer, nn.BatchNorm2d):
                     parent[i - 1] = fuse_conv_bn_eval(parent[i - 1], layer)
                     parent[i] = nn.Identity()
-    return module
+    return module.requires_grad_()
 
 
 def frozen_norms(module: nn.Module) -> nn.Module:
@@ -83,11 +83,11 @@ def train(
     inputs = [t.double() if t.is_floating_point() else t for t in data.values()]
     if target is not None and target.is_floating_point():
         target = target.double()
-    rate, method = subject.rate * RATES[optimizer], AdamW(epsilon=EPSILON)
-    stepper: torch.optim.Optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+    method = AdamW(epsilon=EPSILON)
+    stepper: torch.optim.Optimizer = torch.optim.SGD(module.parameters(), lr=subject.rate)
     if optimizer == "adamw":
         betas = (method.beta1, method.beta2)
-        stepper = torch.optim.AdamW(module.parameters(), lr=rate, betas=betas, weight_decay=0)
+        stepper = torch.optim.AdamW(module.parameters(), ADAM_RATE, betas, weight_decay=0)
     run = Run([], [], math.inf)
     for step in range(1, STEPS + 1):
         # PyTorch adds epsilon to the root of the unbiased moment, we to that of the moment.
