@@ -61,7 +61,10 @@ def is_lifted_constant(value: ir.Value) -> bool:
 
 def _mark_constants(model: ir.Model) -> None:
     """Let the passes that make initializers of Constant nodes leave a trace of it."""
-    nodes = [*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes())]
+    nodes = [
+        *model.graph.all_nodes(),
+        *(n for f in model.functions.values() for n in f.all_nodes()),
+    ]
     for node in nodes:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             node.outputs[0].meta[_LIFTED] = True

@@ -171,6 +171,14 @@ def parameters_of(module: nn.Module, pairs: Iterable[str]) -> set[str]:
     return names
 
 
+_KINKS = {
+    nn.ReLU: (0.0,),
+    nn.LeakyReLU: (0.0,),
+    nn.Hardswish: (-3.0, 3.0),
+    nn.Hardsigmoid: (-3.0, 3.0),
+}
+
+
 class KinkMargin:
     """Least distance of what piecewise linear layers read from their kinks, over all calls.
 
@@ -178,19 +186,12 @@ class KinkMargin:
     see tests.training.settled.
     """
 
-    _KINKS = {
-        nn.ReLU: (0.0,),
-        nn.LeakyReLU: (0.0,),
-        nn.Hardswish: (-3.0, 3.0),
-        nn.Hardsigmoid: (-3.0, 3.0),
-    }
-
     def __init__(self, module: nn.Module) -> None:
         self.value = math.inf
         for layer in module.modules():
-            if type(layer) in self._KINKS:
+            if type(layer) in _KINKS:
                 layer.register_forward_pre_hook(self._look)
 
     def _look(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        for kink in self._KINKS[type(layer)]:
+        for kink in _KINKS[type(layer)]:
             self.value = min(self.value, (inputs[0].detach() - kink).abs().min().item())
