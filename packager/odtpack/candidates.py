@@ -6,7 +6,6 @@ is named is trained or frozen as told; this is the guess for what is not named.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import influences
@@ -69,7 +68,7 @@ def _looks_trainable(value: ir.Value) -> bool:
 def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
     """Whether the values give away that this is no parameter."""
     array = tensor.numpy()
-    if array.size == 0 or not np.abs(array).max() < _HUGE:
+    if array.size == 0 or not (array.max() < _HUGE and array.min() > -_HUGE):
         return True
     if not is_generated(value.name) and not is_lifted_constant(value):
         return False

@@ -47,14 +47,13 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
 
 
 def _matrix(value: ir.Value) -> np.ndarray | None:
-    """The values of a float matrix, unless it may equal another by chance."""
+    """The values of a float matrix, unless it is one that equals others by chance."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
         return None
     array = tensor.numpy()
-    if min(array.shape) < 2 or (array == array[0, 0]).all():
-        return None
-    return array
+    # A row of one value, as in a matrix of zeros, equals others.
+    return array if min(array.shape) > 1 and np.ptp(array[0]) > 0 else None
 
 
 def _replace(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:
