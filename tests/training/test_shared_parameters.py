@@ -36,6 +36,7 @@ def _values(*shape: int) -> np.ndarray:
 
 
 W, B, E = _values(4, 4), _values(4), _values(6, 4)
+E[0] = 0  # as the row of a padding token is
 
 
 @dataclasses.dataclass(frozen=True)

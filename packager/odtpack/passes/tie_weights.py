@@ -39,7 +39,8 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     changed = False
     for copy, array in copies:
         for original, values in originals.get((array.shape, array[:, 0].tobytes()), ()):
-            if np.array_equal(values.T, array):
+            # A matrix of zeros equals others by chance.
+            if np.array_equal(values.T, array) and np.ptp(array) > 0:
                 _replace(graph, copy, original)
                 changed = True
                 break
@@ -47,13 +48,12 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
 
 
 def _matrix(value: ir.Value) -> np.ndarray | None:
-    """The values of a float matrix, unless it is one that equals others by chance."""
+    """The values of a float matrix; None for anything else, and for a vector in disguise."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
         return None
     array = tensor.numpy()
-    # A row of one value, as in a matrix of zeros, equals others.
-    return array if min(array.shape) > 1 and np.ptp(array[0]) > 0 else None
+    return array if min(array.shape) > 1 else None
 
 
 def _replace(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:
