@@ -1,13 +1,85 @@
-"""What PyTorch's exporters do to the names of parameters."""
+"""What PyTorch's exporters do to the names of parameters, and how to find them again.
+
+A linear layer on a sequence is exported as MatMul with the transposed weight, a recurrent
+layer with its gates in another order, a normalization inside the convolution before it:
+the exporters compute these tensors and name them ``onnx::MatMul_324`` or ``val_14``. The
+names that they had in the module follow from what is around them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+
+import onnx.defs
+import onnx_ir as ir
 
 # Names of what they compute from parameters and constants while they export.
 _GENERATED = re.compile(r"(val|tmp)(_\d+)?|onnx::\w+_\d+")
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def is_generated(name: str | None) -> bool:
     """Whether an exporter made a name up, so that it says nothing about the model."""
     return name is not None and _GENERATED.fullmatch(name) is not None
+
+
+def module_names(graph: ir.Graph) -> dict[str, str]:
+    """Names in the module, such as ``blocks.0.qkv.weight``, by those that an exporter made up.
+
+    A name that would mean two initializers means none.
+    """
+    found: dict[str, str] = {}
+    for name, value in graph.initializers.items():
+        if is_generated(name):
+            uses = value.uses()
+            guesses = {g for node, index in uses if (g := _beside(node) or _within(node, index))}
+            if len(guesses) == 1:
+                found[name] = guesses.pop()
+    counts = Counter([*found.values(), *graph.initializers])
+    return {name: guess for name, guess in found.items() if counts[guess] == 1}
+
+
+def _beside(node: ir.Node) -> str | None:
+    """``layer.weight`` where ``layer.bias`` is added to the product."""
+    if node.op_type != "MatMul":
+        return None
+    for add in node.outputs[0].consumers():
+        for other in add.inputs if add.op_type == "Add" else ():
+            name = "" if other is None or not other.is_initializer() else other.name or ""
+            if name.endswith("bias"):
+                return name.removesuffix("bias") + "weight"
+    return None
+
+
+def _within(node: ir.Node, index: int) -> str | None:
+    """The module that a node was exported from, and which of its tensors this is."""
+    if node.op_type in _LAYERS:
+        role = "weight" if index < 2 else "bias"
+    elif node.op_type in ("GRU", "LSTM", "RNN"):
+        role = onnx.defs.get_schema(node.op_type).inputs[index].name
+    else:
+        return None
+    path = _join(_scopes(node))
+    return f"{path}.{role}" if path else None
+
+
+def _scopes(node: ir.Node) -> list[str]:
+    """Modules around a node, from the outside in, each named from the root or its parent."""
+    noted = node.metadata_props.get(_SCOPES)
+    if noted is None:
+        return (node.name or "").split("/")[1:-1]
+    scopes: list[str] = re.findall("'([^']*)'", noted)  # a list of texts, as Python writes it
+    return scopes[-2:-1]  # the last is the operator, the one before it has the whole path
+
+
+def _join(scopes: list[str]) -> str:
+    """A child of a container has the container's name in its own: blocks, blocks.0."""
+    inner = [*scopes[1:], ""]
+    return ".".join(
+        scope
+        for scope, below in zip(scopes, inner, strict=False)
+        if scope and not below.startswith(f"{scope}.")
+    )

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from odtpack.candidates import candidates
 from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.exporters import module_names
 
 
 def resolve(
@@ -18,7 +19,8 @@ def resolve(
 
     Without ``train`` everything is trained that is not frozen; without ``freeze``
     everything is frozen that is not trained. With both, what neither matches stays a
-    constant inside the models.
+    constant inside the models. A pattern may also match the name that a parameter had in
+    its PyTorch module, see :func:`odtpack.exporters.module_names`.
 
     Raises:
         OdtpackError: A pattern matches nothing, or an initializer is matched by both.
@@ -46,12 +48,17 @@ def _matched(
 ) -> dict[str, str]:
     """Names that match, each with its first pattern."""
     found: dict[str, str] = {}
+    original = module_names(model.graph)
     for pattern in patterns:
-        hits = [name for name in names if fnmatchcase(name, pattern)]
+        hits = [
+            name
+            for name in names
+            if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
+        ]
         if not hits and pattern in model.graph.initializers:
             hits = [pattern]
         if not hits:
-            near = ", ".join(repr(name) for name in names[:4])
+            near = ", ".join(repr(original.get(name, name)) for name in names[:4])
             raise UnknownNameError(
                 "unknown-parameter",
                 f"{option} {pattern!r} matches no parameter of the model",
