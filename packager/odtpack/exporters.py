@@ -17,8 +17,20 @@ import onnx_ir as ir
 # Names of what they compute from parameters and constants while they export.
 _GENERATED = re.compile(r"(val|tmp)(_\d+)?|onnx::\w+_\d+")
 
+_NUMBERED = re.compile(r"_\d+$")
+
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_AFFINE = {1: "weight", 2: "bias"}
+_ROLES = {
+    **dict.fromkeys(("Conv", "ConvTranspose"), _AFFINE),
+    **dict.fromkeys(("GroupNormalization", "InstanceNormalization", "LayerNormalization"), _AFFINE),
+    "BatchNormalization": {**_AFFINE, 3: "running_mean", 4: "running_var"},
+    "Gemm": {0: "weight", **_AFFINE},
+    "MatMul": {0: "weight", 1: "weight"},
+    "PRelu": {1: "weight"},
+}
+# Parts of a layer that is written in several nodes.
+_LOOSE = {"Mul": "weight", "Add": "bias"}
 
 
 def is_generated(name: str | None) -> bool:
@@ -42,6 +54,20 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
 
 
+def origin(node: ir.Node, index: int) -> str | None:
+    """Which tensor of which module a node reads; one name for all calls of a module.
+
+    The older exporter numbers what would have the same name, be it another call of the
+    same module or another module, so that its numbers are left out.
+    """
+    role = _role(node, index) or _LOOSE.get(node.op_type)
+    scopes = _scopes(node)
+    if _SCOPES not in node.metadata_props:
+        scopes = [_NUMBERED.sub("", scope) for scope in scopes]
+    path = _join(scopes)
+    return f"{path}.{role}" if path and role else None
+
+
 def _beside(node: ir.Node) -> str | None:
     """``layer.weight`` where ``layer.bias`` is added to the product."""
     if node.op_type != "MatMul":
@@ -56,14 +82,15 @@ def _beside(node: ir.Node) -> str | None:
 
 def _within(node: ir.Node, index: int) -> str | None:
     """The module that a node was exported from, and which of its tensors this is."""
-    if node.op_type in _LAYERS:
-        role = "weight" if index < 2 else "bias"
-    elif node.op_type in ("GRU", "LSTM", "RNN"):
-        role = onnx.defs.get_schema(node.op_type).inputs[index].name
-    else:
-        return None
-    path = _join(_scopes(node))
+    role = _role(node, index)
+    path = _join(_scopes(node)) if role else ""
     return f"{path}.{role}" if path else None
+
+
+def _role(node: ir.Node, index: int) -> str | None:
+    if node.op_type in ("GRU", "LSTM", "RNN"):
+        return onnx.defs.get_schema(node.op_type).inputs[index].name
+    return _ROLES.get(node.op_type, {}).get(index)
 
 
 def _scopes(node: ir.Node) -> list[str]:

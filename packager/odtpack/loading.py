@@ -14,7 +14,7 @@ import onnx_ir.passes.common as common_passes
 from odtpack import external_data, source, targets
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
-from odtpack.passes import tie_weights
+from odtpack.passes import split_merged, tie_weights
 from odtpack.source import ModelLike
 
 __all__ = ["ModelLike", "infer_shapes", "is_lifted_constant", "load_model"]
@@ -30,8 +30,8 @@ def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
     Args:
         model: Path of an ONNX file (external data beside it), or a model in memory,
             which is not changed.
-        named: Initializers that the caller goes by, which stay although they are copies
-            of others (see :mod:`odtpack.passes.tie_weights`).
+        named: Initializers that the caller goes by, which stay as they are stored (see
+            :mod:`odtpack.passes.tie_weights` and :mod:`odtpack.passes.split_merged`).
 
     Raises:
         OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
@@ -51,6 +51,7 @@ def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     tie_weights.tie(loaded.graph, named)
+    split_merged.split(loaded.graph, named)
     return infer_shapes(loaded)
 
 

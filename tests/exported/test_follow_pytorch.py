@@ -9,6 +9,7 @@ import copy
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,20 @@ def test_evaluation_mode(name: str, exporter: Exporter, default: bool, tmp_path:
         opset=None if default else subject.other_opset[exporter], dynamic=subject.dynamic,
     )  # fmt: skip
     _compare(subject, twins.folded(module), data, target, model)
+
+
+@pytest.mark.parametrize("name", ["bert", "causal-lm", "convnext"])
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_fresh(name: str, exporter: Exporter, tmp_path: Path) -> None:
+    """Of a fresh module the exporters merge equal parameters, which train apart all the same."""
+    subject = SUBJECTS[name]
+    module, data, target = twins.make(subject, 0, fresh=True)
+    model = export(module.eval(), data, tmp_path / "model.onnx", exporter, dynamic=subject.dynamic)
+    stored = {tensor.name for tensor in onnx.load(model).graph.initializer}
+    norms = {n for n, p in module.named_parameters() if "norm" in n}
+    assert len(norms & stored) < len(norms)
+    manifest = _compare(subject, module, data, target, model)
+    assert norms <= {p.name for p in manifest.parameters if p.role == "trainable"}
 
 
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if SUBJECTS[name].norms])

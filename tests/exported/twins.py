@@ -33,18 +33,20 @@ class Run:
     margin: float
 
 
-def make(subject: Subject, seed: int) -> tuple[nn.Module, Data, Tensor | None]:
+def make(
+    subject: Subject, seed: int, *, fresh: bool = False
+) -> tuple[nn.Module, Data, Tensor | None]:
     """The module, its batch and the target.
 
-    No two parameters are equal, as in a module that was trained before: the exporters store
-    equal ones, such as all fresh layer normalizations, as one.
+    Unless the module is fresh, no two parameters are equal, as after training: the exporters
+    store equal ones, such as the layer normalizations of a fresh module, as one.
     """
     torch.manual_seed(seed)
     module = subject.build()
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in () if fresh else module.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-        for name, buffer in module.named_buffers():
+        for name, buffer in () if fresh else module.named_buffers():
             if name.endswith("running_mean"):
                 buffer.add_(0.1 * torch.randn_like(buffer))
             elif name.endswith("running_var"):
