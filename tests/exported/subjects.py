@@ -92,10 +92,10 @@ ATTENTION = {"torchscript": 14, "dynamo": 23}
 SUBJECTS = {
     "keyword-gru": Subject(
         sequence.KeywordSpotter, lambda: {"x": torch.randn(4, 9, 6)}, target=_labels(5, 4),
-        dynamic={"x": BATCH},
+        dynamic={"x": BATCH}, rate=0.2,
     ),
     "lstm": Subject(
-        sequence.LstmClassifier, lambda: {"tokens": _tokens(20, 7)}, target=_labels(4, 4)
+        sequence.LstmClassifier, lambda: {"tokens": _tokens(20, 7)}, target=_labels(4, 4), rate=0.5
     ),
     "unet": Subject(
         vision.UNet, _images(2, 8), target=_labels(3, 4, 8, 8), dynamic={"x": BATCH},
@@ -136,6 +136,10 @@ SUBJECTS = {
     ),
     "recommender": Subject(
         sequence.Recommender, _visits, loss="bce_with_logits",
+        target=lambda _: torch.randint(2, (8,)).float(),
+    ),
+    "recommender-bag": Subject(
+        lambda: sequence.Recommender(bag=True), _visits, loss="bce_with_logits",
         target=lambda _: torch.randint(2, (8,)).float(),
     ),
     "autoencoder": Subject(
