@@ -39,8 +39,10 @@ def resolve(
         trained = {name: "*" for name in names if name not in frozen}
     elif not freeze:
         frozen = {name: "*" for name in names if name not in trained}
-    order = list(model.graph.initializers)
-    return tuple(sorted(trained, key=order.index)), tuple(sorted(frozen, key=order.index))
+    order = {name: place for place, name in enumerate(model.graph.initializers)}
+    return tuple(sorted(trained, key=order.__getitem__)), tuple(
+        sorted(frozen, key=order.__getitem__)
+    )
 
 
 def _matched(
