@@ -12,9 +12,10 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from odtpack.candidates import candidates
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
-from odtpack.exporters import module_names
+from odtpack.exporters import KIND, made_up, module_names
 from odtpack.loading import load_model
 from odtpack.patterns import resolve
 
@@ -61,6 +62,41 @@ def test_within_a_module(node: str, path: str) -> None:
     assert _names(f'["{node}"] y = MatMul(x, "onnx::MatMul_5")', **{"onnx::MatMul_5": (3, 2)}) == {
         "onnx::MatMul_5": f"{path}.weight"
     }
+
+
+def _noted(model: onnx.ModelProto, **kinds: str) -> onnx.ModelProto:
+    """The model with torch.export's notes of what initializers were."""
+    for name, kind in kinds.items():
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        info.metadata_props.add(key=KIND, value=kind)
+        model.graph.value_info.append(info)
+    return model
+
+
+def test_made_up_names() -> None:
+    body = 'a = Add(x, val_1) b = Add(a, "onnx::Add_2") c = Add(b, scale) d = Add(c, zeros_like) '
+    names = ("val_1", "onnx::Add_2", "scale", "zeros_like", "norm.bias")
+    model = _model(body + 'y = Add(d, "norm.bias")', **dict.fromkeys(names, (3,)))
+    assert made_up(load_model(model).graph) == {"val_1", "onnx::Add_2"}
+    noted = load_model(_noted(model, scale="PARAMETER"))
+    # What torch.export has no note of was computed; a dot is of a name in the module.
+    assert made_up(noted.graph) == {"val_1", "onnx::Add_2", "zeros_like"}
+
+
+def test_fills_that_the_exporter_computed() -> None:
+    model = _model("a = Mul(x, scale) y = Add(a, zeros_like)", scale=(3,))
+    zeros = numpy_helper.from_array(np.zeros((4, 3), np.float32), "zeros_like")
+    model.graph.initializer.append(zeros)
+    assert candidates(load_model(model)) == ["scale", "zeros_like"]
+    assert candidates(load_model(_noted(model, scale="PARAMETER"))) == ["scale"]
+
+
+def test_a_transpose_that_was_folded_under_the_name_of_its_operation() -> None:
+    model = _model("h = MatMul(x, table) y = MatMul(h, permute)", table=(3, 5))
+    table = numpy_helper.to_array(model.graph.initializer[0])
+    model.graph.initializer.append(numpy_helper.from_array(table.T.copy(), "permute"))
+    assert candidates(load_model(model)) == ["table", "permute"]
+    assert candidates(load_model(_noted(model, table="PARAMETER"))) == ["table"]
 
 
 def test_what_torch_export_notes() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import influences
-from odtpack.exporters import is_generated
+from odtpack.exporters import KIND, made_up
 from odtpack.loading import is_lifted_constant
 from odtpack.passes import batch_norm
 
@@ -27,9 +27,6 @@ _SETTINGS = {
     "SoftmaxCrossEntropyLoss": (2,),
 }
 
-# torch.export notes what each value was in the module.
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-
 _HUGE = 1e30  # beyond lie the values with which masks shut out
 
 
@@ -45,33 +42,30 @@ def candidates(model: ir.Model) -> list[str]:
     graph = model.graph
     state = set(batch_norm.state_names(graph))
     reaching = influences(graph, graph.outputs)
+    unnamed = made_up(graph)
     found = [
         value
         for name, value in graph.initializers.items()
-        if name not in state and value in reaching and _looks_trainable(value)
+        if name not in state and value in reaching and _looks_trainable(value, name in unnamed)
     ]
     stored = [value for value in found if not is_lifted_constant(value)]
     return [str(value.name) for value in stored or found]
 
 
-def _looks_trainable(value: ir.Value) -> bool:
+def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     if value.dtype != ir.DataType.FLOAT or value.shape is None or value.shape.rank() == 0:
         return False
-    if value.metadata_props.get(_KIND, "PARAMETER") != "PARAMETER":
+    if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
         return False
     uses = value.uses()
     if all(use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses) and uses:
         return False
-    return value.const_value is not None and not _is_constant(value, value.const_value)
-
-
-def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
-    """Whether the values give away that this is no parameter."""
-    array = tensor.numpy()
+    if value.const_value is None:
+        return False
+    array = value.const_value.numpy()
     if array.size == 0 or not (array.max() < _HUGE and array.min() > -_HUGE):
-        return True
-    if not is_generated(value.name) and not is_lifted_constant(value):
         return False
     # A fill or a factor. What onnx:: names was a parameter, and may be a bias of zeros.
-    filled = array.size == 1 or not str(value.name).startswith("onnx::")
-    return filled and bool((array == array.flat[0]).all())
+    computed = array.size == 1 or not str(value.name).startswith("onnx::")
+    constant = computed and (unnamed or is_lifted_constant(value))
+    return not (constant and (array == array.flat[0]).all())

@@ -17,6 +17,9 @@ import onnx_ir as ir
 # Names of what they compute from parameters and constants while they export.
 _GENERATED = re.compile(r"(val|tmp)(_\d+)?|onnx::\w+_\d+")
 
+# How torch.export notes what an initializer was in the module: PARAMETER, BUFFER, ...
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
 _NUMBERED = re.compile(r"_\d+$")
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -33,9 +36,20 @@ _ROLES = {
 _LOOSE = {"Mul": "weight", "Add": "bias"}
 
 
-def is_generated(name: str | None) -> bool:
-    """Whether an exporter made a name up, so that it says nothing about the model."""
-    return name is not None and _GENERATED.fullmatch(name) is not None
+def made_up(graph: ir.Graph) -> set[str]:
+    """Names of initializers that an exporter made up, so that they say nothing of the module.
+
+    torch.export notes which initializers are parameters. What it has no note of was computed
+    from them, and is named after the operation (``permute_1``, ``slice_1``, ``zeros_like``),
+    where it did not keep the name of a parameter, which has a dot.
+    """
+    noted = any(KIND in value.metadata_props for value in graph.initializers.values())
+    return {
+        name
+        for name, value in graph.initializers.items()
+        if _GENERATED.fullmatch(name)
+        or (noted and KIND not in value.metadata_props and "." not in name)
+    }
 
 
 def module_names(graph: ir.Graph) -> dict[str, str]:
@@ -44,12 +58,11 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
     A name that would mean two initializers means none.
     """
     found: dict[str, str] = {}
-    for name, value in graph.initializers.items():
-        if is_generated(name):
-            uses = value.uses()
-            guesses = {g for node, index in uses if (g := _beside(node) or _within(node, index))}
-            if len(guesses) == 1:
-                found[name] = guesses.pop()
+    for name in sorted(made_up(graph)):
+        uses = graph.initializers[name].uses()
+        guesses = {g for node, index in uses if (g := _beside(node) or _within(node, index))}
+        if len(guesses) == 1:
+            found[name] = guesses.pop()
     counts = Counter([*found.values(), *graph.initializers])
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
 

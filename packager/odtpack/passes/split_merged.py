@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import used_names
-from odtpack.exporters import is_generated, origin
+from odtpack.exporters import made_up, origin
 
 _LEFT = re.compile(r"Identity_\d+")
 
@@ -37,9 +37,12 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     """
     changed = False
     names: set[str] = set()
+    unnamed = {name for name in made_up(graph) if not name.startswith("onnx::")}
     for name, value in list(graph.initializers.items()):
         uses = value.uses()
-        if name in keep or len(uses) < 2 or value.is_graph_output() or not _is_fill(value):
+        if name in keep or name in unnamed or len(uses) < 2 or value.is_graph_output():
+            continue
+        if not _is_fill(value):
             continue
         groups: dict[str, list[tuple[ir.Node, int]]] = {}
         for node, index in uses:
@@ -67,8 +70,8 @@ def _stands_for_parameter(node: ir.Node) -> bool:
         node.op_type == "Identity"
         and _LEFT.fullmatch(node.name or "") is not None
         and "/" not in (output.name or "/")
+        and "::" not in (output.name or "")
         and not output.is_graph_output()
-        and not is_generated(output.name)
     )
 
 
@@ -84,11 +87,9 @@ def _restore(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
 
 
 def _is_fill(value: ir.Value) -> bool:
-    """Whether a float vector or more holds one value, and is a parameter by its name."""
+    """Whether a float vector or more holds a single value."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) == 0:
-        return False
-    if is_generated(value.name) and not str(value.name).startswith("onnx::"):
         return False
     array = tensor.numpy()
     return array.size > 0 and bool(np.ptp(array) == 0)

@@ -15,7 +15,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.exporters import is_generated
+from odtpack.exporters import made_up
 
 
 def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
@@ -26,12 +26,12 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
         keep: Names of initializers that stay what they are.
     """
     originals: dict[tuple[tuple[int, ...], bytes], list[tuple[ir.Value, np.ndarray]]] = {}
-    copies = []
+    copies, unnamed = [], made_up(graph)
     for value in graph.initializers.values():
         array = _matrix(value)
         if array is None:
             continue
-        if not is_generated(value.name):
+        if value.name not in unnamed:
             key = (array.shape[::-1], array[0].tobytes())
             originals.setdefault(key, []).append((value, array))
         elif value.name not in keep and not value.is_graph_output():
