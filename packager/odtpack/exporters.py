@@ -110,7 +110,8 @@ def _scopes(node: ir.Node) -> list[str]:
     """Modules around a node, from the outside in, each named from the root or its parent."""
     noted = node.metadata_props.get(_SCOPES)
     if noted is None:
-        return (node.name or "").split("/")[1:-1]
+        name = node.name or ""
+        return name.split("/")[1:-1] if name.startswith("/") else []
     scopes: list[str] = re.findall("'([^']*)'", noted)  # a list of texts, as Python writes it
     return scopes[-2:-1]  # the last is the operator, the one before it has the whole path
 

@@ -51,7 +51,8 @@ def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     tie_weights.tie(loaded.graph, named)
-    split_merged.split(loaded.graph, named)
+    constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
+    split_merged.split(loaded.graph, constants.union(named))
     return infer_shapes(loaded)
 
 

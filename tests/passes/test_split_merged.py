@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from odtpack.loading import load_model
 from odtpack.passes.split_merged import split
 from tests.passes.tools import assert_same, parse, random_feeds
 
@@ -92,6 +95,7 @@ def test_a_name_that_is_taken() -> None:
         ("/a/LayerNormalization", "/a/LayerNormalization_1"),  # called twice
         ("/a/LayerNormalization", "/a_1/LayerNormalization"),  # called twice, or two modules
         ("one", "two"),  # nothing says where they come from
+        ("model/a/Norm", "model/b/Norm"),  # names of another exporter
     ],
 )
 def test_one_module(names: tuple[str, str]) -> None:
@@ -101,6 +105,16 @@ def test_one_module(names: tuple[str, str]) -> None:
 def test_what_was_trained_is_shared_on_purpose() -> None:
     text = TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization")
     assert _stays(parse(text.replace("{1, 1, 1, 1}", "{1, 1, 1, 2}")))
+
+
+def test_constants_of_the_file_are_no_parameters() -> None:
+    text = TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization")
+    text = text.replace('<float[4] "a.weight" = {1, 1, 1, 1}>', "")
+    constant = '{ "a.weight" = Constant<value = float[4] {1, 1, 1, 1}>()'
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> ' + text.replace("{", constant, 1)
+    )
+    assert list(load_model(proto).graph.initializers) == ["a.weight"]
 
 
 def test_what_the_caller_names() -> None:
