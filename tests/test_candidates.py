@@ -60,6 +60,8 @@ def test_weights_biases_and_tables() -> None:
         ("y = Add(h, mask)", {"mask": np.array([0.0, np.finfo(np.float32).min, 0.0])}),
         ("y = Mul(h, val_3)", {"val_3": np.array([0.125])}),
         ("y = Add(h, val_3)", {"val_3": np.zeros((2, 3))}),
+        ("y = Add(h, val_3)", {"val_3": np.full((2, 3), 0.1)}),
+        ("y = Mul(h, val_3)", {"val_3": np.arange(3.0)}),
         ("y = Mul(h, s)", {"s": np.array(2.0)}),
         ("c = Constant<value = float[1] {0.5}>() y = Mul(h, c)", {}),
         ("c = Constant<value = float[3] {0.5, 1.0, 2.0}>() y = Mul(h, c)", {}),

@@ -65,7 +65,10 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     array = value.const_value.numpy()
     if array.size == 0 or not (array.max() < _HUGE and array.min() > -_HUGE):
         return False
-    # A fill or a factor. What onnx:: names was a parameter, and may be a bias of zeros.
-    computed = array.size == 1 or not str(value.name).startswith("onnx::")
-    constant = computed and (unnamed or is_lifted_constant(value))
-    return not (constant and (array == array.flat[0]).all())
+    if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
+        return True
+    fill = bool((array == array.flat[0]).all())  # or a factor
+    if is_lifted_constant(value):
+        return not fill
+    counted = bool((array == array.round()).all())  # positions, one-hot rows
+    return not (unnamed and (fill or counted))
