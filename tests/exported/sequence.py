@@ -154,23 +154,16 @@ class CausalBlock(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Whether a user [N] will like an item [N] with tags [N, K]; wide and deep.
+    """Whether a user [N] will like an item [N] with tags [N, K]; wide and deep."""
 
-    Args:
-        bag: Look the tags up with nn.EmbeddingBag, which is exported as a loop.
-    """
-
-    def __init__(
-        self, users: int = 12, items: int = 15, tags: int = 9, *, bag: bool = False
-    ) -> None:
+    def __init__(self, users: int = 12, items: int = 15, tags: int = 9) -> None:
         super().__init__()
         self.users, self.items = nn.Embedding(users, 6), nn.Embedding(items, 6)
-        self.tags = nn.EmbeddingBag(tags, 6, mode="mean") if bag else nn.Embedding(tags, 6)
+        self.tags = nn.Embedding(tags, 6)
         self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
         self.deep = nn.Sequential(nn.Linear(18, 12), nn.SiLU(), nn.Linear(12, 1))
 
     def forward(self, user: Tensor, item: Tensor, tags: Tensor) -> Tensor:
-        u, i, t = self.users(user), self.items(item), self.tags(tags)
-        t = t if t.dim() == 2 else t.mean(dim=1)
+        u, i, t = self.users(user), self.items(item), self.tags(tags).mean(dim=1)
         wide = (u * i).sum(dim=1, keepdim=True) + self.user_bias(user) + self.item_bias(item)
         return (wide + self.deep(torch.cat([u, i, t], dim=1))).squeeze(1)

@@ -138,10 +138,6 @@ SUBJECTS = {
         sequence.Recommender, _visits, loss="bce_with_logits",
         target=lambda _: torch.randint(2, (8,)).float(),
     ),
-    "recommender-bag": Subject(
-        lambda: sequence.Recommender(bag=True), _visits, loss="bce_with_logits",
-        target=lambda _: torch.randint(2, (8,)).float(),
-    ),
     "autoencoder": Subject(
         vision.Autoencoder, lambda: {"x": torch.rand(4, 1, 16, 16)}, loss="mse",
         target=lambda data: data["x"], rate=0.5, dynamic={"x": BATCH},
