@@ -114,7 +114,7 @@ def generate_artifacts(
         _names(additional_output_names, "additional_output_names"),
     )
     write_artifacts(
-        load_model(model),
+        load_model(model, named=(*train, *frozen)),
         recipe,
         method,
         Path.cwd() if artifact_directory is None else Path(artifact_directory),

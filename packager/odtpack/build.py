@@ -76,7 +76,7 @@ def build_package(
             "unknown-loss", f"there is no loss {loss!r}", hint=f"choose one of {', '.join(LOSSES)}"
         )
     try:
-        loaded = load_model(model)
+        loaded = load_model(model, named=(*train, *freeze))
         trained, frozen = resolve(loaded, train, freeze)
         if not trained:
             raise OdtpackError(

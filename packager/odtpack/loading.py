@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,15 @@ from odtpack import external_data, source, targets
 from odtpack.autodiff.ops import defined
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
+from odtpack.passes import split_merged, tie_weights
 from odtpack.source import ModelLike
 
-__all__ = ["ModelLike", "infer_shapes", "load_model"]
+__all__ = ["ModelLike", "infer_shapes", "is_lifted_constant", "load_model"]
+
+_LIFTED = "odtpack.lifted_constant"
 
 
-def load_model(model: ModelLike) -> ir.Model:
+def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred.
 
     Contributed operators are written in standard ones where :mod:`odtpack.contrib` can.
@@ -30,6 +33,8 @@ def load_model(model: ModelLike) -> ir.Model:
     Args:
         model: Path of an ONNX file (external data beside it), or a model in memory,
             which is not changed.
+        named: Initializers that the caller goes by, which stay as they are stored (see
+            :mod:`odtpack.passes.tie_weights` and :mod:`odtpack.passes.split_merged`).
 
     Raises:
         OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
@@ -42,6 +47,7 @@ def load_model(model: ModelLike) -> ir.Model:
     _check(given.proto, given.where)
     loaded = ir.from_proto(given.proto)
     given.restore(loaded.graph)
+    _mark_constants(loaded)
     for transform in (
         common_passes.InlinePass(),
         common_passes.RemoveInitializersFromInputsPass(),
@@ -52,6 +58,9 @@ def load_model(model: ModelLike) -> ir.Model:
     _write_conditions(loaded.graph)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
+    tie_weights.tie(loaded.graph, named)
+    constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
+    split_merged.split(loaded.graph, constants.union(named))
     return decompose(infer_shapes(loaded))
 
 
@@ -73,6 +82,22 @@ def _lift_parameters(graph: ir.Graph) -> None:
                 value.name = f"{name}_{count}"
             names.add(value.name)
             graph.register_initializer(value)
+
+
+def is_lifted_constant(value: ir.Value) -> bool:
+    """Whether an initializer was a Constant node in the user's model."""
+    return _LIFTED in value.meta
+
+
+def _mark_constants(model: ir.Model) -> None:
+    """Let the passes that make initializers of Constant nodes leave a trace of it."""
+    nodes = [
+        *model.graph.all_nodes(),
+        *(n for f in model.functions.values() for n in f.all_nodes()),
+    ]
+    for node in nodes:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            node.outputs[0].meta[_LIFTED] = True
 
 
 def _drop_trailing_absent(graph: ir.Graph) -> None:

@@ -7,29 +7,9 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import influences
+from odtpack.candidates import candidates
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.passes import batch_norm
-
-
-def candidates(model: ir.Model) -> list[str]:
-    """Initializers that look like parameters: float vectors and larger, with a gradient.
-
-    Scalars are left out, since exporters write constants so; a pattern that is the very
-    name of one still finds it. Running statistics are no parameters.
-    """
-    graph = model.graph
-    state = set(batch_norm.state_names(graph))
-    reaching = influences(graph, graph.outputs)
-    return [
-        name
-        for name, value in graph.initializers.items()
-        if value.dtype == ir.DataType.FLOAT
-        and value.shape is not None
-        and value.shape.rank() > 0
-        and name not in state
-        and value in reaching
-    ]
+from odtpack.exporters import module_names
 
 
 def resolve(
@@ -39,7 +19,8 @@ def resolve(
 
     Without ``train`` everything is trained that is not frozen; without ``freeze``
     everything is frozen that is not trained. With both, what neither matches stays a
-    constant inside the models.
+    constant inside the models. A pattern may also match the name that a parameter had in
+    its PyTorch module, see :func:`odtpack.exporters.module_names`.
 
     Raises:
         OdtpackError: A pattern matches nothing, or an initializer is matched by both.
@@ -58,8 +39,10 @@ def resolve(
         trained = {name: "*" for name in names if name not in frozen}
     elif not freeze:
         frozen = {name: "*" for name in names if name not in trained}
-    order = list(model.graph.initializers)
-    return tuple(sorted(trained, key=order.index)), tuple(sorted(frozen, key=order.index))
+    order = {name: place for place, name in enumerate(model.graph.initializers)}
+    return tuple(sorted(trained, key=order.__getitem__)), tuple(
+        sorted(frozen, key=order.__getitem__)
+    )
 
 
 def _matched(
@@ -67,12 +50,17 @@ def _matched(
 ) -> dict[str, str]:
     """Names that match, each with its first pattern."""
     found: dict[str, str] = {}
+    original = module_names(model.graph)
     for pattern in patterns:
-        hits = [name for name in names if fnmatchcase(name, pattern)]
+        hits = [
+            name
+            for name in names
+            if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
+        ]
         if not hits and pattern in model.graph.initializers:
             hits = [pattern]
         if not hits:
-            near = ", ".join(repr(name) for name in names[:4])
+            near = ", ".join(repr(original.get(name, name)) for name in names[:4])
             raise UnknownNameError(
                 "unknown-parameter",
                 f"{option} {pattern!r} matches no parameter of the model",

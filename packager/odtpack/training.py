@@ -140,7 +140,9 @@ def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
                 f"the model has no initializer {name!r}",
                 hint="odtpack inspect MODEL.onnx lists them",
             )
-    both = sorted(set(recipe.train) & set(recipe.frozen))
+    train, frozen = set(recipe.train), set(recipe.frozen)
+    wanted = train | frozen | state
+    both = sorted(train & frozen)
     if both:
         raise OdtpackError(
             "trained-and-frozen",
@@ -150,11 +152,11 @@ def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
     parameters = []
     for name, value in graph.initializers.items():
         tensor = value.const_value
-        if tensor is None or (name not in recipe.train and name not in (*recipe.frozen, *state)):
+        if tensor is None or name not in wanted:
             continue
-        if name in recipe.train:
+        if name in train:
             _check_trainable(name, tensor, state)
-        role: Role = "trainable" if name in recipe.train else "state" if name in state else "frozen"
+        role: Role = "trainable" if name in train else "state" if name in state else "frozen"
         parameters.append(Parameter(name, role, tensor))
     return tuple(parameters)
 
@@ -276,7 +278,8 @@ def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
-    trained = [inputs[name] for name in sorted(recipe.train, key=list(inputs).index)]
+    names = set(recipe.train)
+    trained = [value for value in graph.inputs if value.name in names]
     gradients: dict[ir.Value, ir.Value] = {}
     if trained:
         share = 1 / recipe.accumulation_steps

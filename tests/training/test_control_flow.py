@@ -182,10 +182,12 @@ def names_nodes(model: onnx.ModelProto, op_type: str, name: str) -> None:
 
 
 def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
-    body = SCAN.replace("pw =", "v = Constant <value = float[4] {0.5, -0.5, 0.25, 0.0}> () pw =")
-    body = body.replace("Add(sum, b)", "Add(sum, v)")
+    model = build(SCAN.replace("Add(sum, b)", "Add(sum, v)"), 17)
+    (turn,) = (a.g for node in model.graph.node for a in node.attribute if a.name == "body")
+    v = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
+    turn.initializer.append(onnx.numpy_helper.from_array(v, "v"))
     folder = tmp_path / "package"
-    build_package(build(body, 17), folder, loss="cross_entropy", optimizer=optimizers.SGD())
+    build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD())
     state, module, optimizer = open_training(folder)
     assert sorted(name for name, _ in state.parameters) == ["head", "u", "v", "w"]
     optimizer.set_learning_rate(RATE)

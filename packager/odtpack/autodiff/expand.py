@@ -63,6 +63,7 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
         OdtpackError: A function of the model calls itself, or needs another opset
             (code ``bad-function``).
     """
+    sources = frozenset(sources)
     if model.functions:
         for function in model.functions.values():
             _read_under(function, model)

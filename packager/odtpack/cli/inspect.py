@@ -112,10 +112,11 @@ def _setting(value: float | bool | str) -> str:
 def _model(path: Path) -> dict[str, Any]:
     from odtpack import targets
     from odtpack.autodiff.ops import dims_of
+    from odtpack.candidates import candidates
     from odtpack.cli._describe import byte_size, count_line, shape_text
     from odtpack.errors import OdtpackError
+    from odtpack.exporters import module_names
     from odtpack.loading import load_model
-    from odtpack.patterns import candidates
 
     try:
         model = load_model(path)
@@ -130,6 +131,7 @@ def _model(path: Path) -> dict[str, Any]:
         (name, "trainable" if name in trainable else "constant", *_tensor(value))
         for name, value in graph.initializers.items()
     ]
+    original = module_names(graph)
     values: dict[str, list[dict[str, Any]]] = {
         way: [{"name": v.name, "dtype": _dtype(v), "shape": list(dims_of(v) or ())} for v in found]
         for way, found in (("inputs", graph.inputs), ("outputs", graph.outputs))
@@ -148,7 +150,7 @@ def _model(path: Path) -> dict[str, Any]:
     shown = [row for row in parameters if row[1] == "trainable"]
     if shown:
         _console.say(f"  {count_line('together', [(row[2], row[3]) for row in shown])}")
-        _parameters(shown)
+        _parameters([(_both_names(row[0], original), *row[1:]) for row in shown])
     else:
         _console.say("  none")
     _console.say("operators", style="bold")
@@ -162,6 +164,7 @@ def _model(path: Path) -> dict[str, Any]:
         "parameters": [
             {
                 "name": name,
+                "module_name": original.get(name, name),
                 "role": role,
                 "dtype": dtype,
                 "shape": list(shape),
@@ -215,6 +218,11 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _both_names(name: str, original: dict[str, str]) -> str:
+    """A name that an exporter made up, and the one that the parameter had in its module."""
+    return f"{name} ({original[name]})" if name in original else name
 
 
 def _dtype(value: ir.Value) -> str:

@@ -114,7 +114,7 @@ def check(
     from odtpack.loading import load_model
     from odtpack.patterns import resolve
 
-    loaded = load_model(model)
+    loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
     trained, _ = resolve(loaded, train or (), freeze or ())
     outputs = [str(value.name) for value in loaded.graph.outputs]
     for name in loss_input or ():

@@ -1,0 +1,70 @@
+"""Exports a module as a file, as users do, by either of PyTorch's exporters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Exporter = Literal["torchscript", "dynamo"]
+
+
+def export(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    path: Path,
+    exporter: Exporter,
+    *,
+    opset: int | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    output: str = "output",
+    **options: Any,
+) -> Path:
+    """Write ``module`` to ``path``; its layers stay in the modes that they are in.
+
+    Args:
+        module: What to export.
+        inputs: Arguments of its forward, by name, in order.
+        path: Destination.
+        exporter: ``"torchscript"`` is ``dynamo=False``, ``"dynamo"`` is ``dynamo=True``.
+        opset: Opset to ask for; the exporter's default if None.
+        dynamic: Axes whose length is not fixed, with their names, by input.
+        output: Name of the output.
+        options: Further arguments of torch.onnx.export.
+    """
+    arguments = dict(options)
+    if exporter == "torchscript":
+        mode = torch.onnx.TrainingMode
+        arguments |= {
+            "dynamic_axes": {name: dict(axes) for name, axes in (dynamic or {}).items()},
+            "training": mode.PRESERVE if module.training else mode.EVAL,
+        }
+    elif dynamic:
+        arguments |= {"dynamic_shapes": _dynamic_shapes(list(inputs), dynamic), "verbose": False}
+    with warnings.catch_warnings():
+        # Both exporters warn about what they do inside, and of their own old age.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            str(path),
+            input_names=list(inputs),
+            output_names=[output],
+            opset_version=opset,
+            dynamo=exporter == "dynamo",
+            **arguments,
+        )
+    return path
+
+
+def _dynamic_shapes(
+    names: Sequence[str], dynamic: Mapping[str, Mapping[int, str]]
+) -> tuple[dict[int, Any] | None, ...]:
+    dims = {name: torch.export.Dim(name) for axes in dynamic.values() for name in axes.values()}
+    return tuple(
+        {axis: dims[label] for axis, label in dynamic.get(name, {}).items()} for name in names
+    )

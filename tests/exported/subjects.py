@@ -1,0 +1,146 @@
+"""The models, what they are fed and how each is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.exported import sequence, vision
+
+Data = dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model and its task.
+
+    Attributes:
+        build: Makes the module.
+        inputs: Draws the inputs of a batch, by the name of the forward's argument.
+        loss: As odtpack names it; None where the model returns its loss.
+        target: Draws the target, from the inputs; none where the model returns its loss.
+        dynamic: Axes that are exported without a length.
+        norms: It has batch normalizations, to be exported in training mode as well.
+        rate: Learning rate of SGD.
+        other_opset: Opset to export to, besides the exporter's default.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Data]
+    loss: str | None = "cross_entropy"
+    target: Callable[[Data], Tensor] | None = None
+    dynamic: Mapping[str, Mapping[int, str]] | None = None
+    norms: bool = False
+    rate: float = 0.05
+    other_opset: Mapping[str, int] = dataclasses.field(
+        default_factory=lambda: {"torchscript": 13, "dynamo": 18}
+    )
+
+
+TORCH_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+}
+
+
+def _images(channels: int, size: int, count: int = 4) -> Callable[[], Data]:
+    return lambda: {"x": torch.randn(count, channels, size, size)}
+
+
+def _labels(classes: int, *shape: int) -> Callable[[Data], Tensor]:
+    return lambda _: torch.randint(classes, shape)
+
+
+def _tokens(vocabulary: int, length: int, count: int = 4) -> Tensor:
+    return torch.randint(1, vocabulary, (count, length))
+
+
+def _text() -> Data:
+    tokens, mask = _tokens(30, 8), torch.ones(4, 8, dtype=torch.int64)
+    mask[1, 5:] = 0
+    mask[2, 2:] = 0
+    return {"tokens": tokens * mask, "segments": torch.randint(2, (4, 8)), "mask": mask}
+
+
+def _padded() -> Data:
+    text = _text()
+    return {"tokens": text["tokens"], "padding": text["mask"] == 0}
+
+
+def _visits() -> Data:
+    return {
+        "user": torch.randint(12, (8,)),
+        "item": torch.randint(15, (8,)),
+        "tags": torch.randint(9, (8, 3)),
+    }
+
+
+def _pairs() -> Data:
+    same = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    return {"left": torch.randn(4, 1, 11, 11), "right": torch.randn(4, 1, 11, 11), "same": same}
+
+
+BATCH = {0: "batch"}
+# The older exporter knows fused attention from 14 on; from 23 on it is an operator.
+ATTENTION = {"torchscript": 14, "dynamo": 23}
+
+SUBJECTS = {
+    "keyword-gru": Subject(
+        sequence.KeywordSpotter, lambda: {"x": torch.randn(4, 9, 6)}, target=_labels(5, 4),
+        dynamic={"x": BATCH}, rate=0.2,
+    ),
+    "lstm": Subject(
+        sequence.LstmClassifier, lambda: {"tokens": _tokens(20, 7)}, target=_labels(4, 4), rate=0.5
+    ),
+    "unet": Subject(
+        vision.UNet, _images(2, 8), target=_labels(3, 4, 8, 8), dynamic={"x": BATCH},
+        norms=True, rate=2.0,
+    ),
+    "mobilenet-v3": Subject(
+        vision.MobileNetV3, _images(3, 16, 6), target=_labels(5, 6), dynamic={"x": BATCH},
+        norms=True, rate=0.2,
+    ),
+    "efficientnet": Subject(
+        vision.EfficientNet, _images(3, 16, 6), target=_labels(5, 6), norms=True,
+        rate=0.2,
+    ),
+    "convnext": Subject(
+        vision.ConvNeXt, _images(3, 16), target=_labels(5, 4), dynamic={"x": BATCH}
+    ),
+    "vit": Subject(
+        vision.VisionTransformer, _images(3, 8), target=_labels(5, 4), dynamic={"x": BATCH},
+        other_opset=ATTENTION,
+    ),
+    "bert": Subject(
+        sequence.Bert, _text, target=_labels(3, 4),
+        dynamic={name: {0: "batch", 1: "length"} for name in ("tokens", "segments", "mask")},
+    ),
+    "padding-mask": Subject(
+        sequence.MaskedEncoder, _padded, target=_labels(3, 4),
+        dynamic={"tokens": BATCH, "padding": BATCH}, other_opset=ATTENTION,
+    ),
+    "causal-lm": Subject(
+        sequence.CausalLanguageModel, lambda: {"tokens": _tokens(24, 8)},
+        target=lambda data: data["tokens"].roll(-1, dims=1),
+        dynamic={"tokens": {0: "batch", 1: "length"}}, other_opset=ATTENTION,
+    ),
+    "causal-lm-masked": Subject(
+        lambda: sequence.CausalLanguageModel(attention="masked"),
+        lambda: {"tokens": _tokens(24, 10)}, target=lambda data: data["tokens"].roll(-1, dims=1),
+        other_opset=ATTENTION,
+    ),
+    "recommender": Subject(
+        sequence.Recommender, _visits, loss="bce_with_logits",
+        target=lambda _: torch.randint(2, (8,)).float(),
+    ),
+    "autoencoder": Subject(
+        vision.Autoencoder, lambda: {"x": torch.rand(4, 1, 16, 16)}, loss="mse",
+        target=lambda data: data["x"], rate=0.5, dynamic={"x": BATCH},
+    ),
+    "siamese": Subject(vision.Siamese, _pairs, loss=None),
+}  # fmt: skip

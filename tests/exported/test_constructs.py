@@ -1,0 +1,117 @@
+"""Single things that people write in PyTorch: what both exporters make of them has a gradient.
+
+Each is put behind a linear layer, whose gradient is held to PyTorch's in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from odtpack.build import build_package
+from tests.exported.export import Exporter, export
+from tests.packaging_tools import open_training
+
+Construct = Callable[[Tensor], Tensor]
+
+# On [N, 6, 4], N at run time.
+CONSTRUCTS: dict[str, Construct] = {
+    "stack": lambda x: torch.stack([x, 2 * x], dim=1).sum(1),
+    "split and cat": lambda x: torch.cat([part * k for k, part in enumerate(x.split(2, 1))], 1),
+    "chunk": lambda x: x.chunk(2, dim=1)[1] * x.chunk(2, dim=1)[0],
+    "flip": lambda x: x.flip(1) * x,
+    "roll": lambda x: x.roll(2, dims=1) * x,
+    "repeat": lambda x: x.repeat(1, 1, 3),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, dim=1),
+    "expand": lambda x: x.mean(0, keepdim=True).expand(x.shape[0], -1, -1) * x,
+    "strided slice": lambda x: x[:, 1::2, :-1],
+    "masked fill": lambda x: x.masked_fill(torch.arange(4) > 2, float("-inf")).softmax(-1),
+    "where": lambda x: torch.where(x > 0.1, x * x, -x),
+    "clamp": lambda x: x.clamp(-0.5, 0.5) * x,
+    "cumsum": lambda x: x.cumsum(1),
+    "einsum": lambda x: torch.einsum("nij,nkj->nik", x, x),
+    "bmm": lambda x: torch.bmm(x, x.transpose(1, 2)),
+    "outer product by broadcast": lambda x: x[:, :, None, :] * x[:, None, :, :],
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "cosine similarity": lambda x: F.cosine_similarity(x[:, :3], x[:, 3:], dim=-1),
+    "norm": lambda x: x.norm(dim=-1),
+    "var": lambda x: x.var(dim=-1),
+    "std": lambda x: x.std(dim=1, unbiased=False),
+    "logsumexp": lambda x: x.logsumexp(dim=-1),
+    "log softmax": lambda x: F.log_softmax(x, dim=1),
+    "max over an axis": lambda x: x.max(dim=1).values,
+    "amin": lambda x: x.amin(dim=(1, 2)),
+    "layer norm without scale": lambda x: F.layer_norm(x, (6, 4)),
+    "rms norm": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+    "group norm": lambda x: F.group_norm(x, 3),
+    "instance norm": F.instance_norm,
+    "glu": lambda x: F.glu(x, dim=1),
+    "mish": F.mish,
+    "selu": F.selu,
+    "hard tanh": lambda x: F.hardtanh(x, -0.7, 0.7),
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "dropout that is off": lambda x: F.dropout(x, 0.5, training=False) * x,
+    "pixel shuffle": lambda x: F.pixel_shuffle(x[:, :4, None, :], 2),
+    "pad": lambda x: F.pad(x, (1, 2), value=0.5),
+    "reflect": lambda x: F.pad(x, (1, 1), mode="reflect"),
+    "average pool": lambda x: F.avg_pool1d(x, 2),
+    "adaptive pool": lambda x: F.adaptive_avg_pool1d(x, 2),
+    "max pool": lambda x: F.max_pool1d(x, 2),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2, mode="nearest"),
+    "unfold": lambda x: x.unfold(1, 3, 1).sum(-1),
+    "positions": lambda x: x * torch.arange(x.shape[1], dtype=x.dtype)[:, None],
+    "rotary": lambda x: torch.cat([-x[..., 2:], x[..., :2]], -1) * torch.cos(x),
+    "view to heads": lambda x: x.view(x.size(0), 3, -1).transpose(1, 2).reshape(x.size(0), -1),
+    "gather": lambda x: x.gather(1, torch.zeros(x.shape[0], 2, 4, dtype=torch.int64) + 3),
+    "one hot": lambda x: F.one_hot(torch.arange(6) % 3, 3).to(x.dtype).T @ x,
+    "attention": lambda x: F.scaled_dot_product_attention(*[x[:, None]] * 3)[:, 0],
+    "half and back": lambda x: (x * 2).double().float() * x,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, construct: Construct) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.construct = construct
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.construct(self.layer(x))
+        return y.reshape(y.shape[0], -1)
+
+
+# The newer exporter takes its time, and writes most of them as the older one does.
+WRITTEN_OTHERWISE = ("attention", "masked fill", "one hot", "positions", "roll", "unfold", "where")
+
+
+@pytest.mark.parametrize(
+    ("name", "exporter"),
+    [(name, "torchscript") for name in CONSTRUCTS]
+    + [(name, "dynamo") for name in CONSTRUCTS if name in WRITTEN_OTHERWISE],
+)
+def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    net, x = Net(CONSTRUCTS[name]).eval(), torch.randn(3, 6, 4)
+    dynamic = {"x": {0: "batch"}}
+    model = export(net, {"x": x}, tmp_path / "model.onnx", exporter, dynamic=dynamic)
+    build_package(model, tmp_path / "package", loss="mse")
+    state, module, _ = open_training(tmp_path / "package")
+    predicted = net.double()(x.double())
+    target = torch.linspace(-1, 1, predicted.numel()).reshape(predicted.shape).float()
+    loss = F.mse_loss(predicted, target.double())
+    loss.backward()
+    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    weight, bias = (parameter.grad.numpy() for parameter in net.parameters())
+    expected = {"layer.weight": weight, "layer.bias": bias}
+    grads = {name: parameter.grad for name, parameter in state.parameters}
+    assert len(grads) == 2
+    for found, grad in grads.items():
+        # Where the name is another, the exporter folded the transpose.
+        wanted = expected.get(found, weight.T)
+        np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-6, err_msg=found)
