@@ -137,7 +137,9 @@ def write_artifacts(
     """
     graphs = build_graphs(model, recipe)
     opset = graphs.training.graph.opset_imports[""]
-    pair = None if optimizer is None else (optimizer, optimizers.optimizer_model(optimizer, opset))
+    pair = None
+    if optimizer is not None:
+        pair = (optimizer, optimizers.optimizer_model(optimizer, opset, graphs.master))
     if not ort_format:
         return write_package(graphs, recipe.loss, pair, folder, prefix, nominal=nominal)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.

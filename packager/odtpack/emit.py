@@ -123,7 +123,7 @@ def _stage(
 
 
 def _array(parameter: Parameter) -> np.ndarray:
-    return np.ascontiguousarray(parameter.tensor.numpy())
+    return np.ascontiguousarray(parameter.tensor.numpy(), parameter.dtype.numpy())
 
 
 def _manifest(
@@ -155,7 +155,12 @@ def _manifest(
             {
                 "name": p.name,
                 "shape": list(p.tensor.shape.numpy()),
-                "dtype": p.tensor.dtype.numpy().name,
+                "dtype": p.dtype.numpy().name,
+                **(
+                    {"model_dtype": p.tensor.dtype.numpy().name}
+                    if p.dtype != p.tensor.dtype
+                    else {}
+                ),
                 "role": p.role,
             }
             for p in graphs.parameters

@@ -86,7 +86,7 @@ class AdamW:
         step = op.cast(values["step"], ir.DataType.DOUBLE)
         unbias1 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta1))))
         unbias2 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta2))))
-        correction = op.cast(op.Div(op.Sqrt(unbias2), unbias1), ir.DataType.FLOAT)
+        correction = op.cast(op.Div(op.Sqrt(unbias2), unbias1), params.dtype or ir.DataType.FLOAT)
         size = op.Mul(rate, correction)
         direction = op.Div(m, op.Add(op.Sqrt(v), self.epsilon))
         new = op.Sub(params, op.Mul(direction, size))
@@ -109,27 +109,32 @@ Optimizer = SGD | AdamW
 OPTIMIZERS: dict[str, type[SGD] | type[AdamW]] = {"sgd": SGD, "adamw": AdamW}
 
 
-def optimizer_model(optimizer: Optimizer, opset: int) -> ir.Model:
+def optimizer_model(
+    optimizer: Optimizer, opset: int, dtype: ir.DataType = ir.DataType.FLOAT
+) -> ir.Model:
     """Build the optimizer model.
 
     Args:
         optimizer: Formula and hyperparameters.
         opset: Opset of the training model, so that one runtime loads both.
+        dtype: Type of the parameters and moments, FLOAT or DOUBLE.
 
     Returns:
         Model with inputs ``learning_rate`` FLOAT[1], ``step`` INT64[1] (from 1), and
-        ``params``, ``gradients`` and the moments, each FLOAT[n].
+        ``params``, ``gradients`` and the moments, each of type ``dtype`` [n].
     """
     vectors = ["params", "gradients", *optimizer.moments]
     values = {
         "learning_rate": ir.val("learning_rate", dtype=ir.DataType.FLOAT, shape=[1]),
         "step": ir.val("step", dtype=ir.DataType.INT64, shape=[1]),
     }
-    values.update((name, ir.val(name, dtype=ir.DataType.FLOAT, shape=["n"])) for name in vectors)
+    values.update((name, ir.val(name, dtype=dtype, shape=["n"])) for name in vectors)
     graph = ir.Graph(
         list(values.values()), [], nodes=[], opset_imports={"": opset}, name="optimizer"
     )
-    for name, value in optimizer.write(Ops(graph), values).items():
+    op = Ops(graph)
+    rate = op.cast(values["learning_rate"], dtype)
+    for name, value in optimizer.write(op, values | {"learning_rate": rate}).items():
         value.name = f"{name}.out"
         value.shape = ir.Shape(["n"])
         graph.outputs.append(value)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from odtpack.autodiff.backward import influences
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.passes import batch_norm
+from odtpack.training import TRAINABLE_TYPES
 
 
 def candidates(model: ir.Model) -> list[str]:
@@ -24,7 +25,7 @@ def candidates(model: ir.Model) -> list[str]:
     return [
         name
         for name, value in graph.initializers.items()
-        if value.dtype == ir.DataType.FLOAT
+        if value.dtype in TRAINABLE_TYPES
         and value.shape is not None
         and value.shape.rank() > 0
         and name not in state

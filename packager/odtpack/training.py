@@ -9,7 +9,7 @@ accumulated gradient is the output itself, and may be bound to its buffer's memo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,12 +22,14 @@ from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops, dims_of, static_dims
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
-from odtpack.passes import aliases, batch_norm, pipeline, upgrade_opset
+from odtpack.passes import aliases, batch_norm, double, pipeline, upgrade_opset
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
+from odtpack_runtime.signature import OWN_TYPE_SUFFIX
 
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
 Role = Literal["trainable", "frozen", "state"]
+TRAINABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +54,19 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An initializer of the forward model that became an input."""
+    """An initializer of the forward model that became an input.
+
+    Attributes:
+        name: As in the forward model.
+        role: What training does with it.
+        tensor: Its value, in the model's own type.
+        dtype: Type of the input: the model's own, for a trainable parameter the master type.
+    """
 
     name: str
     role: Role
     tensor: ir.TensorProtocol
+    dtype: ir.DataType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +76,15 @@ class Graphs:
     training: ir.Model
     evaluation: ir.Model
     parameters: tuple[Parameter, ...]
+
+    @property
+    def master(self) -> ir.DataType:
+        """Type of the trainable parameters, their gradients and moments."""
+        return _master({p.tensor.dtype for p in self.parameters if p.role == "trainable"})
+
+
+def _master(dtypes: Collection[ir.DataType]) -> ir.DataType:
+    return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
 
 
 def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
@@ -77,6 +96,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     """
     forward = model.clone()
     upgrade_opset.upgrade(forward.graph)
+    _refuse_bfloat16(forward.graph)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     classes = _attach_loss(forward.graph, recipe)
@@ -130,6 +150,8 @@ def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
             hint="narrow one of the two patterns",
         )
     parameters = []
+    trained = (graph.initializers[name].dtype for name in recipe.train)
+    master = _master({dtype for dtype in trained if dtype is not None})
     for name, value in graph.initializers.items():
         tensor = value.const_value
         if tensor is None or (name not in recipe.train and name not in (*recipe.frozen, *state)):
@@ -137,7 +159,8 @@ def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
         if name in recipe.train:
             _check_trainable(name, tensor, state)
         role: Role = "trainable" if name in recipe.train else "state" if name in state else "frozen"
-        parameters.append(Parameter(name, role, tensor))
+        dtype = master if role == "trainable" else tensor.dtype
+        parameters.append(Parameter(name, role, tensor, dtype))
     return tuple(parameters)
 
 
@@ -149,18 +172,33 @@ def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> N
             "and takes no gradient",
             hint=f"leave {name!r} out of the parameters to train",
         )
-    if tensor.dtype != ir.DataType.FLOAT:
+    if tensor.dtype not in TRAINABLE_TYPES:
+        names = ", ".join(dtype.name for dtype in TRAINABLE_TYPES)
         raise OdtpackError(
             "dtype-not-trainable",
-            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be FLOAT",
+            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be of one of the "
+            f"types {names}",
             hint=f"freeze it (--freeze {name!r})",
         )
+
+
+def _refuse_bfloat16(graph: ir.Graph) -> None:
+    values = (*graph.initializers.values(), *graph.inputs)
+    for value in (*values, *(y for node in graph.all_nodes() for y in node.outputs)):
+        if value.dtype == ir.DataType.BFLOAT16:
+            raise OdtpackError(
+                "bfloat16-not-supported",
+                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
+                "processor",
+                hint="export the model in float32 or float16",
+            )
 
 
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(_value_names(graph)):
-        if name == RESET or name.endswith((BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX)):
+        ends = (BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX, OWN_TYPE_SUFFIX)
+        if name == RESET or name.endswith(ends):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
@@ -210,6 +248,9 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
                 hint="pass a loss (--loss cross_entropy), or a model whose first output is one",
             )
     else:
+        op = Ops(graph, "loss/")
+        # A mean in float16 would lose most of its digits, and overflow at 65504.
+        read = [_widened(op, value) for value in read]
         target = read[1] if len(read) > 1 else losses.target_input(recipe.loss, read[0])
         if len(read) == 1:
             if target.name in _value_names(graph):
@@ -224,7 +265,6 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
         if recipe.loss.labels:
             size = (dims_of(read[0]) or (None, None))[1]
             classes = size if isinstance(size, int) else None
-        op = Ops(graph, "loss/")
         loss = recipe.loss.write(op, read[0], target)
         loss.name, loss.shape = op.fresh_name("loss"), ir.Shape(())
     if loss in extra:
@@ -237,6 +277,14 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
     return classes
 
 
+def _widened(op: Ops, value: ir.Value) -> ir.Value:
+    if value.dtype != ir.DataType.FLOAT16:
+        return value
+    wide = op.cast(value, ir.DataType.FLOAT)
+    wide.shape = value.shape
+    return wide
+
+
 def _dropout_off(graph: ir.Graph) -> None:
     """Without its training_mode input a Dropout passes its input through."""
     for node in graph:
@@ -245,13 +293,28 @@ def _dropout_off(graph: ir.Graph) -> None:
 
 
 def _lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
-    """Make initializers inputs, so that no constant folding can swallow them."""
+    """Make initializers inputs, so that no constant folding can swallow them.
+
+    An input of another type than the model's own is cast to that in front of everything.
+    """
+    casts = []
     for parameter in parameters:
         value = graph.initializers.pop(parameter.name)
         value.const_value = None
         value.shape = ir.Shape(parameter.tensor.shape.numpy())
-        value.type = ir.TensorType(parameter.tensor.dtype)
+        value.type = ir.TensorType(parameter.dtype)
         graph.inputs.append(value)
+        if parameter.dtype != parameter.tensor.dtype:
+            name = f"{parameter.name}{OWN_TYPE_SUFFIX}"
+            cast = ir.node("Cast", [value], {"to": int(parameter.tensor.dtype)}, name=name)
+            own = cast.outputs[0]
+            own.name, own.shape = name, value.shape
+            own.type = ir.TensorType(parameter.tensor.dtype)
+            value.replace_all_uses_with(own, replace_graph_outputs=True)
+            cast.replace_input_with(0, value)
+            casts.append(cast)
+    if casts and len(graph):
+        graph.insert_before(graph[0], casts)
 
 
 def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
@@ -317,6 +380,7 @@ def _has_constant_weight(node: ir.Node) -> bool:
 def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
     model = common_passes.RemoveUnusedNodesPass()(model).model
+    model = double.lower(model)
     common_passes.TopologicalSortPass()(model)
     model.graph.name = name
     model.producer_name, model.producer_version = "odtpack", None

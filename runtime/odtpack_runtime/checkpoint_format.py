@@ -84,8 +84,8 @@ class OptimizerState:
     Attributes:
         step: Number of steps made.
         learning_rate: The learning rate at the time of saving (a float32).
-        moments: For each trainable parameter its moments, float32 arrays of the
-            parameter's shape: two for AdamW, none for SGD.
+        moments: For each trainable parameter its moments, arrays of the
+            parameter's shape and type: two for AdamW, none for SGD.
     """
 
     step: int
@@ -313,7 +313,7 @@ class _Reader:
             if list(tensors) != [f"momentum{index}" for index in range(len(tensors))]:
                 self._source.fail(f"the moments of '{name}' are called {', '.join(tensors)}")
             for moment in tensors.values():
-                if moment.dtype != np.float32 or moment.shape != trainable[name].shape:
+                if (moment.dtype, moment.shape) != (trainable[name].dtype, trainable[name].shape):
                     self._source.fail(f"a moment of '{name}' has another shape or type than it")
             moments[name] = list(tensors.values())
         if moments and (

@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 
 from odtpack_runtime.checkpoint_format import OptimizerState
@@ -63,15 +62,16 @@ class Optimizer:
                 "The checkpoint marks no parameter as trainable: there is nothing to optimize.",
                 hint="name parameters in requires_grad when building the package",
             )
+        self._module = module
         self._session = open_session(optimizer_uri, module.session_options)
-        moment_names = _moment_names(self._session, where)
+        moment_names = _moment_names(self._session, where, flat.dtype)
         self._state, moments = _place_moments(module, moment_names, where)
         module.state.optimizer = self._state
         self._learning_rate = np.full(1, self._state.learning_rate, np.float32)
         self._step = np.zeros(1, np.int64)
-        vectors: dict[str, npt.NDArray[np.float32]] = {
-            "params": flat.parameters.view(np.float32),
-            "gradients": flat.gradients.view(np.float32),
+        vectors: dict[str, Array] = {
+            "params": flat.parameters.view(flat.dtype),
+            "gradients": flat.gradients.view(flat.dtype),
             **dict(zip(moment_names, moments, strict=True)),
         }
         # Also keeps the memory alive: ONNX Runtime holds bare addresses.
@@ -88,8 +88,10 @@ class Optimizer:
         """Make one step with the accumulated gradients; they remain as they are.
 
         Raises:
-            OdtpackError: ``run-failed`` with ONNX Runtime's reason.
+            OdtpackError: ``run-failed`` with ONNX Runtime's reason, ``nominal-state`` if the
+                parameters have no values yet.
         """
+        self._module.require_values()
         self._step[0] = self._state.step + 1
         run = self._session.run_with_iobinding
         try:
@@ -136,12 +138,14 @@ class Optimizer:
         return binding
 
 
-def _moment_names(session: onnxruntime.InferenceSession, where: str) -> tuple[str, ...]:
+def _moment_names(
+    session: onnxruntime.InferenceSession, where: str, dtype: np.dtype[Any]
+) -> tuple[str, ...]:
     """Check that a model is an optimizer model; return the names of its moments."""
     inputs = {node.name: TensorSpec.of_node(node, where) for node in session.get_inputs()}
     outputs = {node.name: TensorSpec.of_node(node, where) for node in session.get_outputs()}
     moments = tuple(name for name in MOMENT_NAMES if name in inputs)
-    vector = (np.dtype(np.float32), (CHUNK_ELEMENTS,))
+    vector = (dtype, (CHUNK_ELEMENTS,))
     wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
         "learning_rate": (np.dtype(np.float32), (1,)),
         "step": (np.dtype(np.int64), (1,)),
@@ -164,7 +168,7 @@ def _moment_names(session: onnxruntime.InferenceSession, where: str) -> tuple[st
 
 def _place_moments(
     module: Module, names: tuple[str, ...], where: str
-) -> tuple[OptimizerState, list[npt.NDArray[np.float32]]]:
+) -> tuple[OptimizerState, list[Array]]:
     """Return a new optimizer state in flat vectors, continuing the loaded one if there is one."""
     layout = module.flat.trainable
     loaded = module.state.optimizer
@@ -195,7 +199,7 @@ def _place_moments(
         if new:
             moments[slot.name] = new
     state = OptimizerState(loaded.step, loaded.learning_rate, moments)
-    return state, [memory.view(np.float32) for memory in memories]
+    return state, [memory.view(module.flat.dtype) for memory in memories]
 
 
 def _float32(value: float) -> float:

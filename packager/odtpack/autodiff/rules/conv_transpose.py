@@ -12,7 +12,7 @@ from odtpack.autodiff.windows import Windows
 @vjp("ConvTranspose")
 def conv_transpose(ctx: Context) -> Cotangents:
     """X is scattered to Y through the windows of a convolution; dX is that convolution of dY."""
-    op, win, x, w, dy = ctx.op, _windows(ctx), ctx.x(), ctx.x(1), ctx.dy()
+    op, win, x, w, dy = ctx.op, read_windows(ctx), ctx.x(), ctx.x(1), ctx.dy()
     dx = dw = db = None
     if ctx.needs(2):
         db = sum_per_channel(op, dy, ctx.rank(x))
@@ -26,7 +26,7 @@ def conv_transpose(ctx: Context) -> Cotangents:
     return [dx, dw, db]
 
 
-def _windows(ctx: Context) -> Windows:
+def read_windows(ctx: Context) -> Windows:
     """The windows of the convolution from Y [N, O, ...] to X [N, C, ...]; weight [C, O/G, ...].
 
     Behind the last window there is only as much padding as it reads.

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Dims
+from odtpack.autodiff.ops import Dims, wider
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("NonZero")
@@ -66,8 +66,23 @@ def _scatter(
     op, x = ctx.op, ctx.x()
     column = op.reshape(indices, *[1] * axis, -1, *[1] * (ctx.rank(x) - 1 - axis))
     everywhere = op.Expand(column, op.Shape(rows))
-    zeros = op.zeros(op.shape_of(x), ctx.dtype(x))
-    return op.ScatterElements(zeros, everywhere, rows, axis=axis, reduction=reduction)
+    zeros = op.zeros(op.shape_of(x), wider(ctx.dtype(x)))
+    return _scatter_into(ctx, zeros, everywhere, rows, axis, reduction)
+
+
+def _scatter_into(
+    ctx: Context,
+    zeros: ir.Value,
+    indices: ir.Value,
+    updates: ir.Value,
+    axis: int,
+    reduction: str | None,
+) -> ir.Value:
+    """Updates in the type of ``zeros``, float32 for float16: ONNX Runtime adds no float16."""
+    wide = zeros.dtype or ir.DataType.FLOAT
+    updates = ctx.op.cast(updates, wide)
+    summed = ctx.op.ScatterElements(zeros, indices, updates, axis=axis, reduction=reduction)
+    return ctx.op.cast(summed, ctx.dtype(ctx.x()))
 
 
 def _sum_equal_rows(ctx: Context, indices: ir.Value, dy: ir.Value, axis: int) -> ir.Value:
@@ -87,8 +102,8 @@ def gather_elements(ctx: Context) -> Cotangents:
     op, x, indices, dy, axis = ctx.op, ctx.x(), ctx.x(1), ctx.dy(), ctx.axis()
     dtype = ctx.dtype(x)
     if op.opset >= _REDUCTION_SINCE:
-        zeros = op.zeros(op.shape_of(x), dtype)
-        return [op.ScatterElements(zeros, indices, dy, axis=axis, reduction="add"), None]
+        zeros = op.zeros(op.shape_of(x), wider(dtype))
+        return [_scatter_into(ctx, zeros, indices, dy, axis, "add"), None]
     dims, index_dims = ctx.dims(x), ctx.dims(indices)
     if (*index_dims[:axis], *index_dims[axis + 1 :]) != (*dims[:axis], *dims[axis + 1 :]):
         raise ctx.unsupported("before opset 16 its indices must be as large as its data")
@@ -122,8 +137,8 @@ def gather_nd(ctx: Context) -> Cotangents:
     width = math.prod(dim for dim in dims[end:] if isinstance(dim, int))
     rows = op.reshape(ctx.dy(), -1, width)
     flat = op.Expand(op.reshape(number, -1, 1), op.Shape(rows))
-    zeros = op.reshape(op.zeros(shape, ctx.dtype(x)), -1, width)
-    summed = op.ScatterElements(zeros, flat, rows, axis=0, reduction="add")
+    zeros = op.reshape(op.zeros(shape, wider(ctx.dtype(x))), -1, width)
+    summed = _scatter_into(ctx, zeros, flat, rows, 0, "add")
     return [op.reshape_like(summed, x), None]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import wider
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("ArgMax", "ArgMin")
@@ -29,7 +30,7 @@ def keep_axes(ctx: Context, value: ir.Value, axes: list[int]) -> ir.Value:
     return value if ctx.int("keepdims", 1) or not axes else ctx.op.unsqueeze(value, *axes)
 
 
-def _count(ctx: Context, axes: list[int]) -> ir.Value | float:
+def _count(ctx: Context, axes: list[int], dtype: ir.DataType) -> ir.Value | float:
     """Number of elements that one mean runs over."""
     op, dims = ctx.op, ctx.dims(ctx.x())
     sizes = [dims[axis] for axis in axes]
@@ -37,7 +38,7 @@ def _count(ctx: Context, axes: list[int]) -> ir.Value | float:
     for size in sizes:
         if not isinstance(size, int):
             wanted = op.Gather(op.Shape(ctx.x()), op.ints(*axes), axis=0)
-            return op.cast(op.ReduceProd(wanted, keepdims=0), ctx.dtype(ctx.x()))
+            return op.cast(op.ReduceProd(wanted, keepdims=0), dtype)
         count *= size
     return float(count)
 
@@ -50,9 +51,11 @@ def reduce_sum(ctx: Context) -> Cotangents:
 
 @vjp("ReduceMean")
 def reduce_mean(ctx: Context) -> Cotangents:
-    axes = reduced_axes(ctx)
-    share = ctx.op.Div(keep_axes(ctx, ctx.dy(), axes), _count(ctx, axes))
-    return ctx.op.Expand(share, ctx.op.shape_of(ctx.x()))
+    op, axes, dtype = ctx.op, reduced_axes(ctx), ctx.dtype(ctx.x())
+    wide = wider(dtype)  # float16 cannot count beyond 65504
+    dy = op.cast(keep_axes(ctx, ctx.dy(), axes), wide)
+    share = op.cast(op.Div(dy, _count(ctx, axes, wide)), dtype)
+    return op.Expand(share, op.shape_of(ctx.x()))
 
 
 @vjp("ReduceSumSquare")
