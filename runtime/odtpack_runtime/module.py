@@ -256,13 +256,14 @@ class Module:
         """Write a plain inference model with the current parameters inside.
 
         Args:
-            inference_model_uri: Destination; its folder must exist.
+            inference_model_uri: Destination; its folder must exist. A name that ends in
+                ``.ort`` gives a model in ORT format.
             graph_output_names: Outputs of the model to write: any values that
                 the evaluation model computes. What they do not need is left out.
 
         Raises:
-            OdtpackError: No evaluation model was given, it is not an ``.onnx``
-                file, a name is unknown, or the ``onnx`` package is missing.
+            OdtpackError: No evaluation model was given, a name is unknown, or the
+                ``onnx`` package is missing.
         """
         if self._eval_path is None:
             raise _no_eval_model("A model can be exported only")
