@@ -49,7 +49,7 @@ def lower(model: ir.Model) -> ir.Model:
 
 def _is_lowered(node: ir.Node) -> bool:
     return (
-        not node.domain
+        (not node.domain or (node.domain, node.op_type) == ("com.microsoft", "Gelu"))
         and node.op_type in _WRITERS
         and node.inputs[0] is not None
         and node.inputs[0].dtype == ir.DataType.DOUBLE
@@ -134,13 +134,43 @@ def _global_maximum(op: Ops, ctx: Context) -> ir.Value:
 
 
 def _erf(op: Ops, ctx: Context) -> ir.Value:
-    x = op.Clip(ctx.x(), op.constant(np.float64(-_ERF_END)), op.constant(np.float64(_ERF_END)))
+    return _erf_of(op, ctx.x(), ctx.rank(ctx.x()))
+
+
+def _erf_of(op: Ops, value: ir.Value, rank: int) -> ir.Value:
+    low, high = (op.constant(np.float64(end)) for end in (-_ERF_END, _ERF_END))
+    x = op.Clip(value, low, high)
     nodes, weights = np.polynomial.legendre.leggauss(_ERF_NODES)
-    squares = op.unsqueeze(op.Mul(x, x), ctx.rank(ctx.x()))
+    squares = op.unsqueeze(op.Mul(x, x), rank)
     # From [-1, 1] to [0, 1].
     bells = op.Exp(op.Mul(squares, op.constant(-(((nodes + 1) / 2) ** 2))))
     integral = op.MatMul(bells, op.constant(weights / math.sqrt(math.pi)))
     return op.Mul(x, integral)
+
+
+def _gelu(op: Ops, ctx: Context) -> ir.Value:
+    x = ctx.x()
+    if ctx.string("approximate", "none") == "tanh":
+        cube = op.Mul(op.Mul(x, op.Mul(x, x)), 0.044715)
+        bend = op.Tanh(op.Mul(op.Add(x, cube), math.sqrt(2 / math.pi)))
+    else:
+        bend = _erf_of(op, op.Mul(x, math.sqrt(0.5)), ctx.rank(x))
+    return op.Mul(op.Mul(x, 0.5), op.Add(bend, 1.0))
+
+
+def _instance_normalization(op: Ops, ctx: Context) -> ir.Value:
+    x, rank = ctx.x(), ctx.rank(ctx.x())
+    axes, column = range(2, rank), [-1, *[1] * (rank - 2)]
+    centered = op.Sub(x, op.reduce_mean(x, axes))
+    variance = op.reduce_mean(op.Mul(centered, centered), axes)
+    deviation = op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5)))
+    gain = op.Div(op.reshape(ctx.x(1), *column), deviation)
+    return op.Add(op.Mul(centered, gain), op.reshape(ctx.x(2), *column))
+
+
+def _mean(op: Ops, ctx: Context) -> ir.Value:
+    operands = [value for value in ctx.node.inputs if value is not None]
+    return op.Mul(op.Sum(*operands), 1 / len(operands))
 
 
 def _hard_sigmoid(op: Ops, ctx: Context) -> ir.Value:
@@ -164,6 +194,21 @@ def _elu(op: Ops, ctx: Context) -> ir.Value:
     return op.Where(op.Less(x, 0.0), below, x)
 
 
+def _selu(op: Ops, ctx: Context) -> ir.Value:
+    x, alpha = ctx.x(), ctx.float("alpha", 1.6732631921768188)
+    below = op.Mul(op.Sub(op.Exp(op.Min(x, 0.0)), 1.0), alpha)
+    return op.Mul(op.Where(op.Less(x, 0.0), below, x), ctx.float("gamma", 1.0507010221481323))
+
+
+def _hard_swish(op: Ops, ctx: Context) -> ir.Value:
+    x = ctx.x()
+    return op.Mul(x, op.Min(op.Max(op.Add(op.Mul(x, 1 / 6), 0.5), 0.0), 1.0))
+
+
+def _softsign(op: Ops, ctx: Context) -> ir.Value:
+    return op.Div(ctx.x(), op.Add(op.Abs(ctx.x()), 1.0))
+
+
 def _softplus(op: Ops, ctx: Context) -> ir.Value:
     """max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
     x = ctx.x()
@@ -176,10 +221,16 @@ _WRITERS: dict[str, Writer] = {
     "ConvTranspose": _conv_transpose,
     "Elu": _elu,
     "Erf": _erf,
+    "Gelu": _gelu,
     "GlobalAveragePool": _global_average,
     "GlobalMaxPool": _global_maximum,
     "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "InstanceNormalization": _instance_normalization,
     "LeakyRelu": _leaky_relu,
+    "Mean": _mean,
     "PRelu": _prelu,
+    "Selu": _selu,
     "Softplus": _softplus,
+    "Softsign": _softsign,
 }
