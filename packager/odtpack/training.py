@@ -116,8 +116,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     }
     if classes is not None:
         properties["odtpack.class_count"] = str(classes)
-    constant = any(_has_constant_weight(node) for node in forward.graph)
-    level = {"odtpack.optimization_level": "all" if constant else "extended"}
+    level = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
     return Graphs(
         _finish(forward, "training", properties | level),
         _finish(evaluation, "evaluation", properties),
@@ -367,6 +366,14 @@ def _accumulate(
         out.type, out.shape = parameter.type, parameter.shape
         graph.outputs.append(out)
         aliases.verify(graph, buffer, out)
+
+
+def _optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
+    """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
+    if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
+        # Beyond it scales become attributes of fused products, which are float32.
+        return "basic"
+    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
 
 
 def _has_constant_weight(node: ir.Node) -> bool:
