@@ -180,7 +180,7 @@ def _value(value: ir.Value, role: str) -> dict[str, object]:
     dims = dims_of(value)
     return {
         "name": value.name,
-        "dtype": value.dtype.numpy().name if value.dtype else "float32",
+        "dtype": _type_name(value.dtype or ir.DataType.FLOAT),
         "shape": list(dims or ()),
         "role": role,
     }
@@ -202,6 +202,10 @@ def _inputs(graphs: Graphs, loss: Loss | None) -> list[dict[str, object]]:
             entry["class_count"] = int(classes)
         inputs.append(entry)
     return inputs
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return "string" if dtype == ir.DataType.STRING else dtype.numpy().name
 
 
 def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
