@@ -24,7 +24,7 @@ from odtpack_runtime.checkpoint_format import (
 )
 from odtpack_runtime.checkpoint_writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
-from odtpack_runtime.layout import Array, Layout, allocate, view
+from odtpack_runtime.layout import ALIGNMENT, Array, Layout, address, allocate, view
 from odtpack_runtime.parameters import Parameter, Parameters, nominal_error
 
 TRAINABLE_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -82,7 +82,6 @@ class FlatState:
     frozen: Layout
     parameters: npt.NDArray[np.uint8]
     gradients: npt.NDArray[np.uint8]
-    constants: npt.NDArray[np.uint8]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -238,7 +237,7 @@ class CheckpointState:
         )
 
     def place(self, order: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> FlatState:
-        """Move the parameters into flat buffers, in the given order. For Module's use.
+        """Move the trainable parameters into a flat buffer, in the given order. For Module's use.
 
         A state that was placed before stays where it is, so that a second
         Module shares the parameters with the first; gradients are set to zero.
@@ -268,7 +267,6 @@ class CheckpointState:
                 frozen,
                 parameters=allocate(trainable.nbytes),
                 gradients=allocate(trainable.nbytes),
-                constants=allocate(frozen.nbytes),
             )
             keep = not self.is_nominal
             # One by one: what is moved is freed, so that no second whole copy ever exists.
@@ -277,7 +275,11 @@ class CheckpointState:
                     view(flat.parameters, slot), view(flat.gradients, slot), keep=keep
                 )
             for slot in frozen.slots:
-                self._parameters.items[slot.name].place(view(flat.constants, slot), None, keep=keep)
+                parameter = self._parameters.items[slot.name]
+                # As they are read they stay where they are: they may be larger than all others.
+                if not keep or not _is_aligned(parameter.data):
+                    memory = allocate(slot.nbytes).view(slot.dtype).reshape(slot.shape)
+                    parameter.place(memory, None, keep=keep)
             self._flat = flat
         elif (self._flat.trainable, self._flat.frozen) != (trainable, frozen):
             raise OdtpackError(
@@ -301,6 +303,10 @@ def _check_one_type(trained: Sequence[Parameter]) -> None:
                 "float32, or all float64.",
                 hint="build the package again: odtpack gives the parameters one type",
             )
+
+
+def _is_aligned(array: Array) -> bool:
+    return array.flags.c_contiguous and address(array) % ALIGNMENT == 0
 
 
 def _layout(parameters: Iterable[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> Layout:

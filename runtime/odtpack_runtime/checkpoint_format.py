@@ -49,7 +49,7 @@ import numpy as np
 
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.flatbuffer import Source, Table
-from odtpack_runtime.layout import Array
+from odtpack_runtime.layout import Array, allocate
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
@@ -285,9 +285,10 @@ class _Reader:
         if min(self._inline_left, self._external_left) < 0:
             self._source.fail("its tensors overlap")
         source.check(position, nbytes)
-        array = np.empty(dims, dtype)
-        flat = array.reshape(-1).view(np.uint8)
+        # Aligned as a Module wants it, so that it may stay where it is.
+        flat = allocate(nbytes)
         source.read_into(position, flat.data)
+        array = flat.view(dtype).reshape(dims)
         if dtype == np.bool_ and flat.size and flat.max() > 1:
             self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
         return array
