@@ -22,7 +22,7 @@ from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops, dims_of, static_dims
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
-from odtpack.passes import aliases, batch_norm, double, pipeline, upgrade_opset
+from odtpack.passes import aliases, batch_norm, double, half, pipeline, upgrade_opset
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
 from odtpack_runtime.signature import OWN_TYPE_SUFFIX
 
@@ -97,6 +97,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     forward = model.clone()
     upgrade_opset.upgrade(forward.graph)
     _refuse_bfloat16(forward.graph)
+    half.widen(forward.graph)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     classes = _attach_loss(forward.graph, recipe)

@@ -329,3 +329,40 @@ def test_an_optimizer_of_another_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeOdtpackError) as caught:
         Optimizer(tmp_path / "float16" / "optimizer_model.onnx", module)
     assert caught.value.code == "not-an-optimizer"
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_of_float16(kind: str, tmp_path: Path) -> None:
+    """They run in float32; their parameters are float16 in the model, also in the exported one."""
+    count = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        f"forward (float[5, N, 3] x) => (float[N, 2] y) {{ all, last = {kind}"
+        " <hidden_size = 4>(x, w, r) h = Squeeze(last, zero) y = MatMul(h, head) }"
+    )
+    random = np.random.default_rng(3)
+    shapes = {"w": (1, count * 4, 3), "r": (1, count * 4, 4), "head": (4, 2)}
+    arrays = {n: random.uniform(-0.5, 0.5, s).astype(np.float32) for n, s in shapes.items()}
+    arrays["zero"] = np.array([0])
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
+    model, names = rounded(model), list(shapes)
+    x = random.standard_normal((5, 6, 3)).astype(np.float16)
+    target = random.standard_normal((6, 2)).astype(np.float32)
+    found = {}
+    for dtype in (np.float16, np.float32):
+        each = model if dtype is np.float32 else retyped(model, dtype)
+        folder = tmp_path / dtype.__name__
+        generate_artifacts(
+            each, names, loss=LossType.MSELoss, optimizer=OptimType.SGD, artifact_directory=folder
+        )
+        state, module, _ = open_training(folder)
+        loss = module(x.astype(dtype), target)
+        found[dtype] = float(loss), [state.parameters[name].grad for name in names]
+        module.export_model_for_inferencing(folder / "inference.onnx", ["y"])
+        initializers = onnx.load(folder / "inference.onnx").graph.initializer
+        kept = {t.data_type for t in initializers if t.name in names}
+        assert kept == {onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))}
+    (half, gradients), (single, wanted) = found[np.float16], found[np.float32]
+    assert half == pytest.approx(single, rel=1e-3)
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-3)
