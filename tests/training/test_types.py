@@ -17,7 +17,9 @@ from torch import nn
 
 from odtpack import zoo
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.autodiff.obstacles import find_obstacles
 from odtpack.errors import OdtpackError
+from odtpack.loading import load_model
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from tests.packaging_tools import (
@@ -348,6 +350,8 @@ def test_recurrent_layers_of_float16(kind: str, tmp_path: Path) -> None:
     model, names = rounded(model), list(shapes)
     x = random.standard_normal((5, 6, 3)).astype(np.float16)
     target = random.standard_normal((6, 2)).astype(np.float32)
+    loaded = load_model(retyped(model, np.float16))
+    assert find_obstacles(loaded, names, ["y"]) == []
     found = {}
     for dtype in (np.float16, np.float32):
         each = model if dtype is np.float32 else retyped(model, dtype)
