@@ -149,7 +149,7 @@ def write_artifacts(
     if optimizer is not None:
         resolved = resolve_update(optimizer, update, graphs)
         opset = graphs.training.graph.opset_imports[""]
-        pair = resolved, resolved.model(opset)
+        pair = resolved, resolved.model(opset, graphs.master)
     if not ort_format:
         return write_package(graphs, recipe.loss, pair, folder, prefix, nominal=nominal)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import influences
+from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.exporters import KIND, made_up
 from odtpack.loading import is_lifted_constant
 from odtpack.passes import batch_norm
@@ -53,7 +54,7 @@ def candidates(model: ir.Model) -> list[str]:
 
 
 def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
-    if value.dtype != ir.DataType.FLOAT or value.shape is None or value.shape.rank() == 0:
+    if value.dtype not in TRAINABLE_TYPES or value.shape is None or value.shape.rank() == 0:
         return False
     if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
         return False

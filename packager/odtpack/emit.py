@@ -123,7 +123,7 @@ def _stage(
 
 
 def _array(parameter: Parameter) -> np.ndarray:
-    return np.ascontiguousarray(parameter.tensor.numpy())
+    return np.ascontiguousarray(parameter.tensor.numpy(), parameter.dtype.numpy())
 
 
 def _manifest(
@@ -156,7 +156,12 @@ def _manifest(
             {
                 "name": p.name,
                 "shape": list(p.tensor.shape.numpy()),
-                "dtype": p.tensor.dtype.numpy().name,
+                "dtype": p.dtype.numpy().name,
+                **(
+                    {"model_dtype": p.tensor.dtype.numpy().name}
+                    if p.dtype != p.tensor.dtype
+                    else {}
+                ),
                 "role": p.role,
             }
             for p in graphs.parameters
@@ -176,7 +181,7 @@ def _value(value: ir.Value, role: str) -> dict[str, object]:
     dims = dims_of(value)
     return {
         "name": value.name,
-        "dtype": value.dtype.numpy().name if value.dtype else "float32",
+        "dtype": _type_name(value.dtype or ir.DataType.FLOAT),
         "shape": list(dims or ()),
         "role": role,
     }
@@ -198,6 +203,10 @@ def _inputs(graphs: Graphs, loss: Loss | None) -> list[dict[str, object]]:
             entry["class_count"] = int(classes)
         inputs.append(entry)
     return inputs
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return "string" if dtype == ir.DataType.STRING else dtype.numpy().name
 
 
 def _outputs(graph: ir.Graph) -> list[dict[str, object]]:

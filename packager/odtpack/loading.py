@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack import external_data, source, targets
 from odtpack.autodiff.ops import defined
+from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
 from odtpack.passes import split_merged, tie_weights
@@ -73,7 +74,7 @@ def _lift_parameters(graph: ir.Graph) -> None:
     for subgraph in list(graph.subgraphs()):
         for name, value in list(subgraph.initializers.items()):
             kept = value.is_graph_input() or value.is_graph_output()
-            if kept or value.dtype != ir.DataType.FLOAT or not value.shape:
+            if kept or value.dtype not in TRAINABLE_TYPES or not value.shape:
                 continue
             subgraph.initializers.pop(name)
             count = 1

@@ -9,7 +9,7 @@ accumulated gradient is the output itself, and may be bound to its buffer's memo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -20,10 +20,12 @@ from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops, dims_of, static_dims
+from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
-from odtpack.passes import aliases, batch_norm, pipeline, upgrade_opset
+from odtpack.passes import aliases, batch_norm, double, half, pipeline, upgrade_opset
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
+from odtpack_runtime.signature import OWN_TYPE_SUFFIX
 
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
@@ -66,11 +68,19 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An initializer of the forward model that became an input."""
+    """An initializer of the forward model that became an input.
+
+    Attributes:
+        name: As in the forward model.
+        role: What training does with it.
+        tensor: Its value, in the model's own type.
+        dtype: Type of the input: the model's own, for a trainable parameter the master type.
+    """
 
     name: str
     role: Role
     tensor: ir.TensorProtocol
+    dtype: ir.DataType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +92,15 @@ class Graphs:
     parameters: tuple[Parameter, ...]
     accumulation_steps: int = 1
 
+    @property
+    def master(self) -> ir.DataType:
+        """Type of the trainable parameters, their gradients and moments."""
+        return _master({p.tensor.dtype for p in self.parameters if p.role == "trainable"})
+
+
+def _master(dtypes: Collection[ir.DataType]) -> ir.DataType:
+    return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
+
 
 def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     """Differentiate a loaded model (see :func:`odtpack.loading.load_model`).
@@ -92,6 +111,8 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     """
     forward = model.clone()
     upgrade_opset.upgrade(forward.graph)
+    _refuse_bfloat16(forward.graph)
+    half.widen(forward.graph)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     classes = _attach_loss(forward.graph, recipe)
@@ -111,8 +132,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     }
     if classes is not None:
         properties["odtpack.class_count"] = str(classes)
-    constant = any(_has_constant_weight(node) for node in forward.graph)
-    training = {"odtpack.optimization_level": "all" if constant else "extended"}
+    training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
     return Graphs(
@@ -150,6 +170,8 @@ def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
             hint="narrow one of the two patterns",
         )
     parameters = []
+    trained = (graph.initializers[name].dtype for name in recipe.train)
+    master = _master({dtype for dtype in trained if dtype is not None})
     for name, value in graph.initializers.items():
         tensor = value.const_value
         if tensor is None or name not in wanted:
@@ -157,7 +179,8 @@ def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
         if name in train:
             _check_trainable(name, tensor, state)
         role: Role = "trainable" if name in train else "state" if name in state else "frozen"
-        parameters.append(Parameter(name, role, tensor))
+        dtype = master if role == "trainable" else tensor.dtype
+        parameters.append(Parameter(name, role, tensor, dtype))
     return tuple(parameters)
 
 
@@ -169,18 +192,33 @@ def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> N
             "and takes no gradient",
             hint=f"leave {name!r} out of the parameters to train",
         )
-    if tensor.dtype != ir.DataType.FLOAT:
+    if tensor.dtype not in TRAINABLE_TYPES:
+        names = ", ".join(dtype.name for dtype in TRAINABLE_TYPES)
         raise OdtpackError(
             "dtype-not-trainable",
-            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be FLOAT",
+            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be of one of the "
+            f"types {names}",
             hint=f"freeze it (--freeze {name!r})",
         )
+
+
+def _refuse_bfloat16(graph: ir.Graph) -> None:
+    values = (*graph.initializers.values(), *graph.inputs)
+    for value in (*values, *(y for node in graph.all_nodes() for y in node.outputs)):
+        if value.dtype == ir.DataType.BFLOAT16:
+            raise OdtpackError(
+                "bfloat16-not-supported",
+                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
+                "processor",
+                hint="export the model in float32 or float16",
+            )
 
 
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(_value_names(graph)):
-        if name == RESET or name.endswith((BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX)):
+        ends = (BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX, OWN_TYPE_SUFFIX)
+        if name == RESET or name.endswith(ends):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
@@ -230,6 +268,9 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
                 hint="pass a loss (--loss cross_entropy), or a model whose first output is one",
             )
     else:
+        op = Ops(graph, "loss/")
+        # A mean in float16 would lose most of its digits, and overflow at 65504.
+        read = [_widened(op, value) for value in read]
         target = read[1] if len(read) > 1 else losses.target_input(recipe.loss, read[0])
         if len(read) == 1:
             if target.name in _value_names(graph):
@@ -244,7 +285,6 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
         if recipe.loss.labels:
             size = (dims_of(read[0]) or (None, None))[1]
             classes = size if isinstance(size, int) else None
-        op = Ops(graph, "loss/")
         loss = recipe.loss.write(op, read[0], target)
         loss.name, loss.shape = op.fresh_name("loss"), ir.Shape(())
     if loss in extra:
@@ -257,6 +297,14 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
     return classes
 
 
+def _widened(op: Ops, value: ir.Value) -> ir.Value:
+    if value.dtype != ir.DataType.FLOAT16:
+        return value
+    wide = op.cast(value, ir.DataType.FLOAT)
+    wide.shape = value.shape
+    return wide
+
+
 def _dropout_off(graph: ir.Graph) -> None:
     """Without its training_mode input a Dropout passes its input through."""
     for node in graph.all_nodes():
@@ -265,13 +313,28 @@ def _dropout_off(graph: ir.Graph) -> None:
 
 
 def _lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
-    """Make initializers inputs, so that no constant folding can swallow them."""
+    """Make initializers inputs, so that no constant folding can swallow them.
+
+    An input of another type than the model's own is cast to that in front of everything.
+    """
+    casts = []
     for parameter in parameters:
         value = graph.initializers.pop(parameter.name)
         value.const_value = None
         value.shape = ir.Shape(parameter.tensor.shape.numpy())
-        value.type = ir.TensorType(parameter.tensor.dtype)
+        value.type = ir.TensorType(parameter.dtype)
         graph.inputs.append(value)
+        if parameter.dtype != parameter.tensor.dtype:
+            name = f"{parameter.name}{OWN_TYPE_SUFFIX}"
+            cast = ir.node("Cast", [value], {"to": int(parameter.tensor.dtype)}, name=name)
+            own = cast.outputs[0]
+            own.name, own.shape = name, value.shape
+            own.type = ir.TensorType(parameter.tensor.dtype)
+            value.replace_all_uses_with(own, replace_graph_outputs=True)
+            cast.replace_input_with(0, value)
+            casts.append(cast)
+    if casts and len(graph):
+        graph.insert_before(graph[0], casts)
 
 
 def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
@@ -327,6 +390,14 @@ def _accumulate(
         aliases.verify(graph, buffer, out)
 
 
+def _optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
+    """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
+    if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
+        # Beyond it scales become attributes of fused products, which are float32.
+        return "basic"
+    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
+
+
 def _has_constant_weight(node: ir.Node) -> bool:
     """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
     if node.op_type != "Conv" or len(node.inputs) < 2:
@@ -342,6 +413,7 @@ def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
         for value in list(subgraph.initializers.values()):
             if not value.uses() and not value.is_graph_output():
                 subgraph.initializers.pop(str(value.name))
+    model = double.lower(model)
     common_passes.TopologicalSortPass()(model)
     model.graph.name = name
     model.producer_name, model.producer_version = "odtpack", None

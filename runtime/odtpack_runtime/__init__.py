@@ -16,7 +16,7 @@ The names and their behaviour are those of ``onnxruntime.training.api``::
 Importing this package imports numpy, onnxruntime and flatbuffers, nothing more.
 """
 
-from odtpack_runtime.checkpoint import CheckpointState, Parameter, Parameters, Properties
+from odtpack_runtime.checkpoint import CheckpointState, Properties
 from odtpack_runtime.errors import (
     OdtpackError,
     UnknownKeyError,
@@ -25,6 +25,7 @@ from odtpack_runtime.errors import (
 )
 from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
+from odtpack_runtime.parameters import Parameter, Parameters
 from odtpack_runtime.scheduler import LinearLRScheduler, LRScheduler
 from odtpack_runtime.session_options import default_session_options
 

@@ -9,8 +9,9 @@ float, and a file is replaced whole or not at all.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,119 +24,11 @@ from odtpack_runtime.checkpoint_format import (
 )
 from odtpack_runtime.checkpoint_writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
-from odtpack_runtime.layout import Array, Layout, allocate, view
+from odtpack_runtime.layout import ALIGNMENT, Array, Layout, address, allocate, view
+from odtpack_runtime.parameters import Parameter, Parameters, nominal_error
 
-
-class Parameter:
-    """One named tensor of the state.
-
-    ``data`` and ``grad`` are views of the memory that training works on: they
-    show the values of the moment, and writing to ``data`` in place changes the
-    parameter. A Module moves the parameters when it is made; views taken before
-    that keep the old values.
-    """
-
-    __slots__ = ("_data", "_grad", "_name", "_requires_grad")
-
-    def __init__(self, name: str, data: Array, *, requires_grad: bool) -> None:
-        self._name = name
-        self._data = data
-        self._grad: Array | None = None
-        self._requires_grad = requires_grad
-
-    @property
-    def name(self) -> str:
-        """Name in the model."""
-        return self._name
-
-    @property
-    def requires_grad(self) -> bool:
-        """True if training changes the parameter by its gradient."""
-        return self._requires_grad
-
-    @property
-    def data(self) -> Array:
-        """The value: a live array of the parameter's shape and dtype.
-
-        Setting it copies the new value; shape and dtype must be the same.
-
-        Raises:
-            OdtpackError: ``parameter-shape`` or ``parameter-type`` on setting.
-        """
-        return self._data
-
-    @data.setter
-    def data(self, value: npt.ArrayLike) -> None:
-        array = np.asarray(value)
-        if array.shape != self._data.shape:
-            raise OdtpackError(
-                "parameter-shape",
-                f"Parameter '{self._name}' has the shape {list(self._data.shape)}, "
-                f"and the new value {list(array.shape)}.",
-            )
-        if array.dtype != self._data.dtype:
-            raise OdtpackError(
-                "parameter-type",
-                f"Parameter '{self._name}' has elements of {self._data.dtype}, "
-                f"and the new value of {array.dtype}.",
-                hint=f"convert it with .astype('{self._data.dtype}')",
-            )
-        np.copyto(self._data, array)
-
-    @property
-    def grad(self) -> Array | None:
-        """The accumulated gradient, live; None if frozen or as long as no Module exists."""
-        return self._grad
-
-    def place(self, data: Array, grad: Array | None) -> None:
-        """Move the value into ``data``; ``grad`` becomes the gradient. For Module's use."""
-        np.copyto(data, self._data)
-        self._data = data
-        self._grad = grad
-
-    def __repr__(self) -> str:
-        kind = "trainable" if self._requires_grad else "frozen"
-        return f"Parameter('{self._name}', {self._data.dtype}{list(self._data.shape)}, {kind})"
-
-
-class Parameters:
-    """The parameters of a state by name. Iterating yields (name, Parameter), sorted by name."""
-
-    def __init__(self, parameters: Iterable[Parameter], *, nominal: bool) -> None:
-        self._items = {parameter.name: parameter for parameter in parameters}
-        self._nominal = nominal
-
-    def __getitem__(self, name: str) -> Parameter:
-        self._require_values()
-        try:
-            return self._items[name]
-        except (KeyError, TypeError):
-            raise UnknownKeyError(
-                "unknown-parameter",
-                f"The state has no parameter {name!r}.",
-                hint=f"it has {', '.join(sorted(self._items)) or 'none'}",
-            ) from None
-
-    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
-        """Set a parameter's value; see :attr:`Parameter.data`."""
-        self[name].data = value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._items
-
-    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
-        self._require_values()
-        return iter(sorted(self._items.items()))
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __repr__(self) -> str:
-        return f"Parameters({', '.join(sorted(self._items))})"
-
-    def _require_values(self) -> None:
-        if self._nominal:
-            raise nominal_error("its parameters have no values")
+TRAINABLE_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
+"""Types that parameters are trained in; a float16 model's are kept in float32."""
 
 
 class Properties:
@@ -198,7 +91,11 @@ class FlatState:
     frozen: Layout
     parameters: npt.NDArray[np.uint8]
     gradients: npt.NDArray[np.uint8]
-    constants: npt.NDArray[np.uint8]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of all trainable parameters: float32, or float64 throughout."""
+        return self.trainable.slots[0].dtype if self.trainable.slots else np.dtype(np.float32)
 
 
 class CheckpointState:
@@ -219,7 +116,6 @@ class CheckpointState:
                 f"A state is made of CheckpointData, not of a {type(data).__name__}.",
                 hint="use CheckpointState.load_checkpoint(path)",
             )
-        self._nominal = data.nominal
         parameters = [
             Parameter(name, array, requires_grad=kind)
             for kind, arrays in ((True, data.trainable), (False, data.frozen))
@@ -279,14 +175,63 @@ class CheckpointState:
 
     @property
     def is_nominal(self) -> bool:
-        """True if the file named the parameters without their values."""
-        return self._nominal
+        """True as long as the parameters have names and no values.
+
+        A Module may be made on such a state. The values come by :meth:`load_parameters`
+        or by :meth:`Module.copy_buffer_to_parameters
+        <odtpack_runtime.module.Module.copy_buffer_to_parameters>`.
+        """
+        return self._parameters.nominal
+
+    def load_parameters(self, checkpoint_uri: str | os.PathLike[str]) -> None:
+        """Set all parameters, trainable or not, to the values in a complete checkpoint.
+
+        A nominal state becomes a complete one. Properties and the optimizer's state
+        remain as they are.
+
+        Args:
+            checkpoint_uri: A checkpoint of the same model.
+
+        Raises:
+            OdtpackError: As :func:`~odtpack_runtime.checkpoint_format.read_checkpoint`;
+                ``nominal-state`` if the file is nominal too, ``checkpoint-mismatch`` if it
+                holds other parameters. Nothing is changed then.
+        """
+        data = read_checkpoint(checkpoint_uri)
+        if data.nominal:
+            raise nominal_error("there are no values in it to load")
+        found = {**data.trainable, **data.frozen}
+        items = self._parameters.items
+        without_shapes = self.is_nominal and self._flat is None
+        wrong = found.keys() ^ items.keys()
+        for name in found.keys() - wrong:
+            have, new = items[name].data, found[name]
+            if have.dtype != new.dtype or (have.shape != new.shape and not without_shapes):
+                wrong.add(name)
+        if wrong:
+            raise OdtpackError(
+                "checkpoint-mismatch",
+                f"The checkpoint does not go with this state: '{min(wrong)}' is missing in one "
+                "of them, or has another shape or type.",
+                where=str(checkpoint_uri),
+                hint="load a checkpoint of the same model",
+            )
+        for name, array in found.items():
+            if without_shapes:
+                items[name].place(array, None, keep=False)
+            else:
+                np.copyto(items[name].data, array)
+        self._parameters.nominal = False
+
+    def complete(self) -> None:
+        """Take the values in memory for the state's own. For Module's use, once it set them."""
+        self._parameters.nominal = False
 
     def arrays(self, *, trainable: bool) -> dict[str, Array]:
         """Return the live arrays of the trainable, or of the other, parameters by name."""
         return {
             name: parameter.data
-            for name, parameter in sorted(self._parameters._items.items())
+            for name, parameter in sorted(self._parameters.items.items())
             if parameter.requires_grad is trainable
         }
 
@@ -295,13 +240,13 @@ class CheckpointState:
         return CheckpointData(
             self.arrays(trainable=True),
             self.arrays(trainable=False),
-            self._nominal,
-            self.optimizer if include_optimizer_state else None,
+            self.is_nominal,
+            self.optimizer if include_optimizer_state and not self.is_nominal else None,
             dict(self._properties),
         )
 
-    def place(self, order: Sequence[str]) -> FlatState:
-        """Move the parameters into flat buffers, in the given order. For Module's use.
+    def place(self, order: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> FlatState:
+        """Move the trainable parameters into a flat buffer, in the given order. For Module's use.
 
         A state that was placed before stays where it is, so that a second
         Module shares the parameters with the first; gradients are set to zero.
@@ -309,43 +254,41 @@ class CheckpointState:
         Args:
             order: Names of the parameters in the order of the training graph's
                 inputs. Frozen ones that it does not name follow.
+            shapes: Shape of every parameter, for a nominal state, which has none.
 
         Raises:
-            OdtpackError: ``nominal-state``, ``parameter-type`` for a trainable
-                parameter that is not float32, ``model-mismatch`` if the state
-                was placed in another order.
+            OdtpackError: ``parameter-type`` if the trainable parameters are not all
+                float32 or all float64, ``model-mismatch`` if the state was placed in
+                another order.
         """
-        self._parameters._require_values()
         ranks = {name: rank for rank, name in enumerate(order)}
         items = sorted(
-            (parameter for _, parameter in self._parameters),
-            key=lambda parameter: ranks.get(parameter.name, len(ranks)),
+            self._parameters.items.values(),
+            key=lambda parameter: (ranks.get(parameter.name, len(ranks)), parameter.name),
         )
-        for parameter in items:
-            if parameter.requires_grad and parameter.data.dtype != np.float32:
-                raise OdtpackError(
-                    "parameter-type",
-                    f"Trainable parameter '{parameter.name}' has elements of "
-                    f"{parameter.data.dtype}, and only float32 can be trained.",
-                    hint="freeze it, or convert the model to float32 before building the package",
-                )
-        trainable = _layout(p for p in items if p.requires_grad)
-        frozen = _layout(p for p in items if not p.requires_grad)
+        trained = [p for p in items if p.requires_grad]
+        _check_one_type(trained)
+        trainable = _layout(trained, shapes)
+        frozen = _layout((p for p in items if not p.requires_grad), shapes)
         if self._flat is None:
             flat = FlatState(
                 trainable,
                 frozen,
                 parameters=allocate(trainable.nbytes),
                 gradients=allocate(trainable.nbytes),
-                constants=allocate(frozen.nbytes),
             )
+            keep = not self.is_nominal
             # One by one: what is moved is freed, so that no second whole copy ever exists.
             for slot in trainable.slots:
-                self._parameters[slot.name].place(
-                    view(flat.parameters, slot), view(flat.gradients, slot)
+                self._parameters.items[slot.name].place(
+                    view(flat.parameters, slot), view(flat.gradients, slot), keep=keep
                 )
             for slot in frozen.slots:
-                self._parameters[slot.name].place(view(flat.constants, slot), None)
+                parameter = self._parameters.items[slot.name]
+                # As they are read they stay where they are: they may be larger than all others.
+                if not keep or not _is_aligned(parameter.data):
+                    memory = allocate(slot.nbytes).view(slot.dtype).reshape(slot.shape)
+                    parameter.place(memory, None, keep=keep)
             self._flat = flat
         elif (self._flat.trainable, self._flat.frozen) != (trainable, frozen):
             raise OdtpackError(
@@ -358,14 +301,22 @@ class CheckpointState:
         return self._flat
 
 
-def _layout(parameters: Iterable[Parameter]) -> Layout:
-    return Layout.pack((p.name, p.data.shape, p.data.dtype) for p in parameters)
+def _check_one_type(trained: Sequence[Parameter]) -> None:
+    """All trainable parameters lie in one vector, and so have one type."""
+    for parameter in trained:
+        dtype = parameter.data.dtype
+        if dtype not in TRAINABLE_TYPES or dtype != trained[0].data.dtype:
+            raise OdtpackError(
+                "parameter-type",
+                f"Trainable parameter '{parameter.name}' has elements of {dtype}; all must be "
+                "float32, or all float64.",
+                hint="build the package again: odtpack gives the parameters one type",
+            )
 
 
-def nominal_error(reason: str) -> OdtpackError:
-    """Return the error for a use of a nominal state that needs values."""
-    return OdtpackError(
-        "nominal-state",
-        f"The checkpoint is nominal: {reason}.",
-        hint="load a complete checkpoint",
-    )
+def _is_aligned(array: Array) -> bool:
+    return array.flags.c_contiguous and address(array) % ALIGNMENT == 0
+
+
+def _layout(parameters: Iterable[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    return Layout.pack((p.name, shapes.get(p.name, p.data.shape), p.data.dtype) for p in parameters)

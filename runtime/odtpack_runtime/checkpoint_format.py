@@ -50,7 +50,7 @@ import numpy as np
 
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.flatbuffer import Source, Table
-from odtpack_runtime.layout import Array
+from odtpack_runtime.layout import Array, allocate
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
@@ -85,9 +85,9 @@ class OptimizerState:
     Attributes:
         step: Number of steps made.
         learning_rate: The learning rate at the time of saving (a float32).
-        moments: For each trainable parameter its moments, float32 arrays of the
-            parameter's shape (some axes may have length 1 instead): two for
-            AdamW, none for SGD.
+        moments: For each trainable parameter its moments, arrays of the
+            parameter's shape (some axes may have length 1 instead) and type: two
+            for AdamW, none for SGD.
         groups: Names of the parameters of each group; empty if there is one.
     """
 
@@ -289,9 +289,10 @@ class _Reader:
         if min(self._inline_left, self._external_left) < 0:
             self._source.fail("its tensors overlap")
         source.check(position, nbytes)
-        array = np.empty(dims, dtype)
-        flat = array.reshape(-1).view(np.uint8)
+        # Aligned as a Module wants it, so that it may stay where it is.
+        flat = allocate(nbytes)
         source.read_into(position, flat.data)
+        array = flat.view(dtype).reshape(dims)
         if dtype == np.bool_ and flat.size and flat.max() > 1:
             self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
         return array
@@ -335,7 +336,7 @@ class _Reader:
             shape = trainable[name].shape
             for moment in tensors.values():
                 if (
-                    moment.dtype != np.float32
+                    moment.dtype != trainable[name].dtype
                     or moment.ndim != len(shape)
                     or any(m not in (1, p) for m, p in zip(moment.shape, shape, strict=True))
                 ):

@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack_runtime.layout import Array
+from odtpack_runtime.ort_conversion import is_ort_format, to_onnx, to_ort
+from odtpack_runtime.signature import OWN_TYPE_SUFFIX
 
 if TYPE_CHECKING:
     import onnx
@@ -31,15 +35,20 @@ def export_inference_model(
     """Cut the part of an evaluation model that computes some values, and embed its parameters.
 
     Args:
-        eval_model: The evaluation model, ``.onnx``.
-        parameters: Values of the inputs that become initializers.
-        destination: Where the model goes, whole or not at all.
+        eval_model: The evaluation model, ``.onnx`` or ``.ort``. Of the latter only those
+            values can be outputs that the conversion to ORT format left in it.
+        parameters: Values of the inputs that become initializers, in the type that the
+            model computes in.
+        destination: Where the model goes, whole or not at all; in ORT format if its name
+            ends in ``.ort``.
         output_names: Values that the evaluation model computes, in the order of
             the new model's outputs.
 
     Raises:
-        OdtpackError: ``onnx-missing``; ``model-not-loadable`` if ``eval_model``
-            is not ONNX; ``no-outputs``; ``model-too-large``; ``file-not-written``.
+        OdtpackError: ``onnx-missing``; ``model-not-loadable`` if ``eval_model`` is no
+            model; ``no-outputs``; ``model-too-large``; ``value-out-of-range`` for a parameter
+            that the model's own type cannot hold; ``ort-conversion-failed``;
+            ``file-not-written``.
         UnknownNameError: The model computes no value of that name.
     """
     if isinstance(output_names, str) or not all(isinstance(name, str) for name in output_names):
@@ -52,6 +61,7 @@ def export_inference_model(
         )
     model = _load(eval_model)
     _keep_only(model, output_names, str(eval_model))
+    parameters = _in_own_type(model, parameters)
     used = [parameters[value.name] for value in model.graph.input if value.name in parameters]
     size = model.ByteSize() + sum(array.nbytes for array in used)
     if size > MAX_MODEL_SIZE:
@@ -62,6 +72,8 @@ def export_inference_model(
         )
     _embed(model, parameters)
     data = model.SerializeToString(deterministic=True)
+    if Path(destination).suffix == ".ort":
+        data = to_ort(data, str(destination))
     with atomic_write(destination) as stream:
         stream.write(data)
 
@@ -76,22 +88,39 @@ def _load(path: Path) -> onnx.ModelProto:
             hint="pip install onnx",
         ) from error
     try:
-        model = onnx.load_model(str(path))
+        data = path.read_bytes()
+        if is_ort_format(data):
+            model = onnx.load_model_from_string(to_onnx(data, str(path)))
+            _tidy(model)
+        else:
+            model = onnx.load_model(str(path))
+    except OdtpackError:
+        raise
     except Exception as error:  # protobuf's exceptions have no common base with onnx's
         raise OdtpackError(
             "model-not-loadable",
             f"{path} is not a readable ONNX model: {error}",
             where=str(path),
-            hint="export needs eval_model.onnx; an .ort file cannot be taken apart",
+            hint="export needs the eval_model.onnx or eval_model.ort of the package",
         ) from error
     if not model.HasField("graph"):
         raise OdtpackError(
             "model-not-loadable",
             f"{path} is not a readable ONNX model: it has no graph.",
             where=str(path),
-            hint="export needs eval_model.onnx; an .ort file cannot be taken apart",
+            hint="export needs the eval_model.onnx or eval_model.ort of the package",
         )
     return model
+
+
+def _tidy(model: onnx.ModelProto) -> None:
+    """ONNX Runtime imports every domain that it knows, and leaves the graph without a name."""
+    used = {node.domain for node in model.graph.node} | {""}
+    imports = [_copy(entry) for entry in model.opset_import if entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+    model.ClearField("model_version")
+    model.graph.name = "inference"
 
 
 def _keep_only(model: onnx.ModelProto, output_names: Sequence[str], where: str) -> None:
@@ -160,6 +189,49 @@ def _describe(model: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueIn
         known = {value.name: value for value in inferred.value_info} | known
     # Where inference does not know an operator, ONNX Runtime does: it accepts a bare name.
     return [known.get(name, onnx.ValueInfoProto(name=name)) for name in names]
+
+
+def _in_own_type(model: onnx.ModelProto, parameters: Mapping[str, Array]) -> dict[str, Array]:
+    """Drop the casts from the type that parameters are trained in; return what they give."""
+    from onnx import helper
+
+    graph = model.graph
+    renamed: dict[str, str] = {}
+    values = dict(parameters)
+    kept = []
+    for node in graph.node:
+        name = node.input[0] if node.input else ""
+        own = f"{name}{OWN_TYPE_SUFFIX}"
+        if node.op_type != "Cast" or name not in parameters or list(node.output) != [own]:
+            kept.append(_copy(node))
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
+        with np.errstate(over="ignore"):
+            values[name] = parameters[name].astype(dtype)
+        if not np.array_equal(np.isfinite(values[name]), np.isfinite(parameters[name])):
+            raise OdtpackError(
+                "value-out-of-range",
+                f"Parameter '{name}' has grown beyond what {dtype} holds.",
+                hint="train with a lower learning rate, or from a float32 model",
+            )
+        renamed[own] = name
+    if any(output.name in renamed for output in graph.output):
+        return dict(parameters)
+    del graph.node[:]
+    graph.node.extend(kept)
+    for node in graph.node:
+        _rename(node, renamed)
+    return values
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    node.input[:] = [names.get(name, name) for name in node.input]
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for output in graph.output:
+                output.name = names.get(output.name, output.name)
+            for inner in graph.node:
+                _rename(inner, names)
 
 
 def _embed(model: onnx.ModelProto, parameters: Mapping[str, Array]) -> None:

@@ -1,10 +1,10 @@
 """Where every parameter lies inside one contiguous buffer.
 
-Trainable parameters lie in one float32 buffer, in the order of the training
-model's inputs; their gradients and each of the optimizer's moments lie in
-buffers of the same layout, so that one offset serves all of them and the
-optimizer may run over the whole vector without knowing its parts. Frozen
-parameters and state (running statistics) lie in a second buffer.
+Trainable parameters lie in one buffer of float32, or of float64, in the order
+of the training model's inputs; their gradients and each of the optimizer's
+moments lie in buffers of the same layout, so that one offset serves all of them
+and the optimizer may run over the whole vector without knowing its parts.
+Frozen parameters and state (running statistics) each have memory of their own.
 
 Every tensor starts at a multiple of 64 bytes: one cache line, and the widest
 vector load. The gaps between tensors hold zeros and stay zero, because every

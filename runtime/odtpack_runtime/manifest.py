@@ -171,11 +171,16 @@ class ScheduleInfo(_Model):
 
 
 class ParameterInfo(_Model):
-    """A parameter: trainable, frozen, or state that the step updates without a gradient."""
+    """A parameter: trainable, frozen, or state that the step updates without a gradient.
+
+    ``dtype`` is that of the checkpoint and of the models' inputs; where the models compute in
+    another type, and an exported model holds the parameter in it, ``model_dtype`` names that.
+    """
 
     name: Name
     shape: tuple[NonNegativeInt, ...]
     dtype: DType
+    model_dtype: DType | None = None
     role: Literal["trainable", "frozen", "state"]
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint import CheckpointState, FlatState, nominal_error
+from odtpack_runtime.checkpoint import CheckpointState, FlatState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.layout import Array, allocate, view
+from odtpack_runtime.parameters import nominal_error
 from odtpack_runtime.session import BoundGraph, open_session, owned_ortvalue
 from odtpack_runtime.session_options import default_session_options
 from odtpack_runtime.signature import (
@@ -36,7 +38,10 @@ class Module:
 
     Args:
         train_model_uri: Training model, ``.onnx`` or ``.ort``.
-        state: The parameters. Two Modules may share a state.
+        state: The parameters. Two Modules may share a state. A nominal one, which has no
+            values, may get them later: :meth:`copy_buffer_to_parameters`, or
+            :meth:`CheckpointState.load_parameters
+            <odtpack_runtime.checkpoint.CheckpointState.load_parameters>`.
         eval_model_uri: Evaluation model; without one, calls in evaluation mode
             and exports raise.
         device: ``"cpu"``, the only one.
@@ -45,8 +50,8 @@ class Module:
 
     Raises:
         OdtpackError: A model is missing, does not load, or does not go with the
-            state (``model-mismatch``); the state is nominal; a trainable
-            parameter is not float32; another device was asked for.
+            state (``model-mismatch``); the trainable parameters are not all
+            float32 or all float64; another device was asked for.
     """
 
     def __init__(
@@ -67,16 +72,19 @@ class Module:
             raise OdtpackError(
                 "unsupported-device", f"Device '{device}' is not supported.", hint='use "cpu"'
             )
-        if state.is_nominal:
-            raise nominal_error("a model cannot be trained without its parameters' values")
         self.state = state
         self.session_options = session_options or default_session_options(train_model_uri)
         self.training = True
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
-        session, signature = self._open(train_model_uri)
-        evaluation = self._open(self._eval_path) if self._eval_path is not None else None
-        eval_signature = evaluation[1] if evaluation else None
+        session = open_session(train_model_uri, self.session_options)
+        models = [(str(train_model_uri), session)]
+        if self._eval_path is not None:
+            evaluation = open_session(self._eval_path, self.session_options)
+            models.append((str(self._eval_path), evaluation))
+        shapes = _shapes(state, models) if state.is_nominal else {}
+        signature, *others = (_read(state, shapes, *model) for model in models)
+        eval_signature = others[0] if others else None
         extra = set(eval_signature.parameters if eval_signature else ())
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
         self._check(signature, eval_signature, str(train_model_uri))
@@ -96,7 +104,7 @@ class Module:
             )
         first = _memory_order(metadata, set(signature.gradients), str(train_model_uri))
         # Nothing has been changed so far: a Module that cannot be made leaves the state alone.
-        self._flat = state.place(tuple(dict.fromkeys((*first, *self._order))))
+        self._flat = state.place(tuple(dict.fromkeys((*first, *self._order))), shapes)
         # The buffers are zero: starting afresh gives the same, with a pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
@@ -113,19 +121,19 @@ class Module:
             self._train.bind_input(slot.name + BUFFER_SUFFIX, gradient)
             self._train.bind_output(slot.name + GRADIENT_SUFFIX, gradient)
         for name in signature.updates:
-            self._train.bind_output(name + UPDATE_SUFFIX, state.parameters[name].data)
+            self._train.bind_output(name + UPDATE_SUFFIX, state.parameters.items[name].data)
         if signature.gradients:
             self._train.bind_input(RESET_NAME, self._reset)
         self._eval: BoundGraph | None = None
-        if evaluation is not None:
+        if eval_signature is not None:
             self._eval = BoundGraph(
-                evaluation[0],
-                evaluation[1].inputs,
-                evaluation[1].outputs,
+                evaluation,
+                eval_signature.inputs,
+                eval_signature.outputs,
                 class_count=class_count,
                 ignored_label=ignored_label,
             )
-            self._bind_parameters(self._eval, evaluation[1])
+            self._bind_parameters(self._eval, eval_signature)
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch.
@@ -144,9 +152,10 @@ class Module:
                 ``input-shape``, ``input-sizes-differ``), holds no samples
                 (``empty-batch``), or names a class that does not exist
                 (``label-out-of-range``); evaluation was asked for without an
-                evaluation model (``no-eval-model``); ONNX Runtime failed
-                (``run-failed``).
+                evaluation model (``no-eval-model``); the parameters have no values yet
+                (``nominal-state``); ONNX Runtime failed (``run-failed``).
         """
+        self.require_values()
         results = self._graph()(user_inputs)
         if self.training:
             self._accumulated = 1 if self._reset[0] else self._accumulated + 1
@@ -186,19 +195,24 @@ class Module:
         self,
         trainable_only: bool = False,
     ) -> onnxruntime.OrtValue:
-        """Return a copy of the parameters as one float32 vector.
+        """Return a copy of the parameters as one vector.
 
         Parameters follow each other without gaps, in the order of the training
-        model's inputs.
+        model's inputs. The vector has the type of the trainable parameters, float32
+        (float64 in a package that trains float64 parameters); frozen parameters of a
+        narrower floating type are converted, which is exact.
 
         Raises:
-            OdtpackError: ``parameter-type`` if one of them is not float32.
+            OdtpackError: ``parameter-type`` if one of them does not fit into that type,
+                ``nominal-state`` if they have no values yet.
         """
+        self.require_values()
         arrays = self._in_order(trainable_only)
+        dtype = self._flat.dtype
         for array in arrays:
-            _require_float32(array)
+            _require_fits(array, dtype)
         size = sum(array.size for array in arrays)
-        buffer = allocate(size * 4).view(np.float32)
+        buffer = allocate(size * dtype.itemsize).view(dtype)
         at = 0
         for array in arrays:
             buffer[at : at + array.size] = array.reshape(-1)
@@ -210,17 +224,22 @@ class Module:
         buffer: Any,
         trainable_only: bool = True,
     ) -> None:
-        """Set the parameters from one float32 vector, as get_contiguous_parameters returns it.
+        """Set the parameters from one vector, as get_contiguous_parameters returns it.
 
         Raises:
-            OdtpackError: ``buffer-type`` or ``buffer-size``; nothing is changed then.
+            OdtpackError: ``buffer-type``, ``buffer-size`` or ``parameter-type``;
+                ``nominal-state`` if some of the parameters would remain without a value.
+                Nothing is changed then.
         """
+        if trainable_only and self.state.is_nominal:
+            raise nominal_error("its frozen parameters would remain without values")
+        dtype = self._flat.dtype
         values = buffer
         if not isinstance(buffer, np.ndarray) and hasattr(buffer, "numpy"):
             values = buffer.numpy()
-        if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+        if not isinstance(values, np.ndarray) or values.dtype != dtype:
             raise OdtpackError(
-                "buffer-type", "Parameters are set from an OrtValue or an array of float32."
+                "buffer-type", f"Parameters are set from an OrtValue or an array of {dtype}."
             )
         arrays = self._in_order(trainable_only)
         size = sum(array.size for array in arrays)
@@ -232,12 +251,14 @@ class Module:
                 + ("all parameters" if trainable_only else "trainable parameters only"),
             )
         for array in arrays:
-            _require_float32(array)
+            _require_fits(array, dtype)
         values = values.reshape(-1)
         at = 0
         for array in arrays:
-            np.copyto(array, values[at : at + array.size].reshape(array.shape))
+            part = values[at : at + array.size].reshape(array.shape)
+            np.copyto(array, part, casting="same_kind")
             at += array.size
+        self.state.complete()
 
     def export_model_for_inferencing(
         self,
@@ -247,16 +268,18 @@ class Module:
         """Write a plain inference model with the current parameters inside.
 
         Args:
-            inference_model_uri: Destination; its folder must exist.
+            inference_model_uri: Destination; its folder must exist. A name that ends in
+                ``.ort`` gives a model in ORT format.
             graph_output_names: Outputs of the model to write: any values that
                 the evaluation model computes. What they do not need is left out.
 
         Raises:
-            OdtpackError: No evaluation model was given, it is not an ``.onnx``
-                file, a name is unknown, or the ``onnx`` package is missing.
+            OdtpackError: No evaluation model was given, a name is unknown, or the
+                ``onnx`` package is missing.
         """
         if self._eval_path is None:
             raise _no_eval_model("A model can be exported only")
+        self.require_values()
         from odtpack_runtime.export import export_inference_model
 
         parameters = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
@@ -277,25 +300,21 @@ class Module:
         """The memory of the parameters and gradients; the optimizer works on it."""
         return self._flat
 
+    def require_values(self) -> None:
+        """Check that the parameters have values.
+
+        Raises:
+            OdtpackError: ``nominal-state``.
+        """
+        if self.state.is_nominal:
+            raise nominal_error("nothing can be computed without its parameters' values")
+
     def _graph(self) -> BoundGraph:
         if self.training:
             return self._train
         if self._eval is None:
             raise _no_eval_model("Evaluation mode works only")
         return self._eval
-
-    def _open(
-        self, path: str | os.PathLike[str]
-    ) -> tuple[onnxruntime.InferenceSession, GraphSignature]:
-        session = open_session(path, self.session_options)
-        signature = GraphSignature.read(
-            str(path),
-            session.get_inputs(),
-            session.get_outputs(),
-            self.state.arrays(trainable=True),
-            self.state.arrays(trainable=False),
-        )
-        return session, signature
 
     def _check(
         self, signature: GraphSignature, evaluation: GraphSignature | None, where: str
@@ -314,10 +333,10 @@ class Module:
 
     def _bind_parameters(self, graph: BoundGraph, signature: GraphSignature) -> None:
         for name in signature.parameters:
-            graph.bind_input(name, self.state.parameters[name].data)
+            graph.bind_input(name, self.state.parameters.items[name].data)
 
     def _in_order(self, trainable_only: bool) -> list[Array]:
-        parameters = [self.state.parameters[name] for name in self._order]
+        parameters = [self.state.parameters.items[name] for name in self._order]
         return [p.data for p in parameters if p.requires_grad or not trainable_only]
 
 
@@ -329,13 +348,41 @@ def _no_eval_model(what: str) -> OdtpackError:
     )
 
 
-def _require_float32(array: Array) -> None:
-    if array.dtype != np.float32:
+def _require_fits(array: Array, dtype: np.dtype[Any]) -> None:
+    if array.dtype.kind != "f" or array.dtype.itemsize > dtype.itemsize:
         raise OdtpackError(
             "parameter-type",
-            f"A parameter has elements of {array.dtype}, and a flat buffer is float32 throughout.",
+            f"A parameter has elements of {array.dtype}, and a flat buffer is {dtype} throughout.",
             hint="pass trainable_only=True",
         )
+
+
+def _read(
+    state: CheckpointState,
+    shapes: Mapping[str, tuple[int, ...]],
+    where: str,
+    session: onnxruntime.InferenceSession,
+) -> GraphSignature:
+    roles = (state.arrays(trainable=True), state.arrays(trainable=False))
+    for arrays in roles:
+        for name in arrays.keys() & shapes.keys():
+            # An array of that shape without memory of its own: only shape and dtype count.
+            arrays[name] = np.broadcast_to(arrays[name].dtype.type(), shapes[name])
+    return GraphSignature.read(where, session.get_inputs(), session.get_outputs(), *roles)
+
+
+def _shapes(
+    state: CheckpointState, models: Sequence[tuple[str, onnxruntime.InferenceSession]]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of a nominal state, which only the models know."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for where, session in models:
+        for node in session.get_inputs():
+            if node.name in state.parameters:
+                if not all(isinstance(size, int) for size in node.shape):
+                    raise model_mismatch(where, f"the shape of '{node.name}' is not known")
+                shapes.setdefault(node.name, tuple(node.shape))
+    return shapes
 
 
 def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:

@@ -72,6 +72,7 @@ class Optimizer:
                 "The checkpoint marks no parameter as trainable: there is nothing to optimize.",
                 hint="name parameters in requires_grad when building the package",
             )
+        self._module = module
         self._session = open_session(optimizer_uri, module.session_options)
         inputs = self._session.get_inputs()
         metadata = self._session.get_modelmeta().custom_metadata_map
@@ -107,8 +108,10 @@ class Optimizer:
         """Make one step with the accumulated gradients; they remain as they are.
 
         Raises:
-            OdtpackError: ``run-failed`` with ONNX Runtime's reason.
+            OdtpackError: ``run-failed`` with ONNX Runtime's reason, ``nominal-state`` if the
+                parameters have no values yet.
         """
+        self._module.require_values()
         self._step[0] = self._state.step + 1
         if self._contract.clips_norm:
             self._norm[0] = gradient_norm(self._gradients)

@@ -10,6 +10,7 @@ import onnxruntime
 
 _METADATA = 14  # number of the field metadata_props in ModelProto
 _LEVELS = {
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
@@ -25,7 +26,8 @@ def default_session_options(
       218 without it, as fast.
     - The optimization level is the one that the packager recorded in the model. ``extended``
       leaves out the layout for constant convolution weights, which a model whose weights
-      are all inputs pays for and does not gain from.
+      are all inputs pays for and does not gain from. ``basic`` is for float64, which fused
+      operators would round to float32 in places.
 
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.

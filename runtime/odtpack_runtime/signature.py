@@ -22,6 +22,9 @@ from odtpack_runtime.layout import Array
 BUFFER_SUFFIX = "_grad.accumulation.buffer"
 GRADIENT_SUFFIX = "_grad.accumulation.out"
 UPDATE_SUFFIX = ".update.out"
+OWN_TYPE_SUFFIX = ".own_type"
+"""Ends the name of a parameter in the type that the model computes in, where that is not the
+type that it is trained in."""
 RESET_NAME = "lazy_reset_grad"
 
 Dim = int | str | None

@@ -146,18 +146,58 @@ def test_names_that_cannot_be_outputs(
     assert not (tmp_path / "inference.onnx").exists()
 
 
-def test_an_evaluation_model_that_is_no_onnx(regression: models.Files, tmp_path: Path) -> None:
+def to_ort(model: Path, path: Path) -> Path:
     options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "eval.ort")
+    options.optimized_model_filepath = str(path)
     options.add_session_config_entry("session.save_model_format", "ORT")
-    onnxruntime.InferenceSession(
-        str(regression.evaluation), options, providers=["CPUExecutionProvider"]
-    )
+    onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return path
+
+
+@pytest.mark.parametrize("source", ["onnx", "ort"])
+@pytest.mark.parametrize("destination", ["onnx", "ort"])
+def test_from_and_to_ort_format(
+    regression: models.Files, tmp_path: Path, source: str, destination: str
+) -> None:
+    evaluation = regression.evaluation
+    if source == "ort":
+        evaluation = to_ort(evaluation, tmp_path / "eval.ort")
     state = CheckpointState.load_checkpoint(regression.checkpoint)
-    module = Module(regression.training, state, tmp_path / "eval.ort")
-    module.eval()(X, T)
-    with pytest.raises(OdtpackError, match=r"an \.ort file cannot be taken apart"):
-        module.export_model_for_inferencing(tmp_path / "inference.onnx", ["prediction"])
+    module = Module(regression.training, state, evaluation)
+    state.parameters["b"].data = np.float32([3, -4])
+    _, expected = module.eval()(X, T)
+    path = tmp_path / f"inference.{destination}"
+    module.export_model_for_inferencing(path, ["prediction"])
+    assert (path.read_bytes()[4:8] == b"ORTM") == (destination == "ort")
+    (prediction,) = run(path, input=X)
+    np.testing.assert_allclose(prediction, expected, rtol=1e-6)
+    if destination == "onnx":
+        model = onnx.load(path)
+        onnx.checker.check_model(model, full_check=True)
+        assert {tensor.name for tensor in model.graph.initializer} == {"W", "b", "scale"}
+        assert [entry.domain for entry in model.opset_import] == [""]
+
+
+def test_a_value_that_the_conversion_to_ort_format_dropped(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    module = Module(regression.training, state, to_ort(regression.evaluation, tmp_path / "e.ort"))
+    with pytest.raises(UnknownNameError, match="prediction") as caught:
+        module.export_model_for_inferencing(tmp_path / "inference.onnx", ["product"])
+    assert caught.value.code == "unknown-output"
+
+
+def test_an_evaluation_model_that_is_damaged(regression: models.Files, tmp_path: Path) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    path = to_ort(regression.evaluation, tmp_path / "eval.ort")
+    module = Module(regression.training, state, path)
+    for content in (path.read_bytes()[:64], b"not a model at all"):
+        path.write_bytes(content)
+        with pytest.raises(OdtpackError) as caught:
+            module.export_model_for_inferencing(tmp_path / "inference.onnx", ["prediction"])
+        assert caught.value.code == "model-not-loadable"
+        assert not (tmp_path / "inference.onnx").exists()
 
 
 def test_a_model_that_is_too_large(

@@ -184,7 +184,7 @@ def test_a_training_model_is_no_evaluation_model(regression: models.Files) -> No
         Module(regression.training, state, regression.training)
 
 
-def test_only_float32_is_trained(regression: models.Files) -> None:
+def test_all_trainable_parameters_have_one_type(regression: models.Files) -> None:
     text = models.REGRESSION_TRAINING.replace("float[2] b,", "double[2] b_double,")
     text = text.replace("float[2] b_grad_buffer", "double[2] b_double_grad_buffer")
     text = text.replace("float[2] b_grad_out", "double[2] b_double_grad_out")
@@ -200,7 +200,7 @@ def test_only_float32_is_trained(regression: models.Files) -> None:
     path = models.write(regression.folder, "double.onnx", text)
     data = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
     data.trainable["b_double"] = data.trainable.pop("b").astype(np.float64)
-    with pytest.raises(OdtpackError, match="only float32 can be trained") as caught:
+    with pytest.raises(OdtpackError, match="all must be float32, or all float64") as caught:
         Module(path, CheckpointState(data))
     assert caught.value.code == "parameter-type"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +69,11 @@ def pytorch(
     learning_rate: float,
     *,
     steps: int = STEPS,
+    prepare: Callable[[torch.nn.Module], object] = lambda module: None,
 ) -> Run:
-    """Train PyTorch's twin of a zoo model in float64."""
+    """Train PyTorch's twin of a zoo model, changed by ``prepare``, in float64."""
     module = twin(model, running_var="unbiased").double()
+    prepare(module)
     margin = KinkMargin(module)
     data, classes = torch.from_numpy(x), torch.from_numpy(labels)
     if data.is_floating_point():

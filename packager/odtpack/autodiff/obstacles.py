@@ -12,6 +12,7 @@ from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops, reads, subgraphs
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
+from odtpack.passes import half
 
 _AFTERWARDS = "train the float model, and quantize the model that was exported after training"
 _OUTSIDE = "do this before the data reaches the model, in the app"
@@ -73,7 +74,9 @@ def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]
     Raises:
         OdtpackError: The model's functions cannot be inlined.
     """
-    model = expand(infer_shapes(model.clone()), train)
+    model = model.clone()
+    half.widen(model.graph)  # as a build does
+    model = expand(infer_shapes(model), train)
     graph = model.graph
     sources = [value for name, value in graph.initializers.items() if name in train]
     seeds = {value: value for value in graph.outputs if value.name in outputs}

@@ -35,6 +35,11 @@ _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 _LARGEST_EXPONENT = 126  # of the powers of two that float32 holds
 
 
+def wider(dtype: ir.DataType) -> ir.DataType:
+    """The type for sums and statistics: float32 where the values are float16."""
+    return ir.DataType.FLOAT if dtype == ir.DataType.FLOAT16 else dtype
+
+
 def dims_of(value: ir.Value) -> Dims | None:
     """Dimensions of a value: an int, a symbol or None each; None if the rank is unknown."""
     if value.shape is None:

@@ -95,7 +95,7 @@ def depthwise_weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) 
     planes = op.transpose(channels_first(op, x, win.channels, pixels), 0, 2, 1)
     bands = op.MatMul(planes, channels_first(op, dy, win.channels, win.pixels))
     flat = op.reshape(bands, win.channels, pixels * win.pixels)
-    pattern = _pattern(win).reshape(math.prod(win.kernel), -1)
+    pattern = _pattern(win).reshape(math.prod(win.kernel), -1).astype(_numpy(x))
     weight = op.Gemm(flat, op.constant(pattern), transB=1)
     return op.reshape(weight, win.channels, 1, *win.kernel)
 
@@ -104,8 +104,12 @@ def _bands(
     op: Ops, win: Windows, w: ir.Value, pattern: np.ndarray, shape: tuple[int, int]
 ) -> ir.Value:
     taps = op.reshape(w, win.channels, math.prod(win.kernel))
-    flat = np.ascontiguousarray(pattern.reshape(pattern.shape[0], -1))
+    flat = np.ascontiguousarray(pattern.reshape(pattern.shape[0], -1), _numpy(w))
     return op.reshape(op.Gemm(taps, op.constant(flat)), win.channels, *shape)
+
+
+def _numpy(value: ir.Value) -> np.dtype:
+    return np.dtype((value.dtype or ir.DataType.FLOAT).numpy())
 
 
 def _pattern(win: Windows) -> np.ndarray:

@@ -65,7 +65,7 @@ def check_state(package: Package, state: CheckpointState, where: Path) -> None:
         OdtpackError: It is nominal, or a parameter is missing or has another shape.
     """
     from odtpack_runtime import OdtpackError
-    from odtpack_runtime.checkpoint import nominal_error
+    from odtpack_runtime.parameters import nominal_error
 
     if state.is_nominal:
         raise nominal_error("there are no values to export")

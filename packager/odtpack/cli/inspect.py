@@ -93,6 +93,9 @@ def _package(path: Path) -> dict[str, Any]:
     _console.say("parameters", style="bold")
     for line in parameter_summary(manifest):
         _console.say(f"  {line}")
+    for dtype in sorted({p.model_dtype for p in manifest.parameters if p.model_dtype}):
+        count = sum(p.model_dtype == dtype for p in manifest.parameters)
+        _console.say(f"  {count} of them are {dtype} in the model, and trained as shown")
     _parameters([(p.name, p.role, p.dtype, p.shape) for p in manifest.parameters])
     _console.say("operators", style="bold")
     for name, domains in manifest.operators.model_dump().items():

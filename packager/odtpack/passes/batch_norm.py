@@ -19,7 +19,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.ops import Ops, dims_of, wider
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.autodiff.rules.norm import affine, per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
@@ -113,7 +113,7 @@ def mark(graph: ir.Graph) -> None:
     for node in list(graph):
         if not is_training(node):
             continue
-        scale = node.inputs[1]
+        x, scale = node.inputs[:2]
         new = ir.node(
             OP_TYPE,
             node.inputs[:5],
@@ -130,8 +130,9 @@ def mark(graph: ir.Graph) -> None:
             new.outputs, ("", "mean.update", "var.update", "mean", "inv_std"), strict=True
         ):
             output.name = names.fresh_name(f"{y.name}.{part}") if part else y.name
-            if scale is not None:
-                output.type, output.shape = scale.type, scale.shape
+            if scale is not None and x is not None:
+                output.type = ir.TensorType(wider(x.dtype or ir.DataType.FLOAT))
+                output.shape = scale.shape
         new.outputs[0].type, new.outputs[0].shape = y.type, y.shape
         ir.convenience.replace_nodes_and_values(graph, node, [node], [new], [y], [new.outputs[0]])
 
@@ -160,17 +161,21 @@ def _write(op: Ops, node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
             "unknown-shape", f"the channels of {x.name!r}, read by {node.name!r}, are unknown"
         )
     rank, channels = len(dims), dims[1]
-    count = op.Mul(op.cast(op.Size(x), dtype), 1 / channels)
+    # Statistics of float16 values are computed, and may be kept, in float32.
+    wide = wider(dtype)
+    x, scale, bias = (op.cast(value, wide) for value in (x, scale, bias))
+    count = op.Mul(op.cast(op.Size(x), wide), 1 / channels)
     mean = op.Div(sum_per_channel(op, x, rank), count)
     centered = op.Sub(x, per_channel(op, mean, rank))
     variance = op.Div(sum_per_channel(op, op.Mul(centered, centered), rank), count)
     inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
-    y = affine(op, centered, op.Mul(inv_std, scale), bias, channels)
+    y = op.cast(affine(op, centered, op.Mul(inv_std, scale), bias, channels), dtype)
     # n / (n - 1), which for a single element would divide by zero.
     unbiased = op.Mul(variance, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
     for running, batch in ((running_mean, mean), (running_variance, unbiased)):
-        previous = latest.get(running, running)
-        latest[running] = op.Add(op.Mul(previous, momentum), op.Mul(batch, 1 - momentum))
+        previous = op.cast(latest.get(running, running), wide)
+        update = op.Add(op.Mul(previous, momentum), op.Mul(batch, 1 - momentum))
+        latest[running] = op.cast(update, running.dtype or wide)
     for old, new in zip(node.outputs, (y, None, None, mean, inv_std), strict=True):
         if new is None:
             continue

@@ -26,6 +26,9 @@ def rewrite(op: Ops, graph: ir.Graph) -> bool:
         return False
     changed = False
     for node in list(graph):
+        # The operator's epsilon is a float32, and so may its statistics be: not for doubles.
+        if node.outputs[0].dtype == ir.DataType.DOUBLE:
+            continue
         if node.graph is graph and node.op_type == "Add" and not node.domain:
             changed = _rewrite_one(op, node) or changed
     return changed

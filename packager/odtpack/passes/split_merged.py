@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import used_names
+from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.exporters import made_up, origin
 
 _LEFT = re.compile(r"Identity_\d+")
@@ -89,7 +90,7 @@ def _restore(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
 def _is_fill(value: ir.Value) -> bool:
     """Whether a float vector or more holds a single value."""
     tensor = value.const_value
-    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) == 0:
+    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or len(tensor.shape) == 0:
         return False
     array = tensor.numpy()
     return array.size > 0 and bool(np.ptp(array) == 0)

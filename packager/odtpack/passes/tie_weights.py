@@ -15,6 +15,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.exporters import made_up
 
 
@@ -50,7 +51,7 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
 def _matrix(value: ir.Value) -> np.ndarray | None:
     """The values of a float matrix; None for anything else, and for a vector in disguise."""
     tensor = value.const_value
-    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
+    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or len(tensor.shape) != 2:
         return None
     array = tensor.numpy()
     return array if min(array.shape) > 1 else None

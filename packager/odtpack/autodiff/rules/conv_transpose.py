@@ -21,7 +21,7 @@ def conv_transpose(ctx: Context) -> Cotangents:
         db = sum_per_channel(op, dy, ctx.rank(x))
     if open_windows.is_open(ctx, x) or open_windows.is_open(ctx, ctx.y()):
         return [*_open(ctx), db]
-    win = _windows(ctx)
+    win = read_windows(ctx)
     if ctx.needs(0):
         dx = op.Conv(
             dy, w, group=win.groups, strides=win.strides, dilations=win.dilations,
@@ -45,7 +45,7 @@ def _open(ctx: Context) -> tuple[ir.Value | None, ir.Value | None]:
     return dx, dw
 
 
-def _windows(ctx: Context) -> Windows:
+def read_windows(ctx: Context) -> Windows:
     """The windows of the convolution from Y [N, O, ...] to X [N, C, ...]; weight [C, O/G, ...].
 
     Behind the last window there is only as much padding as it reads.

@@ -42,7 +42,7 @@ def weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Valu
     if not _by_rows(win):
         return _sum_of_taps(op, win, x, dy)
     grads = op.reshape(op.transpose(dy, 1, 0, 2, 3), win.channels, -1, win.out[1])
-    pattern = op.constant(_row_pattern(win).T.copy())
+    pattern = op.constant(_row_pattern(win, x).T.copy())
     weights = []
     for rows in _input_rows(op, win, x):
         band = op.MatMul(op.transpose(rows, 0, 2, 1), grads)  # [C, W, out_w]
@@ -62,9 +62,10 @@ def input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value
 # By rows
 
 
-def _row_pattern(win: Windows) -> np.ndarray:
+def _row_pattern(win: Windows, like: ir.Value) -> np.ndarray:
     """Constant 0/1 matrix [kw, W * out_w] that writes a row of taps onto its band."""
-    pattern = np.zeros((win.kernel[1], win.size[1], win.out[1]), np.float32)
+    dtype = (like.dtype or ir.DataType.FLOAT).numpy()
+    pattern = np.zeros((win.kernel[1], win.size[1], win.out[1]), dtype)
     for tap, column in itertools.product(range(win.kernel[1]), range(win.out[1])):
         source = column * win.strides[1] + tap * win.dilations[1] - win.before[1]
         if 0 <= source < win.size[1]:
@@ -103,7 +104,7 @@ def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) ->
     shifted = [op.slice(padded, [2], [start], [start + height]) for start in starts]
     rows = op.Concat(*shifted, axis=3) if kh > 1 else shifted[0]
     rows = op.reshape(rows, win.channels, -1, kh * win.out[1])
-    bands = op.MatMul(op.reshape(w, win.channels * kh, kw), op.constant(_row_pattern(win)))
+    bands = op.MatMul(op.reshape(w, win.channels * kh, kw), op.constant(_row_pattern(win, w)))
     bands = op.reshape(bands, win.channels, kh, width, win.out[1])
     bands = op.reshape(op.transpose(bands, 0, 1, 3, 2), win.channels, kh * win.out[1], width)
     dx = op.reshape(op.MatMul(rows, bands), win.channels, -1, height, width)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Dims, Ops
+from odtpack.autodiff.ops import Dims, Ops, wider
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("NonZero")
@@ -71,8 +71,23 @@ def _scatter(
     op, x = ctx.op, ctx.x()
     column = op.reshape(indices, *[1] * axis, -1, *[1] * (ctx.rank(x) - 1 - axis))
     everywhere = op.Expand(column, op.Shape(rows))
-    zeros = op.zeros(op.shape_of(x), ctx.dtype(x))
-    return op.ScatterElements(zeros, everywhere, rows, axis=axis, reduction=reduction)
+    zeros = op.zeros(op.shape_of(x), wider(ctx.dtype(x)))
+    return _scatter_into(ctx, zeros, everywhere, rows, axis, reduction)
+
+
+def _scatter_into(
+    ctx: Context,
+    zeros: ir.Value,
+    indices: ir.Value,
+    updates: ir.Value,
+    axis: int,
+    reduction: str | None,
+) -> ir.Value:
+    """Updates in the type of ``zeros``, float32 for float16: ONNX Runtime adds no float16."""
+    wide = zeros.dtype or ir.DataType.FLOAT
+    updates = ctx.op.cast(updates, wide)
+    summed = ctx.op.ScatterElements(zeros, indices, updates, axis=axis, reduction=reduction)
+    return ctx.op.cast(summed, ctx.dtype(ctx.x()))
 
 
 def _sum_equal_rows(op: Ops, numbers: ir.Value, rows: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -87,8 +102,8 @@ def gather_elements(ctx: Context) -> Cotangents:
     op, x, indices, dy, axis = ctx.op, ctx.x(), ctx.x(1), ctx.dy(), ctx.axis()
     dtype = ctx.dtype(x)
     if op.opset >= REDUCTION_SINCE:
-        zeros = op.zeros(op.shape_of(x), dtype)
-        return [op.ScatterElements(zeros, indices, dy, axis=axis, reduction="add"), None]
+        zeros = op.zeros(op.shape_of(x), wider(dtype))
+        return [_scatter_into(ctx, zeros, indices, dy, axis, "add"), None]
     depth = op.Gather(op.shape_of(x), op.ints(axis), axis=0)
     one_hot = op.OneHot(indices, depth, op.constant(np.array([0, 1], dtype.numpy())), axis=axis)
     one_hot.type = ir.TensorType(dtype)
@@ -108,12 +123,11 @@ def gather_nd(ctx: Context) -> Cotangents:
     numbers, width = row_numbers(ctx, ctx.int("batch_dims", 0))
     rows = as_rows(op, ctx.dy(), width)
     flat = op.Expand(op.reshape(numbers, -1, 1), op.Shape(rows))
-    zeros = as_rows(op, op.zeros(op.shape_of(x), dtype), width)
-    if op.opset >= REDUCTION_SINCE:
-        summed = op.ScatterElements(zeros, flat, rows, axis=0, reduction="add")
-    else:
+    zeros = as_rows(op, op.zeros(op.shape_of(x), wider(dtype)), width)
+    reduction = "add" if op.opset >= REDUCTION_SINCE else None
+    if reduction is None:
         rows = _sum_equal_rows(op, op.reshape(numbers, -1), rows, dtype)
-        summed = op.ScatterElements(zeros, flat, rows, axis=0)
+    summed = _scatter_into(ctx, zeros, flat, rows, 0, reduction)
     return [op.reshape_like(summed, x), None]
 
 

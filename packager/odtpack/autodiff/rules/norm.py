@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.ops import Ops, wider
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, vjp
 
 
@@ -18,10 +18,8 @@ from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, vjp
 def layer_normalization(ctx: Context) -> Cotangents:
     op, x, dy = ctx.op, ctx.x(), ctx.dy()
     axes = range(ctx.axis(default=-1), ctx.rank(x))
-    row = (*ctx.dims(x)[: axes.start], *[1] * len(axes))
-    mean = ctx.extra_output(1, ir.DataType.FLOAT, row)
-    inv_std = ctx.extra_output(2, ir.DataType.FLOAT, row)
     dtype = ctx.dtype(x)
+    mean, inv_std = _row_statistics(ctx, axes)
     xhat = op.Mul(op.Sub(x, op.cast(mean, dtype)), op.cast(inv_std, dtype))
     dx = dscale = dbias = None
     if ctx.needs(0):
@@ -34,6 +32,20 @@ def layer_normalization(ctx: Context) -> Cotangents:
     if ctx.needs(2):
         dbias = op.sum_to(dy, ctx.dims(x), ctx.x(2))
     return [dx, dscale, dbias]
+
+
+def _row_statistics(ctx: Context, axes: range) -> tuple[ir.Value, ir.Value]:
+    """Mean and inverse deviation: outputs of the node, which has them in float32 at most."""
+    op, x = ctx.op, ctx.x()
+    if ctx.dtype(x) != ir.DataType.DOUBLE:
+        row = (*ctx.dims(x)[: axes.start], *[1] * len(axes))
+        mean, inv_std = (ctx.extra_output(i, ir.DataType.FLOAT, row) for i in (1, 2))
+        return mean, inv_std
+    mean = op.reduce_mean(x, axes)
+    centered = op.Sub(x, mean)
+    variance = op.reduce_mean(op.Mul(centered, centered), axes)
+    epsilon = ctx.float("epsilon", 1e-5)
+    return mean, op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
 
 
 def per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
@@ -55,14 +67,15 @@ def sum_per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
 def frozen_batch_normalization(ctx: Context) -> Cotangents:
     """Inference mode: the statistics are constants, the node is affine for each channel.
 
-    Training mode never arrives here: passes.batch_norm replaces it first.
+    Training mode never arrives here: passes.batch_norm replaces it first. Scale and
+    statistics of a float16 input may be float32, and the sums are too.
     """
-    op, x, dy = ctx.op, ctx.x(), ctx.dy()
-    rank = ctx.rank(x)
-    mean, variance = ctx.x(3), ctx.x(4)
+    op, wide = ctx.op, wider(ctx.dtype(ctx.x()))
+    x, scale, mean, variance = (op.cast(ctx.x(i), wide) for i in (0, 1, 3, 4))
+    dy, rank = op.cast(ctx.dy(), wide), ctx.rank(ctx.x())
     inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5))))
     dx = dscale = dbias = dmean = dvariance = None
-    gain = op.Mul(ctx.x(1), inv_std)
+    gain = op.Mul(scale, inv_std)
     if ctx.needs(0):
         dx = op.Mul(dy, per_channel(op, gain, rank))
     total = sum_per_channel(op, dy, rank) if any(map(ctx.needs, (1, 2, 3, 4))) else None
@@ -78,7 +91,15 @@ def frozen_batch_normalization(ctx: Context) -> Cotangents:
                 dvariance = op.Mul(moment, slope)
         if ctx.needs(3):
             dmean = op.Neg(op.Mul(total, gain))
-    return [dx, dscale, dbias, dmean, dvariance]
+    return as_inputs(ctx, dx, dscale, dbias, dmean, dvariance)
+
+
+def as_inputs(ctx: Context, *cotangents: ir.Value | None) -> list[ir.Value | None]:
+    """Each cotangent in the type of its input."""
+    return [
+        None if value is None else ctx.op.cast(value, ctx.dtype(ctx.x(index)))
+        for index, value in enumerate(cotangents)
+    ]
 
 
 def affine(op: Ops, x: ir.Value, gain: ir.Value, shift: ir.Value, channels: int) -> ir.Value:
@@ -95,23 +116,23 @@ def batch_norm_training(ctx: Context) -> Cotangents:
     With g = scale inv_std and a bar for means over samples and space,
     dx = g dy - (g dy_bar + g inv_std^2 (dy (x - mean))_bar (x - mean)).
     """
-    op, x, dy = ctx.op, ctx.x(), ctx.dy()
-    rank = ctx.rank(x)
-    mean, inv_std = ctx.y(3), ctx.y(4)  # [C]
+    op, wide, rank = ctx.op, wider(ctx.dtype(ctx.x())), ctx.rank(ctx.x())
+    x, dy = op.cast(ctx.x(), wide), op.cast(ctx.dy(), wide)
+    mean, inv_std = ctx.y(3), ctx.y(4)  # [C], wide
     dbias = sum_per_channel(op, dy, rank)
     centered = op.Sub(x, per_channel(op, mean, rank))
     moment = sum_per_channel(op, op.Mul(dy, centered), rank)
     dscale = op.Mul(moment, inv_std)
     dx = None
     if ctx.needs(0):
-        dtype = ctx.dtype(x)
-        count = op.Mul(op.cast(op.Size(x), dtype), 1 / ctx.size(x, 1))
-        gain = op.Mul(ctx.x(1), inv_std)
+        channels = ctx.size(ctx.x(), 1)
+        count = op.Mul(op.cast(op.Size(x), wide), 1 / channels)
+        gain = op.Mul(op.cast(ctx.x(1), wide), inv_std)
         share = op.Div(gain, count)
         slope = op.Mul(op.Mul(share, inv_std), dscale)
-        along = affine(op, centered, slope, op.Mul(share, dbias), ctx.size(x, 1))
+        along = affine(op, centered, slope, op.Mul(share, dbias), channels)
         dx = op.Sub(op.Mul(dy, per_channel(op, gain, rank)), along)
-    return [dx, dscale, dbias, None, None]
+    return as_inputs(ctx, dx, dscale, dbias)
 
 
 @vjp("InstanceNormalization", since=6)

@@ -117,17 +117,17 @@ def average_pool(ctx: Context) -> Cotangents:
         return open_windows.scatter_sums(ctx, on, op.Div(dy, open_windows.counts(ctx, on)))
     win = pool_windows(ctx)
     dtype = ctx.dtype(ctx.x())
-    counts = _counts(ctx, win)
+    number = counts(ctx, win)
     share = np.float64(1.0)
-    if np.all(counts == counts.flat[0]):
-        share = 1.0 / counts.flat[0]
+    if np.all(number == number.flat[0]):
+        share = 1.0 / number.flat[0]
     else:
-        dy = op.Mul(dy, op.constant((1.0 / counts)[None, None].astype(dtype.numpy())))
+        dy = op.Mul(dy, op.constant((1.0 / number)[None, None].astype(dtype.numpy())))
     weight = np.full((win.channels, 1, *win.kernel), share, dtype.numpy())
     return transposed_convolution(op, win, op.constant(weight), dy)
 
 
-def _counts(ctx: Context, win: Windows) -> np.ndarray:
+def counts(ctx: Context, win: Windows) -> np.ndarray:
     """Number of elements that each window's mean runs over, [out...]."""
     axes = []
     include = ctx.int("count_include_pad", 0)
@@ -139,10 +139,10 @@ def _counts(ctx: Context, win: Windows) -> np.ndarray:
         starts = np.arange(win.out[axis]) * win.strides[axis] - win.before[axis]
         taps = starts[:, None] + np.arange(win.kernel[axis]) * win.dilations[axis]
         axes.append(((taps >= low) & (taps < high)).sum(1))
-    counts = axes[0]
+    product = axes[0]
     for more in axes[1:]:
-        counts = counts[..., None] * more
-    return np.asarray(counts, np.float64)
+        product = product[..., None] * more
+    return np.asarray(product, np.float64)
 
 
 @vjp("GlobalAveragePool")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.ops import wider
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("ArgMax", "ArgMin")
@@ -55,16 +56,16 @@ def keep_axes(ctx: Context, value: ir.Value, axes: Axes) -> ir.Value:
     return ctx.op.Reshape(value, ctx.op.Shape(kept))
 
 
-def _count(ctx: Context, axes: Axes) -> ir.Value | float:
+def _count(ctx: Context, axes: Axes, dtype: ir.DataType) -> ir.Value | float:
     """Number of elements that one mean runs over."""
     op, dims = ctx.op, ctx.dims(ctx.x())
     if axes is None:
-        return op.cast(op.Div(op.Size(ctx.x()), op.Size(ctx.y())), ctx.dtype(ctx.x()))
+        return op.cast(op.Div(op.Size(ctx.x()), op.Size(ctx.y())), dtype)
     known = [dim for dim in (dims[axis] for axis in axes) if isinstance(dim, int)]
     if len(known) == len(axes):
         return float(math.prod(known))
     wanted = op.Gather(op.Shape(ctx.x()), op.ints(*axes), axis=0)
-    return op.cast(op.ReduceProd(wanted, keepdims=0), ctx.dtype(ctx.x()))
+    return op.cast(op.ReduceProd(wanted, keepdims=0), dtype)
 
 
 @vjp("ReduceSum")
@@ -75,9 +76,11 @@ def reduce_sum(ctx: Context) -> Cotangents:
 
 @vjp("ReduceMean")
 def reduce_mean(ctx: Context) -> Cotangents:
-    axes = reduced_axes(ctx)
-    share = ctx.op.Div(keep_axes(ctx, ctx.dy(), axes), _count(ctx, axes))
-    return ctx.op.Expand(share, ctx.op.shape_of(ctx.x()))
+    op, axes, dtype = ctx.op, reduced_axes(ctx), ctx.dtype(ctx.x())
+    wide = wider(dtype)  # float16 cannot count beyond 65504
+    dy = op.cast(keep_axes(ctx, ctx.dy(), axes), wide)
+    share = op.cast(op.Div(dy, _count(ctx, axes, wide)), dtype)
+    return op.Expand(share, op.shape_of(ctx.x()))
 
 
 @vjp("ReduceSumSquare")

@@ -1,0 +1,129 @@
+"""What the reference's C++ tests of its training API check, by behaviour, through Python.
+
+(``orttraining/test/training_api/core``: training_api_tests, training_capi_tests and
+checkpoint_test.)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack import zoo
+from odtpack.artifacts import OptimType
+from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime.checkpoint_format import parse_checkpoint
+from tests.packaging_tools import batch, generate, open_training
+
+MODEL = zoo.mlp((20, 30, 10))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate(MODEL, tmp_path_factory.mktemp("package"), OptimType.AdamW, ort_format=True)
+
+
+def test_gradients_accumulate_until_they_are_reset(package: Path) -> None:
+    state, module, _ = open_training(package)
+    first, second = batch(MODEL, 8, 1), batch(MODEL, 8, 2)
+    gradient = state.parameters["fc1.weight"].grad
+    assert gradient is not None
+    module(*first)
+    one = gradient.copy()
+    module.lazy_reset_grad()
+    module(*second)
+    two = gradient.copy()
+    module(*first)
+    np.testing.assert_allclose(gradient, one + two, rtol=1e-5, atol=1e-8)
+
+
+# Warm-up and decay of the reference's schedule for 70 steps; its JSON data are this formula.
+@pytest.mark.parametrize("warmup", [0, 10, 30, 70])
+def test_the_linear_schedule(package: Path, warmup: int) -> None:
+    _, module, optimizer = open_training(package)
+    scheduler = LinearLRScheduler(optimizer, warmup, 70, 0.1)
+    inputs = batch(MODEL, 2)
+    for step in range(72):
+        rate = 0.1 * (step / warmup if step < warmup else max(0, (70 - step) / max(1, 70 - warmup)))
+        assert optimizer.get_learning_rate() == pytest.approx(rate if step < 70 else 0, abs=1e-8)
+        module(*inputs)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_sessions_of_ort_format(package: Path, tmp_path: Path) -> None:
+    """All three models as .ort files train alike, and export from them gives the same model."""
+    _, module, optimizer = open_training(package)
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    other = Module(package / "training_model.ort", state, package / "eval_model.ort")
+    other_optimizer = Optimizer(package / "optimizer_model.ort", other)
+    assert other.input_names() == module.input_names()
+    for seed in range(3):
+        inputs = batch(MODEL, 8, seed)
+        np.testing.assert_allclose(other(*inputs), module(*inputs), rtol=1e-5)
+        for each, stepper in ((module, optimizer), (other, other_optimizer)):
+            stepper.step()
+            each.lazy_reset_grad()
+    other.export_model_for_inferencing(tmp_path / "inference.ort", ["output"])
+    assert (tmp_path / "inference.ort").read_bytes()[4:8] == b"ORTM"
+
+
+def test_parameters_by_name_are_read_and_updated(package: Path) -> None:
+    state, module, _ = open_training(package)
+    x, labels = batch(MODEL, 8)
+    bias = state.parameters["fc2.bias"]
+    assert bias.data.shape == (10,)
+    before = module.eval()(x, labels)
+    bias.data = np.full(10, -1.0, np.float32)
+    # The same shift of every logit changes nothing.
+    np.testing.assert_allclose(module(x, labels), before, rtol=1e-5)
+    bias.data = np.arange(10, dtype=np.float32)
+    assert abs(module(x, labels) - before) > 0.1
+
+
+def test_buffers_of_a_wrong_size(package: Path) -> None:
+    _, module, _ = open_training(package)
+    for size in (0, module.get_parameters_size() - 1, module.get_parameters_size() + 1):
+        with pytest.raises(OdtpackError) as caught:
+            module.copy_buffer_to_parameters(np.zeros(size, np.float32))
+        assert caught.value.code == "buffer-size"
+
+
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_a_checkpoint_round_trip(package: Path, tmp_path: Path, with_optimizer: bool) -> None:
+    state, module, optimizer = open_training(package)
+    for seed in range(2):
+        module(*batch(MODEL, 8, seed))
+        optimizer.step()
+        module.lazy_reset_grad()
+    state.properties["epoch"] = 3
+    path = tmp_path / "checkpoint"
+    CheckpointState.save_checkpoint(state, path, include_optimizer_state=with_optimizer)
+    loaded, other, other_optimizer = open_training(package, checkpoint=path)
+    assert loaded.properties["epoch"] == 3
+    assert other_optimizer.step_count == (2 if with_optimizer else 0)
+    inputs = batch(MODEL, 8, 2)
+    assert other(*inputs) == module(*inputs)
+    for each in (optimizer, other_optimizer):
+        each.step()
+    same = [
+        np.array_equal(loaded.parameters[name].data, parameter.data)
+        for name, parameter in state.parameters
+    ]
+    assert all(same) == with_optimizer
+
+
+def test_a_checkpoint_in_memory(package: Path) -> None:
+    data = (package / "checkpoint").read_bytes()
+    state = CheckpointState(parse_checkpoint(data))
+    assert len(state.parameters) == 4
+    with pytest.raises(OdtpackError):
+        parse_checkpoint(data[: len(data) // 2])
+
+
+def test_a_missing_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        CheckpointState.load_checkpoint(tmp_path / "nothing")
+    assert caught.value.code == "checkpoint-not-found"

@@ -1,0 +1,169 @@
+"""A nominal checkpoint names the parameters; their values come later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.checkpoint_format import CheckpointData
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from tests.runtime import models
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+T = np.ones((2, 2), np.float32)
+
+
+@pytest.fixture
+def nominal(regression: models.Files) -> Path:
+    """The checkpoint of the package without its values, as the packager writes it."""
+    full = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
+    path = regression.folder / "nominal_checkpoint"
+    groups = (
+        {name: np.empty(0, array.dtype) for name, array in arrays.items()}
+        for arrays in (full.trainable, full.frozen)
+    )
+    write_checkpoint(path, CheckpointData(*groups, nominal=True, properties={"round": 1}))
+    return path
+
+
+def open_nominal(
+    regression: models.Files, nominal: Path
+) -> tuple[CheckpointState, Module, Optimizer]:
+    state = CheckpointState.load_checkpoint(nominal)
+    module = Module(regression.training, state, regression.evaluation)
+    return state, module, Optimizer(regression.adamw, module)
+
+
+def step(module: Module, optimizer: Optimizer) -> float:
+    loss = module(X, T)
+    optimizer.step()
+    module.lazy_reset_grad()
+    return float(loss)
+
+
+def test_sizes_and_names_are_known_from_the_models(regression: models.Files, nominal: Path) -> None:
+    state, module, _ = open_nominal(regression, nominal)
+    assert state.is_nominal
+    assert len(state.parameters) == 4
+    assert "W" in state.parameters
+    assert module.get_parameters_size() == 8
+    assert module.get_parameters_size(trainable_only=False) == 14
+    assert module.input_names() == ["input", "target"]
+    assert module.eval().output_names() == ["loss", "prediction"]
+
+
+USES: dict[str, Callable[[CheckpointState, Module, Optimizer, Path], object]] = {
+    "getitem": lambda state, module, optimizer, path: state.parameters["W"],
+    "iter": lambda state, module, optimizer, path: list(state.parameters),
+    "setitem": lambda state, module, optimizer, path: state.parameters.__setitem__("W", X),
+    "train": lambda state, module, optimizer, path: module(X, T),
+    "evaluate": lambda state, module, optimizer, path: module.eval()(X, T),
+    "step": lambda state, module, optimizer, path: optimizer.step(),
+    "contiguous": lambda state, module, optimizer, path: module.get_contiguous_parameters(),
+    "export": lambda state, module, optimizer, path: module.export_model_for_inferencing(
+        path / "inference.onnx", ["prediction"]
+    ),
+    "trainable only": lambda state, module, optimizer, path: module.copy_buffer_to_parameters(
+        np.zeros(8, np.float32)
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_needs_values_says_how_to_get_them(
+    regression: models.Files, nominal: Path, tmp_path: Path, use: str
+) -> None:
+    parts = open_nominal(regression, nominal)
+    with pytest.raises(OdtpackError, match="load a complete checkpoint") as caught:
+        USES[use](*parts, tmp_path)
+    assert caught.value.code == "nominal-state"
+    assert not (tmp_path / "inference.onnx").exists()
+
+
+@pytest.mark.parametrize("way", ["buffer", "file", "file before the module"])
+def test_a_completed_state_trains_and_saves_as_any_other(
+    regression: models.Files, nominal: Path, tmp_path: Path, way: str
+) -> None:
+    full = CheckpointState.load_checkpoint(regression.checkpoint)
+    reference = Module(regression.training, full, regression.evaluation)
+    expected_optimizer = Optimizer(regression.adamw, reference)
+    if way == "file before the module":
+        state = CheckpointState.load_checkpoint(nominal)
+        state.load_parameters(regression.checkpoint)
+        assert not state.is_nominal
+        module = Module(regression.training, state, regression.evaluation)
+        optimizer = Optimizer(regression.adamw, module)
+    else:
+        state, module, optimizer = open_nominal(regression, nominal)
+        if way == "file":
+            state.load_parameters(regression.checkpoint)
+        else:
+            buffer = reference.get_contiguous_parameters()
+            module.copy_buffer_to_parameters(buffer, trainable_only=False)
+    assert not state.is_nominal
+    assert state.properties["round"] == 1
+    for _ in range(3):
+        assert step(module, optimizer) == step(reference, expected_optimizer)
+    for name, parameter in full.parameters:
+        assert np.array_equal(state.parameters[name].data, parameter.data)
+    CheckpointState.save_checkpoint(state, tmp_path / "a", include_optimizer_state=True)
+    full.properties["round"] = 1
+    CheckpointState.save_checkpoint(full, tmp_path / "b", include_optimizer_state=True)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_saved_before_it_is_completed_it_remains_nominal(
+    regression: models.Files, nominal: Path, tmp_path: Path
+) -> None:
+    state, _, _ = open_nominal(regression, nominal)
+    CheckpointState.save_checkpoint(state, tmp_path / "again", include_optimizer_state=True)
+    again = CheckpointState.load_checkpoint(tmp_path / "again")
+    assert again.is_nominal
+    assert again.optimizer is None
+    assert len(again.parameters) == 4
+
+
+def test_values_of_another_model_are_refused(regression: models.Files, nominal: Path) -> None:
+    state, _, _ = open_nominal(regression, nominal)
+    full = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
+    other = regression.folder / "other"
+
+    def refused(data: CheckpointData) -> str:
+        write_checkpoint(other, data)
+        with pytest.raises(OdtpackError) as caught:
+            state.load_parameters(other)
+        assert state.is_nominal
+        return caught.value.code
+
+    reshaped = full.trainable | {"W": np.zeros((2, 3), np.float32)}
+    assert refused(CheckpointData(reshaped, full.frozen)) == "checkpoint-mismatch"
+    assert refused(CheckpointData(full.trainable, {})) == "checkpoint-mismatch"
+    retyped = full.trainable | {"b": np.zeros(2)}
+    assert refused(CheckpointData(retyped, full.frozen)) == "checkpoint-mismatch"
+    with pytest.raises(OdtpackError) as caught:
+        state.load_parameters(nominal)
+    assert caught.value.code == "nominal-state"
+
+
+def test_values_of_a_complete_state_can_be_replaced(regression: models.Files) -> None:
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    module = Module(regression.training, state, regression.evaluation)
+    first = module.eval()(X, T)[0]
+    view = state.parameters["W"].data
+    view[...] = 0
+    assert module(X, T)[0] != first
+    state.load_parameters(regression.checkpoint)
+    assert view.any()  # the memory is the same
+    assert module(X, T)[0] == first
+
+
+def test_a_model_that_leaves_a_shape_open(regression: models.Files, nominal: Path) -> None:
+    text = models.REGRESSION_TRAINING.replace("float[3] scale", "float[n] scale")
+    path = models.write(regression.folder, "open.onnx", text)
+    with pytest.raises(OdtpackError, match="shape of 'scale' is not known") as caught:
+        Module(path, CheckpointState.load_checkpoint(nominal))
+    assert caught.value.code == "model-mismatch"
