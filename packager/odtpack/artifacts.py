@@ -92,7 +92,7 @@ def generate_artifacts(
         OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
             written then.
     """
-    chosen = None if loss is None else losses.LOSSES[_LOSSES[_enum(loss, LossType, "loss")]]
+    chosen = None if loss is None else losses.make_loss(_LOSSES[_enum(loss, LossType, "loss")])
     method = None if optimizer is None else _OPTIMIZERS[_enum(optimizer, OptimType, "optimizer")]()
     train, frozen = _names(requires_grad, "requires_grad"), _names(frozen_params, "frozen_params")
     if method is not None and not train:

@@ -9,7 +9,7 @@ accumulated gradient is the output itself, and may be bound to its buffer's memo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ import onnx_ir.passes.common as common_passes
 from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops, dims_of, static_dims
+from odtpack.autodiff.ops import Ops, static_dims
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
 from odtpack.passes import aliases, batch_norm, pipeline, upgrade_opset
@@ -31,6 +31,23 @@ Role = Literal["trainable", "frozen", "state"]
 
 
 @dataclasses.dataclass(frozen=True)
+class LossInfo:
+    """What a package says of its loss.
+
+    Attributes:
+        name: Name of the loss; "none" if the model came with one, "custom" for a block.
+        options: Its options in force.
+        roles: Role of each graph input that is one of its targets.
+        metadata: What a runtime must know to check the targets.
+    """
+
+    name: str = "none"
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
     """What to train and how.
 
@@ -38,9 +55,13 @@ class Recipe:
         train: Names of the initializers to train.
         frozen: Names of the initializers that become inputs, but are not trained.
         loss: Loss to attach, or None if the model's first output is the loss.
-        loss_inputs: Names of the outputs that the loss reads; the first output if empty.
-            A second name takes the place of the target input.
+        loss_inputs: Names of the values that the loss reads: as many as it takes
+            predictions, then, if wanted, values in the place of its target inputs. The
+            first outputs if empty.
         additional_outputs: Names of further values that both models return.
+        attached: What is known of a loss that the model already ends in.
+        input_gradients: Names of inputs whose gradients the training model accumulates,
+            like those of parameters.
     """
 
     train: tuple[str, ...]
@@ -48,6 +69,8 @@ class Recipe:
     loss: losses.Loss | None
     loss_inputs: tuple[str, ...] = ()
     additional_outputs: tuple[str, ...] = ()
+    attached: LossInfo | None = None
+    input_gradients: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +84,12 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Graphs:
-    """The training and evaluation models and the parameters that both take as inputs."""
+    """The training and evaluation models, the parameters that both take, and their loss."""
 
     training: ir.Model
     evaluation: ir.Model
     parameters: tuple[Parameter, ...]
+    loss: LossInfo = LossInfo()
 
 
 def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
@@ -79,9 +103,11 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     upgrade_opset.upgrade(forward.graph)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
-    classes = _attach_loss(forward.graph, recipe)
-    if recipe.train:
-        forward = expand(infer_shapes(forward), recipe.train)
+    _check_inputs(forward.graph, recipe.input_gradients)
+    info = _attach_loss(forward.graph, recipe)
+    sources = (*recipe.train, *recipe.input_gradients)
+    if sources:
+        forward = expand(infer_shapes(forward), sources)
     batch_norm.check(forward.graph)
     evaluation = forward.clone()
     batch_norm.to_evaluation(evaluation.graph)
@@ -90,18 +116,14 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
         _lift_parameters(each.graph, parameters)
     forward = pipeline.before_gradient(forward)
     _differentiate(forward.graph, recipe)
-    properties = {
-        "odtpack.format": "1",
-        "odtpack.loss": recipe.loss.name if recipe.loss else "none",
-    }
-    if classes is not None:
-        properties["odtpack.class_count"] = str(classes)
+    properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
     constant = any(_has_constant_weight(node) for node in forward.graph)
     level = {"odtpack.optimization_level": "all" if constant else "extended"}
     return Graphs(
         _finish(forward, "training", properties | level),
         _finish(evaluation, "evaluation", properties),
         parameters,
+        info,
     )
 
 
@@ -157,6 +179,24 @@ def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> N
         )
 
 
+def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Gradients are wanted of existing float32 inputs only."""
+    inputs = {value.name: value for value in graph.inputs}
+    for name in names:
+        if name not in inputs:
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"the model has no initializer or input {name!r}",
+                hint="odtpack inspect MODEL.onnx lists them",
+            )
+        if inputs[name].dtype != ir.DataType.FLOAT:
+            raise OdtpackError(
+                "dtype-not-trainable",
+                f"the gradient of input {name!r} is asked for; only FLOAT inputs have one",
+                hint=f"do not ask for the gradient of {name!r}",
+            )
+
+
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(_value_names(graph)):
@@ -184,49 +224,14 @@ def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
     )  # fmt: skip
 
 
-def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
-    """Append the loss; the graph's outputs become the loss and the additional ones.
-
-    Returns:
-        Number of classes, where the loss takes class labels and the number is known.
-    """
-    classes = None
+def _attach_loss(graph: ir.Graph, recipe: Recipe) -> LossInfo:
+    """Append the loss; the graph's outputs become the loss and the additional ones."""
     extra = [_find(graph, name, "additional_output_names") for name in recipe.additional_outputs]
     read = [_find(graph, name, "loss_input_names") for name in recipe.loss_inputs]
-    read = read or [graph.outputs[0]]
-    if len(read) > 2:
-        raise OdtpackError(
-            "too-many-loss-inputs",
-            f"loss_input_names names {len(read)} values; a loss reads a prediction and a target",
-            hint="name one or two values",
-        )
     if recipe.loss is None:
-        loss = read[0]
-        dims = static_dims(loss)
-        if dims is None or int(np.prod(dims)) != 1:
-            raise OdtpackError(
-                "loss-not-scalar",
-                f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not",
-                hint="pass a loss (--loss cross_entropy), or a model whose first output is one",
-            )
+        loss, info = _own_loss(graph, read), recipe.attached or LossInfo()
     else:
-        target = read[1] if len(read) > 1 else losses.target_input(recipe.loss, read[0])
-        if len(read) == 1:
-            if target.name in _value_names(graph):
-                raise OdtpackError(
-                    "reserved-name",
-                    f"the model already has {target.name!r}, the name of the input that the loss "
-                    "adds",
-                    hint="rename it in the model; if it is the target, name prediction and target "
-                    "as the loss's inputs",
-                )
-            graph.inputs.append(target)
-        if recipe.loss.labels:
-            size = (dims_of(read[0]) or (None, None))[1]
-            classes = size if isinstance(size, int) else None
-        op = Ops(graph, "loss/")
-        loss = recipe.loss.write(op, read[0], target)
-        loss.name, loss.shape = op.fresh_name("loss"), ir.Shape(())
+        loss, info = _write_loss(graph, recipe.loss, read)
     if loss in extra:
         raise OdtpackError(
             "named-twice",
@@ -234,7 +239,77 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
             hint=f"leave {loss.name!r} out of the additional outputs",
         )
     graph.outputs[:] = [loss, *extra]
-    return classes
+    return info
+
+
+def _own_loss(graph: ir.Graph, read: Sequence[ir.Value]) -> ir.Value:
+    if len(read) > 1:
+        raise OdtpackError(
+            "too-many-loss-inputs",
+            f"loss_input_names names {len(read)} values, and there is no loss to read them",
+            hint="name the value that is the loss, or pass a loss (--loss cross_entropy)",
+        )
+    loss = read[0] if read else graph.outputs[0]
+    dims = static_dims(loss)
+    if dims is None or int(np.prod(dims)) != 1:
+        raise OdtpackError(
+            "loss-not-scalar",
+            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not",
+            hint="pass a loss (--loss cross_entropy), or a model whose first output is one",
+        )
+    return loss
+
+
+def _write_loss(
+    graph: ir.Graph, loss: losses.Loss, read: Sequence[ir.Value]
+) -> tuple[ir.Value, LossInfo]:
+    """Write a loss over values of the model, with a graph input for each target that it lacks."""
+    if loss.reduction == "none":
+        raise OdtpackError(
+            "loss-not-scalar",
+            f"{loss.name} with reduction 'none' gives a number for each sample; training needs one",
+            hint="take reduction 'mean' or 'sum'",
+        )
+    count = len(loss.reads)
+    values = [*(read or graph.outputs[:count])]
+    if len(values) < count:
+        raise OdtpackError(
+            "too-few-loss-inputs",
+            f"{loss.name} reads {count} values, {', '.join(loss.reads)}; "
+            + (f"{len(read)} are named" if read else f"the model has {len(values)} outputs"),
+            hint="name them in this order as the loss's inputs (--loss-input NAME, repeated)",
+        )
+    targets = loss.targets(values[:count])
+    if len(values) > count + len(targets):
+        wanted = ", ".join([*loss.reads, *(target.name for target in targets)])
+        raise OdtpackError(
+            "too-many-loss-inputs",
+            f"loss_input_names names {len(values)} values; {loss.name} reads at most "
+            f"{count + len(targets)}: {wanted}",
+            hint="leave some out",
+        )
+    taken = _value_names(graph)
+    for target in targets[len(values) - count :]:
+        if target.name in taken:
+            raise OdtpackError(
+                "reserved-name",
+                f"the model already has {target.name!r}, the name of the input that the loss adds",
+                hint="rename it in the model; if it is the target, name prediction and target "
+                "as the loss's inputs",
+            )
+        values.append(target.value())
+        graph.inputs.append(values[-1])
+    op = Ops(graph, "loss/")
+    result = loss.write(op, *values)
+    if result.producer() is None:
+        result = op.Identity(result)
+    result.name, result.shape = op.fresh_name("loss"), ir.Shape(())
+    roles = {
+        value.name or "": target.role
+        for target, value in zip(targets, values[count:], strict=True)
+        if value in graph.inputs
+    }
+    return result, LossInfo(loss.name, loss.settings(), roles, loss.metadata(values[:count]))
 
 
 def _dropout_off(graph: ir.Graph) -> None:
@@ -258,7 +333,8 @@ def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
-    trained = [inputs[name] for name in sorted(recipe.train, key=list(inputs).index)]
+    order = list(inputs).index
+    trained = [inputs[n] for n in sorted((*recipe.train, *recipe.input_gradients), key=order)]
     gradients: dict[ir.Value, ir.Value] = {}
     if trained:
         seed = op.constant(

@@ -22,6 +22,14 @@ class LossName(StrEnum):
     MSE = "mse"
     BCE_WITH_LOGITS = "bce_with_logits"
     L1 = "l1"
+    HUBER = "huber"
+    SMOOTH_L1 = "smooth_l1"
+    NLL = "nll"
+    KL_DIV = "kl_div"
+    DISTILLATION = "distillation"
+    TRIPLET_MARGIN = "triplet_margin"
+    CONTRASTIVE = "contrastive"
+    INFO_NCE = "info_nce"
     NONE = "none"
 
 
@@ -43,6 +51,14 @@ def build(
     loss: Annotated[
         LossName, typer.Option(help="Loss to attach; none if the first output is the loss.")
     ],
+    loss_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of the loss; may be repeated. For example: --loss cross_entropy "
+            "--loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8",
+        ),
+    ] = None,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.ADAMW,
     train: Annotated[
         list[str] | None,
@@ -63,8 +79,8 @@ def build(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Value that the loss reads; a second one takes the place of the target. "
-            "Default: the first output.",
+            help="Value that the loss reads: predictions, then values in the place of its "
+            "target inputs; may be repeated. Default: the first outputs.",
         ),
     ] = None,
     output: Annotated[
@@ -108,11 +124,14 @@ def build(
     chosen = _optimizer(optimizer, {k: v for k, v in given.items() if v is not None})
 
     from odtpack.build import build_package
+    from odtpack.losses import parse_options
 
+    name = None if loss is LossName.NONE else loss.value
     manifest = build_package(
         model,
         out,
-        loss=None if loss is LossName.NONE else loss.value,
+        loss=name,
+        loss_options=parse_options(loss.value, loss_option or []),
         optimizer=chosen,
         train=train or (),
         freeze=freeze or (),
