@@ -20,6 +20,8 @@ from odtpack.emit import write_package
 from odtpack.errors import OdtpackError
 from odtpack.loading import ModelLike, load_model
 from odtpack.losses import make_loss
+from odtpack.onnxblock.models import parameters
+from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
 from odtpack.patterns import resolve
 from odtpack.training import Recipe, build_graphs
@@ -114,7 +116,7 @@ def build_package(
 def write_artifacts(
     model: ir.Model,
     recipe: Recipe,
-    optimizer: optimizers.Optimizer | None,
+    optimizer: optimizers.Optimizer | BlockOptimizer | None,
     folder: Path,
     *,
     prefix: str = "",
@@ -143,7 +145,11 @@ def write_artifacts(
     """
     graphs = build_graphs(model, recipe)
     opset = graphs.training.graph.opset_imports[""]
-    pair = None if optimizer is None else (optimizer, optimizers.optimizer_model(optimizer, opset))
+    pair: tuple[optimizers.Optimizer | BlockOptimizer, ir.Model] | None = None
+    if isinstance(optimizer, BlockOptimizer):
+        pair = optimizer, optimizer.model(parameters(graphs), opset)
+    elif optimizer is not None:
+        pair = optimizer, optimizers.optimizer_model(optimizer, opset)
     if not ort_format:
         return write_package(graphs, pair, folder, prefix, nominal=nominal)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.

@@ -21,6 +21,7 @@ import odtpack
 from odtpack import targets
 from odtpack.autodiff.ops import dims_of, subgraphs
 from odtpack.errors import OdtpackError
+from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.optimizers import Optimizer
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
 from odtpack.training import STATE_SUFFIX, Graphs, Parameter
@@ -34,7 +35,7 @@ _PROTOBUF_LIMIT = 2**31
 
 def write_package(
     graphs: Graphs,
-    optimizer: tuple[Optimizer, ir.Model] | None,
+    optimizer: tuple[Optimizer | BlockOptimizer, ir.Model] | None,
     folder: Path,
     prefix: str = "",
     *,
@@ -126,7 +127,7 @@ def _array(parameter: Parameter) -> np.ndarray:
 def _manifest(
     graphs: Graphs,
     models: dict[str, ir.Model],
-    optimizer: Optimizer,
+    optimizer: Optimizer | BlockOptimizer,
     staged: dict[str, Path],
 ) -> Manifest:
     graph = graphs.training.graph

@@ -46,6 +46,8 @@ class AdamW:
     p <- p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon)
     p <- p - lr weight_decay p
 
+    Without ``bias_correction`` both powers count as 0.
+
     Source: Hugging Face transformers' AdamW, after Loshchilov and Hutter (2019).
 
     Raises:
@@ -58,6 +60,7 @@ class AdamW:
     epsilon: float = 1e-6
     weight_decay: float = 0.0
     moments: tuple[str, ...] = (FIRST, SECOND)
+    bias_correction: bool = True
 
     def __post_init__(self) -> None:
         for name, good, bounds in (
@@ -81,13 +84,15 @@ class AdamW:
             op.Mul(values[SECOND], self.beta2),
             op.Mul(op.Mul(grads, grads), 1 - self.beta2),
         )
-        # 1 - b^t as 1 - exp(t ln b), on one element, in double: with b2 = 0.999 the first
-        # steps lose four digits to cancellation in float32.
-        step = op.cast(values["step"], ir.DataType.DOUBLE)
-        unbias1 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta1))))
-        unbias2 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta2))))
-        correction = op.cast(op.Div(op.Sqrt(unbias2), unbias1), ir.DataType.FLOAT)
-        size = op.Mul(rate, correction)
+        size = rate
+        if self.bias_correction:
+            # 1 - b^t as 1 - exp(t ln b), on one element, in double: with b2 = 0.999 the first
+            # steps lose four digits to cancellation in float32.
+            step = op.cast(values["step"], ir.DataType.DOUBLE)
+            unbias1 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta1))))
+            unbias2 = op.Sub(1.0, op.Exp(op.Mul(step, math.log(self.beta2))))
+            correction = op.cast(op.Div(op.Sqrt(unbias2), unbias1), ir.DataType.FLOAT)
+            size = op.Mul(rate, correction)
         direction = op.Div(m, op.Add(op.Sqrt(v), self.epsilon))
         new = op.Sub(params, op.Mul(direction, size))
         if self.weight_decay:
@@ -97,7 +102,8 @@ class AdamW:
 
     def settings(self) -> dict[str, float]:
         """Hyperparameters, for the manifest."""
-        return {
+        uncorrected = {} if self.bias_correction else {"bias_correction": False}
+        return uncorrected | {
             "beta1": self.beta1,
             "beta2": self.beta2,
             "epsilon": self.epsilon,

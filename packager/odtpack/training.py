@@ -229,7 +229,8 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> LossInfo:
     extra = [_find(graph, name, "additional_output_names") for name in recipe.additional_outputs]
     read = [_find(graph, name, "loss_input_names") for name in recipe.loss_inputs]
     if recipe.loss is None:
-        loss, info = _own_loss(graph, read), recipe.attached or LossInfo()
+        loss = _own_loss(graph, read, recipe.attached)
+        info = recipe.attached or LossInfo()
     else:
         loss, info = _write_loss(graph, recipe.loss, read)
     if loss in extra:
@@ -242,7 +243,7 @@ def _attach_loss(graph: ir.Graph, recipe: Recipe) -> LossInfo:
     return info
 
 
-def _own_loss(graph: ir.Graph, read: Sequence[ir.Value]) -> ir.Value:
+def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | None) -> ir.Value:
     if len(read) > 1:
         raise OdtpackError(
             "too-many-loss-inputs",
@@ -254,8 +255,12 @@ def _own_loss(graph: ir.Graph, read: Sequence[ir.Value]) -> ir.Value:
     if dims is None or int(np.prod(dims)) != 1:
         raise OdtpackError(
             "loss-not-scalar",
-            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not",
-            hint="pass a loss (--loss cross_entropy), or a model whose first output is one",
+            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
+            if attached is None
+            else f"the loss must be a scalar; {loss.name!r} is not",
+            hint="pass a loss (--loss cross_entropy), or a model whose first output is one"
+            if attached is None
+            else "take its mean or sum, for example with reduction='mean'",
         )
     return loss
 

@@ -99,6 +99,13 @@ class AdamWInfo(_Model):
     beta2: float
     epsilon: float
     weight_decay: float
+    bias_correction: bool | None = None
+
+
+class CustomOptimizerInfo(_Model):
+    """An optimizer that is described by its model only."""
+
+    kind: Literal["custom"]
 
 
 class SGDInfo(_Model):
@@ -153,7 +160,7 @@ class Manifest(_Model):
     outputs: tuple[OutputInfo, ...]
     loss: LossName
     loss_options: dict[Name, JsonValue] | None = None
-    optimizer: Annotated[AdamWInfo | SGDInfo, Field(discriminator="kind")]
+    optimizer: Annotated[AdamWInfo | SGDInfo | CustomOptimizerInfo, Field(discriminator="kind")]
     parameters: tuple[ParameterInfo, ...]
     operators: Operators
 
