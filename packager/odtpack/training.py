@@ -22,7 +22,7 @@ from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops, static_dims
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
-from odtpack.passes import aliases, batch_norm, pipeline, upgrade_opset
+from odtpack.passes import aliases, batch_norm, pipeline, stop_gradient, upgrade_opset
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
 
 RESET = "lazy_reset_grad"
@@ -111,6 +111,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     batch_norm.check(forward.graph)
     evaluation = forward.clone()
     batch_norm.to_evaluation(evaluation.graph)
+    stop_gradient.lower(evaluation.graph)
     _dropout_off(evaluation.graph)
     for each in (forward, evaluation):
         _lift_parameters(each.graph, parameters)

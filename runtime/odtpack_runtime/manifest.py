@@ -34,7 +34,7 @@ DType = Literal[
 ]  # fmt: skip
 LossName = Literal[
     "cross_entropy", "mse", "bce_with_logits", "l1", "huber", "smooth_l1", "nll", "kl_div",
-    "distillation", "triplet_margin", "contrastive", "info_nce", "none", "custom",
+    "distillation", "triplet_margin", "contrastive", "info_nce", "ctc", "none", "custom",
 ]  # fmt: skip
 Shape = tuple[NonNegativeInt | Name | None, ...]
 

@@ -250,4 +250,22 @@ def _metric() -> dict[str, Case]:
     return cases
 
 
-CASES = _classification() | _elementwise() | _distillation() | _metric()
+CTC_LABELS = np.array([[1, 1, 2, 0], [2, 3, 0, 0], [3, 3, 3, 1]])
+"""Repeated labels; what lies behind a length does not count."""
+CTC_LENGTHS = np.array([9, 7, 8]), np.array([3, 2, 4])
+
+
+def ctc_case(reduction: str = "mean", blank: int = 0, layout: str = "TNC") -> Case:
+    """Nine steps of five classes for three samples."""
+    options = {"reduction": reduction, "blank": blank, "layout": layout}
+    found = CTC_LABELS if blank == 0 else CTC_LABELS.clip(0, 3)
+    x = normal(*((9, 3, 5) if layout == "TNC" else (3, 9, 5)))
+
+    def oracle(y: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
+        log_p = F.log_softmax(y if layout == "TNC" else y.transpose(0, 1), 2)
+        return F.ctc_loss(log_p, *targets, blank=blank, reduction=reduction)
+
+    return Case("ctc", options, (x,), (found, *CTC_LENGTHS), oracle)
+
+
+CASES = _classification() | _elementwise() | _distillation() | _metric() | {"ctc": ctc_case()}

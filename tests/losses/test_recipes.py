@@ -82,6 +82,7 @@ def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) ->
         "distillation": [("labels", "labels"), ("target", "target")],
         "triplet_margin": [],
         "info_nce": [],
+        "ctc": [("labels", "labels"), ("input_lengths", "target"), ("target_lengths", "target")],
     }.get(name, [("target", "target")])
     assert [(item.name, item.role) for item in manifest.inputs] == data + targets
     assert names(tmp_path / "training_model.onnx")[0][: len(data + targets)] == [

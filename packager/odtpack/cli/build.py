@@ -30,6 +30,7 @@ class LossName(StrEnum):
     TRIPLET_MARGIN = "triplet_margin"
     CONTRASTIVE = "contrastive"
     INFO_NCE = "info_nce"
+    CTC = "ctc"
     NONE = "none"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from odtpack.errors import OdtpackError
 from odtpack.losses.base import Loss, Target, TargetRole
 from odtpack.losses.classification import CrossEntropy, NegativeLogLikelihood
+from odtpack.losses.ctc import CTC
 from odtpack.losses.distillation import Distillation, KLDivergence
 from odtpack.losses.elementwise import (
     BinaryCrossEntropyWithLogits,
@@ -39,6 +40,7 @@ LOSSES: dict[str, type[Loss]] = {
         TripletMargin,
         Contrastive,
         InfoNCE,
+        CTC,
     )
 }
 

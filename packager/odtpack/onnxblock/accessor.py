@@ -15,6 +15,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
 from odtpack.losses import TargetRole
@@ -51,6 +52,7 @@ class ModelAccessor:
         self.targets: dict[str, TargetRole] = {}
         self.label_metadata: dict[str, dict[str, str]] = {}
         self._counts: dict[str, int] = {}
+        self._declared: dict[str, onnx.ValueInfoProto] = {}
         self.renew()
 
     @property
@@ -140,6 +142,13 @@ class ModelAccessor:
         op = _FragmentOps(fragment, stem, self.fresh_name)
         results = equation(op, [values[name] for name in names])
         graph = self._model.graph
+        for domain, version in fragment.opset_imports.items():
+            self.import_domain(domain, version)
+        # ONNX infers no types behind operators that it does not know.
+        internal = (y for n in fragment if n.domain == INTERNAL_DOMAIN for y in n.outputs)
+        declared = [ir.serde.serialize_value(value) for value in internal]
+        self._declared.update({info.name: info for info in declared})
+        graph.value_info.extend(declared)
         graph.node.extend(ir.serde.serialize_node(node) for node in fragment)
         graph.initializer.extend(
             ir.serde.serialize_tensor(value.const_value)
@@ -223,7 +232,9 @@ class ModelAccessor:
         part.functions.extend(self._model.functions)
         part.graph.name = "part"
         part.graph.node.extend(nodes)
-        made: set[str] = set()
+        made = {name for node in nodes for name in node.output}
+        part.graph.value_info.extend(self._declared[n] for n in made & self._declared.keys())
+        made = set()
         read: dict[str, None] = {}
         for node in nodes:
             read.update(dict.fromkeys(n for n in _reads(node) if n not in made))

@@ -16,6 +16,7 @@ from odtpack.onnxblock.accessor import ModelAccessor
 from odtpack.onnxblock.bases import base, current
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import Loss
+from odtpack.passes import stop_gradient
 from odtpack.training import Graphs, LossInfo, Recipe, build_graphs
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
@@ -44,11 +45,10 @@ class ForwardBlock(Block):
         who = type(self).__name__
         accessor = current(who)
         set_outputs(accessor, result_names(output, who), who)
-        self._model = onnx.ModelProto()
-        self._model.CopyFrom(accessor.model)
-        stamped = ir.from_proto(self._model)
-        targets.stamp(stamped)
-        self._model.ir_version = stamped.ir_version
+        model = ir.from_proto(accessor.model)
+        stop_gradient.lower(model.graph)
+        targets.stamp(model)
+        self._model = ir.to_proto(model)
         return output
 
     def to_model_proto(self) -> onnx.ModelProto:

@@ -7,7 +7,14 @@ import onnx_ir as ir
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.loading import infer_shapes
-from odtpack.passes import batch_norm, fuse_layer_norm, gelu, pool_before_relu, small_planes
+from odtpack.passes import (
+    batch_norm,
+    fuse_layer_norm,
+    gelu,
+    pool_before_relu,
+    small_planes,
+    stop_gradient,
+)
 
 # Rewrites of the forward graph that make its gradient cheaper, each exact.
 _REWRITES = (fuse_layer_norm.rewrite, pool_before_relu.rewrite)
@@ -32,5 +39,6 @@ def after_gradient(op: Ops, graph: ir.Graph) -> list[batch_norm.RunningStatistic
     small_planes.rewrite(op, graph)
     updates = batch_norm.lower(op, graph)
     gelu.lower(op, graph)
+    stop_gradient.lower(graph)
     graph.opset_imports.pop(INTERNAL_DOMAIN, None)
     return updates

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import dims_of
-from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, non_differentiable, vjp
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(
@@ -16,6 +16,7 @@ non_differentiable(
     "IsInf", "IsNaN", "Sign", "Ceil", "Floor", "Round", "BitShift", "BitwiseAnd", "BitwiseNot",
     "BitwiseOr", "BitwiseXor",
 )  # fmt: skip
+non_differentiable("StopGradient", domain=INTERNAL_DOMAIN)
 
 
 @vjp("Identity")
