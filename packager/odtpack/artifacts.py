@@ -21,7 +21,7 @@ from odtpack.collector import paused_collector
 from odtpack.errors import OdtpackError, WrongTypeError
 from odtpack.loading import ModelLike, load_model
 from odtpack.onnxblock.block import Block
-from odtpack.onnxblock.models import attach
+from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.training import Recipe
 
@@ -142,7 +142,7 @@ def generate_artifacts(
 def _attach(model: ir.Model, recipe: Recipe, block: Block) -> tuple[ir.Model, Recipe]:
     """Let a block write the loss; the model then ends in it."""
     names = recipe.loss_inputs or [output.name or "" for output in model.graph.outputs]
-    model, results, info = attach(model, block, names)
+    model, results, info = attach_block(model, block, names)
     return model, dataclasses.replace(
         recipe,
         loss_inputs=results[:1],

@@ -9,7 +9,7 @@ accumulated gradient is the output itself, and may be bound to its buffer's memo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import losses, targets
+from odtpack.attach import LossInfo, attach_loss, value_names
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops, static_dims
@@ -28,23 +29,6 @@ from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
 Role = Literal["trainable", "frozen", "state"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LossInfo:
-    """What a package says of its loss.
-
-    Attributes:
-        name: Name of the loss; "none" if the model came with one, "custom" for a block.
-        options: Its options in force.
-        roles: Role of each graph input that is one of its targets.
-        metadata: What a runtime must know to check the targets.
-    """
-
-    name: str = "none"
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +73,7 @@ class Graphs:
     training: ir.Model
     evaluation: ir.Model
     parameters: tuple[Parameter, ...]
-    loss: LossInfo = LossInfo()
+    loss: LossInfo = dataclasses.field(default_factory=LossInfo)
 
 
 def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
@@ -104,7 +88,13 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     _check_inputs(forward.graph, recipe.input_gradients)
-    info = _attach_loss(forward.graph, recipe)
+    info = attach_loss(
+        forward.graph,
+        recipe.loss,
+        inputs=recipe.loss_inputs,
+        additional=recipe.additional_outputs,
+        attached=recipe.attached,
+    )
     sources = (*recipe.train, *recipe.input_gradients)
     if sources:
         forward = expand(infer_shapes(forward), sources)
@@ -200,122 +190,13 @@ def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
-    for name in sorted(_value_names(graph)):
+    for name in sorted(value_names(graph)):
         if name == RESET or name.endswith((BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX)):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
                 hint="this looks like a training model; pass the forward model",
             )
-
-
-def _value_names(graph: ir.Graph) -> set[str]:
-    names = {value.name or "" for value in graph.inputs} | set(graph.initializers)
-    return names | {value.name or "" for node in graph.all_nodes() for value in node.outputs}
-
-
-def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
-    for value in (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)):
-        if value.name == name:
-            return value
-    outputs = ", ".join(repr(value.name) for value in graph.outputs)
-    raise UnknownNameError(
-        "unknown-value", f"{what} names {name!r}, which the graph does not have",
-        hint=f"its outputs are {outputs}",
-    )  # fmt: skip
-
-
-def _attach_loss(graph: ir.Graph, recipe: Recipe) -> LossInfo:
-    """Append the loss; the graph's outputs become the loss and the additional ones."""
-    extra = [_find(graph, name, "additional_output_names") for name in recipe.additional_outputs]
-    read = [_find(graph, name, "loss_input_names") for name in recipe.loss_inputs]
-    if recipe.loss is None:
-        loss = _own_loss(graph, read, recipe.attached)
-        info = recipe.attached or LossInfo()
-    else:
-        loss, info = _write_loss(graph, recipe.loss, read)
-    if loss in extra:
-        raise OdtpackError(
-            "named-twice",
-            f"the loss {loss.name!r} is returned anyway",
-            hint=f"leave {loss.name!r} out of the additional outputs",
-        )
-    graph.outputs[:] = [loss, *extra]
-    return info
-
-
-def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | None) -> ir.Value:
-    if len(read) > 1:
-        raise OdtpackError(
-            "too-many-loss-inputs",
-            f"loss_input_names names {len(read)} values, and there is no loss to read them",
-            hint="name the value that is the loss, or pass a loss (--loss cross_entropy)",
-        )
-    loss = read[0] if read else graph.outputs[0]
-    dims = static_dims(loss)
-    if dims is None or int(np.prod(dims)) != 1:
-        raise OdtpackError(
-            "loss-not-scalar",
-            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
-            if attached is None
-            else f"the loss must be a scalar; {loss.name!r} is not",
-            hint="pass a loss (--loss cross_entropy), or a model whose first output is one"
-            if attached is None
-            else "take its mean or sum, for example with reduction='mean'",
-        )
-    return loss
-
-
-def _write_loss(
-    graph: ir.Graph, loss: losses.Loss, read: Sequence[ir.Value]
-) -> tuple[ir.Value, LossInfo]:
-    """Write a loss over values of the model, with a graph input for each target that it lacks."""
-    if loss.reduction == "none":
-        raise OdtpackError(
-            "loss-not-scalar",
-            f"{loss.name} with reduction 'none' gives a number for each sample; training needs one",
-            hint="take reduction 'mean' or 'sum'",
-        )
-    count = len(loss.reads)
-    values = [*(read or graph.outputs[:count])]
-    if len(values) < count:
-        raise OdtpackError(
-            "too-few-loss-inputs",
-            f"{loss.name} reads {count} values, {', '.join(loss.reads)}; "
-            + (f"{len(read)} are named" if read else f"the model has {len(values)} outputs"),
-            hint="name them in this order as the loss's inputs (--loss-input NAME, repeated)",
-        )
-    targets = loss.targets(values[:count])
-    if len(values) > count + len(targets):
-        wanted = ", ".join([*loss.reads, *(target.name for target in targets)])
-        raise OdtpackError(
-            "too-many-loss-inputs",
-            f"loss_input_names names {len(values)} values; {loss.name} reads at most "
-            f"{count + len(targets)}: {wanted}",
-            hint="leave some out",
-        )
-    taken = _value_names(graph)
-    for target in targets[len(values) - count :]:
-        if target.name in taken:
-            raise OdtpackError(
-                "reserved-name",
-                f"the model already has {target.name!r}, the name of the input that the loss adds",
-                hint="rename it in the model; if it is the target, name prediction and target "
-                "as the loss's inputs",
-            )
-        values.append(target.value())
-        graph.inputs.append(values[-1])
-    op = Ops(graph, "loss/")
-    result = loss.write(op, *values)
-    if result.producer() is None:
-        result = op.Identity(result)
-    result.name, result.shape = op.fresh_name("loss"), ir.Shape(())
-    roles = {
-        value.name or "": target.role
-        for target, value in zip(targets, values[count:], strict=True)
-        if value in graph.inputs
-    }
-    return result, LossInfo(loss.name, loss.settings(), roles, loss.metadata(values[:count]))
 
 
 def _dropout_off(graph: ir.Graph) -> None:

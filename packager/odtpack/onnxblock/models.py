@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack import targets
+from odtpack.attach import LossInfo
 from odtpack.errors import OdtpackError
 from odtpack.loading import load_model
 from odtpack.onnxblock.accessor import ModelAccessor
@@ -17,7 +18,7 @@ from odtpack.onnxblock.bases import base, current
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import Loss
 from odtpack.passes import stop_gradient
-from odtpack.training import Graphs, LossInfo, Recipe, build_graphs
+from odtpack.training import Graphs, Recipe, build_graphs
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -160,7 +161,7 @@ def parameters(graphs: Graphs) -> Parameters:
     return found
 
 
-def attach(
+def attach_block(
     model: ir.Model, block: Block, names: Sequence[str]
 ) -> tuple[ir.Model, tuple[str, ...], LossInfo]:
     """Let a block write a loss behind a model.
