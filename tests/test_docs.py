@@ -15,10 +15,12 @@ import onnx
 import pytest
 
 from odtpack import zoo
+from odtpack.losses import LOSSES
 from scripts.generate_docs import PAGES
 
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+GUIDES += [ROOT / "docs" / "losses.md", ROOT / "docs" / "onnxblock.md"]
 MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BUDGETS = '[budgets]\npeak_memory = "200 MB"\npackage_size = "1 MB"\n'
 
@@ -95,3 +97,11 @@ def test_readme_options_exist(folder: Path) -> None:
         ).stdout
         for option in re.findall(r"(?<!\S)--[\w-]+", rest):
             assert option in help_text, f"odtpack {command} {option}"
+
+
+def test_every_loss_and_option_is_described() -> None:
+    text = (ROOT / "docs" / "losses.md").read_text()
+    rows = {row[0]: row[-1] for row in re.findall(r"^\| `(\w+)` \|(.*) \|(.*)\|$", text, re.M)}
+    for name, loss in LOSSES.items():
+        listed = {"reduction", *re.findall(r"`(\w+)`", rows[name])}
+        assert listed == set(loss.option_names()), name

@@ -5,6 +5,7 @@ Same names, file names and graph conventions as ``onnxruntime.training.artifacts
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 from collections import Counter
@@ -12,11 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import onnx_ir as ir
+
 from odtpack import losses, optimizers
 from odtpack.build import write_artifacts
 from odtpack.collector import paused_collector
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, WrongTypeError
 from odtpack.loading import ModelLike, load_model
+from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.models import attach_block
+from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.training import Recipe
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
@@ -44,7 +50,6 @@ _LOSSES = {
     LossType.BCEWithLogitsLoss: "bce_with_logits",
     LossType.L1Loss: "l1",
 }
-_OPTIMIZERS = {OptimType.AdamW: optimizers.AdamW, OptimType.SGD: optimizers.SGD}
 
 
 @paused_collector()
@@ -52,8 +57,8 @@ def generate_artifacts(
     model: ModelLike,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
-    loss: LossType | None = None,
-    optimizer: OptimType | None = None,
+    loss: LossType | Block | None = None,
+    optimizer: OptimType | Block | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     *,
     prefix: str = "",
@@ -74,8 +79,12 @@ def generate_artifacts(
         requires_grad: Names of the initializers to train; none by default.
         frozen_params: Names of initializers that become inputs and checkpoint entries but
             are not trained. All others stay inside the models.
-        loss: Loss to attach; without one the model's first output must be a scalar loss.
-        optimizer: Optimizer to emit; none by default.
+        loss: Loss to attach, or a block that writes one; without one the model's first output
+            must be a scalar loss. A block is called with the names of all outputs of the
+            model, or with ``loss_input_names``; what it returns behind the loss are
+            additional outputs.
+        optimizer: Optimizer to emit, or a block that writes one, see
+            :mod:`odtpack.onnxblock.optim`; none by default.
         artifact_directory: Where to write; created if needed. The current folder by default.
         prefix: Start of every file name.
         ort_format: Also write each model in ORT format, and the operators that it needs
@@ -86,14 +95,16 @@ def generate_artifacts(
             after the loss.
         nominal_checkpoint: Also write ``{prefix}nominal_checkpoint``, without values.
         loss_input_names: Values that the loss reads: the prediction, and optionally the
-            target. The first output by default.
+            target. The first output by default; for a block all outputs.
 
     Raises:
         OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
             written then.
     """
-    chosen = None if loss is None else losses.LOSSES[_LOSSES[_enum(loss, LossType, "loss")]]
-    method = None if optimizer is None else _OPTIMIZERS[_enum(optimizer, OptimType, "optimizer")]()
+    chosen = None
+    if loss is not None and not isinstance(loss, Block):
+        chosen = losses.make_loss(_LOSSES[_enum(loss, LossType, "loss")])
+    method = None if optimizer is None else _optimizer(optimizer)
     train, frozen = _names(requires_grad, "requires_grad"), _names(frozen_params, "frozen_params")
     if method is not None and not train:
         raise OdtpackError(
@@ -113,8 +124,11 @@ def generate_artifacts(
         _names(loss_input_names, "loss_input_names"),
         _names(additional_output_names, "additional_output_names"),
     )
+    loaded = load_model(model, named=(*train, *frozen))
+    if isinstance(loss, Block):
+        loaded, recipe = _attach(loaded, recipe, loss)
     write_artifacts(
-        load_model(model, named=(*train, *frozen)),
+        loaded,
         recipe,
         method,
         Path.cwd() if artifact_directory is None else Path(artifact_directory),
@@ -125,13 +139,37 @@ def generate_artifacts(
     )
 
 
+def _attach(model: ir.Model, recipe: Recipe, block: Block) -> tuple[ir.Model, Recipe]:
+    """Let a block write the loss; the model then ends in it."""
+    names = recipe.loss_inputs or [output.name or "" for output in model.graph.outputs]
+    model, results, info = attach_block(model, block, names)
+    return model, dataclasses.replace(
+        recipe,
+        loss_inputs=results[:1],
+        additional_outputs=(*results[1:], *recipe.additional_outputs),
+        attached=info,
+    )
+
+
+def _optimizer(optimizer: object) -> optimizers.Optimizer | BlockOptimizer:
+    if isinstance(optimizer, Block):
+        return BlockOptimizer(optimizer)
+    try:
+        kind = _enum(optimizer, OptimType, "optimizer")
+    except OdtpackError as error:  # a TypeError too, as in the reference
+        raise WrongTypeError(error.code, error.what, hint=error.hint) from None
+    return optimizers.AdamW() if kind is OptimType.AdamW else optimizers.SGD()
+
+
 _Kind = TypeVar("_Kind", LossType, OptimType)
 
 
 def _enum(value: object, kind: type[_Kind], name: str) -> _Kind:
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise OdtpackError(f"bad-{name}", f"{name} is {value!r}; it must be one of {members}")
+        raise OdtpackError(
+            f"bad-{name}", f"{name} is {value!r}; it must be a block or one of {members}"
+        )
     return value
 
 

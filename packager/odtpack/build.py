@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -19,11 +19,13 @@ from odtpack.collector import paused_collector
 from odtpack.emit import write_package
 from odtpack.errors import OdtpackError
 from odtpack.loading import ModelLike, load_model
-from odtpack.losses import LOSSES
+from odtpack.losses import make_loss
+from odtpack.onnxblock.models import parameters
+from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
 from odtpack.patterns import resolve
 from odtpack.training import Recipe, build_graphs
-from odtpack.update import PLAIN_UPDATE, Update, resolve_update
+from odtpack.update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack_runtime.manifest import Manifest
 
 MANIFEST = "manifest.json"
@@ -35,6 +37,7 @@ def build_package(
     folder: str | os.PathLike[str],
     *,
     loss: str | None,
+    loss_options: Mapping[str, object] | None = None,
     optimizer: optimizers.Optimizer | None = None,
     update: Update = PLAIN_UPDATE,
     accumulation_steps: int = 1,
@@ -53,12 +56,14 @@ def build_package(
             a package, whose files are replaced.
         loss: Name in :data:`odtpack.losses.LOSSES`; None if the model's first output is
             the loss.
+        loss_options: Options of the loss by name, see docs/losses.md.
         optimizer: Formula and hyperparameters; AdamW with its defaults if None.
         update: Clipping, parameter groups and schedule around the optimizer.
         accumulation_steps: Batches whose gradients make one optimizer step.
         train: Patterns of the parameters to train, see :func:`odtpack.patterns.resolve`.
         freeze: Patterns of the parameters to freeze.
-        loss_inputs: Names of the values that the loss reads; the first output if empty.
+        loss_inputs: Names of the values that the loss reads, see
+            :class:`odtpack.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
         ort_format: Also write each model in ORT format with its operators.
         nominal: Also write a checkpoint without values.
@@ -71,10 +76,13 @@ def build_package(
             Nothing has been written then.
     """
     destination = check_folder(folder)
-    if loss is not None and loss not in LOSSES:
+    if loss is None and loss_options:
         raise OdtpackError(
-            "unknown-loss", f"there is no loss {loss!r}", hint=f"choose one of {', '.join(LOSSES)}"
+            "option-not-used",
+            f"the option {next(iter(loss_options))!r} is given for a loss, and there is none",
+            hint="leave it out, or name a loss",
         )
+    chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze))
         trained, frozen = resolve(loaded, train, freeze)
@@ -89,7 +97,7 @@ def build_package(
         recipe = Recipe(
             trained,
             frozen,
-            None if loss is None else LOSSES[loss],
+            chosen,
             tuple(loss_inputs),
             tuple(outputs),
             accumulation_steps,
@@ -115,7 +123,7 @@ def build_package(
 def write_artifacts(
     model: ir.Model,
     recipe: Recipe,
-    optimizer: optimizers.Optimizer | None,
+    optimizer: optimizers.Optimizer | BlockOptimizer | None,
     folder: Path,
     *,
     update: Update = PLAIN_UPDATE,
@@ -145,20 +153,25 @@ def write_artifacts(
             written then.
     """
     graphs = build_graphs(model, recipe)
-    pair = None
-    if optimizer is not None:
+    opset = graphs.training.graph.opset_imports[""]
+    pair: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None = None
+    if isinstance(optimizer, BlockOptimizer) and optimizer.formula is not None:
+        update = Update(clip=optimizer.clip)
+        optimizer = optimizer.formula
+    if isinstance(optimizer, BlockOptimizer):
+        pair = optimizer, optimizer.model(parameters(graphs), opset)
+    elif optimizer is not None:
         resolved = resolve_update(optimizer, update, graphs)
-        opset = graphs.training.graph.opset_imports[""]
         pair = resolved, resolved.model(opset, graphs.master)
     if not ort_format:
-        return write_package(graphs, recipe.loss, pair, folder, prefix, nominal=nominal)
+        return write_package(graphs, pair, folder, prefix, nominal=nominal)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
     existed = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as name:
             stage = Path(name)
-            manifest = write_package(graphs, recipe.loss, pair, stage, prefix, nominal=nominal)
+            manifest = write_package(graphs, pair, stage, prefix, nominal=nominal)
             convert_models(sorted(stage.glob("*.onnx")), custom_op_library)
             last = f"{prefix}{MANIFEST}"
             for path in sorted(stage.iterdir(), key=lambda path: path.name == last):

@@ -21,7 +21,7 @@ import odtpack
 from odtpack import targets
 from odtpack.autodiff.ops import dims_of, subgraphs
 from odtpack.errors import OdtpackError
-from odtpack.losses import Loss
+from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
 from odtpack.training import STATE_SUFFIX, Graphs, Parameter
 from odtpack.update import ResolvedUpdate
@@ -35,8 +35,7 @@ _PROTOBUF_LIMIT = 2**31
 
 def write_package(
     graphs: Graphs,
-    loss: Loss | None,
-    optimizer: tuple[ResolvedUpdate, ir.Model] | None,
+    optimizer: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None,
     folder: Path,
     prefix: str = "",
     *,
@@ -45,8 +44,7 @@ def write_package(
     """Write a package into ``folder``, replacing files of the same names.
 
     Args:
-        graphs: Training and evaluation models and their parameters.
-        loss: Loss that they end in.
+        graphs: Training and evaluation models, their parameters and their loss.
         optimizer: What an optimizer step does and its model, or None to write none.
         folder: Destination; created if needed.
         prefix: Start of every file name.
@@ -65,7 +63,7 @@ def write_package(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
             staged = _stage(models, graphs.parameters, Path(scratch), prefix, nominal)
-            manifest = _manifest(graphs, models, loss, optimizer[0], staged) if optimizer else None
+            manifest = _manifest(graphs, models, optimizer[0], staged) if optimizer else None
             for path in sorted(staged.values(), key=lambda path: path == staged["checkpoint"]):
                 path.replace(folder / path.name)
     except OSError as error:
@@ -129,8 +127,7 @@ def _array(parameter: Parameter) -> np.ndarray:
 def _manifest(
     graphs: Graphs,
     models: dict[str, ir.Model],
-    loss: Loss | None,
-    update: ResolvedUpdate,
+    update: ResolvedUpdate | BlockOptimizer,
     staged: dict[str, Path],
 ) -> Manifest:
     graph = graphs.training.graph
@@ -147,9 +144,10 @@ def _manifest(
         "minimum_onnxruntime": lowest.name,
         "ir_version": graphs.training.ir_version,
         "opsets": dict(sorted(graph.opset_imports.items())),
-        "inputs": _inputs(graphs, loss),
+        "inputs": _inputs(graphs),
         "outputs": _outputs(graph),
-        "loss": loss.name if loss else "none",
+        "loss": graphs.loss.name,
+        "loss_options": dict(graphs.loss.options) or None,
         **update.describe(),
         "accumulation_steps": graphs.accumulation_steps,
         "parameters": [
@@ -187,20 +185,19 @@ def _value(value: ir.Value, role: str) -> dict[str, object]:
     }
 
 
-def _inputs(graphs: Graphs, loss: Loss | None) -> list[dict[str, object]]:
+def _inputs(graphs: Graphs) -> list[dict[str, object]]:
     """The inputs that the caller feeds: neither parameters nor gradient buffers."""
     parameters = {p.name for p in graphs.parameters}
     inputs = []
     for value in graphs.evaluation.graph.inputs:
         if value.name in parameters:
             continue
-        role = "data"
-        if loss is not None and value.name == loss.target_name:
-            role = "labels" if loss.labels else "target"
+        role = graphs.loss.roles.get(value.name or "", "data")
         entry = _value(value, role)
-        classes = graphs.training.metadata_props.get("odtpack.class_count")
-        if role == "labels" and classes is not None:
-            entry["class_count"] = int(classes)
+        for key in ("class_count", "ignore_index"):
+            known = graphs.loss.metadata.get(f"odtpack.{key}")
+            if role == "labels" and known is not None:
+                entry[key] = int(known)
         inputs.append(entry)
     return inputs
 

@@ -17,13 +17,22 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import losses, targets
+from odtpack.attach import LossInfo, attach_loss, value_names
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops, dims_of, static_dims
+from odtpack.autodiff.ops import Ops, static_dims
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
-from odtpack.passes import aliases, batch_norm, double, half, pipeline, upgrade_opset
+from odtpack.passes import (
+    aliases,
+    batch_norm,
+    double,
+    half,
+    pipeline,
+    stop_gradient,
+    upgrade_opset,
+)
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
 from odtpack_runtime.signature import OWN_TYPE_SUFFIX
 
@@ -40,11 +49,15 @@ class Recipe:
         train: Names of the initializers to train.
         frozen: Names of the initializers that become inputs, but are not trained.
         loss: Loss to attach, or None if the model's first output is the loss.
-        loss_inputs: Names of the outputs that the loss reads; the first output if empty.
-            A second name takes the place of the target input.
+        loss_inputs: Names of the values that the loss reads: as many as it takes
+            predictions, then, if wanted, values in the place of its target inputs. The
+            first outputs if empty.
         additional_outputs: Names of further values that both models return.
         accumulation_steps: Number of batches whose gradients make one optimizer step. Each
             is divided by it, so that their sum is the gradient of the mean of the losses.
+        attached: What is known of a loss that the model already ends in.
+        input_gradients: Names of inputs whose gradients the training model accumulates,
+            like those of parameters.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -56,6 +69,8 @@ class Recipe:
     loss_inputs: tuple[str, ...] = ()
     additional_outputs: tuple[str, ...] = ()
     accumulation_steps: int = 1
+    attached: LossInfo | None = None
+    input_gradients: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -85,12 +100,13 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Graphs:
-    """The training and evaluation models and the parameters that both take as inputs."""
+    """The training and evaluation models, the parameters that both take, and their loss."""
 
     training: ir.Model
     evaluation: ir.Model
     parameters: tuple[Parameter, ...]
     accumulation_steps: int = 1
+    loss: LossInfo = dataclasses.field(default_factory=LossInfo)
 
     @property
     def master(self) -> ir.DataType:
@@ -115,23 +131,27 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     half.widen(forward.graph)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
-    classes = _attach_loss(forward.graph, recipe)
-    if recipe.train:
-        forward = expand(infer_shapes(forward), recipe.train)
+    _check_inputs(forward.graph, recipe.input_gradients)
+    info = attach_loss(
+        forward.graph,
+        recipe.loss,
+        inputs=recipe.loss_inputs,
+        additional=recipe.additional_outputs,
+        attached=recipe.attached,
+    )
+    sources = (*recipe.train, *recipe.input_gradients)
+    if sources:
+        forward = expand(infer_shapes(forward), sources)
     batch_norm.check(forward.graph)
     evaluation = forward.clone()
     batch_norm.to_evaluation(evaluation.graph)
+    stop_gradient.lower(evaluation.graph)
     _dropout_off(evaluation.graph)
     for each in (forward, evaluation):
         _lift_parameters(each.graph, parameters)
     forward = pipeline.before_gradient(forward)
     _differentiate(forward.graph, recipe)
-    properties = {
-        "odtpack.format": "1",
-        "odtpack.loss": recipe.loss.name if recipe.loss else "none",
-    }
-    if classes is not None:
-        properties["odtpack.class_count"] = str(classes)
+    properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
     training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
@@ -140,6 +160,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
         _finish(evaluation, "evaluation", properties),
         parameters,
         recipe.accumulation_steps,
+        info,
     )
 
 
@@ -214,9 +235,27 @@ def _refuse_bfloat16(graph: ir.Graph) -> None:
             )
 
 
+def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Gradients are wanted of existing float32 inputs only."""
+    inputs = {value.name: value for value in graph.inputs}
+    for name in names:
+        if name not in inputs:
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"the model has no initializer or input {name!r}",
+                hint="odtpack inspect MODEL.onnx lists them",
+            )
+        if inputs[name].dtype != ir.DataType.FLOAT:
+            raise OdtpackError(
+                "dtype-not-trainable",
+                f"the gradient of input {name!r} is asked for; only FLOAT inputs have one",
+                hint=f"do not ask for the gradient of {name!r}",
+            )
+
+
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
-    for name in sorted(_value_names(graph)):
+    for name in sorted(value_names(graph)):
         ends = (BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX, OWN_TYPE_SUFFIX)
         if name == RESET or name.endswith(ends):
             raise OdtpackError(
@@ -224,85 +263,6 @@ def _check_names(graph: ir.Graph) -> None:
                 f"the model already has a value {name!r}, a name that the training graph needs",
                 hint="this looks like a training model; pass the forward model",
             )
-
-
-def _value_names(graph: ir.Graph) -> set[str]:
-    names = {value.name or "" for value in graph.inputs} | set(graph.initializers)
-    return names | {value.name or "" for node in graph.all_nodes() for value in node.outputs}
-
-
-def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
-    for value in (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)):
-        if value.name == name:
-            return value
-    outputs = ", ".join(repr(value.name) for value in graph.outputs)
-    raise UnknownNameError(
-        "unknown-value", f"{what} names {name!r}, which the graph does not have",
-        hint=f"its outputs are {outputs}",
-    )  # fmt: skip
-
-
-def _attach_loss(graph: ir.Graph, recipe: Recipe) -> int | None:
-    """Append the loss; the graph's outputs become the loss and the additional ones.
-
-    Returns:
-        Number of classes, where the loss takes class labels and the number is known.
-    """
-    classes = None
-    extra = [_find(graph, name, "additional_output_names") for name in recipe.additional_outputs]
-    read = [_find(graph, name, "loss_input_names") for name in recipe.loss_inputs]
-    read = read or [graph.outputs[0]]
-    if len(read) > 2:
-        raise OdtpackError(
-            "too-many-loss-inputs",
-            f"loss_input_names names {len(read)} values; a loss reads a prediction and a target",
-            hint="name one or two values",
-        )
-    if recipe.loss is None:
-        loss = read[0]
-        dims = static_dims(loss)
-        if dims is None or int(np.prod(dims)) != 1:
-            raise OdtpackError(
-                "loss-not-scalar",
-                f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not",
-                hint="pass a loss (--loss cross_entropy), or a model whose first output is one",
-            )
-    else:
-        op = Ops(graph, "loss/")
-        # A mean in float16 would lose most of its digits, and overflow at 65504.
-        read = [_widened(op, value) for value in read]
-        target = read[1] if len(read) > 1 else losses.target_input(recipe.loss, read[0])
-        if len(read) == 1:
-            if target.name in _value_names(graph):
-                raise OdtpackError(
-                    "reserved-name",
-                    f"the model already has {target.name!r}, the name of the input that the loss "
-                    "adds",
-                    hint="rename it in the model; if it is the target, name prediction and target "
-                    "as the loss's inputs",
-                )
-            graph.inputs.append(target)
-        if recipe.loss.labels:
-            size = (dims_of(read[0]) or (None, None))[1]
-            classes = size if isinstance(size, int) else None
-        loss = recipe.loss.write(op, read[0], target)
-        loss.name, loss.shape = op.fresh_name("loss"), ir.Shape(())
-    if loss in extra:
-        raise OdtpackError(
-            "named-twice",
-            f"the loss {loss.name!r} is returned anyway",
-            hint=f"leave {loss.name!r} out of the additional outputs",
-        )
-    graph.outputs[:] = [loss, *extra]
-    return classes
-
-
-def _widened(op: Ops, value: ir.Value) -> ir.Value:
-    if value.dtype != ir.DataType.FLOAT16:
-        return value
-    wide = op.cast(value, ir.DataType.FLOAT)
-    wide.shape = value.shape
-    return wide
 
 
 def _dropout_off(graph: ir.Graph) -> None:
@@ -341,7 +301,7 @@ def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
-    names = set(recipe.train)
+    names = {*recipe.train, *recipe.input_gradients}
     trained = [value for value in graph.inputs if value.name in names]
     gradients: dict[ir.Value, ir.Value] = {}
     if trained:

@@ -30,6 +30,7 @@ def load_dataset(
     inputs: Sequence[TensorSpec],
     *,
     class_count: int | None = None,
+    ignored_label: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> dict[str, Array]:
     """Load the arrays that a model's inputs need, and check them.
@@ -41,6 +42,7 @@ def load_dataset(
             <odtpack_runtime.module.Module.input_specs>`. The first axis counts
             samples, so its size is free even where the model fixes the batch.
         class_count: If given, the array ``labels`` must lie in 0 to ``class_count - 1``.
+        ignored_label: A further label that is allowed: samples that do not count.
         max_bytes: Most bytes the needed arrays may have together, uncompressed.
 
     Returns:
@@ -75,7 +77,7 @@ def load_dataset(
     _check(arrays, inputs, str(file))
     if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
         try:
-            check_labels("labels", arrays["labels"], class_count)
+            check_labels("labels", arrays["labels"], class_count, ignored_label)
         except OdtpackError as error:
             error.where = str(file)
             error.hint = "drop or correct those samples, or build the model with more classes"

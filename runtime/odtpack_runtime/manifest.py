@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
@@ -30,6 +31,10 @@ Name = Annotated[str, StringConstraints(min_length=1)]
 DType = Literal[
     "float16", "float32", "float64", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "bool", "string",
+]  # fmt: skip
+LossName = Literal[
+    "cross_entropy", "mse", "bce_with_logits", "l1", "huber", "smooth_l1", "nll", "kl_div",
+    "distillation", "triplet_margin", "contrastive", "info_nce", "ctc", "none", "custom",
 ]  # fmt: skip
 Shape = tuple[NonNegativeInt | Name | None, ...]
 
@@ -69,6 +74,7 @@ class InputInfo(_Model):
     shape: Shape
     role: Literal["data", "labels", "target"]
     class_count: PositiveInt | None = None
+    ignore_index: int | None = None
 
     def spec(self) -> TensorSpec:
         """Return the input as the runtime describes tensors."""
@@ -108,6 +114,12 @@ class AdamInfo(_Model):
     bias_correction: bool = True
 
 
+class CustomOptimizerInfo(_Model):
+    """An optimizer that is described by its model only."""
+
+    kind: Literal["custom"]
+
+
 class SGDInfo(_Model):
     """Hyperparameters of SGD."""
 
@@ -138,7 +150,8 @@ class AdafactorInfo(_Model):
 
 
 OptimizerInfo = Annotated[
-    AdamWInfo | AdamInfo | SGDInfo | LionInfo | AdafactorInfo, Field(discriminator="kind")
+    AdamWInfo | AdamInfo | SGDInfo | LionInfo | AdafactorInfo | CustomOptimizerInfo,
+    Field(discriminator="kind"),
 ]
 
 
@@ -205,6 +218,7 @@ class Manifest(_Model):
         inputs: User inputs of the training model, in order.
         outputs: User outputs of the training model, in order; the loss is the first.
         loss: The loss by name.
+        loss_options: Options of the loss in force, by name.
         optimizer: Optimizer and hyperparameters.
         parameters: All parameters, in the order of the training model's inputs.
         operators: Operators of each model.
@@ -222,7 +236,8 @@ class Manifest(_Model):
     opsets: dict[str, PositiveInt]
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
-    loss: Literal["cross_entropy", "mse", "bce_with_logits", "l1", "none", "custom"]
+    loss: LossName
+    loss_options: dict[Name, JsonValue] | None = None
     optimizer: OptimizerInfo
     parameters: tuple[ParameterInfo, ...]
     operators: Operators
@@ -257,6 +272,12 @@ class Manifest(_Model):
         """Number of classes that the labels may name, if the model fixes it."""
         counts = [item.class_count for item in self.inputs if item.role == "labels"]
         return counts[0] if counts else None
+
+    @property
+    def ignored_label(self) -> int | None:
+        """Label of samples that do not count, if there is one."""
+        ignored = [item.ignore_index for item in self.inputs if item.role == "labels"]
+        return ignored[0] if ignored else None
 
     def input_specs(self) -> tuple[TensorSpec, ...]:
         """Return the user inputs as the runtime describes tensors."""

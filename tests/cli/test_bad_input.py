@@ -84,6 +84,29 @@ class TestBuild:
         refused(arguments, "unknown-value", "'logits'", "'output'")
 
     @pytest.mark.parametrize(
+        ("loss", "option", "code", "word"),
+        [
+            ("mse", "delta=1", "unknown-loss-option", "reduction"),
+            ("huber", "delta=0", "bad-loss-option", "above 0"),
+            ("huber", "delta", "bad-loss-option", "key=value"),
+            ("mse", "reduction=none", "loss-not-scalar", "'mean' or 'sum'"),
+            ("none", "reduction=sum", "option-not-used", "'reduction'"),
+        ],
+    )
+    def test_option_of_the_loss(
+        self,
+        refused: Refused,
+        shared: Shared,
+        tmp_path: Path,
+        loss: str,
+        option: str,
+        code: str,
+        word: str,
+    ) -> None:
+        arguments = "build", shared.model, "--out", tmp_path / "new", "--loss", loss
+        refused((*arguments, "--loss-option", option), code, word, "help:")
+
+    @pytest.mark.parametrize(
         ("optimizer", "option", "word"),
         [
             ("sgd", ("--beta1", "0.8"), "--beta1"),

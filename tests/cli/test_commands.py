@@ -61,6 +61,23 @@ class TestBuild:
         assert [item["name"] for item in content["outputs"]] == ["loss", "output"]
         assert "built" in outcome.err
 
+    def test_options_of_the_loss(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        outcome = run(
+            *("build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"),
+            *("--loss-option", "label_smoothing=0.1", "--loss-option", "ignore_index=-1", "--json"),
+        )
+        assert outcome.code == 0, outcome.err
+        options = outcome.json()["loss_options"]
+        assert options == {"reduction": "mean", "ignore_index": -1, "label_smoothing": 0.1}
+        with np.load(shared.data) as found:
+            data = dict(found)
+        data["labels"][::2] = -1
+        np.savez(tmp_path / "some.npz", **data)
+        train = "train", tmp_path / "p", "--data", tmp_path / "some.npz", "--epochs", 1
+        assert run(*train, "--out", tmp_path / "t.ckpt").code == 0
+        simulate = "simulate", tmp_path / "p", "--data", tmp_path / "some.npz"
+        assert run(*simulate, "--device", "samsung/galaxy-a12", "--epochs", 1).code == 0
+
     def test_again_into_a_package_leaves_nothing_of_the_old_one(
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from odtpack import contrib
 from odtpack.loading import infer_shapes, load_model
-from odtpack.losses import LOSSES
+from odtpack.losses import make_loss
 from odtpack.training import Recipe, build_graphs
 from tests.autodiff.oracle import (
     Case,
@@ -150,7 +150,7 @@ def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: obje
     for model in (proto, optimized):
         loaded = load_model(model)
         assert {node.domain for node in loaded.graph} == {""}
-        graphs = build_graphs(loaded, Recipe(("w1", "w2"), (), LOSSES["mse"]))
+        graphs = build_graphs(loaded, Recipe(("w1", "w2"), (), make_loss("mse")))
         running = session(ir.to_proto(graphs.training), "all")
         feeds = {"x": normal(2, 3, 8), "target": normal(2, 3, 8, seed=5), "lazy_reset_grad": [True]}
         for name in ("w1", "w2"):

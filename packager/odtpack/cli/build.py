@@ -21,6 +21,15 @@ class LossName(StrEnum):
     MSE = "mse"
     BCE_WITH_LOGITS = "bce_with_logits"
     L1 = "l1"
+    HUBER = "huber"
+    SMOOTH_L1 = "smooth_l1"
+    NLL = "nll"
+    KL_DIV = "kl_div"
+    DISTILLATION = "distillation"
+    TRIPLET_MARGIN = "triplet_margin"
+    CONTRASTIVE = "contrastive"
+    INFO_NCE = "info_nce"
+    CTC = "ctc"
     NONE = "none"
 
 
@@ -45,6 +54,14 @@ def build(
     loss: Annotated[
         LossName, typer.Option(help="Loss to attach; none if the first output is the loss.")
     ],
+    loss_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of the loss; may be repeated. For example: --loss cross_entropy "
+            "--loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8",
+        ),
+    ] = None,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.ADAMW,
     train: Annotated[
         list[str] | None,
@@ -65,8 +82,8 @@ def build(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Value that the loss reads; a second one takes the place of the target. "
-            "Default: the first output.",
+            help="Value that the loss reads: predictions, then values in the place of its "
+            "target inputs; may be repeated. Default: the first outputs.",
         ),
     ] = None,
     output: Annotated[
@@ -172,6 +189,7 @@ def build(
 
     from odtpack.build import build_package
     from odtpack.cli._update import read_optimizer, read_update
+    from odtpack.losses import parse_options
 
     chosen = read_optimizer(optimizer.value, given, optimizer_option or ())
     update = read_update(
@@ -182,10 +200,12 @@ def build(
         schedule=schedule,
     )
 
+    name = None if loss is LossName.NONE else loss.value
     manifest = build_package(
         model,
         out,
-        loss=None if loss is LossName.NONE else loss.value,
+        loss=name,
+        loss_options=parse_options(loss.value, loss_option or []),
         optimizer=chosen,
         update=update,
         accumulation_steps=accumulate,

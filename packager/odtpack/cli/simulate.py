@@ -73,7 +73,12 @@ def simulate(
     for text in report or []:
         check_writable(parse_destination(text)[1], "--report", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
-    load_dataset(data, opened.manifest.input_specs(), class_count=opened.manifest.class_count)
+    load_dataset(
+        data,
+        opened.manifest.input_specs(),
+        class_count=opened.manifest.class_count,
+        ignored_label=opened.manifest.ignored_label,
+    )
 
     from odtpack_runtime.simulator.simulate import simulate as replay
 

@@ -95,8 +95,14 @@ def train(
     size = _fit.choose_batch_size(opened, batch_size)
     whole = _fit.fixed_batch(opened) is not None
     specs, classes = opened.manifest.input_specs(), opened.manifest.class_count
-    arrays = load_dataset(data, specs, class_count=classes)
-    held_out = None if evaluation is None else load_dataset(evaluation, specs, class_count=classes)
+    ignored = opened.manifest.ignored_label
+    arrays, held_out = (
+        None
+        if path is None
+        else load_dataset(path, specs, class_count=classes, ignored_label=ignored)
+        for path in (data, evaluation)
+    )
+    assert arrays is not None  # noqa: S101 - its path is a required argument
     parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)

@@ -14,6 +14,7 @@ from odtpack.passes import (
     gelu,
     pool_before_relu,
     small_planes,
+    stop_gradient,
 )
 
 # Rewrites of the forward graph that make its gradient cheaper, each exact.
@@ -41,5 +42,6 @@ def after_gradient(op: Ops, graph: ir.Graph) -> list[batch_norm.RunningStatistic
     updates = batch_norm.lower(op, graph)
     gelu.lower(op, graph)
     fake_quant.lower(graph)
+    stop_gradient.lower(graph)
     graph.opset_imports.pop(INTERNAL_DOMAIN, None)
     return updates

@@ -39,6 +39,7 @@ class Job:
         logits: Index among the user outputs of scores per class, of which the
             accuracy is taken; None if there are none.
         labels: Index among the user inputs of the labels.
+        ignored_label: Label of samples that do not count; None if all do.
     """
 
     task: Literal["train", "time"]
@@ -58,6 +59,7 @@ class Job:
     limit_bytes: int | None = None
     logits: int | None = None
     labels: int | None = None
+    ignored_label: int | None = None
 
     @property
     def schedule(self) -> Schedule:

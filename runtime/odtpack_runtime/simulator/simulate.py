@@ -107,7 +107,12 @@ def simulate(
     package = Package.open(package_path)
     manifest = package.manifest
     _check_arguments(learning_rate, threads, profiles)
-    arrays = load_dataset(data_path, manifest.input_specs(), class_count=manifest.class_count)
+    arrays = load_dataset(
+        data_path,
+        manifest.input_specs(),
+        class_count=manifest.class_count,
+        ignored_label=manifest.ignored_label,
+    )
     samples = len(next(iter(arrays.values())))
     schedule = make_schedule(
         manifest.input_specs(), samples, batch_size=batch_size, epochs=epochs, seed=seed
@@ -224,6 +229,7 @@ def _make_job(
         threads=threads,
         logits=logits,
         labels=labels,
+        ignored_label=package.manifest.ignored_label,
     )
 
 
@@ -231,7 +237,7 @@ def _accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
     """Indices of the output with one score per class and of the labels; None without them."""
     roles = [item.role for item in manifest.inputs]
     classes = manifest.class_count
-    if manifest.loss != "cross_entropy" or classes is None:
+    if "labels" not in roles or classes is None:
         return None, None
     labels = roles.index("labels")
     rank = len(manifest.inputs[labels].shape)

@@ -164,8 +164,9 @@ def evaluate(module: Module, batches: Batches, job: Job) -> dict[str, float | No
         samples += len(indices)
         if job.logits is not None and job.labels is not None:
             labels = batch[job.labels]
-            right += np.count_nonzero(outputs[job.logits].argmax(axis=1) == labels)
-            labels_seen += labels.size
+            counted = labels != job.ignored_label
+            right += np.count_nonzero((outputs[job.logits].argmax(axis=1) == labels) & counted)
+            labels_seen += np.count_nonzero(counted)
     module.train()
     return {
         "loss": number(losses / samples),

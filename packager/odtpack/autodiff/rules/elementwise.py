@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import dims_of
-from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, non_differentiable, vjp
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(
@@ -39,6 +39,7 @@ non_differentiable(
     "RegexFullMatch", "SequenceLength", "StringConcat", "StringNormalizer", "StringSplit",
     "TfIdfVectorizer",
 )  # fmt: skip
+non_differentiable("StopGradient", domain=INTERNAL_DOMAIN)
 
 
 @vjp("Identity")

@@ -1,0 +1,254 @@
+"""Connectionist temporal classification: label sequences whose places are not known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.ops import Dims, Ops
+from odtpack.losses.base import Loss, Target, dims, reduce, require_rank, shaped
+from odtpack.losses.options import check_choice, check_number, check_whole
+from odtpack.passes.stop_gradient import stop
+
+_LOG_ZERO = -1e30
+"""Logarithm of what cannot happen; finite, so that differences of such are no NaN."""
+_IMPOSSIBLE = -1e29  # below it a probability is no probability of float32
+
+Layout = Literal["TNC", "NTC"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CTC(Loss):
+    """-log of the probability of all ways in which the labels can be read from the prediction.
+
+    The prediction holds logits or log-probabilities [T, N, C] (or [N, T, C]). Labels [N, S]
+    are padded with anything behind ``target_lengths`` [N]; only the first ``input_lengths``
+    [N] of the T steps count. Labels that do not fit into their steps have loss and gradient
+    0, as with PyTorch's ``zero_infinity``. The mean is over loss / target length.
+
+    Sums over alignments go forward and backward once each, in the log domain; the gradient
+    is -P(alignment passes step t at place s), and is not taken through the recursions.
+    Source: Graves et al. (2006).
+
+    Attributes:
+        blank: Class that stands for no label.
+        layout: Axes of the prediction.
+    """
+
+    name: ClassVar[str] = "ctc"
+    blank: int = 0
+    layout: Layout = "TNC"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self.name, "blank", self.blank)
+        check_number(self.name, "blank", self.blank, at_least=0)
+        check_choice(self.name, "layout", self.layout, ("TNC", "NTC"))
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """Labels [N, S], and the lengths [N] of inputs and targets."""
+        require_rank(self.name, predictions[0], f"[{', '.join(self.layout)}]", 3, 3)
+        shape = dims(predictions[0])
+        batch, classes = shape[self.layout.index("N")], shape[2]
+        if isinstance(classes, int) and self.blank >= classes:
+            raise self._bad("blank", f"below {classes}, the number of classes")
+        whole = ir.DataType.INT64
+        return (
+            Target("labels", "labels", whole, (batch, "label_count")),
+            Target("input_lengths", "target", whole, (batch,)),
+            Target("target_lengths", "target", whole, (batch,)),
+        )
+
+    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+        """Number of classes, where it is known."""
+        classes = dims(predictions[0])[2]
+        return {"odtpack.class_count": str(classes)} if isinstance(classes, int) else {}
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the loss of every sample."""
+        prediction, labels, input_lengths, target_lengths = values
+        whole = ir.DataType.INT64
+        labels, input_lengths, target_lengths = (
+            op.cast(value, whole) for value in (labels, input_lengths, target_lengths)
+        )
+        if self.layout == "NTC":
+            shape = dims(prediction)
+            moved = op.transpose(prediction, 1, 0, 2)
+            prediction = shaped(moved, (shape[1], shape[0], shape[2]))
+        steps, batch, _ = dims(prediction)
+        table = (steps, batch, "label_places")
+        log_p = op.LogSoftmax(prediction, axis=2)
+        log_p.shape = prediction.shape
+        places = self._places(op, labels)
+        seen = self._emissions(op, log_p, places, table)
+        held = stop(op, seen)
+        given = op.cast(held, ir.DataType.FLOAT)
+        active = _active(op, prediction, input_lengths)
+        ends = _ends(op, places, target_lengths)
+        jump = _jumps(op, places, self.blank)
+        alpha = _scan(op, _forward, _starts(op, ends), given, active, jump, reverse=False)
+        beta = _scan(op, _backward, ends, given, active, jump, reverse=True)
+        last = op.squeeze(op.slice(alpha, [0], [-1], [2**62]), 0)
+        log_z = _log_sum(op, op.Add(last, ends))
+        possible = op.Greater(log_z, _IMPOSSIBLE)
+        through = op.Exp(op.Sub(op.Add(alpha, beta), op.unsqueeze(log_z, 0)))
+        counted = op.Where(op.And(active, op.unsqueeze(possible, 0)), through, 0)
+        share = shaped(op.cast(counted, log_p.dtype or ir.DataType.FLOAT), table)
+        # Its value is 0; its gradient is the share of every place.
+        rise = shaped(op.Sub(seen, held), table)
+        slope = op.reduce_sum(shaped(op.Mul(share, rise), table), [0, 2], keepdims=False)
+        cost = op.squeeze(op.Where(possible, op.Neg(log_z), 0), 1)
+        return shaped(op.Sub(op.cast(cost, share.dtype or ir.DataType.FLOAT), slope), (batch,))
+
+    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the terms and their reduction; the mean is over loss / target length."""
+        terms = self.terms(op, *values)
+        if self.reduction == "mean":
+            lengths = op.cast(values[3], terms.dtype or ir.DataType.FLOAT)
+            terms = shaped(op.Div(terms, op.Max(lengths, 1)), dims(terms))
+        return reduce(op, terms, self.reduction)
+
+    def _places(self, op: Ops, labels: ir.Value) -> ir.Value:
+        """Labels with blanks between and around: [N, 2 S + 1]."""
+        blanks = op.Add(op.Mul(labels, 0), self.blank)
+        pairs = op.Concat(op.unsqueeze(blanks, 2), op.unsqueeze(labels, 2), axis=2)
+        flat = op.Reshape(pairs, op.ints(0, -1))
+        end = op.constant(np.array(self.blank, np.int64))
+        return op.Pad(flat, op.ints(0, 0, 0, 1), end)
+
+    @staticmethod
+    def _emissions(op: Ops, log_p: ir.Value, places: ir.Value, shape: Dims) -> ir.Value:
+        """Log-probability of every place at every step: [T, N, 2 S + 1]."""
+        if op.opset < 16:  # whose scatters do not add: the gradient of a gather needs one
+            classes = op.slice(op.Shape(log_p), [0], [2], [3])
+            values = op.constant(np.array([0, 1], (log_p.dtype or ir.DataType.FLOAT).numpy()))
+            chosen = op.OneHot(places, classes, values, axis=1)
+            chosen.type = log_p.type
+            chosen = shaped(chosen, (shape[1], dims(log_p)[2], shape[2]))
+            by_sample = shaped(op.transpose(log_p, 1, 0, 2), (shape[1], shape[0], dims(log_p)[2]))
+            seen = shaped(op.MatMul(by_sample, chosen), (shape[1], shape[0], shape[2]))
+            return shaped(op.transpose(seen, 1, 0, 2), shape)
+        count = op.slice(op.Shape(log_p), [0], [0], [1])
+        wanted = op.Concat(count, op.Shape(places), axis=0)
+        index = op.Expand(op.unsqueeze(places, 0), wanted)
+        return shaped(op.GatherElements(log_p, index, axis=2), shape)
+
+
+def _range_like(op: Ops, value: ir.Value, axis: int) -> ir.Value:
+    count = op.squeeze(op.slice(op.Shape(value), [0], [axis], [axis + 1]), 0)
+    return op.Range(0, count, 1)
+
+
+def _log(op: Ops, condition: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """0 where a condition holds, else the logarithm of 0."""
+    zero, never = (op.constant(np.asarray(v, dtype.numpy())) for v in (0, _LOG_ZERO))
+    return op.Where(condition, zero, never)
+
+
+def _active(op: Ops, prediction: ir.Value, lengths: ir.Value) -> ir.Value:
+    """Which steps count: BOOL [T, N, 1]."""
+    step = op.unsqueeze(_range_like(op, prediction, 0), 1)
+    return op.unsqueeze(op.Less(step, op.unsqueeze(lengths, 0)), 2)
+
+
+def _ends(op: Ops, places: ir.Value, lengths: ir.Value) -> ir.Value:
+    """Where an alignment may end: at the last label or the blank behind it, [N, 2 S + 1]."""
+    place = op.unsqueeze(_range_like(op, places, 1), 0)
+    last = op.unsqueeze(op.Mul(lengths, 2), 1)
+    either = op.Or(op.Equal(place, last), op.Equal(place, op.Sub(last, 1)))
+    return _log(op, either, ir.DataType.FLOAT)
+
+
+def _starts(op: Ops, ends: ir.Value) -> ir.Value:
+    """Before the first step an alignment is at place 0."""
+    first = op.Equal(op.unsqueeze(_range_like(op, ends, 1), 0), 0)
+    return op.Expand(_log(op, first, ir.DataType.FLOAT), op.Shape(ends))
+
+
+def _jumps(op: Ops, places: ir.Value, blank: int) -> ir.Value:
+    """Which places may be reached past a blank: labels unlike the one before, [N, 2 S + 1]."""
+    before = op.Pad(places, op.ints(0, 2, 0, -2), op.constant(np.array(blank, np.int64)))
+    other = op.And(op.Not(op.Equal(places, blank)), op.Not(op.Equal(places, before)))
+    return _log(op, other, ir.DataType.FLOAT)
+
+
+def _log_sum(op: Ops, value: ir.Value) -> ir.Value:
+    """Logarithm of the sum of the exponentials over axis 1: [N, 2 S + 1] to [N, 1]."""
+    if op.opset < 18:
+        top = op.ReduceMax(value, axes=[1], keepdims=1)
+    else:
+        top = op.ReduceMax(value, op.ints(1), keepdims=1)
+    total = op.reduce_sum(op.Exp(op.Sub(value, top)), [1])
+    return op.Add(top, op.Log(total))
+
+
+Body = Callable[[Ops, ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+
+
+def _forward(
+    op: Ops, alpha: ir.Value, seen: ir.Value, active: ir.Value, jump: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """alpha'(s) = (alpha(s) + alpha(s - 1) + alpha(s - 2) if a jump may lead to s) p(s)."""
+    new = op.Add(_three(op, alpha, _shift(op, alpha, 1), op.Add(_shift(op, alpha, 2), jump)), seen)
+    new = op.Where(active, new, alpha)
+    return new, op.Identity(new)
+
+
+def _backward(
+    op: Ops, beta: ir.Value, seen: ir.Value, active: ir.Value, jump: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """beta'(s) = q(s) + q(s + 1) + q(s + 2) if a jump may lead there, q = p beta."""
+    ahead = op.Add(beta, seen)
+    new = _three(op, ahead, _shift(op, ahead, -1), _shift(op, op.Add(ahead, jump), -2))
+    return op.Where(active, new, beta), op.Identity(beta)
+
+
+def _shift(op: Ops, value: ir.Value, by: int) -> ir.Value:
+    """Move [N, L] along its last axis; what comes in cannot happen."""
+    never = op.constant(np.asarray(_LOG_ZERO, np.float32))
+    return op.Pad(value, op.ints(0, by, 0, -by), never)
+
+
+def _three(op: Ops, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """log(exp a + exp b + exp c)."""
+    top = op.Max(a, b, c)
+    parts = [op.Exp(op.Sub(value, top)) for value in (a, b, c)]
+    return op.Add(top, op.Log(op.Add(op.Add(parts[0], parts[1]), parts[2])))
+
+
+def _scan(
+    op: Ops,
+    body: Body,
+    start: ir.Value,
+    seen: ir.Value,
+    active: ir.Value,
+    jump: ir.Value,
+    *,
+    reverse: bool,
+) -> ir.Value:
+    """Run a recursion over the steps; return its second result at every step, [T, N, L]."""
+    stem = op.fresh_name("recursion")
+    state = ir.val(f"{stem}/state", dtype=ir.DataType.FLOAT)
+    table = ir.val(f"{stem}/jump", dtype=ir.DataType.FLOAT)
+    now = ir.val(f"{stem}/seen", dtype=ir.DataType.FLOAT)
+    counts = ir.val(f"{stem}/active", dtype=ir.DataType.BOOL)
+    graph = ir.Graph(
+        [state, table, now, counts], [], nodes=[], opset_imports={"": op.opset}, name=stem
+    )
+    inner = Ops(graph, f"{stem}/")
+    new, out = body(inner, state, now, counts, table)
+    graph.outputs.extend([new, inner.Identity(table), out])
+    _, _, results = op.emit(
+        "Scan",
+        [start, jump, seen, active],
+        outputs=3,
+        body=graph,
+        num_scan_inputs=2,
+        scan_input_directions=[int(reverse)] * 2,
+        scan_output_directions=[int(reverse)],
+    )
+    return results

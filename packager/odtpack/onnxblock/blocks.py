@@ -1,0 +1,338 @@
+"""Building blocks: one operator each, or a few."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.errors import OdtpackError
+from odtpack.onnxblock.bases import current
+from odtpack.onnxblock.block import Block
+
+__all__ = [
+    "Abs",
+    "Add",
+    "Block",
+    "Cast",
+    "Clip",
+    "Constant",
+    "Div",
+    "InputLike",
+    "LabelEncoder",
+    "Linear",
+    "Log",
+    "Mul",
+    "Neg",
+    "PassThrough",
+    "Pow",
+    "ReduceAllL2",
+    "ReduceMean",
+    "ReduceSum",
+    "SequenceConstruct",
+    "Sigmoid",
+    "Sub",
+]
+
+
+class _Binary(Block):
+    _op_type: ClassVar[str]
+
+    def build(self, input_name1: str, input_name2: str) -> str:
+        """Write the node; the inputs broadcast."""
+        names = [input_name1, input_name2]
+        return self._write(names, lambda op, values: op.emit(self._op_type, values))[0]
+
+
+class Add(_Binary):
+    """Sum of two values."""
+
+    _op_type = "Add"
+
+
+class Sub(_Binary):
+    """Difference of two values."""
+
+    _op_type = "Sub"
+
+
+class Mul(_Binary):
+    """Product of two values."""
+
+    _op_type = "Mul"
+
+
+class Div(_Binary):
+    """Quotient of two values."""
+
+    _op_type = "Div"
+
+
+class _Unary(Block):
+    _op_type: ClassVar[str]
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        self._attributes = attributes
+
+    def build(self, input_name: str) -> str:
+        """Write the node."""
+        return self._write(
+            [input_name], lambda op, values: op.emit(self._op_type, values, **self._attributes)
+        )[0]
+
+
+class Sigmoid(_Unary):
+    """1 / (1 + exp(-x))."""
+
+    _op_type = "Sigmoid"
+
+
+class Log(_Unary):
+    """Natural logarithm."""
+
+    _op_type = "Log"
+
+
+class Neg(_Unary):
+    """-x."""
+
+    _op_type = "Neg"
+
+
+class Abs(_Unary):
+    """|x|; its slope at 0 is 0."""
+
+    _op_type = "Abs"
+
+
+class ReduceMean(_Unary):
+    """Mean over all axes, which keep length 1 unless ``keepdims`` is false."""
+
+    _op_type = "ReduceMean"
+
+    def __init__(self, keepdims: bool = True) -> None:
+        super().__init__(keepdims=int(keepdims))
+
+
+class ReduceSum(_Unary):
+    """Sum over all axes, which keep length 1 unless ``keepdims`` is false."""
+
+    _op_type = "ReduceSum"
+
+    def __init__(self, keepdims: bool = True) -> None:
+        super().__init__(keepdims=int(keepdims))
+
+
+class Pow(Block):
+    """x^exponent."""
+
+    def __init__(self, exponent: float) -> None:
+        super().__init__()
+        self._exponent = exponent
+
+    def build(self, pow_input_name: str) -> str:
+        """Write the node."""
+        return self._write([pow_input_name], lambda op, x: [op.Pow(x[0], self._exponent)])[0]
+
+
+class Constant(Block):
+    """A float32 scalar."""
+
+    def __init__(self, value_float: float) -> None:
+        super().__init__()
+        self._value = value_float
+
+    def build(self) -> str:
+        """Store the number; return its name."""
+        return self._write([], lambda op, _: [op.constant(np.float32(self._value))])[0]
+
+
+class SequenceConstruct(Block):
+    """A sequence of tensors."""
+
+    def build(self, *sequence_input_names: str) -> str:
+        """Write the node."""
+        return self._write(
+            sequence_input_names, lambda op, values: op.emit("SequenceConstruct", values)
+        )[0]
+
+
+class ReduceAllL2(Block):
+    """Square root of the sum of the squares of all elements of all inputs; slope 0 at 0."""
+
+    def build(self, *reduce_node_input_names: str) -> str:
+        """Write the nodes; the result is a scalar."""
+        return self._write(
+            reduce_node_input_names,
+            lambda op, values: [
+                op.ReduceL2(
+                    op.Concat(*(op.reshape(value, -1) for value in values), axis=0), keepdims=0
+                )
+            ],
+        )[0]
+
+
+class Clip(Block):
+    """Limit elements to ``clip_min`` and ``clip_max``, each of which may be None."""
+
+    def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
+        super().__init__()
+        self._bounds = [clip_min, clip_max]
+
+    def build(self, clip_input_name: str) -> str:
+        """Write the node."""
+        bounds = self._bounds if self._bounds[1] is not None else self._bounds[:1]
+        bounds = bounds if any(bound is not None for bound in bounds) else []
+        return self._write([clip_input_name], lambda op, x: [op.Clip(x[0], *bounds)])[0]
+
+
+class PassThrough(Block):
+    """Nothing: the results are the inputs."""
+
+    def build(self, *input_names: str) -> tuple[str, ...]:
+        """Return the names."""
+        return input_names
+
+
+class InputLike(Block):
+    """A graph input with type and shape of another value."""
+
+    def __init__(self, like: str) -> None:
+        super().__init__()
+        self._like = like
+
+    def build(self, input_name: str | None = None) -> str:
+        """Add the input.
+
+        Args:
+            input_name: Its name; one is made up if None.
+
+        Raises:
+            OdtpackError: ``like`` names nothing (also a ``LookupError``), or the name is
+                taken.
+        """
+        accessor = current("InputLike")
+        model = accessor.value(self._like, "InputLike")
+        name = input_name or accessor.fresh_name("input")
+        return accessor.add_input(ir.Value(name=name, type=model.type, shape=model.shape))
+
+
+class LabelEncoder(Block):
+    """Replaces keys by values: ``ai.onnx.ml`` LabelEncoder, through which no gradient flows.
+
+    Args:
+        default_float: Value of unknown keys where values are floats.
+        default_int64: The same where they are integers.
+        default_string: The same where they are text.
+        keys_floats: Keys, or
+        keys_int64s: keys, or
+        keys_strings: keys.
+        values_floats: As many values, or
+        values_int64s: values, or
+        values_strings: values.
+    """
+
+    def __init__(
+        self,
+        default_float: float = 0.0,
+        default_int64: int = -1,
+        default_string: str = "_Unused",
+        keys_floats: Sequence[float] | None = None,
+        keys_int64s: Sequence[int] | None = None,
+        keys_strings: Sequence[str] | None = None,
+        values_floats: Sequence[float] | None = None,
+        values_int64s: Sequence[int] | None = None,
+        values_strings: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._attributes: dict[str, Any] = {
+            "default_float": default_float,
+            "default_int64": default_int64,
+            "default_string": default_string,
+            "keys_floats": keys_floats,
+            "keys_int64s": keys_int64s,
+            "keys_strings": keys_strings,
+            "values_floats": values_floats,
+            "values_int64s": values_int64s,
+            "values_strings": values_strings,
+        }
+
+    def build(self, label_encoder_input_name: str) -> str:
+        """Write the node."""
+        current("LabelEncoder").import_domain("ai.onnx.ml", 2)
+        return self._write(
+            [label_encoder_input_name],
+            lambda op, values: op.emit(
+                "LabelEncoder", values, domain="ai.onnx.ml", **self._attributes
+            ),
+        )[0]
+
+
+class Cast(Block):
+    """Another element type: a member of ``onnx.TensorProto.DataType``."""
+
+    def __init__(self, to: int) -> None:
+        super().__init__()
+        self._to = int(to)
+
+    def build(self, cast_input_name: str) -> str:
+        """Write the node."""
+        return self._write([cast_input_name], lambda op, x: [op.Cast(x[0], to=self._to)])[0]
+
+
+class Linear(Block):
+    """alpha x W + beta b, with new initializers ``linear.weight`` [in, out] and ``linear.bias``.
+
+    They are drawn evenly from +-1 / sqrt(in), as in PyTorch, by a generator that is seeded
+    with their names: the same model starts from the same values. A second layer of a model
+    is ``linear_2``, and so on.
+
+    Args:
+        in_features: Length of the last axis of x [N, in].
+        out_features: Length of the last axis of the result [N, out].
+        bias: Whether there is a b.
+        alpha: Factor of the product.
+        beta: Factor of the bias.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if size < 1:
+                raise OdtpackError("bad-size", f"{name} is {size}; it must be 1 or more")
+        self._shapes: dict[str, tuple[int, ...]] = {"weight": (in_features, out_features)}
+        if bias:
+            self._shapes |= {"bias": (out_features,)}
+        self._factors: dict[str, Any] = {"alpha": float(alpha), "beta": float(beta)}
+        self._bound = 1 / math.sqrt(in_features)
+
+    def build(self, linear_input_name: str) -> str:
+        """Add the initializers and write the node."""
+        accessor = current("Linear")
+        layer = accessor.fresh_name("linear")
+        names = []
+        for part, shape in self._shapes.items():
+            name = accessor.fresh_name(f"{layer}.{part}")
+            random = np.random.default_rng(zlib.crc32(name.encode()))
+            values = random.uniform(-self._bound, self._bound, shape).astype(np.float32)
+            accessor.model.graph.initializer.append(
+                ir.serde.serialize_tensor(ir.tensor(values, name=name))
+            )
+            names.append(name)
+        return accessor.write(
+            layer,
+            [linear_input_name, *names],
+            lambda op, values: op.emit("Gemm", values, **self._factors),
+        )[0]

@@ -1,0 +1,237 @@
+"""Blocks that make whole models: forward models, and training models with their gradients."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Self
+
+import onnx
+import onnx_ir as ir
+
+from odtpack import targets
+from odtpack.attach import LossInfo
+from odtpack.errors import OdtpackError
+from odtpack.loading import load_model
+from odtpack.onnxblock.accessor import ModelAccessor
+from odtpack.onnxblock.bases import base, current
+from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.loss import Loss
+from odtpack.passes import stop_gradient
+from odtpack.training import Graphs, Recipe, build_graphs
+
+Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
+
+
+class ForwardBlock(Block):
+    """A block whose results become the outputs of a model."""
+
+    _model: onnx.ModelProto | None = None
+
+    @abc.abstractmethod
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the model; return the names of its outputs."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the model into the open base.
+
+        Returns:
+            What :meth:`build` returns.
+
+        Raises:
+            OdtpackError: There is no open base, the model is invalid, or a result does not
+                exist.
+        """
+        output = super().__call__(*args, **kwargs)
+        who = type(self).__name__
+        accessor = current(who)
+        set_outputs(accessor, result_names(output, who), who)
+        model = ir.from_proto(accessor.model)
+        stop_gradient.lower(model.graph)
+        targets.stamp(model)
+        self._model = ir.to_proto(model)
+        return output
+
+    def to_model_proto(self) -> onnx.ModelProto:
+        """The model.
+
+        Raises:
+            OdtpackError: The block has not been called yet.
+        """
+        if self._model is None:
+            raise _not_built("model")
+        return self._model
+
+
+class TrainingBlock(Block):
+    """A block whose first result is a loss; its gradients are taken when it is called."""
+
+    _requires_grad: dict[str, bool]
+    _graphs: Graphs | None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make the block; its state is there even if a subclass forgets ``super().__init__()``."""
+        block = super().__new__(cls)
+        block._requires_grad, block._graphs = {}, None
+        return block
+
+    @abc.abstractmethod
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the forward model and its loss.
+
+        Returns:
+            Name of the loss, a scalar; or a tuple of it and the names of further values
+            that the training and evaluation models return.
+        """
+
+    def requires_grad(self, argument_name: str, value: bool = True) -> None:
+        """Ask for the gradient of a parameter or input, or freeze a parameter.
+
+        Args:
+            argument_name: Name of an initializer, or of a float32 graph input.
+            value: False for a parameter that becomes an input without a gradient.
+                Initializers that are never named stay constants inside the models.
+        """
+        self._requires_grad[argument_name] = bool(value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the model into the open base and differentiate it.
+
+        The base then holds the training model.
+
+        Returns:
+            What :meth:`build` returns.
+
+        Raises:
+            OdtpackError: There is no open base; the model is invalid; the loss is no scalar;
+                a parameter does not exist or is not reached; an operator has no gradient.
+        """
+        output = super().__call__(*args, **kwargs)
+        who = type(self).__name__
+        accessor = current(who)
+        results = result_names(output, who)
+        set_outputs(accessor, results, who)
+        model = load_model(accessor.model)
+        inputs = {value.name for value in model.graph.inputs}
+        chosen = {
+            wanted: tuple(n for n, value in self._requires_grad.items() if value is wanted)
+            for wanted in (True, False)
+        }
+        recipe = Recipe(
+            tuple(name for name in chosen[True] if name not in inputs),
+            chosen[False],
+            None,
+            results[:1],
+            results[1:],
+            attached=loss_info(accessor, self),
+            input_gradients=tuple(name for name in chosen[True] if name in inputs),
+        )
+        self._graphs = build_graphs(model, recipe)
+        accessor.replace(ir.to_proto(self._graphs.training))
+        return output
+
+    def parameters(self) -> Parameters:
+        """Trainable parameters and all others that became inputs.
+
+        Raises:
+            OdtpackError: The block has not been called yet.
+        """
+        if self._graphs is None:
+            raise _not_built("training model")
+        return parameters(self._graphs)
+
+    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """The training model and the evaluation model.
+
+        Raises:
+            OdtpackError: The block has not been called yet.
+        """
+        if self._graphs is None:
+            raise _not_built("training model")
+        return ir.to_proto(self._graphs.training), ir.to_proto(self._graphs.evaluation)
+
+
+def parameters(graphs: Graphs) -> Parameters:
+    """Trainable parameters of a training model, and all others that became inputs."""
+    found: Parameters = ([], [])
+    for parameter in graphs.parameters:
+        proto = ir.serde.serialize_tensor(parameter.tensor)
+        proto.name = parameter.name
+        found[parameter.role != "trainable"].append(proto)
+    return found
+
+
+def attach_block(
+    model: ir.Model, block: Block, names: Sequence[str]
+) -> tuple[ir.Model, tuple[str, ...], LossInfo]:
+    """Let a block write a loss behind a model.
+
+    Args:
+        model: As :func:`odtpack.loading.load_model` returns it.
+        block: Called with ``names``; its first result is the loss.
+        names: Values of the model.
+
+    Returns:
+        The model with the loss; names of the results; what is known of the loss.
+
+    Raises:
+        OdtpackError: A base is open already, or the block wrote an invalid model.
+    """
+    who = type(block).__name__
+    with base(ir.to_proto(model)) as accessor:
+        results = result_names(block(*names), who)
+        kept = [output.name for output in accessor.model.graph.output]
+        set_outputs(accessor, [*results, *(name for name in kept if name not in results)], who)
+        return load_model(accessor.model), results, loss_info(accessor, block)
+
+
+def loss_info(accessor: ModelAccessor, block: Block) -> LossInfo:
+    """What a package says of a loss that blocks wrote."""
+    labels = list(accessor.label_metadata.values())
+    metadata = labels[0] if len(labels) == 1 else {}
+    name, options = "custom", {}
+    if isinstance(block, Loss):
+        name, options = block.loss.name, block.loss.settings()
+    return LossInfo(name, options, dict(accessor.targets), metadata)
+
+
+def result_names(output: Any, who: str) -> tuple[str, ...]:
+    """Names that a block returned.
+
+    Raises:
+        OdtpackError: It returned something else, or a name twice.
+    """
+    names = (output,) if isinstance(output, str) else output
+    if not isinstance(names, list | tuple) or not names or not _are_names(names):
+        raise OdtpackError(
+            "bad-block-result",
+            f"{who} returned {output!r}; build must return a name, or a tuple of names",
+            hint="return what the last block returned",
+        )
+    if len(set(names)) < len(names):
+        raise OdtpackError("named-twice", f"{who} returned a name twice: {', '.join(names)}")
+    return tuple(names)
+
+
+def _are_names(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) and value for value in values)
+
+
+def set_outputs(accessor: ModelAccessor, names: Sequence[str], who: str) -> None:
+    """Make values the outputs of the base model.
+
+    Raises:
+        OdtpackError: One does not exist (also a ``LookupError``).
+    """
+    outputs = [accessor.info(name, who) for name in names]
+    graph = accessor.model.graph
+    del graph.output[:]
+    graph.output.extend(outputs)
+
+
+def _not_built(what: str) -> OdtpackError:
+    return OdtpackError(
+        "not-built",
+        f"the {what} has not been built yet",
+        hint="call the block first: with onnxblock.base(model): block(*names)",
+    )

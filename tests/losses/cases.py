@@ -1,0 +1,271 @@
+"""Losses with their options, data, and the same in PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from tests.losses.harness import TorchLoss
+
+SHAPES = {"vector": (6, 5), "sequence": (3, 5, 4), "image": (2, 5, 3, 4)}
+WEIGHT = (0.5, 2.0, 0.0, 1.25, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A loss with options, the inputs of its predictions, its targets, and the oracle."""
+
+    name: str
+    options: Mapping[str, object]
+    xs: tuple[np.ndarray, ...]
+    targets: tuple[np.ndarray, ...]
+    oracle: TorchLoss
+
+
+def normal(*shape: int, seed: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def labels(shape: tuple[int, ...], ignored: int | None = None) -> np.ndarray:
+    random = np.random.default_rng(2)
+    found = random.integers(0, shape[1], (shape[0], *shape[2:]))
+    if ignored is not None:
+        found[random.random(found.shape) < 0.3] = ignored
+        found.flat[0], found.flat[1] = ignored, 1
+    return found
+
+
+def probabilities(*shape: int) -> np.ndarray:
+    """Over axis 1, some of them 0."""
+    p = np.exp(normal(*shape, seed=5))
+    p[:, 0] = 0
+    return p / p.sum(1, keepdims=True)
+
+
+def _classification() -> dict[str, Case]:
+    cases = {}
+    for shape_name, shape in SHAPES.items():
+        for label, options in {
+            "plain": {},
+            "sum": {"reduction": "sum"},
+            "weight": {"weight": WEIGHT},
+            "weight-sum": {"weight": WEIGHT, "reduction": "sum"},
+            "ignore": {"ignore_index": -100},
+            "ignore-class": {"ignore_index": 2, "weight": WEIGHT},
+            "ignore-sum": {"ignore_index": -1, "reduction": "sum"},
+            "smooth": {"label_smoothing": 0.1},
+            "smooth-sum": {"label_smoothing": 0.1, "reduction": "sum", "weight": WEIGHT},
+            "all": {"weight": WEIGHT, "ignore_index": -7, "label_smoothing": 0.3},
+        }.items():
+            ignored = options.get("ignore_index")
+
+            def cross_entropy(
+                y: torch.Tensor, t: torch.Tensor, options: dict[str, object] = options
+            ) -> torch.Tensor:
+                given = dict(options)
+                if "weight" in given:
+                    given["weight"] = torch.tensor(given["weight"]).double()
+                return F.cross_entropy(y, t, **given)
+
+            target = labels(shape, ignored)
+            cases[f"cross_entropy-{label}-{shape_name}"] = Case(
+                "cross_entropy", options, (normal(*shape),), (target,), cross_entropy
+            )
+            if "label_smoothing" in options:
+                continue
+
+            def nll(
+                y: torch.Tensor, t: torch.Tensor, options: dict[str, object] = options
+            ) -> torch.Tensor:
+                given = dict(options)
+                if "weight" in given:
+                    given["weight"] = torch.tensor(given["weight"]).double()
+                return F.nll_loss(y, t, **given)
+
+            cases[f"nll-{label}-{shape_name}"] = Case(
+                "nll", options, (normal(*shape),), (target,), nll
+            )
+    return cases
+
+
+def _elementwise() -> dict[str, Case]:
+    cases = {}
+    weight, pos_weight = np.abs(normal(4, seed=8)), np.abs(normal(3, 1, seed=9)) * 3
+    for shape_name, shape in SHAPES.items():
+        x, target = (normal(*shape),), (normal(*shape, seed=4) * 2,)
+        for reduction in ("mean", "sum"):
+            how = {"reduction": reduction}
+            for name, options, oracle in (
+                ("mse", {}, F.mse_loss),
+                ("l1", {}, F.l1_loss),
+                ("huber", {}, F.huber_loss),
+                ("huber", {"delta": 0.3}, F.huber_loss),
+                ("smooth_l1", {}, F.smooth_l1_loss),
+                ("smooth_l1", {"beta": 2.5}, F.smooth_l1_loss),
+            ):
+                given = how | options
+
+                def run(
+                    y: torch.Tensor,
+                    t: torch.Tensor,
+                    oracle: TorchLoss = oracle,
+                    given: dict[str, object] = given,
+                ) -> torch.Tensor:
+                    return oracle(y, t, **given)
+
+                key = "-".join([name, reduction, *map(str, options), shape_name])
+                cases[key] = Case(name, given, x, target, run)
+        share = (np.random.default_rng(7).random(shape, np.float32),)
+        for label, options in {
+            "plain": {},
+            "sum": {"reduction": "sum"},
+            "pos_weight": {"pos_weight": 3.0},
+            "weight": {"weight": 0.25, "reduction": "sum"},
+        }.items():
+            cases[f"bce_with_logits-{label}-{shape_name}"] = Case(
+                "bce_with_logits", options, x, share, _bce(options)
+            )
+    arrays = {"weight": weight, "pos_weight": pos_weight}
+    share = (np.random.default_rng(7).random((2, 3, 4), np.float32),)
+    cases["bce_with_logits-arrays"] = Case(
+        "bce_with_logits", arrays, (normal(2, 3, 4),), share, _bce(arrays)
+    )
+    return cases
+
+
+def _bce(options: Mapping[str, object]) -> TorchLoss:
+    given = {
+        key: value if key == "reduction" else torch.as_tensor(value).double()
+        for key, value in options.items()
+    }
+
+    def run(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(y, t, **given)
+
+    return run
+
+
+def kl(y: torch.Tensor, q: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Mean divergence of the rows of [N, C], from probabilities that already are tempered."""
+    log_p = F.log_softmax(y / temperature, 1)
+    return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
+
+
+def _distillation() -> dict[str, Case]:
+    cases = {}
+    for temperature in (1.0, 4.0):
+
+        def rows(
+            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            flat = [v.movedim(1, -1).reshape(-1, y.shape[1]) for v in (y, t)]
+            return flat[0], flat[1]
+
+        def from_logits(
+            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
+        ) -> torch.Tensor:
+            y, t = rows(y, t)
+            return kl(y, F.softmax(t / temperature, 1), temperature)
+
+        def from_probabilities(
+            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
+        ) -> torch.Tensor:
+            y, t = rows(y, t)
+            power = t ** (1 / temperature)
+            return kl(y, power / power.sum(1, keepdim=True), temperature)
+
+        for shape_name, shape in SHAPES.items():
+            key = f"{temperature:g}-{shape_name}"
+            options = {"temperature": temperature}
+            cases[f"kl_div-logits-{key}"] = Case(
+                "kl_div", options, (normal(*shape),), (normal(*shape, seed=6) * 2,), from_logits
+            )
+            cases[f"kl_div-probabilities-{key}"] = Case(
+                "kl_div",
+                options | {"teacher": "probabilities"},
+                (normal(*shape),),
+                (probabilities(*shape),),
+                from_probabilities,
+            )
+
+    def mixed(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        soft = kl(y, F.softmax(t / 3, 1), 3)
+        return 0.7 * soft + 0.3 * F.cross_entropy(y, labels, ignore_index=-1)
+
+    shape = SHAPES["vector"]
+    cases["distillation"] = Case(
+        "distillation",
+        {"alpha": 0.7, "temperature": 3.0, "ignore_index": -1},
+        (normal(*shape),),
+        (labels(shape, -1), normal(*shape, seed=6)),
+        mixed,
+    )
+    return cases
+
+
+def _metric() -> dict[str, Case]:
+    cases = {}
+    three = tuple(normal(8, 6, seed=seed) for seed in (1, 2, 3))
+    for label, options in {
+        "plain": {},
+        "sum": {"reduction": "sum", "margin": 0.5},
+        "norm-1": {"p": 1, "margin": 2.0},
+        "swap": {"swap": True},
+    }.items():
+
+        def triplet(*y: torch.Tensor, options: dict[str, object] = options) -> torch.Tensor:
+            return F.triplet_margin_loss(*y, **options)
+
+        cases[f"triplet_margin-{label}"] = Case("triplet_margin", options, three, (), triplet)
+    together = np.array([1, 0, 0, 1, 1, 0, 0, 1], np.float32)
+
+    def contrastive(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        d = F.pairwise_distance(a, b)
+        return (t * d**2 + (1 - t) * F.relu(4 - d) ** 2).mean()
+
+    cases["contrastive"] = Case("contrastive", {"margin": 4.0}, three[:2], (together,), contrastive)
+    for normalize in (True, False):
+        for symmetric in (True, False):
+
+            def info_nce(
+                q: torch.Tensor,
+                k: torch.Tensor,
+                normalize: bool = normalize,
+                symmetric: bool = symmetric,
+            ) -> torch.Tensor:
+                if normalize:
+                    q, k = F.normalize(q), F.normalize(k)
+                logits = q @ k.T / 0.5
+                own = torch.arange(len(q))
+                forth = F.cross_entropy(logits, own)
+                return (forth + F.cross_entropy(logits.T, own)) / 2 if symmetric else forth
+
+            label = f"info_nce{'-normalize' * normalize}{'-symmetric' * symmetric}"
+            options = {"temperature": 0.5, "normalize": normalize, "symmetric": symmetric}
+            cases[label] = Case("info_nce", options, three[:2], (), info_nce)
+    return cases
+
+
+CTC_LABELS = np.array([[1, 1, 2, 0], [2, 3, 0, 0], [3, 3, 3, 1]])
+"""Repeated labels; what lies behind a length does not count."""
+CTC_LENGTHS = np.array([9, 7, 8]), np.array([3, 2, 4])
+
+
+def ctc_case(reduction: str = "mean", blank: int = 0, layout: str = "TNC") -> Case:
+    """Nine steps of five classes for three samples."""
+    options = {"reduction": reduction, "blank": blank, "layout": layout}
+    found = CTC_LABELS if blank == 0 else CTC_LABELS.clip(0, 3)
+    x = normal(*((9, 3, 5) if layout == "TNC" else (3, 9, 5)))
+
+    def oracle(y: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
+        log_p = F.log_softmax(y if layout == "TNC" else y.transpose(0, 1), 2)
+        return F.ctc_loss(log_p, *targets, blank=blank, reduction=reduction)
+
+    return Case("ctc", options, (x,), (found, *CTC_LENGTHS), oracle)
+
+
+CASES = _classification() | _elementwise() | _distillation() | _metric() | {"ctc": ctc_case()}

@@ -1,0 +1,134 @@
+"""Trains on any loss: parameters are added to what the loss reads, so its gradient is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import torch
+
+from odtpack import optimizers
+from odtpack.build import build_package
+from odtpack_runtime.manifest import Manifest
+from tests.packaging_tools import open_training
+
+RATE = 0.1
+TorchLoss = Callable[..., torch.Tensor]
+
+
+def shifted(
+    shapes: Sequence[Sequence[int]],
+    opset: int = 17,
+    values: Sequence[np.ndarray] | None = None,
+    batch: str = "N",
+) -> onnx.ModelProto:
+    """y0 = x0 + s0, y1 = x1 + s1, ...: each s a parameter of the shape of one sample."""
+    samples = [tuple(shape[1:]) for shape in shapes]
+    dims = [", ".join([batch, *map(str, sample)]) for sample in samples]
+    inputs = ", ".join(f"float[{d}] x{i}" for i, d in enumerate(dims))
+    outputs = ", ".join(f"float[{d}] y{i}" for i, d in enumerate(dims))
+    nodes = " ".join(f"y{i} = Add(x{i}, s{i})" for i in range(len(dims)))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> '
+        f"shifted ({inputs}) => ({outputs}) {{{nodes}}}"
+    )
+    random = np.random.default_rng(1)
+    given = values or [random.standard_normal(sample) for sample in samples]
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value.astype(np.float32), f"s{i}")
+        for i, value in enumerate(given)
+    )
+    return model
+
+
+def package(
+    folder: Path, model: onnx.ModelProto, name: str, options: Mapping[str, object], **more: Any
+) -> Manifest:
+    """A package that trains every parameter of a model with SGD."""
+    return build_package(
+        model, folder, loss=name, loss_options=options, optimizer=optimizers.SGD(), **more
+    )
+
+
+def options(optimized: bool) -> onnxruntime.SessionOptions:
+    """Session options with ONNX Runtime's graph optimizations on or off."""
+    found = onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    found.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    return found
+
+
+def check(
+    folder: Path,
+    name: str,
+    loss_options: Mapping[str, object],
+    xs: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    oracle: TorchLoss,
+    *,
+    opset: int = 17,
+    optimized: bool = True,
+    steps: int = 10,
+    rtol: float = 2e-5,
+    atol: float = 2e-6,
+) -> None:
+    """Ten steps of SGD side by side with PyTorch in float64: losses, gradients, parameters.
+
+    Args:
+        folder: For the package.
+        name: Name of the loss.
+        loss_options: Its options.
+        xs: Inputs of :func:`shifted`.
+        targets: Target inputs.
+        oracle: The same loss in PyTorch, of predictions, then targets.
+        opset: Opset of the model.
+        optimized: Whether ONNX Runtime optimizes the graphs.
+        steps: How many steps.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+    """
+    package(folder, shifted([x.shape for x in xs], opset), name, loss_options)
+    state, module, optimizer = open_training(folder, options(optimized))
+    optimizer.set_learning_rate(RATE)
+    shifts = [
+        torch.from_numpy(state.parameters[f"s{i}"].data.astype(np.float64)).requires_grad_()
+        for i in range(len(xs))
+    ]
+    inputs = [torch.from_numpy(x).double() for x in xs]
+    wanted = [torch.from_numpy(t) for t in targets]
+    wanted = [t.double() if t.is_floating_point() else t for t in wanted]
+    torch_optimizer = torch.optim.SGD(shifts, lr=RATE)
+    for step in range(steps):
+        loss = module(*xs, *targets)
+        torch_optimizer.zero_grad()
+        # The sum is rounded to float32, as in the model: the loss is judged, not the addition.
+        predictions = []
+        for x, shift in zip(inputs, shifts, strict=True):
+            y = x + shift
+            predictions.append(y + (y.detach().float() - y.detach()))
+        reference = oracle(*predictions, *wanted)
+        reference.backward()
+        message = f"step {step}"
+        assert loss.shape == ()
+        assert loss.dtype == np.float32
+        np.testing.assert_allclose(loss, reference.item(), rtol=rtol, atol=atol, err_msg=message)
+        for i, shift in enumerate(shifts):
+            gradient = shift.grad.numpy()
+            assert np.isfinite(gradient).all()
+            np.testing.assert_allclose(
+                state.parameters[f"s{i}"].grad, gradient, rtol=rtol, atol=atol, err_msg=message
+            )
+        optimizer.step()
+        module.lazy_reset_grad()
+        torch_optimizer.step()
+    for i, shift in enumerate(shifts):
+        np.testing.assert_allclose(
+            state.parameters[f"s{i}"].data, shift.detach().numpy(), rtol=rtol, atol=10 * atol
+        )
+    final = oracle(*(x + s for x, s in zip(inputs, shifts, strict=True)), *wanted).item()
+    np.testing.assert_allclose(module.eval()(*xs, *targets), final, rtol=10 * rtol, atol=10 * atol)

@@ -1,0 +1,242 @@
+"""Losses with several predictions and targets in recipes, manifests and the runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack.losses import LOSSES, make_loss, parse_options
+from odtpack_runtime.data import load_dataset
+from odtpack_runtime.manifest import LossName, Manifest
+from tests.losses.cases import CASES, normal
+from tests.losses.harness import package, shifted
+from tests.packaging_tools import open_training
+from tests.training.forward import contents, names
+
+
+def refused(code: str, *words: str) -> pytest.RaisesExc[OdtpackError]:
+    """The error that a block of code must end in."""
+
+    def fits(error: OdtpackError) -> bool:
+        return error.code == code and all(word in str(error) for word in words)
+
+    return pytest.RaisesExc(OdtpackError, check=fits)
+
+
+# What a package says of its loss
+
+
+def test_labels_and_their_options(tmp_path: Path) -> None:
+    options = {"weight": np.array([1, 2, 3]), "ignore_index": -100}
+    manifest = package(tmp_path, shifted([(4, 3)]), "cross_entropy", options)
+    assert manifest.loss == "cross_entropy"
+    assert manifest.loss_options == {
+        "reduction": "mean",
+        "weight": [1.0, 2.0, 3.0],
+        "ignore_index": -100,
+        "label_smoothing": 0.0,
+    }
+    labels = manifest.inputs[1]
+    assert (labels.name, labels.role, labels.dtype) == ("labels", "labels", "int64")
+    assert (labels.class_count, labels.ignore_index) == (3, -100)
+    assert (manifest.class_count, manifest.ignored_label) == (3, -100)
+    for name in ("training", "eval"):
+        model = onnx.load(tmp_path / f"{name}_model.onnx")
+        found = {entry.key: entry.value for entry in model.metadata_props}
+        assert found["odtpack.class_count"] == "3"
+        assert found["odtpack.ignore_index"] == "-100"
+    assert Manifest.from_json((tmp_path / "manifest.json").read_bytes(), "m") == manifest
+
+
+def test_the_runtime_checks_labels_but_the_ignored_one(tmp_path: Path) -> None:
+    manifest = package(
+        tmp_path / "package", shifted([(4, 3)]), "cross_entropy", {"ignore_index": 255}
+    )
+    _, module, _ = open_training(tmp_path / "package")
+    x = normal(4, 3)
+    assert np.isfinite(module(x, np.array([0, 255, 2, 255])))
+    with refused("label-out-of-range", "254"):
+        module(x, np.array([0, 254, 2, 255]))
+    np.savez(tmp_path / "data.npz", x0=x, labels=np.array([0, 255, 2, 255]))
+    given = {"class_count": manifest.class_count, "ignored_label": manifest.ignored_label}
+    assert load_dataset(tmp_path / "data.npz", manifest.input_specs(), **given)
+    with refused("label-out-of-range", "255"):
+        load_dataset(tmp_path / "data.npz", manifest.input_specs(), class_count=3)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES.values() if case.name == name)
+    manifest = package(tmp_path, shifted([x.shape for x in case.xs]), name, case.options)
+    data = [(f"x{i}", "data") for i in range(len(case.xs))]
+    targets = {
+        "cross_entropy": [("labels", "labels")],
+        "nll": [("labels", "labels")],
+        "distillation": [("labels", "labels"), ("target", "target")],
+        "triplet_margin": [],
+        "info_nce": [],
+        "ctc": [("labels", "labels"), ("input_lengths", "target"), ("target_lengths", "target")],
+    }.get(name, [("target", "target")])
+    assert [(item.name, item.role) for item in manifest.inputs] == data + targets
+    assert names(tmp_path / "training_model.onnx")[0][: len(data + targets)] == [
+        name for name, _ in data + targets
+    ]
+    assert manifest.loss == name
+    loss = make_loss(name, case.options)
+    assert json.loads(json.dumps(loss.settings())) == manifest.loss_options
+    assert make_loss(name, manifest.loss_options) == loss
+
+
+def test_the_schema_names_every_loss() -> None:
+    assert set(LossName.__args__) == {*LOSSES, "none", "custom"}
+
+
+# Which values a loss reads
+
+
+TOWERS = """
+<ir_version: 8, opset_import: ["" : 17]>
+towers (float[N, 4] a, float[N, 4] p, float[N, 4] n, float[N, 4] unused)
+    => (float[N, 4] other, float[N, 2] ea, float[N, 2] ep, float[N, 2] en)
+{ other = Neg(unused) ea = MatMul(a, w) ep = MatMul(p, w) en = MatMul(n, w) }
+"""
+
+
+def towers() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(TOWERS)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 2), "w"))
+    return model
+
+
+def test_predictions_are_named_in_order(tmp_path: Path) -> None:
+    package(tmp_path, towers(), "triplet_margin", {}, loss_inputs=["ea", "ep", "en"])
+    _, module, _ = open_training(tmp_path)
+    assert module.input_names() == ["a", "p", "n", "unused"]
+    a, p, n = normal(5, 4, seed=1), normal(5, 4, seed=2), normal(5, 4, seed=3)
+    w = normal(4, 2).astype(float)
+    d = [np.linalg.norm((a - b) @ w + 1e-6, axis=1) for b in (p, n)]
+    expected = np.maximum(d[0] - d[1] + 1, 0).mean()
+    assert float(module(a, p, n, n)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_targets_may_be_values_of_the_model(tmp_path: Path) -> None:
+    """A teacher that runs in the same graph, and labels as int32."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "both (float[N, 3] x, int32[N] classes) => (float[N, 3] student, float[N, 3] teacher) "
+        "{ student = Add(x, s) teacher = Mul(x, t) }"
+    )
+    for name in "st":
+        model.graph.initializer.append(onnx.numpy_helper.from_array(normal(3), name))
+    manifest = build_package(
+        model,
+        tmp_path,
+        loss="distillation",
+        loss_inputs=["student", "classes", "teacher"],
+        train=["s"],
+    )
+    assert [(item.name, item.role) for item in manifest.inputs] == [
+        ("x", "data"),
+        ("classes", "labels"),
+    ]
+    _, module, _ = open_training(tmp_path)
+    assert np.isfinite(module(normal(4, 3), np.array([0, 1, 2, 0], np.int32)))
+
+
+def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
+    with refused("too-few-loss-inputs", "anchor, positive, negative", "--loss-input"):
+        package(tmp_path / "a", towers(), "triplet_margin", {}, loss_inputs=["ea", "ep"])
+    with refused("too-few-loss-inputs", "has 1 outputs"):
+        package(tmp_path / "b", shifted([(4, 3)]), "info_nce", {})
+    with refused("too-many-loss-inputs", "prediction, target"):
+        package(tmp_path / "c", towers(), "mse", {}, loss_inputs=["ea", "ep", "en"])
+    with refused("prediction-shape", "'other', 'ea'"):
+        package(tmp_path / "d", towers(), "info_nce", {}, loss_inputs=["other", "ea"])
+    with refused("prediction-rank", "[N, D]"):
+        package(tmp_path / "e", shifted([(2, 3, 4)] * 2), "info_nce", {})
+    with refused("target-type", "INT64", "'ep'"):
+        package(tmp_path / "f", towers(), "cross_entropy", {}, loss_inputs=["ea", "ep"])
+    with refused("loss-not-scalar", "'mean' or 'sum'"):
+        package(tmp_path / "g", shifted([(4, 3)]), "mse", {"reduction": "none"})
+    whole = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (int64[N, 3] y) '
+        "{ z = Add(x, s) y = Cast <to = 7> (z) }"
+    )
+    whole.graph.initializer.append(onnx.numpy_helper.from_array(normal(3), "s"))
+    with refused("prediction-type", "INT64"):
+        build_package(whole, tmp_path / "h", loss="mse", train=["s"])
+    assert contents(tmp_path) == {}
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "word"),
+    [
+        ("mse", {"reduction": "max"}, "'mean' or 'sum'"),
+        ("huber", {"delta": 0}, "above 0"),
+        ("huber", {"delta": "wide"}, "number"),
+        ("huber", {"delta": True}, "number"),
+        ("smooth_l1", {"beta": float("nan")}, "number"),
+        ("cross_entropy", {"label_smoothing": 1.5}, "at most 1"),
+        ("cross_entropy", {"ignore_index": 1.5}, "whole number"),
+        ("cross_entropy", {"ignore_index": 2**70}, "whole number"),
+        ("cross_entropy", {"weight": 1.0}, "list of numbers"),
+        ("cross_entropy", {"weight": [1, -1]}, "0 or more"),
+        ("cross_entropy", {"weight": ["a", "b"]}, "list of numbers"),
+        ("bce_with_logits", {"pos_weight": [float("inf")]}, "0 or more"),
+        ("kl_div", {"teacher": "scores"}, "'logits' or 'probabilities'"),
+        ("kl_div", {"temperature": -1}, "above 0"),
+        ("distillation", {"alpha": 2}, "at most 1"),
+        ("triplet_margin", {"p": 3}, "1 or 2"),
+        ("triplet_margin", {"swap": 1}, "True or False"),
+        ("info_nce", {"temperature": 0}, "above 0"),
+    ],
+)
+def test_options_out_of_range(name: str, options: dict[str, object], word: str) -> None:
+    with refused("bad-loss-option", name, next(iter(options)), word):
+        make_loss(name, options)
+
+
+def test_options_that_do_not_exist() -> None:
+    with refused("unknown-loss-option", "'delta'", "reduction, weight, ignore_index"):
+        make_loss("cross_entropy", {"delta": 1})
+    with refused("unknown-loss", "hinge", "cross_entropy, mse"):
+        make_loss("hinge")
+
+
+def test_weights_must_fit_the_model(tmp_path: Path) -> None:
+    with refused("bad-loss-option", "weight", "each of the 3 classes"):
+        package(tmp_path, shifted([(4, 3)]), "cross_entropy", {"weight": [1, 2]})
+    for weight in ([1, 2], np.ones((1, 1, 3))):
+        with refused("bad-loss-option", "pos_weight", "[N, 3]"):
+            package(tmp_path, shifted([(4, 3)]), "bce_with_logits", {"pos_weight": weight})
+
+
+def test_options_as_people_type_them() -> None:
+    texts = ["weight=0.5,2,1", "ignore_index=-100", "label_smoothing=1", "reduction=sum"]
+    assert parse_options("cross_entropy", texts) == {
+        "weight": (0.5, 2, 1),
+        "ignore_index": -100,
+        "label_smoothing": 1.0,
+        "reduction": "sum",
+    }
+    assert parse_options("triplet_margin", ["swap=true", "margin=2", "p=1"]) == {
+        "swap": True,
+        "margin": 2.0,
+        "p": 1,
+    }
+    assert make_loss("cross_entropy", parse_options("cross_entropy", texts))
+    for text in ("weight", "=3"):
+        with refused("bad-loss-option", "label_smoothing=0.1"):
+            parse_options("cross_entropy", [text])
+    with refused("named-twice", "'p'"):
+        parse_options("triplet_margin", ["p=1", "p=2"])

@@ -1,0 +1,344 @@
+"""Training blocks: gradients of parameters and inputs, evaluation models, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch.nn import functional as F
+
+from odtpack import onnxblock, zoo
+from odtpack.errors import OdtpackError
+from odtpack_runtime import CheckpointState
+from tests.onnxblock.nets import Twin, batch, mlp, model_of, names, run, session, values
+from tests.packaging_tools import statistic_names, trainable_names
+
+BUFFER, OUT = "_grad.accumulation.buffer", "_grad.accumulation.out"
+
+
+class CrossEntropy(onnxblock.TrainingBlock):
+    """The loss, and the values that it is given."""
+
+    def __init__(self, *, more: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.loss = onnxblock.loss.CrossEntropyLoss()
+        self.more = more
+
+    def build(self, name: str) -> Any:
+        loss = self.loss(name)
+        return (loss, *self.more) if self.more else loss
+
+
+def trained(
+    model: onnx.ModelProto, block: onnxblock.TrainingBlock, *outputs: str, **wanted: bool
+) -> onnxblock.TrainingBlock:
+    for name in names(model):
+        block.requires_grad(name, wanted.get(name.replace(".", "_"), True))
+    with onnxblock.base(model):
+        block(*(outputs or ("output-0",)))
+    return block
+
+
+def inputs_and_outputs(model: onnx.ModelProto) -> tuple[list[str], list[str]]:
+    return [v.name for v in model.graph.input], [v.name for v in model.graph.output]
+
+
+# The models
+
+
+def test_inputs_and_outputs() -> None:
+    model, block = mlp(), CrossEntropy()
+    for name in names(model):
+        block.requires_grad(name)
+    with onnxblock.base(model):
+        loss = block("output-0")
+    parameters = names(model)
+    training, evaluation = block.to_model_proto()
+    assert inputs_and_outputs(training) == (
+        ["input-0", "labels", *parameters, *(p + BUFFER for p in parameters), "lazy_reset_grad"],
+        [loss, *(p + OUT for p in parameters)],
+    )
+    assert inputs_and_outputs(evaluation) == (["input-0", "labels", *parameters], [loss])
+    for each in (training, evaluation):
+        onnx.checker.check_model(each, full_check=True)
+        assert {node.domain for node in each.graph.node} == {""}
+
+
+def test_the_base_becomes_the_training_model() -> None:
+    block = CrossEntropy()
+    block.requires_grad("fc1.weight")
+    with onnxblock.base(mlp()) as accessor:
+        block("output-0")
+        assert accessor.model == block.to_model_proto()[0]
+        assert onnxblock.blocks.Neg()(accessor.model.graph.output[1].name)
+
+
+def test_additional_outputs() -> None:
+    model, block = mlp(), CrossEntropy(more=("output-0", "hidden"))
+    trained(model, block)
+    x, labels = batch(model), np.arange(7) % 5
+    feeds = {"input-0": x, "labels": labels} | values(model)
+    for each in block.to_model_proto():
+        results = run(each, feeds)
+        assert [*results][1:3] == ["output-0", "hidden"]
+        expected = Twin(model)(torch.from_numpy(x).double()).detach().numpy()
+        np.testing.assert_allclose(results["output-0"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_block_gives_the_same_bytes() -> None:
+    def build() -> list[bytes]:
+        block = trained(mlp(), CrossEntropy())
+        return [m.SerializeToString(deterministic=True) for m in block.to_model_proto()]
+
+    assert build() == build()
+
+
+# Parameters
+
+
+def test_parameters() -> None:
+    model = mlp()
+    block = trained(model, CrossEntropy(), fc1_weight=False, fc1_bias=False)
+    trainable, frozen = block.parameters()
+    assert [tensor.name for tensor in trainable] == ["fc2.weight", "fc2.bias"]
+    assert [tensor.name for tensor in frozen] == ["fc1.weight", "fc1.bias"]
+    given = values(model)
+    for tensor in (*trainable, *frozen):
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), given[tensor.name])
+
+
+def test_what_was_asked_for_last_counts() -> None:
+    block = CrossEntropy()
+    block.requires_grad("fc1.weight")
+    block.requires_grad("fc1.weight", False)
+    block.requires_grad("fc2.weight", False)
+    block.requires_grad("fc2.weight", True)
+    with onnxblock.base(mlp()):
+        block("output-0")
+    trainable, frozen = block.parameters()
+    assert [t.name for t in trainable] == ["fc2.weight"]
+    assert [t.name for t in frozen] == ["fc1.weight"]
+
+
+def test_before_the_block_is_called() -> None:
+    block = CrossEntropy()
+    for ask in (block.parameters, block.to_model_proto):
+        with pytest.raises(RuntimeError, match="has not been built yet") as caught:
+            ask()
+        assert caught.value.code == "not-built"  # type: ignore[attr-defined]
+
+
+def test_no_gradient_is_the_default() -> None:
+    block = CrossEntropy()
+    with onnxblock.base(mlp()):
+        block("output-0")
+    training, evaluation = block.to_model_proto()
+    assert block.parameters() == ([], [])
+    assert inputs_and_outputs(training) == inputs_and_outputs(evaluation)
+
+
+def test_batch_norm_statistics_are_no_trainable_parameters() -> None:
+    model = zoo.mobilenet_v2(32, 5, 0.2, "train")
+    block = CrossEntropy()
+    for name in trainable_names(model):
+        block.requires_grad(name)
+    with onnxblock.base(model):
+        block(model.graph.output[0].name)
+    assert {t.name for t in block.parameters()[1]} == set(statistic_names(model))
+
+
+# Gradients
+
+
+def test_gradients_of_inputs() -> None:
+    """The reference names them like those of parameters, and so do we."""
+    model, block = mlp(), CrossEntropy()
+    block.requires_grad("input-0")
+    block.requires_grad("fc2.weight")
+    for name in ("fc1.weight", "fc1.bias", "fc2.bias"):
+        block.requires_grad(name, False)
+    with onnxblock.base(model):
+        block("output-0")
+    training = block.to_model_proto()[0]
+    inputs, outputs = inputs_and_outputs(training)
+    assert f"input-0{BUFFER}" in inputs
+    assert f"input-0{OUT}" in outputs
+    x, labels = batch(model), np.arange(7) % 5
+    tensor = torch.from_numpy(x).double().requires_grad_()
+    twin = Twin(model)
+    F.cross_entropy(twin(tensor), torch.from_numpy(labels)).backward()
+    for optimized in (False, True):
+        results = run(training, {"input-0": x, "labels": labels} | values(model), optimized)
+        np.testing.assert_allclose(
+            results[f"input-0{OUT}"], tensor.grad.numpy(), rtol=1e-5, atol=1e-7
+        )
+        np.testing.assert_allclose(
+            results[f"fc2.weight{OUT}"], twin.gradients()["fc2.weight"], rtol=1e-5, atol=1e-7
+        )
+
+
+def test_gradients_of_inputs_only() -> None:
+    model, block = mlp(), CrossEntropy()
+    block.requires_grad("input-0")
+    with onnxblock.base(model):
+        block("output-0")
+    training = block.to_model_proto()[0]
+    assert inputs_and_outputs(training)[0] == [
+        "input-0",
+        "labels",
+        f"input-0{BUFFER}",
+        "lazy_reset_grad",
+    ]
+    x = batch(model)
+    before = np.ones_like(x)
+    feeds = {"input-0": x, "labels": np.arange(7) % 5, f"input-0{BUFFER}": before}
+    fresh = run(training, {k: feeds[k] for k in ("input-0", "labels")})[f"input-0{OUT}"]
+    kept = session(training).run(
+        [f"input-0{OUT}"], feeds | {"lazy_reset_grad": np.zeros(1, np.bool_)}
+    )
+    np.testing.assert_allclose(kept[0], fresh + 1, rtol=1e-6)
+
+
+class WeightedAverage(onnxblock.TrainingBlock):
+    """0.3 MSE + 0.7 cross-entropy over two heads; and, as it happens, no super().__init__()."""
+
+    def __init__(self) -> None:
+        self.losses = onnxblock.loss.MSELoss(), onnxblock.loss.CrossEntropyLoss()
+        self.weights = onnxblock.blocks.Constant(0.3), onnxblock.blocks.Constant(0.7)
+        self.mul, self.add = onnxblock.blocks.Mul(), onnxblock.blocks.Add()
+
+    def build(self, first: str, second: str) -> str:
+        mse = self.losses[0](first, target_name="wanted")
+        entropy = self.losses[1](second, labels_name="classes")
+        result: str = self.add(
+            self.mul(self.weights[0](), mse), self.mul(self.weights[1](), entropy)
+        )
+        return result
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_weighted_average_of_two_losses(optimized: bool) -> None:
+    model = mlp(outputs=2)
+    block = trained(model, WeightedAverage(), "output-0", "output-1")
+    training, evaluation = block.to_model_proto()
+    assert inputs_and_outputs(evaluation)[0][:3] == ["input-0", "wanted", "classes"]
+    x = batch(model)
+    wanted, classes = np.random.default_rng(6).random((7, 5), np.float32), np.arange(7) % 5
+    twin = Twin(model)
+    first, second = twin(torch.from_numpy(x).double())
+    reference = 0.3 * F.mse_loss(first, torch.from_numpy(wanted).double())
+    reference = reference + 0.7 * F.cross_entropy(second, torch.from_numpy(classes))
+    reference.backward()
+    feeds = {"input-0": x, "wanted": wanted, "classes": classes} | values(model)
+    results = run(training, feeds, optimized)
+    for loss in (next(iter(results.values())), *run(evaluation, feeds, optimized).values()):
+        assert float(loss) == pytest.approx(reference.item(), rel=1e-5)
+    for name, gradient in twin.gradients().items():
+        np.testing.assert_allclose(results[name + OUT], gradient, rtol=2e-5, atol=1e-6)
+
+
+def test_a_penalty_of_the_weights() -> None:
+    class Regularized(onnxblock.TrainingBlock):
+        def build(self, name: str) -> str:
+            blocks = onnxblock.blocks
+            norm = blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
+            penalty = blocks.Mul()(blocks.Constant(0.1)(), norm)
+            result: str = blocks.Add()(onnxblock.loss.L1Loss()(name), penalty)
+            return result
+
+    model = mlp()
+    block = trained(model, Regularized())
+    x, target = batch(model), np.random.default_rng(6).random((7, 5), np.float32)
+    results = run(block.to_model_proto()[0], {"input-0": x, "target": target} | values(model))
+    twin = Twin(model)
+    y = twin(torch.from_numpy(x).double())
+    norm = torch.cat([twin.p[f"fc{i}_weight"].flatten() for i in (1, 2)]).norm()
+    (F.l1_loss(y, torch.from_numpy(target).double()) + 0.1 * norm).backward()
+    for name, gradient in twin.gradients().items():
+        np.testing.assert_allclose(results[name + OUT], gradient, rtol=2e-5, atol=1e-6)
+
+
+# Evaluation models
+
+
+def test_dropout_and_batch_norm_do_not_train_in_evaluation() -> None:
+    nodes = [
+        helper.make_node("Dropout", ["x", "ratio", "training"], ["d"]),
+        helper.make_node(
+            "BatchNormalization",
+            ["d", "scale", "bias", "mean", "var"],
+            ["y", "new_mean", "new_var"],
+            training_mode=1,
+        ),
+    ]
+    tensors = [
+        onnx.numpy_helper.from_array(np.float32(0.5), "ratio"),
+        onnx.numpy_helper.from_array(np.array(True), "training"),
+        *(
+            onnx.numpy_helper.from_array(np.full(5, value, np.float32), name)
+            for name, value in (("scale", 2), ("bias", 1), ("mean", 0.5), ("var", 4))
+        ),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 5]) for n in "xy"]
+    model = model_of(helper.make_graph(nodes, "trains", ends[:1], ends[1:], tensors))
+    block = CrossEntropy(more=("y",))
+    for name in ("scale", "bias"):
+        block.requires_grad(name)
+    with onnxblock.base(model):
+        block("y")
+    evaluation = block.to_model_proto()[1]
+    x = batch(model)
+    state = {name: array for name, array in values(model).items() if len(array.shape) == 1}
+    results = run(evaluation, {"x": x, "labels": np.arange(7) % 5} | state)
+    np.testing.assert_allclose(results["y"], (x - 0.5) / np.sqrt(4 + 1e-5) * 2 + 1, rtol=1e-5)
+
+
+# Checkpoints
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    model = mlp()
+    block = trained(model, CrossEntropy(), fc1_weight=False)
+    onnxblock.save_checkpoint(block.parameters(), tmp_path / "checkpoint")
+    onnxblock.save_checkpoint(block.parameters(), tmp_path / "nominal", nominal_checkpoint=True)
+    assert (tmp_path / "nominal").stat().st_size < (tmp_path / "checkpoint").stat().st_size
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    assert {n: p.requires_grad for n, p in state.parameters} == {
+        name: name != "fc1.weight" for name in names(model)
+    }
+    assert CheckpointState.load_checkpoint(tmp_path / "nominal").is_nominal
+
+    zero = mlp()
+    for tensor in zero.graph.initializer:
+        array = np.zeros(tensor.dims, np.float32)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    zero.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3), "other"))
+    onnxblock.load_checkpoint_to_model(tmp_path / "checkpoint", zero)
+    loaded = values(zero)
+    assert loaded.pop("other") == 3
+    for name, array in values(model).items():
+        np.testing.assert_array_equal(loaded[name], array)
+
+
+def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no parameters") as caught:
+        onnxblock.save_checkpoint(None, tmp_path / "checkpoint")
+    assert caught.value.code == "no-parameters"  # type: ignore[attr-defined]
+    parameters = trained(mlp(), CrossEntropy()).parameters()
+    with pytest.raises(OdtpackError, match="one name"):
+        onnxblock.save_checkpoint((parameters[0], parameters[0][:1]), tmp_path / "checkpoint")
+    onnxblock.save_checkpoint(parameters, tmp_path / "checkpoint")
+    onnxblock.save_checkpoint(parameters, tmp_path / "nominal", nominal_checkpoint=True)
+    other = mlp((12, 9, 5))
+    before = other.SerializeToString()
+    with pytest.raises(OdtpackError, match=r"'fc1\.weight'") as mismatch:
+        onnxblock.load_checkpoint_to_model(tmp_path / "checkpoint", other)
+    assert mismatch.value.code == "parameter-mismatch"
+    with pytest.raises(OdtpackError, match="no values"):
+        onnxblock.load_checkpoint_to_model(tmp_path / "nominal", mlp())
+    assert other.SerializeToString() == before
