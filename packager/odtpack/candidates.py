@@ -64,7 +64,7 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     if value.const_value is None:
         return False
     array = value.const_value.numpy()
-    if array.size == 0 or not (array.max() < _HUGE and array.min() > -_HUGE):
+    if array.size == 0 or not (float(array.max()) < _HUGE and float(array.min()) > -_HUGE):
         return False
     if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
         return True
