@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -19,11 +19,11 @@ from odtpack.collector import paused_collector
 from odtpack.emit import write_package
 from odtpack.errors import OdtpackError
 from odtpack.loading import ModelLike, load_model
-from odtpack.losses import make_loss
+from odtpack.losses import Loss, make_loss
 from odtpack.onnxblock.models import parameters
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
-from odtpack.patterns import resolve
+from odtpack.patterns import resolve, unreached
 from odtpack.training import Recipe, build_graphs
 from odtpack.update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack_runtime.manifest import Manifest
@@ -47,6 +47,7 @@ def build_package(
     outputs: Sequence[str] = (),
     ort_format: bool = False,
     nominal: bool = False,
+    remark: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Build a package.
 
@@ -67,6 +68,8 @@ def build_package(
         outputs: Names of further values that the training and evaluation models return.
         ort_format: Also write each model in ORT format with its operators.
         nominal: Also write a checkpoint without values.
+        remark: Takes a sentence about each parameter that nobody froze and that still will
+            not train.
 
     Returns:
         The manifest as written.
@@ -85,7 +88,11 @@ def build_package(
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze))
-        trained, frozen = resolve(loaded, train, freeze)
+        read = tuple(loss_inputs) or _first_outputs(loaded, chosen)
+        trained, frozen = resolve(loaded, train, freeze, read)
+        if remark is not None:
+            for name in unreached(loaded, read):
+                remark(f"{name} is not reached from the loss: it stays a constant")
         if not trained:
             raise OdtpackError(
                 "nothing-to-train",
@@ -118,6 +125,12 @@ def build_package(
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     _remove_leftovers(destination, manifest, ort_format=ort_format)
     return manifest
+
+
+def _first_outputs(model: ir.Model, loss: Loss | None) -> tuple[str, ...]:
+    """What a loss reads that is told nothing else."""
+    count = 1 if loss is None else len(loss.reads)
+    return tuple(str(value.name) for value in model.graph.outputs[:count])
 
 
 def write_artifacts(

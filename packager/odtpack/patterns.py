@@ -7,13 +7,13 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from odtpack.candidates import candidates
+from odtpack.candidates import candidates, look_alikes
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.exporters import module_names
 
 
 def resolve(
-    model: ir.Model, train: Sequence[str], freeze: Sequence[str]
+    model: ir.Model, train: Sequence[str], freeze: Sequence[str], read: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Turn patterns into the names to train and the names to freeze.
 
@@ -22,10 +22,19 @@ def resolve(
     constant inside the models. A pattern may also match the name that a parameter had in
     its PyTorch module, see :func:`odtpack.exporters.module_names`.
 
+    Args:
+        model: As :func:`odtpack.loading.load_model` returns it.
+        train: Patterns of the parameters to train.
+        freeze: Patterns of the parameters to freeze.
+        read: Names of the values that the loss reads; all outputs if empty. What reaches
+            none of them is neither trained nor frozen unless its very name is given.
+
     Raises:
-        OdtpackError: A pattern matches nothing, or an initializer is matched by both.
+        OdtpackError: A pattern matches nothing, or an initializer is matched by both; or
+            ``train`` asks for parameters that the loss does not depend on (``not-reached``).
     """
-    names = candidates(model)
+    names = candidates(model, read)
+    _check_reached(model, names, train)
     trained = _matched(model, names, train, "--train")
     frozen = _matched(model, names, freeze, "--freeze")
     both = [name for name in trained if name in frozen]
@@ -43,6 +52,30 @@ def resolve(
     return tuple(sorted(trained, key=order.__getitem__)), tuple(
         sorted(frozen, key=order.__getitem__)
     )
+
+
+def unreached(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
+    """Initializers that look like parameters, and that no gradient reaches."""
+    names = set(candidates(model, read))
+    return [name for name in look_alikes(model) if name not in names]
+
+
+def _check_reached(model: ir.Model, names: Sequence[str], train: Sequence[str]) -> None:
+    """Nothing that is asked to train may stand still in silence."""
+    if not train:
+        return
+    reached, original = set(names), module_names(model.graph)
+    for name in look_alikes(model):
+        for pattern in train:
+            if name not in reached and (
+                fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
+            ):
+                raise OdtpackError(
+                    "not-reached",
+                    f"--train {pattern!r} asks to train {name!r}, but the loss does not depend on "
+                    "it: it would never change",
+                    hint="narrow the pattern, or check which output the loss reads (--loss-input)",
+                )
 
 
 def _matched(

@@ -170,6 +170,14 @@ def build(
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Also write a checkpoint without values.")
     ] = False,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA.npz",
+            help="Run steps on this data after the build, and warn of every parameter whose "
+            "gradient is zero on it.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the manifest as JSON on stdout.")
     ] = False,
@@ -215,10 +223,16 @@ def build(
         outputs=output or (),
         ort_format=ort_format,
         nominal=nominal,
+        remark=lambda text: _console.say(f"note: {text}", style="yellow"),
     )
     print_built(manifest, out)
+    extra = {}
+    if sample is not None:
+        from odtpack.cli._gradients import report_zero_gradients
+
+        extra["zero_gradients"] = report_zero_gradients(out, sample)
     if as_json:
-        _console.print_json({"path": str(out), **manifest.model_dump(mode="json")})
+        _console.print_json({"path": str(out), **manifest.model_dump(mode="json"), **extra})
 
 
 def print_built(manifest: Manifest, folder: Path) -> None:

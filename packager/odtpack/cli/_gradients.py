@@ -1,0 +1,49 @@
+"""Says which parameters would train in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from odtpack.cli import _console
+
+
+def report_zero_gradients(package: Path, data: Path) -> list[str]:
+    """Run steps on sample data and warn of the parameters whose gradient stays zero.
+
+    Raises:
+        OdtpackError: The data do not fit the package.
+    """
+    from odtpack.cli import _fit
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime.data import load_dataset
+    from odtpack_runtime.gradient_check import zero_gradients
+    from odtpack_runtime.package import Package
+
+    opened = Package.open(package)
+    manifest = opened.manifest
+    arrays = load_dataset(
+        data,
+        manifest.input_specs(),
+        class_count=manifest.class_count,
+        ignored_label=manifest.ignored_label,
+    )
+    samples = len(next(iter(arrays.values())))
+    size = _fit.choose_batch_size(opened, None)
+    if _fit.fixed_batch(opened) is None:
+        size = min(size, samples)
+    if samples < size:
+        raise OdtpackError(
+            "sample-too-small",
+            f"the sample data have {samples} samples, and the models take batches of {size}",
+            where=str(data),
+            hint=f"pass a file with {size} samples or more",
+        )
+    silent = list(zero_gradients(opened, arrays, size))
+    for name in silent:
+        _console.say(
+            f"warning: the gradient of {name} is zero on {data}: it would not train", style="yellow"
+        )
+    if not silent:
+        count = sum(parameter.role == "trainable" for parameter in manifest.parameters)
+        _console.say(f"  on {data} each of {count} trained parameters gets a gradient")
+    return silent

@@ -1,0 +1,103 @@
+"""What would train in silence is said: unreached parameters, and gradients that stay zero."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx.parser
+import pytest
+
+from odtpack.cli import main
+
+TWO_HEADS = """
+    <ir_version: 8, opset_import: ["": 17]>
+    g (float["batch", 4] x) => (float["batch", 3] y, float["batch", 3] other) {
+        h = MatMul(x, body)
+        active = Relu(h)
+        y = MatMul(active, head)
+        other = MatMul(active, second_head)
+    }
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Two heads, of which a loss reads one; two units of the body are never active."""
+    proto = onnx.parser.parse_model(TWO_HEADS)
+    random = np.random.default_rng(0)
+    weights = {
+        "body": np.abs(random.standard_normal((4, 5))),
+        "head": random.standard_normal((5, 3)),
+        "second_head": random.standard_normal((5, 3)),
+    }
+    for name, array in weights.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def write_data(path: Path, x: np.ndarray) -> Path:
+    np.savez(path, x=x.astype(np.float32), labels=np.zeros(len(x), np.int64))
+    return path
+
+
+def test_what_no_gradient_reaches_is_noted_and_stays_constant(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "package"
+    assert main(["build", str(model), "--out", str(out), "--loss", "cross_entropy", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "second_head is not reached from the loss" in shown.err
+    roles = {item["name"]: item["role"] for item in json.loads(shown.out)["parameters"]}
+    assert roles == {"body": "trainable", "head": "trainable"}
+
+
+@pytest.mark.parametrize("pattern", ["second_head", "*head", "*"])
+def test_what_is_asked_to_train_and_not_reached_is_an_error(
+    model: Path, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "package"
+    arguments = ["build", str(model), "--out", str(out), "--loss", "cross_entropy"]
+    assert main([*arguments, "--train", pattern]) == 2
+    error = capsys.readouterr().err
+    assert "error[not-reached]" in error
+    assert "'second_head'" in error
+    assert not out.exists()
+    assert main([*arguments, "--train", pattern, "--loss-input", "other"]) == (
+        0 if pattern == "second_head" else 2
+    )
+
+
+def test_a_gradient_that_is_zero_on_sample_data_is_a_warning(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["build", str(model), "--out", str(tmp_path / "package"), "--loss"]
+    arguments += ["cross_entropy", "--json", "--sample"]
+    silent = write_data(tmp_path / "silent.npz", -np.ones((9, 4)))  # no unit is active
+    assert main([*arguments, str(silent)]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["zero_gradients"] == ["body", "head"]
+    assert "the gradient of body is zero" in shown.err
+    live = np.concatenate([-np.ones((4, 4)), np.ones((1, 4))])  # one sample of five is enough
+    assert main([*arguments, str(write_data(tmp_path / "live.npz", live))]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["zero_gradients"] == []
+    assert "each of 2 trained parameters gets a gradient" in shown.err
+
+
+def test_sample_data_that_do_not_fill_a_batch(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proto = onnx.load(model)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 8
+    onnx.save(proto, model)
+    data = write_data(tmp_path / "few.npz", np.ones((3, 4)))
+    arguments = ["build", str(model), "--out", str(tmp_path / "package"), "--loss"]
+    assert main([*arguments, "cross_entropy", "--sample", str(data)]) == 2
+    assert "batches of 8" in capsys.readouterr().err
