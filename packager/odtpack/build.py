@@ -7,8 +7,8 @@ hyperparameters. Both end in :func:`write_artifacts`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from odtpack import optimizers
 from odtpack.collector import paused_collector
-from odtpack.emit import write_package
+from odtpack.digest import file_digest, model_digest, recipe_digest
+from odtpack.emit import listed_files, write_package
 from odtpack.errors import OdtpackError
 from odtpack.loading import ModelLike, load_model
 from odtpack.losses import Loss, make_loss
@@ -26,6 +27,7 @@ from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
 from odtpack.patterns import resolve, unreached
 from odtpack.training import Recipe, build_graphs
 from odtpack.update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
+from odtpack_runtime.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.manifest import Manifest
 
 MANIFEST = "manifest.json"
@@ -123,7 +125,7 @@ def build_package(
             error.where = str(model)
         raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
-    _remove_leftovers(destination, manifest, ort_format=ort_format)
+    _remove_leftovers(destination, ort_format=ort_format)
     return manifest
 
 
@@ -176,29 +178,25 @@ def write_artifacts(
     elif optimizer is not None:
         resolved = resolve_update(optimizer, update, graphs)
         pair = resolved, resolved.model(opset, graphs.master)
+    digest = recipe_digest(
+        model,
+        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
+        loss=graphs.loss,
+        recipe=dataclasses.replace(recipe, train=(), frozen=(), loss=None),  # resolved above
+        update=None if pair is None else pair[0].describe(),
+        optimizer=None if pair is None else model_digest(pair[1]),
+        prefix=prefix,
+        nominal=nominal,
+        ort_format=ort_format,
+        custom_op_library=None if custom_op_library is None else file_digest(custom_op_library),
+    )
     if not ort_format:
-        return write_package(graphs, pair, folder, prefix, nominal=nominal)
+        return write_package(graphs, pair, folder, prefix, nominal=nominal, recipe_digest=digest)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
-    existed = folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as name:
-            stage = Path(name)
-            manifest = write_package(graphs, pair, stage, prefix, nominal=nominal)
-            convert_models(sorted(stage.glob("*.onnx")), custom_op_library)
-            last = f"{prefix}{MANIFEST}"
-            for path in sorted(stage.iterdir(), key=lambda path: path.name == last):
-                path.replace(folder / path.name)
-    except OSError as error:
-        raise OdtpackError(
-            "package-not-written",
-            f"the package cannot be written to {str(folder)!r}: {error.strerror or error}",
-            hint="choose a folder that is writable and has space left",
-        ) from error
-    except OdtpackError:
-        if not existed:
-            folder.rmdir()
-        raise
+    name = f"{prefix}{MANIFEST}"
+    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
+        manifest = write_package(graphs, pair, stage, prefix, nominal=nominal, recipe_digest=digest)
+        convert_models(sorted(stage.glob("*.onnx")), custom_op_library)
     return manifest
 
 
@@ -221,7 +219,9 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
             f"{str(path)!r} is a file, and a package is a folder",
             hint="choose another folder (--out DIR)",
         )
-    if path.is_dir() and any(path.iterdir()) and not (path / MANIFEST).is_file():
+    finish_update(path)
+    found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
+    if found and not (path / MANIFEST).is_file():
         raise OdtpackError(
             "folder-not-empty",
             f"the folder {str(path)!r} holds files that are no package",
@@ -230,13 +230,9 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _remove_leftovers(folder: Path, manifest: Manifest, *, ort_format: bool) -> None:
+def _remove_leftovers(folder: Path, *, ort_format: bool) -> None:
     """Remove what an earlier package at this place had and the new one does not name."""
     stale = []
-    if manifest.files.checkpoint_data is None:
-        stale.append("checkpoint.data")
-    if manifest.files.nominal_checkpoint is None:
-        stale.append("nominal_checkpoint")
     if not ort_format:
         for kind in ("training_model", "eval_model", "optimizer_model"):
             stale += [f"{kind}{ORT_SUFFIX}", f"{kind}{CONFIG_SUFFIX}"]

@@ -1,15 +1,14 @@
 """Writes a package: models, checkpoint and the manifest that names them.
 
-Everything is first written beside its destination under a temporary name; the manifest
-comes last, so that a folder with a manifest is a whole package. Without an optimizer
-model there is no package, and no manifest.
+A package takes its place as a whole, see :mod:`odtpack_runtime.folder_update`. Without an
+optimizer model there is no package, and no manifest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import onnx_ir as ir
 
 import odtpack
 from odtpack import targets
-from odtpack.autodiff.ops import dims_of, subgraphs
+from odtpack.autodiff.ops import dims_of
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
@@ -28,7 +27,9 @@ from odtpack.update import ResolvedUpdate
 from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.checkpoint_format import CheckpointData
 from odtpack_runtime.checkpoint_writer import write_checkpoint
-from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.folder_update import update_folder
+from odtpack_runtime.manifest import MEANINGS, Manifest
+from odtpack_runtime.package_files import MANIFEST_NAME, read_manifest, signature_path
 
 _PROTOBUF_LIMIT = 2**31
 
@@ -40,8 +41,9 @@ def write_package(
     prefix: str = "",
     *,
     nominal: bool = False,
+    recipe_digest: str | None = None,
 ) -> Manifest | None:
-    """Write a package into ``folder``, replacing files of the same names.
+    """Write a package into ``folder``, in place of the package or the files of its names.
 
     Args:
         graphs: Training and evaluation models, their parameters and their loss.
@@ -49,6 +51,7 @@ def write_package(
         folder: Destination; created if needed.
         prefix: Start of every file name.
         nominal: Also write a nominal checkpoint: names and types without values.
+        recipe_digest: What decided the build, see :mod:`odtpack.digest`.
 
     Returns:
         The manifest as written; None without an optimizer.
@@ -59,23 +62,26 @@ def write_package(
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if optimizer is not None:
         models["optimizer_model"] = optimizer[1]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
-            staged = _stage(models, graphs.parameters, Path(scratch), prefix, nominal)
-            manifest = _manifest(graphs, models, optimizer[0], staged) if optimizer else None
-            for path in sorted(staged.values(), key=lambda path: path == staged["checkpoint"]):
-                path.replace(folder / path.name)
-    except OSError as error:
-        raise OdtpackError(
-            "package-not-written",
-            f"the package cannot be written to {str(folder)!r}: {error.strerror or error}",
-            hint="choose a folder that is writable and has space left (--out DIR)",
-        ) from error
-    if manifest is not None:
-        with atomic_write(folder / f"{prefix}manifest.json") as stream:
+    name = f"{prefix}{MANIFEST_NAME}"
+    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
+        staged = _stage(models, graphs.parameters, stage, prefix, nominal)
+        if optimizer is None:
+            return None
+        manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest)
+        with atomic_write(stage / name) as stream:
             stream.write(manifest.to_json().encode())
     return manifest
+
+
+def listed_files(folder: Path, name: str) -> set[str]:
+    """The files of the package that lies in a folder, whatever state they are in."""
+    path = folder / name
+    try:
+        files = Manifest.from_json(read_manifest(path), name).files.all()
+    except OdtpackError:
+        return set()  # no package, or one that nobody can read: its files stay
+    plain = {file.path for file in files if file.path == Path(file.path).name}
+    return plain | {signature_path(path).name}
 
 
 def _stage(
@@ -129,10 +135,14 @@ def _manifest(
     models: dict[str, ir.Model],
     update: ResolvedUpdate | BlockOptimizer,
     staged: dict[str, Path],
+    recipe_digest: str | None,
 ) -> Manifest:
     graph = graphs.training.graph
     lowest = max((targets.lowest_target(m.graph.opset_imports[""]) for m in models.values()),
                  key=lambda target: target.version)  # fmt: skip
+    inputs, outputs = _inputs(graphs), _outputs(graph)
+    roles = [str(item["role"]) for item in (*inputs, *outputs)]
+    roles += [parameter.role for parameter in graphs.parameters]
     content = {
         "schema_version": 1,
         "tool": {
@@ -144,8 +154,8 @@ def _manifest(
         "minimum_onnxruntime": lowest.name,
         "ir_version": graphs.training.ir_version,
         "opsets": dict(sorted(graph.opset_imports.items())),
-        "inputs": _inputs(graphs),
-        "outputs": _outputs(graph),
+        "inputs": inputs,
+        "outputs": outputs,
         "loss": graphs.loss.name,
         "loss_options": dict(graphs.loss.options) or None,
         **update.describe(),
@@ -161,12 +171,15 @@ def _manifest(
                     else {}
                 ),
                 "role": p.role,
+                "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
             }
             for p in graphs.parameters
         ],
+        "roles": {role: MEANINGS[role] for role in roles},
         "operators": {key: operators(model.graph) for key, model in models.items()},
+        "recipe_digest": recipe_digest,
     }
-    return Manifest.from_json(json.dumps(content).encode(), "manifest.json")
+    return Manifest.from_json(json.dumps(content).encode(), "manifest.json").sealed()
 
 
 def _file(path: Path) -> dict[str, object]:
@@ -215,12 +228,20 @@ def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
     return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
 
 
-def operators(graph: ir.Graph) -> dict[str, list[str]]:
-    """Operator types in a graph and its subgraphs, by domain, sorted."""
-    found: dict[str, set[str]] = {}
-    for node in graph:
-        found.setdefault(node.domain or "ai.onnx", set()).add(node.op_type)
-        for subgraph in subgraphs(node):
-            for domain, names in operators(subgraph).items():
-                found.setdefault(domain, set()).update(names)
-    return {domain: sorted(names) for domain, names in sorted(found.items())}
+def operators(graph: ir.Graph) -> dict[str, dict[str, int]]:
+    """Operator types in a graph and its subgraphs, by domain, sorted.
+
+    Returns:
+        For each domain, each operator and the opset version since which it is what the
+        graph's opset has: the version of the kernel that a reduced runtime must contain.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for node in graph.all_nodes():
+        opset = graph.opset_imports.get(node.domain, 1)
+        since = opset
+        if onnx.defs.has(node.op_type, opset, node.domain):
+            since = onnx.defs.get_schema(node.op_type, opset, node.domain).since_version
+        elif node.domain:
+            since = 1  # contributed operators have one version
+        found.setdefault(node.domain or "ai.onnx", {})[node.op_type] = since
+    return {domain: dict(sorted(names.items())) for domain, names in sorted(found.items())}

@@ -22,11 +22,12 @@ from odtpack_runtime.errors import OdtpackError
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open ``path`` for binary writing; the name changes hands when the block ends well.
 
     Args:
         path: Destination. Its folder must exist. A file of that name is replaced.
+        mode: Who may read and write it, less the umask.
 
     Yields:
         A binary stream, writable and seekable, onto the temporary file.
@@ -48,10 +49,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     _remove_stale(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
     try:
-        # Mode 0666 less the umask: what an ordinary open() gives; mkstemp's 0600
-        # would make a checkpoint unreadable to the app's other processes.
+        # The usual mode less the umask is what an ordinary open() gives; mkstemp's
+        # 0600 would make a checkpoint unreadable to the app's other processes.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(temporary, flags, 0o666)
+        descriptor = os.open(temporary, flags, mode)
         try:
             with os.fdopen(descriptor, "w+b") as stream:
                 yield stream
@@ -91,12 +92,13 @@ def _remove_stale(target: Path) -> None:
     with suppress(OSError):
         for entry in target.parent.iterdir():
             match = name.fullmatch(entry.name)
-            if match and not _is_running(int(match[1])):
+            if match and not is_running(int(match[1])):
                 with suppress(OSError):
                     entry.unlink()
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process exists. Only for POSIX systems: elsewhere the question would end it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

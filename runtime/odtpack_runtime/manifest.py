@@ -5,9 +5,12 @@ This module imports pydantic; the training core does not import this module.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
-from typing import Annotated, Literal
+from collections import Counter
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import (
@@ -15,8 +18,6 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    NonNegativeInt,
-    PositiveInt,
     StringConstraints,
     ValidationError,
     model_validator,
@@ -28,6 +29,7 @@ from odtpack_runtime.signature import TensorSpec
 SCHEMA_VERSION = 1
 
 Name = Annotated[str, StringConstraints(min_length=1)]
+SHA256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 DType = Literal[
     "float16", "float32", "float64", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "bool", "string",
@@ -36,11 +38,15 @@ LossName = Literal[
     "cross_entropy", "mse", "bce_with_logits", "l1", "huber", "smooth_l1", "nll", "kl_div",
     "distillation", "triplet_margin", "contrastive", "info_nce", "ctc", "none", "custom",
 ]  # fmt: skip
-Shape = tuple[NonNegativeInt | Name | None, ...]
+_INT64_MAX = 2**63 - 1
+NonNegativeInt = Annotated[int, Field(ge=0, le=_INT64_MAX)]
+PositiveInt = Annotated[int, Field(ge=1, le=_INT64_MAX)]
+_MAX_RANK = 32
+Shape = Annotated[tuple[NonNegativeInt | Name | None, ...], Field(max_length=_MAX_RANK)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PackageFile(_Model):
@@ -48,11 +54,34 @@ class PackageFile(_Model):
 
     path: Name
     size_bytes: NonNegativeInt
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    sha256: SHA256
+
+
+class ExtraFile(PackageFile):
+    """A file that was made from the others, or says how they were made.
+
+    Attributes:
+        role: What it is.
+        of: The entry of ``files`` that it was made from, or None.
+        style: ORT format: optimized ahead of time for good, or with optimizations left to
+            the runtime.
+        platform: ORT format: processors that it was optimized for; None for all.
+    """
+
+    role: Literal[
+        "ort_model",
+        "inference_model",
+        "operators_config",
+        "operators_and_types_config",
+        "recipe",
+    ]
+    of: Name | None = None
+    style: Literal["fixed", "runtime"] | None = None
+    platform: Literal["arm", "amd64"] | None = None
 
 
 class PackageFiles(_Model):
-    """The files of a package.
+    """The files of a package, each of them once; the manifest and its signature are not.
 
     A nominal checkpoint is there if it was asked for, and the checkpoint has a second file
     if its tensors exceed what one file may hold.
@@ -64,6 +93,16 @@ class PackageFiles(_Model):
     checkpoint: PackageFile
     checkpoint_data: PackageFile | None = None
     nominal_checkpoint: PackageFile | None = None
+    extra: tuple[ExtraFile, ...] = ()
+
+    def named(self) -> dict[str, PackageFile]:
+        """Return the files that have an entry of their own, by its name."""
+        entries = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: file for name, file in entries.items() if isinstance(file, PackageFile)}
+
+    def all(self) -> tuple[PackageFile, ...]:
+        """Return every file."""
+        return (*self.named().values(), *self.extra)
 
 
 class InputInfo(_Model):
@@ -188,21 +227,50 @@ class ParameterInfo(_Model):
 
     ``dtype`` is that of the checkpoint and of the models' inputs; where the models compute in
     another type, and an exported model holds the parameter in it, ``model_dtype`` names that.
+    ``size_bytes`` are those of its values in the checkpoint.
     """
 
     name: Name
-    shape: tuple[NonNegativeInt, ...]
+    shape: Annotated[tuple[NonNegativeInt, ...], Field(max_length=_MAX_RANK)]
     dtype: DType
     model_dtype: DType | None = None
     role: Literal["trainable", "frozen", "state"]
+    size_bytes: NonNegativeInt | None = None
+
+    @model_validator(mode="after")
+    def _check_size(self) -> ParameterInfo:
+        itemsize = np.dtype(object if self.dtype == "string" else self.dtype).itemsize
+        if self.size_bytes not in (None, math.prod(self.shape) * itemsize):
+            raise ValueError("size_bytes is not that of its shape and dtype")
+        return self
+
+
+OperatorVersions = dict[Name, dict[Name, PositiveInt]]
 
 
 class Operators(_Model):
-    """Operators of each model, by domain: what a reduced build of ONNX Runtime must contain."""
+    """Operators of each model, by domain: what a reduced build of ONNX Runtime must contain.
 
-    training_model: dict[str, tuple[Name, ...]]
-    eval_model: dict[str, tuple[Name, ...]]
-    optimizer_model: dict[str, tuple[Name, ...]]
+    The number of an operator is the opset version since which it is what the model's opset
+    has, by which ONNX Runtime registers its kernels.
+    """
+
+    training_model: OperatorVersions
+    eval_model: OperatorVersions
+    optimizer_model: OperatorVersions
+
+
+MEANINGS = {
+    "data": "What the forward model takes, prepared as for its first training.",
+    "labels": "The right class of each sample: its number, from 0 to class_count - 1.",
+    "target": "What the prediction should be, in the prediction's type and shape.",
+    "loss": "The mean loss of the batch, a scalar.",
+    "additional": "A value of the forward model that was asked for when the package was built.",
+    "trainable": "Changed by the optimizer, along the gradient of the loss.",
+    "frozen": "Read from the checkpoint, and changed by nobody.",
+    "state": "Changed by every training step from the data, without a gradient.",
+}
+"""What each role of an input, an output or a parameter means."""
 
 
 class Manifest(_Model):
@@ -222,6 +290,10 @@ class Manifest(_Model):
         optimizer: Optimizer and hyperparameters.
         parameters: All parameters, in the order of the training model's inputs.
         operators: Operators of each model.
+        roles: What each role that occurs among inputs, outputs and parameters means.
+        recipe_digest: SHA-256 of the model and every setting that decided the build.
+        digest: SHA-256 of everything else in the manifest, see :meth:`sealed`. It tells damage
+            from content; who must fear intent needs a signature.
         clip: How the optimizer model clips gradients, if it does.
         groups: Parameter groups; none if all parameters are updated alike.
         accumulation_steps: Batches whose gradients make one optimizer step.
@@ -241,10 +313,32 @@ class Manifest(_Model):
     optimizer: OptimizerInfo
     parameters: tuple[ParameterInfo, ...]
     operators: Operators
+    roles: dict[Name, Name] = {}
+    recipe_digest: SHA256 | None = None
     clip: ClipInfo | None = None
     groups: tuple[GroupInfo, ...] = ()
     accumulation_steps: PositiveInt = 1
     schedule: ScheduleInfo | None = None
+    digest: SHA256 | None = None
+
+    @model_validator(mode="after")
+    def _check_digest(self) -> Manifest:
+        if self.digest not in (None, self._content_digest()):
+            raise ValueError("the digest is not that of the content, which was changed or damaged")
+        return self
+
+    def _content_digest(self) -> str:
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"digest"})
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def sealed(self) -> Manifest:
+        """Return the manifest with its digest.
+
+        The digest is that of canonical JSON: keys sorted, no spaces, ASCII, and what has its
+        default left out.
+        """
+        return self.model_copy(update={"digest": self._content_digest()})
 
     @model_validator(mode="after")
     def _check_names(self) -> Manifest:
@@ -284,11 +378,11 @@ class Manifest(_Model):
         return tuple(item.spec() for item in self.inputs)
 
     def to_json(self) -> str:
-        """Return the text of ``manifest.json``; equal manifests give equal text.
+        """Return the text of ``manifest.json``, with its digest; equal manifests give equal text.
 
         What has its default is left out.
         """
-        return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+        return self.sealed().model_dump_json(indent=2, exclude_defaults=True) + "\n"
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Manifest:
@@ -299,10 +393,12 @@ class Manifest(_Model):
                 ``manifest-invalid`` for anything else, naming the key.
         """
         try:
-            version = json.loads(data)["schema_version"]
+            version = json.loads(data, object_pairs_hook=_unique_keys)["schema_version"]
+        except _KeyTwiceError as error:
+            raise _invalid(f"the key {error.args[0]!r} occurs twice in one object", where) from None
         except (ValueError, TypeError, KeyError, RecursionError):
             version = SCHEMA_VERSION  # no version to speak of: validation says what is wrong
-        if version != SCHEMA_VERSION:
+        if isinstance(version, int) and version != SCHEMA_VERSION:
             raise OdtpackError(
                 "manifest-version",
                 f"The manifest has schema version {version!r}, and this odtpack reads "
@@ -316,9 +412,24 @@ class Manifest(_Model):
             problem = error.errors(include_url=False)[0]
             key = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in problem["loc"]))
             message = str(problem["msg"]).removeprefix("Value error, ")
-            raise OdtpackError(
-                "manifest-invalid",
-                f"The manifest is not valid: {key + ': ' if key else ''}{message}.",
-                where=where,
-                hint="build the package again with odtpack",
-            ) from error
+            raise _invalid(f"{key + ': ' if key else ''}{message}", where) from error
+
+
+class _KeyTwiceError(ValueError):
+    """Readers differ in which of two equal keys they take."""
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _KeyTwiceError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return found
+
+
+def _invalid(problem: str, where: str) -> OdtpackError:
+    return OdtpackError(
+        "manifest-invalid",
+        f"The manifest is not valid: {problem}.",
+        where=where,
+        hint="build the package again with odtpack",
+    )

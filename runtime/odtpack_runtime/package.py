@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.manifest import Manifest, PackageFile
-
-MANIFEST_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 64 * 2**20
+from odtpack_runtime.folder_update import finish_update
+from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.package_files import MANIFEST_NAME, check_file, check_paths, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +19,8 @@ class Package:
 
     Attributes:
         path: The folder, absolute.
+        manifest_name: Name of the manifest's file in it.
+        manifest_sha256: SHA-256 of that file in hex: what this package is, to the byte.
         manifest: The manifest.
         training_model: Path of the training model, absolute; so are the others.
         eval_model: Path of the evaluation model.
@@ -29,6 +30,8 @@ class Package:
     """
 
     path: Path
+    manifest_name: str
+    manifest_sha256: str
     manifest: Manifest
     training_model: Path
     eval_model: Path
@@ -47,44 +50,42 @@ class Package:
         Raises:
             OdtpackError: ``package-not-found``, ``package-ambiguous`` (several
                 manifests), ``manifest-invalid``, ``manifest-version``;
-                ``package-path`` for a path that leaves the folder, by ``..`` or
-                a link; ``package-incomplete`` or ``package-changed`` for a file
-                that is missing or is not the one the manifest describes.
+                ``package-path`` for a path that leaves the folder, by ``..`` or a
+                link, or does not name one file on every system;
+                ``package-incomplete`` or ``package-changed`` for a file that is
+                missing or is not the one the manifest describes;
+                ``update-unfinished`` for a build that was killed and cannot be
+                finished here. Files that the manifest does not list are let be.
         """
-        manifest_path = _find_manifest(Path(path))
+        manifest_path = find_manifest(path)
         root = manifest_path.parent.resolve()
-        try:
-            with manifest_path.open("rb") as stream:
-                data = stream.read(MAX_MANIFEST_BYTES + 1)
-        except OSError as error:
-            raise OdtpackError(
-                "package-not-found",
-                f"{manifest_path} cannot be read: {error.strerror or error}.",
-                where=str(manifest_path),
-            ) from error
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise OdtpackError(
-                "manifest-invalid",
-                f"The manifest has more than {MAX_MANIFEST_BYTES} bytes.",
-                where=str(manifest_path),
-            )
+        data = read_manifest(manifest_path)
         manifest = Manifest.from_json(data, str(manifest_path))
-        files = manifest.files
-        nominal = files.nominal_checkpoint
-        if files.checkpoint_data is not None:
-            _check_file(root, files.checkpoint_data)
+        check_paths(root, manifest.files.all(), manifest_path.name)
+        found = {name: check_file(root, file) for name, file in manifest.files.named().items()}
+        for file in manifest.files.extra:
+            check_file(root, file)
         return cls(
             root,
+            manifest_path.name,
+            hashlib.sha256(data).hexdigest(),
             manifest,
-            training_model=_check_file(root, files.training_model),
-            eval_model=_check_file(root, files.eval_model),
-            optimizer_model=_check_file(root, files.optimizer_model),
-            checkpoint=_check_file(root, files.checkpoint),
-            nominal_checkpoint=None if nominal is None else _check_file(root, nominal),
+            training_model=found["training_model"],
+            eval_model=found["eval_model"],
+            optimizer_model=found["optimizer_model"],
+            checkpoint=found["checkpoint"],
+            nominal_checkpoint=found.get("nominal_checkpoint"),
         )
 
 
-def _find_manifest(path: Path) -> Path:
+def find_manifest(path: str | os.PathLike[str]) -> Path:
+    """Return a package's manifest file; a build that was killed half-way is finished first.
+
+    Raises:
+        OdtpackError: ``package-not-found``, ``package-ambiguous``, ``update-unfinished``.
+    """
+    path = Path(path)
+    finish_update(path if path.is_dir() else path.parent)
     if path.is_file():
         return path
     candidates = [path / MANIFEST_NAME]
@@ -105,41 +106,3 @@ def _find_manifest(path: Path) -> Path:
             hint=f"pass one of them, for example {candidates[0]}",
         )
     return candidates[0]
-
-
-def _check_file(root: Path, entry: PackageFile) -> Path:
-    """Return the absolute path of a file of a package, once it is the one described."""
-    relative = PurePosixPath(entry.path)
-    outside = relative.is_absolute() or ".." in relative.parts or set(entry.path) & set("\\:\0")
-    path = root / relative
-    if outside or any(part.is_symlink() for part in (path, *path.parents) if root in part.parents):
-        raise OdtpackError(
-            "package-path",
-            f"The manifest names the file '{entry.path}', which does not lie inside the package.",
-            where=str(root),
-            hint="do not use this package: it was tampered with, or not written by odtpack",
-        )
-    if not path.is_file():
-        raise OdtpackError(
-            "package-incomplete",
-            f"The package lacks its file '{entry.path}'.",
-            where=str(root),
-            hint="copy the whole folder, or build the package again",
-        )
-    size = path.stat().st_size
-    if size == entry.size_bytes:
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if digest == entry.sha256:
-            return path
-    raise OdtpackError(
-        "package-changed",
-        f"'{entry.path}' is not the file that the manifest describes: "
-        + (
-            "its content differs."
-            if size == entry.size_bytes
-            else f"it has {size} bytes and not {entry.size_bytes}."
-        ),
-        where=str(root),
-        hint="copy or build the package again; save training progress outside the package",
-    )

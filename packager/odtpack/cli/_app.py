@@ -20,8 +20,10 @@ from odtpack.cli.devices import devices
 from odtpack.cli.export import export
 from odtpack.cli.inspect import inspect
 from odtpack.cli.ops import ops
+from odtpack.cli.sign import sign
 from odtpack.cli.simulate import simulate
 from odtpack.cli.train import train
+from odtpack.cli.verify import verify
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -101,6 +103,18 @@ app.command(
         "odtpack inspect trained.ckpt",
     )
 )(inspect)
+app.command(
+    epilog=_examples(
+        "odtpack verify package",
+        "odtpack verify package --public-key key.pub",
+    )
+)(verify)
+app.command(
+    epilog=_examples(
+        "odtpack sign --new-key key.pem",
+        "odtpack sign package --key key.pem",
+    )
+)(sign)
 app.command(
     epilog=_examples(
         "odtpack simulate package --data digits.npz --device pixel-8a --device pi-5",

@@ -45,9 +45,7 @@ def check_writable(path: Path, option: str, *, outside: Package | None = None) -
 
 
 def _files_of(package: Package) -> set[Path]:
-    files = package.manifest.files
-    entries = [getattr(files, name) for name in type(files).model_fields]
-    named = {package.path / entry.path for entry in entries if entry is not None}
+    named = {package.path / entry.path for entry in package.manifest.files.all()}
     return named | set(package.path.glob("*manifest.json"))
 
 

@@ -86,10 +86,8 @@ def _package(path: Path) -> dict[str, Any]:
         text = shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")
-    names = (name for name in type(manifest.files).model_fields)
-    for entry in (getattr(manifest.files, name) for name in names):
-        if entry is not None:
-            _console.say(f"  {entry.path:<24} {format_bytes(entry.size_bytes):>10}")
+    for entry in manifest.files.all():
+        _console.say(f"  {entry.path:<24} {format_bytes(entry.size_bytes):>10}")
     _console.say("parameters", style="bold")
     for line in parameter_summary(manifest):
         _console.say(f"  {line}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import os
 import platform
@@ -21,7 +20,7 @@ from odtpack_runtime.data import load_dataset
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.layout import Array
 from odtpack_runtime.manifest import Manifest
-from odtpack_runtime.package import MANIFEST_NAME, Package
+from odtpack_runtime.package import Package
 from odtpack_runtime.simulator.figures import Quantity
 from odtpack_runtime.simulator.job import Job, Message
 from odtpack_runtime.simulator.latency import HostTiming, carry, measure_host
@@ -250,18 +249,14 @@ def _accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
 
 def _package_info(package: Package, given: Path) -> PackageInfo:
     manifest = package.manifest
-    path = given if given.is_file() else package.path / MANIFEST_NAME
-    if not path.is_file():
-        path = next(package.path.glob(f"*{MANIFEST_NAME}"))
-    content = path.read_bytes()
+    manifest_bytes = (package.path / package.manifest_name).stat().st_size
     counts = [(p.role, math.prod(p.shape)) for p in manifest.parameters]
-    files = (getattr(manifest.files, name) for name in type(manifest.files).model_fields)
     return PackageInfo(
         path=str(given),
-        manifest_sha256=hashlib.sha256(content).hexdigest(),
+        manifest_sha256=package.manifest_sha256,
         trainable_parameters=sum(count for role, count in counts if role == "trainable"),
         total_parameters=sum(count for _, count in counts),
-        package_bytes=len(content) + sum(file.size_bytes for file in files if file is not None),
+        package_bytes=manifest_bytes + sum(file.size_bytes for file in manifest.files.all()),
         loss=manifest.loss,
         optimizer=manifest.optimizer.kind,
     )

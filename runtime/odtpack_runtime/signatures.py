@@ -1,0 +1,90 @@
+"""Check the detached Ed25519 signature (RFC 8032) of a manifest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from odtpack_runtime.errors import OdtpackError
+
+SIGNATURE_BYTES = 64
+_MOST_KEY_BYTES = 64 * 2**10
+
+
+def check_signature(
+    data: bytes, signature: bytes, public_key: str | os.PathLike[str], where: str
+) -> None:
+    """Check a signature.
+
+    Args:
+        data: What was signed: the bytes of a manifest.
+        signature: The signature.
+        public_key: File with the public key: PEM, SubjectPublicKeyInfo, Ed25519.
+        where: Path of the signature, for messages.
+
+    Raises:
+        OdtpackError: ``signature-wrong``; ``key-not-readable`` or ``bad-key``;
+            ``cryptography-missing``.
+    """
+    path = Path(public_key)
+    try:
+        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    except ImportError as error:
+        raise cryptography_missing() from error
+    try:
+        key = load_pem_public_key(read_key_file(path))
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise key_error(path, "public", str(error)) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise key_error(path, "public", "it is a key of another algorithm")
+    try:
+        key.verify(signature, data)
+    except InvalidSignature as error:
+        raise OdtpackError(
+            "signature-wrong",
+            f"The manifest was not signed with the key that belongs to {path}, or was changed "
+            "since.",
+            where=where,
+            hint="do not use this package, unless you can tell who signed it with which key",
+        ) from error
+
+
+def read_key_file(path: Path) -> bytes:
+    """Read a small file that holds a key.
+
+    Raises:
+        OdtpackError: ``key-not-readable``; ``bad-key`` for a file too large for one.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MOST_KEY_BYTES + 1)
+    except OSError as error:
+        raise OdtpackError(
+            "key-not-readable",
+            f"The key {path} cannot be read: {error.strerror or error}.",
+            hint="odtpack sign --new-key key.pem makes a key pair",
+        ) from error
+    if len(data) > _MOST_KEY_BYTES:
+        raise key_error(path, "PEM", f"it has more than {_MOST_KEY_BYTES} bytes")
+    return data
+
+
+def key_error(path: Path, kind: str, reason: str) -> OdtpackError:
+    """Return the error for a file that is no key of the wanted kind."""
+    first = reason.splitlines()[0].rstrip(".") if reason else "it cannot be read"
+    return OdtpackError(
+        "bad-key",
+        f"{path} is not an Ed25519 {kind} key in a PEM file: {first}.",
+        hint="odtpack sign --new-key key.pem makes key.pem (private) and key.pub (public)",
+    )
+
+
+def cryptography_missing() -> OdtpackError:
+    """Return the error for a system without the library that signs and checks."""
+    return OdtpackError(
+        "cryptography-missing",
+        "Signatures need the package cryptography, which is not installed.",
+        hint="pip install 'odtpack[sign]'",
+    )

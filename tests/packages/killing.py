@@ -1,0 +1,234 @@
+"""Kill an action at each of its calls of the file system, and look at what it leaves.
+
+``python -m tests.packages.killing ACTION FOLDER``. Each attempt is a fork of this process, in
+which the k-th call kills: opening a file to write, every write (half of which still
+happens), fsync, rename, swap, remove, making or removing a folder, changing a mode. Prints
+what the folder held after each as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from odtpack import artifacts, signing, zoo
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, OdtpackError, folder_update
+from odtpack_runtime.package import Package
+from odtpack_runtime.package_files import check_nothing_else
+
+_EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link"}
+_MODEL = zoo.mlp((6, 4, 3))
+
+
+class Killer:
+    """Counts calls and kills this process at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def install(self) -> None:
+        sys.addaudithook(self._audit)
+        for owner, name in ((os, "fsync"), (folder_update, "_exchange")):
+            setattr(owner, name, self._counted(getattr(owner, name)))
+        original = os.fdopen
+        os.fdopen = lambda *args, **options: Torn(original(*args, **options), self)  # type: ignore
+
+    def tick(self, before: Callable[[], object] = lambda: None) -> None:
+        self._left -= 1
+        if self._left == 0:
+            before()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+        if event in _EVENTS or (event == "open" and int(arguments[2] or 0) & writes):
+            self.tick()
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self.tick()
+            return call(*arguments)
+
+        return counted
+
+
+class Torn:
+    """A file whose last write before the kill reaches the disk by half."""
+
+    def __init__(self, stream: Any, killer: Killer) -> None:
+        self._stream, self._killer = stream, killer
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, data: Any) -> int:
+        def half() -> None:
+            self._stream.write(bytes(data)[: len(bytes(data)) // 2])
+            self._stream.flush()
+
+        self._killer.tick(half)
+        return int(self._stream.write(data))
+
+
+def _build(folder: Path, beta1: float = 0.8) -> None:
+    from odtpack.optimizers import AdamW
+
+    build_package(_MODEL, folder / "package", loss="cross_entropy", optimizer=AdamW(beta1=beta1))
+
+
+def _build_old(folder: Path) -> None:
+    build_package(_MODEL, folder / "package", loss="cross_entropy", nominal=True)
+
+
+def _build_without_swap(folder: Path) -> None:
+    folder_update._exchange = lambda first, second: False
+    _build(folder)
+
+
+def _build_here(folder: Path) -> None:
+    os.chdir(folder / "package")
+    _build(folder)
+
+
+def _artifacts(folder: Path, loss: artifacts.LossType = artifacts.LossType.MSELoss) -> None:
+    artifacts.generate_artifacts(
+        _MODEL,
+        requires_grad=[tensor.name for tensor in _MODEL.graph.initializer],
+        loss=loss,
+        optimizer=artifacts.OptimType.SGD,
+        artifact_directory=folder / "package",
+        prefix="digits_",
+    )
+
+
+def _artifacts_old(folder: Path) -> None:
+    _artifacts(folder, artifacts.LossType.CrossEntropyLoss)
+    (folder / "package" / "thesis.txt").write_text("years of work")
+
+
+def _save(folder: Path, step: int = 2) -> None:
+    state = CheckpointState.load_checkpoint(folder / "package" / "checkpoint")
+    state.properties["step"] = step
+    CheckpointState.save_checkpoint(state, folder / "trained.ckpt")
+
+
+def _save_old(folder: Path) -> None:
+    _build_old(folder)
+    _save(folder, 1)
+
+
+def _sign(folder: Path) -> None:
+    signing.sign_package(folder / "package", folder / "new.pem")
+
+
+def _sign_old(folder: Path) -> None:
+    _build_old(folder)
+    for name in ("old", "new"):
+        signing.new_key(folder / f"{name}.pem")
+    signing.sign_package(folder / "package", folder / "old.pem")
+
+
+ACTIONS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
+    "build": (lambda folder: None, _build),
+    "build over a package": (_build_old, _build),
+    "build over a package without a swap": (_build_old, _build_without_swap),
+    "build in the current folder": (_build_old, _build_here),
+    "artifacts beside other files": (_artifacts_old, _artifacts),
+    "save a checkpoint": (_save_old, _save),
+    "sign": (_sign_old, _sign),
+}
+
+
+def state(folder: Path) -> str:
+    """What a folder holds: a digest of its package, checked, and of the files beside it."""
+    seen = hashlib.sha256()
+    try:
+        package = Package.open(folder / "package")
+        _tidy(folder / "package")
+        if not (folder / "package" / "thesis.txt").exists():
+            check_nothing_else(package.path, package.manifest_name, package.manifest)
+        seen.update(package.manifest_sha256.encode())
+    except OdtpackError as error:
+        if error.code != "package-not-found":
+            return f"{error.code}: {error.what}"
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden and path.suffix != ".pem":
+            seen.update(f"{path.relative_to(folder)}:".encode() + path.read_bytes())
+    return seen.hexdigest()
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what the next build or signature would remove."""
+    for path in folder.iterdir():
+        if folder_update.is_stage(path.name):
+            shutil.rmtree(path)
+        elif path.match(".manifest.sig.*.tmp"):
+            path.unlink()
+
+
+def main(action: str, folder: Path) -> None:
+    prepare, act = ACTIONS[action]
+    reference = folder / "reference"
+    reference.mkdir()
+    prepare(reference)
+    old = state(reference)
+    template = folder / "template"
+    shutil.copytree(reference, template)
+    pid = os.fork()
+    if pid == 0:
+        act(reference)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    print(json.dumps({"old": old, "new": state(reference)}), flush=True)
+    call, ended = 0, False
+    while not ended:
+        call += 1
+        attempt = folder / "attempt"
+        shutil.copytree(template, attempt)
+        pid = os.fork()
+        if pid == 0:
+            Killer(call).install()
+            act(attempt)
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+        ended = os.WIFEXITED(status)
+        assert status in (0, signal.SIGKILL), status
+        found = state(attempt)
+        act_again = call % 7 == 0 and not ended
+        if act_again:  # whatever a kill left is no hindrance
+            pid = os.fork()
+            if pid == 0:
+                act(attempt)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        rubbish = [p.name for p in attempt.rglob(".*") if act_again or ended]
+        print(
+            json.dumps(
+                {
+                    "state": found,
+                    "again": state(attempt) if act_again else None,
+                    "rubbish": rubbish,
+                }
+            ),
+            flush=True,
+        )
+        shutil.rmtree(attempt)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

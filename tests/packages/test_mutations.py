@@ -1,0 +1,209 @@
+"""Damaged and forged packages: an error that is clear, or the same content; never a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack.cli import main
+from odtpack_runtime import OdtpackError
+from odtpack_runtime.checkpoint_format import read_checkpoint
+from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.package import Package
+from odtpack_runtime.package_files import check_nothing_else
+from odtpack_runtime.verify import verify_package
+from odtpack_runtime.verify_models import check_checkpoints, check_models
+from tests.packages import mutations
+
+NAMES = [
+    "training_model.onnx",
+    "eval_model.onnx",
+    "optimizer_model.onnx",
+    "checkpoint",
+    "nominal_checkpoint",
+    "manifest.json",
+]
+MUTATIONS = 1000
+HARMLESS_SHARE = 0.05
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="makes pipes")
+
+
+def read(folder: Path) -> Package:
+    """All of ``odtpack verify`` but the steps, which need a second each."""
+    package = Package.open(folder)
+    check_nothing_else(package.path, package.manifest_name, package.manifest)
+    check_models(package)
+    check_checkpoints(package)
+    return package
+
+
+def assert_clear(error: OdtpackError) -> None:
+    """One sentence that can be printed, and a way out."""
+    assert error.code == error.code.lower()
+    assert error.what.strip()
+    assert "\n" not in error.what.strip(), error.what
+    assert len(error.what) < 1000, error.what
+    assert error.hint, error.code
+    assert error.where
+    str(error).encode()
+
+
+def test_a_thousand_damaged_packages(built: Path, tmp_path: Path) -> None:
+    """Harmless are changes of spaces in the manifest: its content is the same."""
+    original = read(built)
+    codes: Counter[str] = Counter()
+    printed = 0
+    for index, (name, damage) in enumerate(mutations.damage(NAMES, MUTATIONS, seed=7)):
+        folder = tmp_path / str(index) / "package"
+        shutil.copytree(built, folder)
+        damage(folder)
+        try:
+            package = read(folder)
+        except OdtpackError as error:
+            assert_clear(error)
+            codes[error.code] += 1
+            if printed < 40 or index % 25 == 0:
+                printed += 1
+                assert main(["verify", str(folder)]) == 2, name
+        else:
+            assert package.manifest == original.manifest, name
+            for file in NAMES[:-1]:
+                assert (folder / file).read_bytes() == (built / file).read_bytes(), name
+            codes["harmless"] += 1
+        shutil.rmtree(tmp_path / str(index))
+    assert codes.total() == MUTATIONS
+    assert codes["harmless"] <= HARMLESS_SHARE * MUTATIONS, codes
+    assert len(codes) >= 9, codes
+
+
+def test_what_is_damaged_is_refused_by_the_command(
+    built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for index, (name, damage) in enumerate(mutations.damage(NAMES, 60, seed=8)):
+        folder = tmp_path / str(index)
+        shutil.copytree(built, folder)
+        damage(folder)
+        capfd.readouterr()
+        assert main(["verify", str(folder)]) == 2, name
+        shown = capfd.readouterr()
+        assert shown.out == ""
+        assert shown.err.count("error[") == 1
+        assert "error[internal]" not in shown.err, (name, shown.err)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_processes_end_with_code_2(built: Path, tmp_path: Path, seed: int) -> None:
+    for index, (name, damage) in enumerate(mutations.damage(NAMES, 500, seed=seed)):
+        if index in (seed * 13, 450 + seed):
+            folder = tmp_path / str(index)
+            shutil.copytree(built, folder)
+            damage(folder)
+            done = subprocess.run(
+                [sys.executable, "-m", "odtpack", "verify", folder],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 2, (name, done.stderr)
+            assert "Traceback" not in done.stderr
+
+
+def test_no_change_of_a_signed_manifest_passes(signed: Path, key: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    shutil.copytree(signed, folder)
+    data = (folder / "manifest.json").read_bytes()
+    for change in mutations.byte_changes(seed=11, count=200):
+        changed = change(data)
+        if changed == data:
+            continue
+        (folder / "manifest.json").write_bytes(changed)
+        with pytest.raises(OdtpackError) as caught:
+            verify_package(folder, public_key=key.with_suffix(".pub"))
+        assert caught.value.code == "signature-wrong"
+
+
+def test_forged_manifests(built: Path, tmp_path: Path) -> None:
+    """Their digest is right, so that what they say is looked at."""
+    folder = tmp_path / "package"
+    shutil.copytree(built, folder)
+    content = json.loads((folder / "manifest.json").read_bytes())
+    original = Package.open(built).manifest
+    refused = 0
+    for data in mutations.forged_manifests(content, 600, seed=3):
+        (folder / "manifest.json").write_bytes(data)
+        try:
+            manifest = read(folder).manifest
+        except OdtpackError as error:
+            assert_clear(error)
+            refused += 1
+        else:
+            # What can be held against the files is as it was.
+            for key in ("files", "inputs", "outputs", "opsets", "operators", "parameters"):
+                assert _loose(manifest, key) == _loose(original, key), key
+    assert refused > 400
+
+
+def _loose(manifest: Manifest, key: str) -> object:
+    """A part of a manifest without what the files do not tell."""
+    exclude = {"size_bytes", "role", "class_count"} if key in ("inputs", "parameters") else set()
+    part = manifest.model_dump()[key]
+    if isinstance(part, tuple | list):
+        return [{k: v for k, v in item.items() if k not in exclude} for item in part]
+    return part
+
+
+def test_forged_checkpoints(built: Path, tmp_path: Path) -> None:
+    """Their hashes are right, so that they are parsed."""
+    folder = tmp_path / "package"
+    shutil.copytree(built, folder)
+    original = read_checkpoint(built / "checkpoint")
+    data = (built / "checkpoint").read_bytes()
+    refused = 0
+    for change in mutations.byte_changes(seed=5, count=500):
+        (folder / "checkpoint").write_bytes(change(data))
+        mutations.rehash(folder, "checkpoint")
+        try:
+            package = read(folder)
+        except OdtpackError as error:
+            assert_clear(error)
+            refused += 1
+        else:
+            found = read_checkpoint(package.checkpoint)
+            for name, array in original.trainable.items():
+                assert found.trainable[name].shape == array.shape
+                assert found.trainable[name].dtype == np.float32
+    assert refused > 200
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_forged_models(built: Path, tmp_path: Path, name: str) -> None:
+    """Their hashes are right, so that they are parsed; ONNX Runtime sees a few, apart."""
+    folder = tmp_path / "package"
+    shutil.copytree(built, folder)
+    data = (built / name).read_bytes()
+    refused = run = 0
+    for change in mutations.byte_changes(seed=6, count=250):
+        (folder / name).write_bytes(change(data))
+        mutations.rehash(folder, name)
+        try:
+            read(folder)
+        except OdtpackError as error:
+            assert_clear(error)
+            refused += 1
+            continue
+        if run < 3:
+            run += 1
+            try:
+                verify_package(folder)
+            except OdtpackError as error:
+                assert_clear(error)
+    assert refused > 60
+    assert run

@@ -1,0 +1,298 @@
+"""``odtpack verify`` and ``odtpack sign``."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack.cli import main
+from odtpack.signing import new_key, sign_package
+from odtpack_runtime import CheckpointState, OdtpackError, verify_steps
+from odtpack_runtime.package import Package
+from odtpack_runtime.verify import verify_package
+from tests.packages.mutations import rehash, seal
+
+
+@pytest.fixture
+def package(built: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(built, tmp_path / "package"))
+
+
+def refusal(package: Path, **options: Any) -> OdtpackError:
+    with pytest.raises(OdtpackError) as caught:
+        verify_package(package, **options)
+    return caught.value
+
+
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "mlp": lambda: zoo.mlp((6, 4, 3)),
+    "cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3),
+    "transformer": lambda: zoo.transformer_encoder(vocab=20, d=16, layers=1, T=8, ff=32, opset=17),
+    "open planes": lambda: onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        planes (float[N, 1, H, W] x) => (float[N, 2] y)
+        <float[2, 1, 5, 5] w = {0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1,
+            0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3,
+            0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2,
+            0.3, 0.1, 0.2}> {
+            c = Conv (x, w)
+            p = GlobalAveragePool (c)
+            y = Flatten (p)
+        }"""
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_was_built_verifies(tmp_path: Path, name: str) -> None:
+    build_package(MODELS[name](), tmp_path / "p", loss="cross_entropy")
+    found = verify_package(tmp_path / "p")
+    assert found.signature == "none"
+    assert found.files == 4
+    assert found.size_bytes == sum(file.stat().st_size for file in (tmp_path / "p").iterdir())
+    assert found.steps.training_loss is not None
+    assert found.steps.evaluation_loss is not None
+    assert found.steps.shapes["labels"][0] == 2
+    if name == "open planes":  # a plane of 2 by 2 has no room for the window
+        assert found.steps.shapes["x"] == [2, 1, 8, 8]
+
+
+def test_the_steps_change_no_file(built: Path) -> None:
+    before = {path.name: path.read_bytes() for path in built.iterdir()}
+    assert verify_package(built) == verify_package(built / "manifest.json")
+    assert {path.name: path.read_bytes() for path in built.iterdir()} == before
+
+
+def _edit(package: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = package / "manifest.json"
+    content = json.loads(path.read_bytes())
+    change(content)
+    path.write_bytes(seal(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c["inputs"][0].update(dtype="float64"), "inputs"),
+        (lambda c: c["inputs"][0].update(shape=["batch", 7]), "inputs"),
+        (lambda c: c["inputs"][1].update(class_count=4), "class_count"),
+        (lambda c: c["outputs"][0].update(name="cost"), "outputs"),
+        (lambda c: c["opsets"].update({"": 18}), "opsets"),
+        (lambda c: c.update(ir_version=7), "IR version"),
+        (lambda c: c.update(loss="mse"), "odtpack.loss"),
+        (lambda c: c.update(accumulation_steps=3), "odtpack.accumulation_steps"),
+        (lambda c: c["optimizer"].update(kind="adam"), "odtpack.optimizer"),
+        (lambda c: c["parameters"].reverse(), "parameters"),
+        (lambda c: c["parameters"][0].update(role="frozen"), "gradient buffers"),
+        (lambda c: c["operators"]["eval_model"]["ai.onnx"].update(Gemm=11), "operators"),
+        (lambda c: c["operators"]["optimizer_model"]["ai.onnx"].pop("Sqrt"), "operators"),
+        (lambda c: c["operators"]["training_model"].update(x={"Y": 1}), "operators"),
+    ],
+)
+def test_a_manifest_that_says_otherwise(
+    package: Path, change: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    _edit(package, change)
+    error = refusal(package)
+    assert error.code == "manifest-contradicts"
+    assert says in error.what
+
+
+def test_a_checkpoint_of_another_package(package: Path, tmp_path: Path) -> None:
+    build_package(zoo.mlp((6, 5, 3)), tmp_path / "other", loss="cross_entropy", nominal=True)
+    for name, says in (("checkpoint", "trainable"), ("nominal_checkpoint", "with values")):
+        good = (package / name).read_bytes()
+        (package / name).write_bytes((tmp_path / "other" / "checkpoint").read_bytes())
+        rehash(package, name)
+        error = refusal(package)
+        assert error.code == "manifest-contradicts"
+        assert says in error.what
+        (package / name).write_bytes(good)
+        rehash(package, name)
+    verify_package(package)
+
+
+def test_a_model_that_reads_another_file(package: Path) -> None:
+    path = package / "eval_model.onnx"
+    model = onnx.load_model(path)
+    tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[4])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../../etc/passwd")
+    path.write_bytes(model.SerializeToString())
+    rehash(package, path.name)
+    error = refusal(package)
+    assert error.code == "model-external-data"
+    assert "secret" in error.what
+
+
+def test_a_model_that_does_not_load(package: Path) -> None:
+    """ONNX Runtime's own refusal: a name is given twice."""
+    path = package / "eval_model.onnx"
+    model = onnx.load_model(path)
+    model.graph.node[-1].output[0] = model.graph.node[0].output[0]
+    path.write_bytes(model.SerializeToString())
+    rehash(package, path.name)
+    assert refusal(package).code == "model-not-loadable"
+
+
+def test_a_crash_is_an_error(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = subprocess.run
+
+    def crash(command: list[str], **options: Any) -> Any:
+        program = f"import os; os.kill(os.getpid(), {signal.SIGSEGV.value})"
+        return run([command[0], "-c", program], **options)
+
+    monkeypatch.setattr(verify_steps.subprocess, "run", crash)
+    error = refusal(built)
+    assert error.code == "models-crash"
+    assert "-11" in error.what
+
+
+def test_a_model_that_does_not_end(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_steps, "STALL_SECONDS", 0.01)
+    assert refusal(built).code == "models-stall"
+
+
+class TestSignature:
+    def test_a_signed_package(self, signed: Path, key: Path) -> None:
+        public = key.with_suffix(".pub")
+        assert verify_package(signed).signature == "unchecked"
+        assert verify_package(signed, require_signature=True).signature == "unchecked"
+        assert verify_package(signed, public_key=public).signature == "valid"
+        assert Package.open(signed).path == signed.resolve()
+
+    def test_openssl_agrees(self, signed: Path, key: Path) -> None:
+        openssl = shutil.which("openssl")
+        if openssl is None:
+            pytest.skip("needs openssl")
+        command = [openssl, "pkeyutl", "-verify", "-pubin", "-inkey", key.with_suffix(".pub")]
+        command += ["-rawin", "-in", signed / "manifest.json", "-sigfile", signed / "manifest.sig"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "Verified Successfully" in done.stdout, done.stderr
+
+    def test_the_private_key_is_private(self, key: Path) -> None:
+        assert key.stat().st_mode & 0o777 == 0o600
+
+    def test_an_unsigned_package(self, built: Path, key: Path) -> None:
+        assert refusal(built, public_key=key.with_suffix(".pub")).code == "not-signed"
+        assert refusal(built, require_signature=True).code == "not-signed"
+
+    def test_another_key(self, signed: Path, tmp_path: Path) -> None:
+        public = new_key(tmp_path / "other.pem")
+        assert refusal(signed, public_key=public).code == "signature-wrong"
+
+    @pytest.mark.parametrize("content", [b"", b"x" * 63, b"x" * 64, b"x" * 65])
+    def test_what_is_no_signature(self, package: Path, key: Path, content: bytes) -> None:
+        (package / "manifest.sig").write_bytes(content)
+        error = refusal(package, public_key=key.with_suffix(".pub"))
+        assert error.code == "signature-wrong"
+
+    def test_a_signature_behind_a_link(self, signed: Path, package: Path, key: Path) -> None:
+        (package / "manifest.sig").symlink_to(signed / "manifest.sig")
+        assert refusal(package, public_key=key.with_suffix(".pub")).code == "signature-wrong"
+
+    def test_a_new_build_is_not_signed(self, signed: Path, tmp_path: Path) -> None:
+        folder = Path(shutil.copytree(signed, tmp_path / "package"))
+        build_package(zoo.mlp((6, 4, 3)), folder, loss="mse")
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "checkpoint", "eval_model.onnx", "manifest.json", "optimizer_model.onnx",
+            "training_model.onnx",
+        ]  # fmt: skip
+
+    def test_damage_is_not_signed(self, package: Path, key: Path) -> None:
+        (package / "checkpoint").write_bytes(b"x")
+        with pytest.raises(OdtpackError) as caught:
+            sign_package(package, key)
+        assert caught.value.code == "package-changed"
+        assert not (package / "manifest.sig").exists()
+
+    @pytest.mark.parametrize("content", [None, b"", b"not a key", b"x" * 2**17])
+    def test_what_is_no_key(
+        self, signed: Path, tmp_path: Path, content: bytes | None, capfd: Any
+    ) -> None:
+        path = tmp_path / "key"
+        if content is not None:
+            path.write_bytes(content)
+        before = (signed / "manifest.sig").read_bytes()
+        for command in (["verify", signed, "--public-key", path], ["sign", signed, "--key", path]):
+            assert main(list(map(str, command))) == 2
+            assert "error[internal]" not in capfd.readouterr().err
+        assert (signed / "manifest.sig").read_bytes() == before
+
+    def test_keys_of_another_kind(self, signed: Path, key: Path, tmp_path: Path) -> None:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        other = ec.generate_private_key(ec.SECP256R1())
+        secret = other.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        (tmp_path / "ec.pem").write_bytes(secret)
+        with pytest.raises(OdtpackError, match="another algorithm"):
+            sign_package(signed, tmp_path / "ec.pem")
+        assert refusal(signed, public_key=key).code == "bad-key"  # the private one
+
+    def test_no_key_is_overwritten(self, key: Path) -> None:
+        before = key.read_bytes()
+        with pytest.raises(OdtpackError) as caught:
+            new_key(key)
+        assert caught.value.code == "key-exists"
+        assert key.read_bytes() == before
+
+    def test_without_the_library(
+        self, signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    ) -> None:
+        real = builtins.__import__
+
+        def missing(name: str, *arguments: Any, **options: Any) -> Any:
+            if name.startswith("cryptography"):
+                raise ImportError(name)
+            return real(name, *arguments, **options)
+
+        monkeypatch.setattr(builtins, "__import__", missing)
+        for command in (
+            ["verify", signed, "--public-key", key.with_suffix(".pub")],
+            ["sign", signed, "--key", key],
+            ["sign", "--new-key", key.with_name("new.pem")],
+        ):
+            assert main(list(map(str, command))) == 2
+            assert "pip install 'odtpack[sign]'" in capfd.readouterr().err
+
+
+def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "key.pem"
+    assert main(["sign", str(package), "--new-key", str(key)]) == 0
+    assert main(["verify", str(package), "--public-key", str(key.with_suffix(".pub"))]) == 0
+    assert "signature   valid" in capfd.readouterr().err
+    assert main(["verify", str(package), "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown == dataclasses.asdict(verify_package(package))
+    for wrong in (["sign"], ["sign", str(package)], ["sign", "--key", str(key)]):
+        assert main(wrong) == 2
+        assert "help: odtpack sign" in capfd.readouterr().err
+
+
+def test_training_progress_beside_a_package(package: Path, tmp_path: Path) -> None:
+    """A checkpoint that somebody saved into the package makes it another one."""
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    state.parameters["fc1.bias"].data = np.ones(4, np.float32)
+    CheckpointState.save_checkpoint(state, package / "trained.ckpt")
+    assert Package.open(package).checkpoint.name == "checkpoint"
+    assert refusal(package).code == "package-unlisted"
