@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from odtpack.autodiff.coverage import coverage
+from odtpack_runtime.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,7 +52,20 @@ def operators_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {ROOT / "docs" / "operators.md": operators_page}
+def manifest_schema() -> str:
+    """The JSON Schema of a package's manifest."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Manifest of an odtpack package",
+        **{k: v for k, v in Manifest.model_json_schema().items() if k != "title"},
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
+PAGES = {
+    ROOT / "docs" / "operators.md": operators_page,
+    ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
+}
 
 
 def main() -> int:
@@ -61,6 +76,7 @@ def main() -> int:
     ]
     for path in stale:
         if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(PAGES[path]())
         print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
     return 1 if check and stale else 0

@@ -27,6 +27,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.signature import TensorSpec
 
 SCHEMA_VERSION = 1
+_MOST_CHARACTERS = 300
 
 Name = Annotated[str, StringConstraints(min_length=1)]
 SHA256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -427,6 +428,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _invalid(problem: str, where: str) -> OdtpackError:
+    if len(problem) > _MOST_CHARACTERS:  # a hostile key may be of any length
+        problem = f"{problem[: _MOST_CHARACTERS // 2]} ... {problem[-_MOST_CHARACTERS // 2 :]}"
     return OdtpackError(
         "manifest-invalid",
         f"The manifest is not valid: {problem}.",
