@@ -19,7 +19,7 @@ from odtpack.loading import load_model
 from odtpack_runtime.manifest import Manifest
 
 BUILD = """
-import os, sys, threading
+import os, sys
 from pathlib import Path
 from odtpack import zoo
 from tests.packaging_tools import OPTIMIZERS, generate
