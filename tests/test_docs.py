@@ -17,6 +17,7 @@ import pytest
 from odtpack import zoo
 from odtpack.losses import LOSSES
 from scripts.generate_docs import PAGES
+from tests.peer import client
 
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
@@ -26,7 +27,8 @@ BUDGETS = '[budgets]\npeak_memory = "200 MB"\npackage_size = "1 MB"\n'
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    return [body for name, body in fenced if name == language]
 
 
 @pytest.fixture
@@ -49,11 +51,36 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda page: page.stem)
+def prepare_artifacts(folder: Path) -> None:
+    """What an app that used onnxruntime-training has: its artifacts, and a device's checkpoint."""
+    reason = client.peer_available()
+    if reason is not None:
+        pytest.skip(reason)
+    client.run_jobs([
+        {"command": "generate", "model": folder / "factory.onnx", "folder": folder / "artifacts"},
+        {"command": "train", "folder": folder / "artifacts", "inputs": folder / "digits.npz",
+         "steps": 2, "batch": 32, "learning_rate": 0.001, "save": folder / "device.ckpt",
+         "optimizer_state": True, "properties": {"device": "phone"}},
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        pytest.param(
+            page,
+            id=page.stem,
+            marks=[pytest.mark.peer] if page.stem == "from-onnxruntime-training" else [],
+        )
+        for page in GUIDES
+    ],
+)
 def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None:
     if guide.stem == "app-developer":
         build = "build factory.onnx --out package --loss cross_entropy --optimizer adamw"
         run([sys.executable, "-m", "odtpack", *shlex.split(build)], folder)
+    if guide.stem == "from-onnxruntime-training":
+        prepare_artifacts(folder)
     commands = [
         line
         for block in blocks(guide, "")
@@ -64,7 +91,9 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None
         run([sys.executable, "-m", "odtpack", *shlex.split(command)[1:]], folder)
     programs = [p for p in blocks(guide, "python") if "torch.onnx.export" not in p]
     for program in programs:
-        run([sys.executable, "-c", program], folder)
+        of_reference = "from onnxruntime.training" in program
+        reference = [str(client.ENVIRONMENT / "bin" / "python"), "-E", "-W", "ignore"]
+        run([*(reference if of_reference else [sys.executable]), "-c", program], folder)
     assert commands or programs
 
 

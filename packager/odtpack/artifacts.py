@@ -11,11 +11,11 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import onnx_ir as ir
 
-from odtpack import losses, optimizers
+from odtpack import losses, optimizers, targets
 from odtpack.build import write_artifacts
 from odtpack.collector import paused_collector
 from odtpack.errors import OdtpackError, WrongTypeError
@@ -67,6 +67,7 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
+    target: targets.Runtime = targets.STOCK,
 ) -> None:
     """Generate the files that training on a device needs.
 
@@ -96,6 +97,8 @@ def generate_artifacts(
         nominal_checkpoint: Also write ``{prefix}nominal_checkpoint``, without values.
         loss_input_names: Values that the loss reads: the prediction, and optionally the
             target. The first output by default; for a block all outputs.
+        target: What is to run the files: ``"onnxruntime"``, or ``"ort-training"`` for
+            onnxruntime-training 1.19.
 
     Raises:
         OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
@@ -117,12 +120,16 @@ def generate_artifacts(
     library = None if custom_op_library is None else Path(custom_op_library)
     if library is not None and not library.is_file():
         raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is no file")
+    if target not in get_args(targets.Runtime):
+        known = ", ".join(repr(name) for name in get_args(targets.Runtime))
+        raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
     recipe = Recipe(
         train,
         frozen,
         chosen,
         _names(loss_input_names, "loss_input_names"),
         _names(additional_output_names, "additional_output_names"),
+        runtime=target,
     )
     loaded = load_model(model, named=(*train, *frozen))
     if isinstance(loss, Block):

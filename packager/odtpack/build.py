@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack import optimizers
+from odtpack import optimizers, targets
 from odtpack.collector import paused_collector
 from odtpack.digest import file_digest, model_digest, recipe_digest
 from odtpack.emit import listed_files, write_package
@@ -24,6 +24,8 @@ from odtpack.losses import Loss, make_loss
 from odtpack.onnxblock.models import parameters
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
+from odtpack.ort_training.optimizer import inexpressible
+from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
 from odtpack.patterns import resolve, unreached
 from odtpack.training import Recipe, build_graphs
 from odtpack.update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
@@ -50,6 +52,7 @@ def build_package(
     ort_format: bool = False,
     nominal: bool = False,
     remark: Callable[[str], None] | None = None,
+    runtime: targets.Runtime = targets.STOCK,
 ) -> Manifest:
     """Build a package.
 
@@ -72,6 +75,7 @@ def build_package(
         nominal: Also write a checkpoint without values.
         remark: Takes a sentence about each parameter that nobody froze and that still will
             not train.
+        runtime: What is to run the package.
 
     Returns:
         The manifest as written.
@@ -110,6 +114,7 @@ def build_package(
             tuple(loss_inputs),
             tuple(outputs),
             accumulation_steps,
+            runtime=runtime,
         )
         manifest = write_artifacts(
             loaded,
@@ -125,7 +130,7 @@ def build_package(
             error.where = str(model)
         raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
-    _remove_leftovers(destination, ort_format=ort_format)
+    remove_leftovers(destination, ort_format=ort_format)
     return manifest
 
 
@@ -167,6 +172,16 @@ def write_artifacts(
         OdtpackError: Bad input, or a folder that cannot be written. Nothing has been
             written then.
     """
+    stock = recipe.runtime == targets.STOCK
+    if ort_format and not stock:
+        raise OdtpackError(
+            "target-cannot",
+            "the ORT format is written by this ONNX Runtime, which does not know the operators "
+            "of onnxruntime-training",
+            hint="convert with onnxruntime-training: "
+            "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
+        )
+    targets.require(model.graph.opset_imports[""], recipe.runtime)
     graphs = build_graphs(model, recipe)
     opset = graphs.training.graph.opset_imports[""]
     pair: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None = None
@@ -174,10 +189,15 @@ def write_artifacts(
         update = Update(clip=optimizer.clip)
         optimizer = optimizer.formula
     if isinstance(optimizer, BlockOptimizer):
+        if not stock:
+            raise inexpressible("an optimizer that blocks write")
         pair = optimizer, optimizer.model(parameters(graphs), opset)
     elif optimizer is not None:
         resolved = resolve_update(optimizer, update, graphs)
-        pair = resolved, resolved.model(opset, graphs.master)
+        if stock:
+            pair = resolved, resolved.model(opset, graphs.master)
+        else:
+            pair = resolved, peer_optimizer(resolved, opset)
     digest = recipe_digest(
         model,
         parameters={parameter.name: parameter.role for parameter in graphs.parameters},
@@ -230,8 +250,13 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _remove_leftovers(folder: Path, *, ort_format: bool) -> None:
-    """Remove what an earlier package at this place had and the new one does not name."""
+def remove_leftovers(folder: Path, *, ort_format: bool) -> None:
+    """Remove what an earlier package at this place had and the new one does not name.
+
+    Args:
+        folder: The package's folder.
+        ort_format: Whether the new package has models in ORT format.
+    """
     stale = []
     if not ort_format:
         for kind in ("training_model", "eval_model", "optimizer_model"):

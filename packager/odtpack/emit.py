@@ -42,6 +42,7 @@ def write_package(
     *,
     nominal: bool = False,
     recipe_digest: str | None = None,
+    carried: CheckpointData | None = None,
 ) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names.
 
@@ -52,6 +53,7 @@ def write_package(
         prefix: Start of every file name.
         nominal: Also write a nominal checkpoint: names and types without values.
         recipe_digest: What decided the build, see :mod:`odtpack.digest`.
+        carried: Checkpoint whose optimizer state and properties the package's takes over.
 
     Returns:
         The manifest as written; None without an optimizer.
@@ -64,7 +66,7 @@ def write_package(
         models["optimizer_model"] = optimizer[1]
     name = f"{prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        staged = _stage(models, graphs.parameters, stage, prefix, nominal)
+        staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
         if optimizer is None:
             return None
         manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest)
@@ -90,6 +92,7 @@ def _stage(
     scratch: Path,
     prefix: str,
     nominal: bool,
+    carried: CheckpointData | None,
 ) -> dict[str, Path]:
     """Write every file but the manifest into ``scratch``."""
     staged = {}
@@ -110,6 +113,8 @@ def _stage(
         {n: _array(p) for n, p in arrays.items() if p.role == "trainable"},
         {n: _array(p) for n, p in arrays.items() if p.role != "trainable"},
     )
+    if carried is not None:
+        data.optimizer, data.properties = carried.optimizer, carried.properties
     staged["checkpoint"] = scratch / f"{prefix}checkpoint"
     write_checkpoint(staged["checkpoint"], data)
     tensors = scratch / f"{prefix}checkpoint.data"
@@ -138,8 +143,9 @@ def _manifest(
     recipe_digest: str | None,
 ) -> Manifest:
     graph = graphs.training.graph
-    lowest = max((targets.lowest_target(m.graph.opset_imports[""]) for m in models.values()),
-                 key=lambda target: target.version)  # fmt: skip
+    peer = graphs.runtime == targets.ORT_TRAINING
+    opsets = (model.graph.opset_imports[""] for model in models.values())
+    lowest = targets.ORT_TRAINING_TARGET if peer else targets.lowest_target(max(opsets))
     inputs, outputs = _inputs(graphs), _outputs(graph)
     roles = [str(item["role"]) for item in (*inputs, *outputs)]
     roles += [parameter.role for parameter in graphs.parameters]
@@ -151,6 +157,7 @@ def _manifest(
             "onnx_ir": ir.__version__,
         },
         "files": {key: _file(path) for key, path in staged.items()},
+        **({"target": graphs.runtime} if peer else {}),
         "minimum_onnxruntime": lowest.name,
         "ir_version": graphs.training.ir_version,
         "opsets": dict(sorted(graph.opset_imports.items())),

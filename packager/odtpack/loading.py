@@ -20,7 +20,14 @@ from odtpack.inference import infer_shapes
 from odtpack.passes import split_merged, tie_weights
 from odtpack.source import ModelLike
 
-__all__ = ["ModelLike", "infer_shapes", "is_lifted_constant", "load_model"]
+__all__ = [
+    "ModelLike",
+    "check_texts",
+    "infer_shapes",
+    "is_lifted_constant",
+    "load_model",
+    "load_source",
+]
 
 _LIFTED = "odtpack.lifted_constant"
 
@@ -41,12 +48,28 @@ def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
         OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
             data outside the model's folder, or an initializer with missing bytes.
     """
+    return load_source(source.open_model(model), named)
+
+
+def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
+    """:func:`load_model` of a model that is open already.
+
+    Raises:
+        OdtpackError: As :func:`load_model`.
+    """
     from odtpack.contrib import decompose, rename_misplaced  # which infers shapes, too
 
-    given = source.open_model(model)
     rename_misplaced(given.proto)
     _check(given.proto, given.where)
-    loaded = ir.from_proto(given.proto)
+    try:
+        loaded = ir.from_proto(given.proto)
+    except ir.serde.SerdeError as error:
+        raise OdtpackError(
+            "invalid-model",
+            f"the model is damaged: {str(error).splitlines()[0]}",
+            where=given.where,
+            hint="export or copy it again",
+        ) from error
     given.restore(loaded.graph)
     _mark_constants(loaded)
     for transform in (
@@ -132,14 +155,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     if opset is None:
         raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
     targets.lowest_target(opset)
-    for text in _texts(proto):
-        if not isinstance(text, str):
-            raise OdtpackError(
-                "invalid-model",
-                f"the model is damaged: it holds a name that is not UTF-8 text, {text!r}",
-                where=where,
-                hint="export or copy it again",
-            )
+    check_texts(proto, where)
     try:
         if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
             onnx.checker.check_model(proto)
@@ -162,6 +178,22 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
         )
     for tensor in external_data.tensors(proto):
         source.check_bytes(tensor, where)
+
+
+def check_texts(proto: onnx.ModelProto, where: str) -> None:
+    """Check that every name in a model is text.
+
+    Raises:
+        OdtpackError: One is not UTF-8 (``invalid-model``).
+    """
+    for text in _texts(proto):
+        if not isinstance(text, str):
+            raise OdtpackError(
+                "invalid-model",
+                f"the model is damaged: it holds a name that is not UTF-8 text, {text!r}",
+                where=where,
+                hint="export or copy it again",
+            )
 
 
 def _texts(message: Any) -> Iterator[str | bytes]:

@@ -7,6 +7,7 @@ it is loaded, so whatever odtpack emits goes through :func:`stamp`.
 from __future__ import annotations
 
 import dataclasses
+from typing import Final, Literal
 
 import onnx_ir as ir
 
@@ -42,6 +43,14 @@ TARGETS = (
     Target((1, 31), ir_version=13, opset=26),
 )
 
+Runtime = Literal["onnxruntime", "ort-training"]
+STOCK: Final = "onnxruntime"
+ORT_TRAINING: Final = "ort-training"
+"""onnxruntime-training, whose own operators accumulate and update in place."""
+
+ORT_TRAINING_TARGET = Target((1, 19), ir_version=10, opset=21)
+"""Its last release."""
+
 MIN_OPSET = 12
 MAX_OPSET = TARGETS[-1].opset
 
@@ -67,6 +76,22 @@ def lowest_target(opset: int) -> Target:
         f"the model uses opset {opset}; ONNX Runtime {TARGETS[-1].name} loads at most {MAX_OPSET}",
         hint=f"export it again with opset {MAX_OPSET} or older",
     )
+
+
+def require(opset: int, runtime: Runtime) -> None:
+    """Check that a runtime loads an opset at all.
+
+    Raises:
+        OdtpackError: onnxruntime-training is older than it.
+    """
+    newest = ORT_TRAINING_TARGET
+    if runtime == ORT_TRAINING and opset > newest.opset:
+        raise OdtpackError(
+            "opset-too-new",
+            f"the model uses opset {opset}; onnxruntime-training {newest.name} loads at most "
+            f"{newest.opset}",
+            hint=f"export it again with opset {newest.opset} or older, or leave --target out",
+        )
 
 
 # The least IR version in which each opset may stand, as the ONNX checker has it.

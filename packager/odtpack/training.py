@@ -24,6 +24,7 @@ from odtpack.autodiff.ops import Ops, static_dims
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
+from odtpack.ort_training import in_place
 from odtpack.passes import (
     aliases,
     batch_norm,
@@ -58,6 +59,7 @@ class Recipe:
         attached: What is known of a loss that the model already ends in.
         input_gradients: Names of inputs whose gradients the training model accumulates,
             like those of parameters.
+        runtime: What is to run the models.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -71,6 +73,7 @@ class Recipe:
     accumulation_steps: int = 1
     attached: LossInfo | None = None
     input_gradients: tuple[str, ...] = ()
+    runtime: targets.Runtime = targets.STOCK
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -107,6 +110,7 @@ class Graphs:
     parameters: tuple[Parameter, ...]
     accumulation_steps: int = 1
     loss: LossInfo = dataclasses.field(default_factory=LossInfo)
+    runtime: targets.Runtime = targets.STOCK
 
     @property
     def master(self) -> ir.DataType:
@@ -161,6 +165,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
         parameters,
         recipe.accumulation_steps,
         info,
+        recipe.runtime,
     )
 
 
@@ -316,9 +321,9 @@ def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
                 f"{parameter.name!r} is to be trained, but the loss does not depend on it",
                 hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
             )
-    updates = pipeline.after_gradient(op, graph)
+    updates = pipeline.after_gradient(op, graph, recipe.runtime)
     if trained:
-        _accumulate(graph, op, trained, gradients)
+        _accumulate(graph, op, trained, gradients, recipe.runtime)
     for update in updates:
         # A layer used twice updates its statistics twice, the second time from the first.
         update.update.name = update.name + STATE_SUFFIX
@@ -328,12 +333,17 @@ def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:
 
 
 def _accumulate(
-    graph: ir.Graph, op: Ops, trained: Sequence[ir.Value], gradients: dict[ir.Value, ir.Value]
+    graph: ir.Graph,
+    op: Ops,
+    trained: Sequence[ir.Value],
+    gradients: dict[ir.Value, ir.Value],
+    runtime: targets.Runtime,
 ) -> None:
     buffers = [ir.val(f"{p.name}{BUFFER_SUFFIX}", dtype=p.dtype, shape=p.shape) for p in trained]
     reset = ir.val(RESET, dtype=ir.DataType.BOOL, shape=[1])
     graph.inputs.extend([*buffers, reset])
-    flag = op.squeeze(reset, 0)
+    stock = runtime == targets.STOCK
+    flag = op.squeeze(reset, 0) if stock else reset
     named: set[ir.Value] = set()
     for parameter, buffer in zip(trained, buffers, strict=True):
         gradient = gradients[parameter]
@@ -343,11 +353,16 @@ def _accumulate(
         named.add(gradient)
         gradient.name = op.fresh_name(f"{parameter.name}_grad")
         gradient.type, gradient.shape = parameter.type, parameter.shape
-        out = accumulate(op, gradient, buffer, flag)
+        if stock:
+            out = accumulate(op, gradient, buffer, flag)
+            out.type, out.shape = parameter.type, parameter.shape
+        else:
+            in_place.check_float(parameter)
+            out = in_place.accumulate(op, gradient, buffer, flag)
         out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
-        out.type, out.shape = parameter.type, parameter.shape
         graph.outputs.append(out)
-        aliases.verify(graph, buffer, out)
+        if stock:
+            aliases.verify(graph, buffer, out)
 
 
 def _optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:

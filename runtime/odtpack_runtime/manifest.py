@@ -281,6 +281,8 @@ class Manifest(_Model):
         schema_version: Version of this schema, 1.
         tool: Versions of the packages that built the package, by name.
         files: The package's files.
+        target: ``"ort-training"`` if only onnxruntime-training runs the training and the
+            optimizer model; None for ONNX Runtime as it is.
         minimum_onnxruntime: Lowest version of ONNX Runtime that loads the models.
         ir_version: ONNX IR version of the models.
         opsets: Opset version of the models by domain; ``""`` is ai.onnx.
@@ -304,6 +306,7 @@ class Manifest(_Model):
     schema_version: Literal[1]
     tool: dict[str, str]
     files: PackageFiles
+    target: Literal["ort-training"] | None = None
     minimum_onnxruntime: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+(\.\d+)?$")]
     ir_version: PositiveInt
     opsets: dict[str, PositiveInt]

@@ -77,6 +77,21 @@ class Package:
             nominal_checkpoint=found.get("nominal_checkpoint"),
         )
 
+    def require_stock(self) -> None:
+        """Refuse a package that ONNX Runtime as it is cannot train.
+
+        Raises:
+            OdtpackError: ``package-target``: it was built for onnxruntime-training.
+        """
+        if self.manifest.target is not None:
+            raise OdtpackError(
+                "package-target",
+                "The package was built for onnxruntime-training, whose operators this ONNX Runtime "
+                "does not have.",
+                where=str(self.path),
+                hint="odtpack build without --target, or load its files with onnxruntime-training",
+            )
+
 
 def find_manifest(path: str | os.PathLike[str]) -> Path:
     """Return a package's manifest file; a build that was killed half-way is finished first.

@@ -52,6 +52,7 @@ def generate(
         requires_grad = [name for name in names if name not in frozen]
     losses = {
         None: None,
+        "none": None,  # as a job says it: what is None there stays at its default
         "mse": artifacts.LossType.MSELoss,
         "cross_entropy": artifacts.LossType.CrossEntropyLoss,
         "bce_with_logits": artifacts.LossType.BCEWithLogitsLoss,

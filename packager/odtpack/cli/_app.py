@@ -18,6 +18,7 @@ from odtpack.cli.build import build
 from odtpack.cli.demo import demo
 from odtpack.cli.devices import devices
 from odtpack.cli.export import export
+from odtpack.cli.import_ import import_
 from odtpack.cli.inspect import inspect
 from odtpack.cli.ops import ops
 from odtpack.cli.sign import sign
@@ -84,6 +85,13 @@ app.command(
         "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
     )
 )(build)
+app.command(
+    name="import",
+    epilog=_examples(
+        "odtpack import artifacts --out package",
+        "odtpack import artifacts --checkpoint from_device.ckpt --out package",
+    ),
+)(import_)
 app.command(
     epilog=_examples(
         "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",

@@ -34,6 +34,13 @@ def parameter_summary(manifest: Manifest) -> list[str]:
     return lines
 
 
+def runtime_text(manifest: Manifest) -> str:
+    """What runs a package: ``ONNX Runtime 1.12 and newer``."""
+    if manifest.target is not None:
+        return f"onnxruntime-training {manifest.minimum_onnxruntime}"
+    return f"ONNX Runtime {manifest.minimum_onnxruntime} and newer"
+
+
 def update_lines(manifest: Manifest) -> list[str]:
     """A line for each thing that happens around the optimizer."""
     lines = []

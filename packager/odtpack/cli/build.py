@@ -43,6 +43,13 @@ class OptimizerName(StrEnum):
     ADAFACTOR = "adafactor"
 
 
+class TargetName(StrEnum):
+    """Runtimes of :data:`odtpack.targets.Runtime`."""
+
+    ONNXRUNTIME = "onnxruntime"
+    ORT_TRAINING = "ort-training"
+
+
 def build(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL.onnx", show_default=False, help="Forward model.")
@@ -161,6 +168,13 @@ def build(
             "total it runs over the whole training.",
         ),
     ] = None,
+    target: Annotated[
+        TargetName,
+        typer.Option(
+            help="What runs the package: ONNX Runtime as it is, or onnxruntime-training 1.19 "
+            "with its own operators."
+        ),
+    ] = TargetName.ONNXRUNTIME,
     ort_format: Annotated[
         bool,
         typer.Option(
@@ -197,6 +211,7 @@ def build(
 
     from odtpack.build import build_package
     from odtpack.cli._update import read_optimizer, read_update
+    from odtpack.errors import OdtpackError
     from odtpack.losses import parse_options
 
     chosen = read_optimizer(optimizer.value, given, optimizer_option or ())
@@ -208,6 +223,13 @@ def build(
         schedule=schedule,
     )
 
+    if sample is not None and target is TargetName.ORT_TRAINING:
+        raise OdtpackError(
+            "target-cannot",
+            "--sample trains, and this ONNX Runtime cannot train what is built for "
+            "onnxruntime-training",
+            hint="leave --sample or --target out",
+        )
     name = None if loss is LossName.NONE else loss.value
     manifest = build_package(
         model,
@@ -224,6 +246,7 @@ def build(
         ort_format=ort_format,
         nominal=nominal,
         remark=lambda text: _console.say(f"note: {text}", style="yellow"),
+        runtime=target.value,
     )
     print_built(manifest, out)
     extra = {}
@@ -237,7 +260,7 @@ def build(
 
 def print_built(manifest: Manifest, folder: Path) -> None:
     """Print what a package holds: parameters by role, and files."""
-    from odtpack.cli._describe import parameter_summary
+    from odtpack.cli._describe import parameter_summary, runtime_text
     from odtpack_runtime.simulator.units import format_bytes
 
     _console.say(f"built {folder}", style="bold")
@@ -246,4 +269,4 @@ def print_built(manifest: Manifest, folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_file():
             _console.say(f"  {path.name:<24} {format_bytes(path.stat().st_size):>10}")
-    _console.say(f"  runs on ONNX Runtime {manifest.minimum_onnxruntime} and newer")
+    _console.say(f"  runs on {runtime_text(manifest)}")

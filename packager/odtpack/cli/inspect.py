@@ -65,7 +65,13 @@ def _kind(path: Path) -> str:
 
 
 def _package(path: Path) -> dict[str, Any]:
-    from odtpack.cli._describe import byte_size, parameter_summary, shape_text, update_lines
+    from odtpack.cli._describe import (
+        byte_size,
+        parameter_summary,
+        runtime_text,
+        shape_text,
+        update_lines,
+    )
     from odtpack_runtime.package import Package
     from odtpack_runtime.simulator.units import format_bytes
 
@@ -78,7 +84,7 @@ def _package(path: Path) -> dict[str, Any]:
     _console.say(f"  optimizer   {manifest.optimizer.kind}{f' ({shown})' if shown else ''}")
     for line in update_lines(manifest):
         _console.say(f"  {line}")
-    _console.say(f"  runs on     ONNX Runtime {manifest.minimum_onnxruntime} and newer")
+    _console.say(f"  runs on     {runtime_text(manifest)}")
     for taken in manifest.inputs:
         text = shape_text(taken.dtype, taken.shape)
         _console.say(f"  input       {taken.name}: {text} ({taken.role})")

@@ -70,6 +70,7 @@ def simulate(
     if budgets is not None:
         budgets.check_devices([profile.name for profile in profiles] + list_profiles())
     opened = Package.open(package)
+    opened.require_stock()
     for text in report or []:
         check_writable(parse_destination(text)[1], "--report", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)

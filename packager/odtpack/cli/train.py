@@ -89,6 +89,7 @@ def train(
     from odtpack_runtime.package import Package
 
     opened = Package.open(package)
+    opened.require_stock()
     share = check_share(holdout, other=evaluation)
     destination = out or opened.path.with_name(f"{opened.path.name}.ckpt")
     check_writable(destination, "--out", outside=opened)

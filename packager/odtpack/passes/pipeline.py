@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from odtpack import targets
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.loading import infer_shapes
+from odtpack.ort_training import in_place
 from odtpack.passes import (
     batch_norm,
     fake_quant,
@@ -32,13 +34,17 @@ def before_gradient(model: ir.Model) -> ir.Model:
     return model
 
 
-def after_gradient(op: Ops, graph: ir.Graph) -> list[batch_norm.RunningStatistic]:
+def after_gradient(
+    op: Ops, graph: ir.Graph, runtime: targets.Runtime
+) -> list[batch_norm.RunningStatistic]:
     """Write internal operators out and speed up what is left of the forward graph.
 
     Returns:
-        The updates of running statistics.
+        The updates of running statistics; none where the runtime updates them in place.
     """
     small_planes.rewrite(op, graph)
+    if runtime == targets.ORT_TRAINING:
+        in_place.lower_batch_norms(op, graph)
     updates = batch_norm.lower(op, graph)
     gelu.lower(op, graph)
     fake_quant.lower(graph)

@@ -104,6 +104,7 @@ def simulate(
             training crashed, or was killed by this machine.
     """
     package = Package.open(package_path)
+    package.require_stock()
     manifest = package.manifest
     _check_arguments(learning_rate, threads, profiles)
     arrays = load_dataset(

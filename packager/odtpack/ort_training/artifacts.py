@@ -1,0 +1,241 @@
+"""Artifacts of onnxruntime-training: which files belong together, and whether they do.
+
+A folder holds ``{prefix}training_model.onnx``, ``{prefix}eval_model.onnx``,
+``{prefix}optimizer_model.onnx``, ``{prefix}checkpoint`` and perhaps
+``{prefix}nominal_checkpoint``. What a graph's inputs are is told by their names: those of
+the checkpoint are parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from odtpack.errors import OdtpackError
+from odtpack.loading import check_texts
+from odtpack.ort_training.in_place import ACCUMULATOR
+from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack.source import Source, open_model
+from odtpack.training import RESET
+from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
+
+MODELS = ("training_model", "eval_model", "optimizer_model")
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifacts:
+    """Artifacts that belong together.
+
+    Attributes:
+        training: Training model.
+        evaluation: Evaluation model.
+        optimizer: Optimizer model.
+        checkpoint: Parameters, and what training left behind.
+        checkpoint_path: Where it was read.
+        nominal: Whether a nominal checkpoint lies beside.
+    """
+
+    training: Source
+    evaluation: Source
+    optimizer: Source
+    checkpoint: CheckpointData
+    checkpoint_path: Path
+    nominal: bool
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """All parameters by name."""
+        return {**self.checkpoint.trainable, **self.checkpoint.frozen}
+
+
+def open_artifacts(
+    folder: Path, *, prefix: str | None = None, checkpoint: Path | None = None
+) -> Artifacts:
+    """Open a folder of artifacts.
+
+    Args:
+        folder: Where they are.
+        prefix: Start of their names; found out if None.
+        checkpoint: Checkpoint in the place of the folder's.
+
+    Raises:
+        OdtpackError: Files are missing or no artifacts, or do not belong together.
+    """
+    prefix = _prefix(folder) if prefix is None else prefix
+    paths = {key: folder / f"{prefix}{key}.onnx" for key in MODELS}
+    source = checkpoint or folder / f"{prefix}checkpoint"
+    for what, path in (*paths.items(), ("checkpoint", source)):
+        if not path.is_file():
+            raise _missing(folder, what, path)
+    sources = {key: open_model(path) for key, path in paths.items()}
+    for opened in sources.values():
+        check_texts(opened.proto, opened.where)
+    artifacts = Artifacts(
+        sources["training_model"],
+        sources["eval_model"],
+        sources["optimizer_model"],
+        read_checkpoint(source),
+        source,
+        (folder / f"{prefix}nominal_checkpoint").is_file(),
+    )
+    _check_training_model(artifacts.training.proto, paths["training_model"])
+    if artifacts.checkpoint.nominal:
+        raise OdtpackError(
+            "checkpoint-nominal",
+            "the checkpoint is nominal: it names the parameters and does not hold their values",
+            where=str(source),
+            hint="pass a complete one with --checkpoint FILE",
+        )
+    _check_parameters(artifacts, paths)
+    _check_models(artifacts, folder)
+    return artifacts
+
+
+def _prefix(folder: Path) -> str:
+    """The start of the file names, if there is exactly one."""
+    if not folder.is_dir():
+        raise OdtpackError(
+            "artifacts-not-found",
+            f"there is no folder {str(folder)!r}",
+            hint="pass the folder that onnxruntime-training's generate_artifacts wrote",
+        )
+    ending = "training_model.onnx"
+    found = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise OdtpackError(
+            "artifacts-not-found",
+            f"{str(folder)!r} holds no training_model.onnx",
+            hint="pass the folder that onnxruntime-training's generate_artifacts wrote; a forward "
+            "model is built with odtpack build",
+        )
+    raise OdtpackError(
+        "artifacts-ambiguous",
+        f"{str(folder)!r} holds the artifacts of {len(found)} models",
+        hint=f"choose one with --prefix: {', '.join(repr(name) for name in found)}",
+    )
+
+
+def _missing(folder: Path, what: str, path: Path) -> OdtpackError:
+    hint = "copy the whole folder"
+    if what == "optimizer_model":
+        hint = "generate the artifacts with an optimizer, or build a package from the forward model"
+    elif what == "checkpoint":
+        hint = "pass it with --checkpoint FILE"
+    return OdtpackError(
+        "artifacts-incomplete",
+        f"{path.name} is missing: the {what.replace('_', ' ')}",
+        where=str(folder),
+        hint=hint,
+    )
+
+
+def _check_training_model(model: onnx.ModelProto, path: Path) -> None:
+    names = {value.name for value in model.graph.input}
+    if any(node.op_type == ACCUMULATOR for node in model.graph.node) and RESET in names:
+        return
+    if RESET in names:
+        raise OdtpackError(
+            "not-artifacts",
+            "the training model holds plain operators: odtpack built it",
+            where=str(path),
+            hint="the folder is a package already: use it as it is",
+        )
+    if any(name.endswith(BUFFER_SUFFIX) for name in names):
+        raise OdtpackError(
+            "not-artifacts",
+            "the training model is not one of onnxruntime-training 1.19: it accumulates gradients "
+            f"without {ACCUMULATOR}",
+            where=str(path),
+            hint="build a package from the forward model",
+        )
+    raise OdtpackError(
+        "nothing-to-train",
+        "the training model computes no gradients",
+        where=str(path),
+        hint="the artifacts were generated without requires_grad; build a package from the "
+        "forward model",
+    )
+
+
+def _check_parameters(artifacts: Artifacts, paths: dict[str, Path]) -> None:
+    """Checkpoint and models have the same parameters."""
+    where = str(artifacts.checkpoint_path)
+    parameters = artifacts.parameters
+    training = {value.name: value for value in artifacts.training.proto.graph.input}
+    evaluation = {value.name: value for value in artifacts.evaluation.proto.graph.input}
+    trained = {n.removesuffix(BUFFER_SUFFIX) for n in training if n.endswith(BUFFER_SUFFIX)}
+    for name in sorted(trained - set(parameters)):
+        raise OdtpackError(
+            "checkpoint-mismatch",
+            f"the training model computes the gradient of {name!r}, which the checkpoint does "
+            "not hold",
+            where=where,
+            hint="pass a checkpoint of this model; gradients of inputs cannot be imported",
+        )
+    for name, array in parameters.items():
+        for key, inputs in (("training_model", training), ("eval_model", evaluation)):
+            if name not in inputs:
+                raise OdtpackError(
+                    "checkpoint-mismatch",
+                    f"the checkpoint holds {name!r}, which {paths[key].name} does not take",
+                    where=where,
+                    hint="pass a checkpoint of this model",
+                )
+            wanted = _tensor(inputs[name])
+            if wanted != (str(array.dtype), array.shape):
+                dtype, shape = wanted
+                raise OdtpackError(
+                    "checkpoint-mismatch",
+                    f"{name!r} is {array.dtype}{list(array.shape)} in the checkpoint and "
+                    f"{dtype}{list(shape)} in {paths[key].name}",
+                    where=where,
+                    hint="pass a checkpoint of this model",
+                )
+    for name in sorted(trained ^ set(artifacts.checkpoint.trainable)):
+        here, there = ("trains", "freezes") if name in trained else ("freezes", "trains")
+        raise OdtpackError(
+            "checkpoint-mismatch",
+            f"the training model {here} {name!r}, and the checkpoint {there} it",
+            where=where,
+            hint="pass a checkpoint of this model",
+        )
+
+
+def _tensor(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str, ...]]:
+    tensor = value.type.tensor_type
+    try:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except KeyError:
+        dtype = "unknown"
+    return dtype, tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim
+    )
+
+
+def _check_models(artifacts: Artifacts, folder: Path) -> None:
+    """Training and evaluation model take and return the same."""
+    parameters = artifacts.parameters
+    training, evaluation = artifacts.training.proto.graph, artifacts.evaluation.proto.graph
+    interfaces = []
+    for graph in (training, evaluation):
+        inputs = [
+            (value.name, *_tensor(value))
+            for value in graph.input
+            if value.name not in parameters
+            and value.name != RESET
+            and not value.name.endswith(BUFFER_SUFFIX)
+        ]
+        outputs = [v.name for v in graph.output if not v.name.endswith(OUTPUT_SUFFIX)]
+        interfaces.append((inputs, outputs))
+    if interfaces[0] != interfaces[1] or not interfaces[0][1]:
+        raise OdtpackError(
+            "artifacts-mixed",
+            "training and evaluation model do not take the same inputs and return the same outputs",
+            where=str(folder),
+            hint="put the files of one call of generate_artifacts into the folder",
+        )

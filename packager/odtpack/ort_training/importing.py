@@ -1,0 +1,98 @@
+"""``odtpack import``: a package from artifacts of onnxruntime-training.
+
+The forward model is taken out of the artifacts (:mod:`.forward`), differentiated again, and
+given the names that it had: inputs, outputs and parameters are what they were.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from odtpack.build import check_folder, remove_leftovers
+from odtpack.collector import paused_collector
+from odtpack.emit import write_package
+from odtpack.errors import OdtpackError
+from odtpack.loading import load_source
+from odtpack.ort_training.artifacts import Artifacts, open_artifacts
+from odtpack.ort_training.forward import forward_model
+from odtpack.ort_training.loss import take_loss
+from odtpack.ort_training.optimizer import carried_state, read_optimizer
+from odtpack.training import Graphs, Recipe, build_graphs
+from odtpack.update import Update, resolve_update
+from odtpack_runtime.checkpoint_format import CheckpointData
+from odtpack_runtime.manifest import Manifest
+
+
+@paused_collector()
+def import_artifacts(
+    artifacts: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    prefix: str | None = None,
+) -> Manifest:
+    """Turn artifacts of onnxruntime-training 1.19 into a package that goes on training.
+
+    Parameters, optimizer state (moments, step, learning rate) and properties come from the
+    checkpoint. Batch normalization and Dropout train as they did there.
+
+    Args:
+        artifacts: Folder that ``generate_artifacts`` wrote.
+        folder: Where the package goes: a folder that does not exist, is empty, or holds a
+            package, whose files are replaced. Its files have no prefix.
+        checkpoint: Checkpoint in the place of the folder's, for example one that a device
+            saved.
+        prefix: Start of the artifacts' file names; found out if there is one.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        OdtpackError: The folder does not hold artifacts of one model, the checkpoint is not
+            one of this model, or an operator has no gradient. Nothing has been written then.
+    """
+    destination = check_folder(folder)
+    source = Path(artifacts)
+    try:
+        opened = open_artifacts(
+            source, prefix=prefix, checkpoint=None if checkpoint is None else Path(checkpoint)
+        )
+        optimizer, clip = read_optimizer(opened.optimizer)
+        state = carried_state(opened.checkpoint, optimizer, str(opened.checkpoint_path))
+        graphs = _differentiate(opened)
+        resolved = resolve_update(optimizer, Update(clip=clip), graphs)
+        opset = graphs.training.graph.opset_imports[""]
+    except OdtpackError as error:
+        error.where = error.where or str(source)
+        raise
+    manifest = write_package(
+        graphs,
+        (resolved, resolved.model(opset)),
+        destination,
+        nominal=opened.nominal,
+        carried=CheckpointData({}, {}, optimizer=state, properties=opened.checkpoint.properties),
+    )
+    assert manifest is not None  # noqa: S101 - there is none only without an optimizer
+    remove_leftovers(destination, ort_format=False)
+    return manifest
+
+
+def _differentiate(artifacts: Artifacts) -> Graphs:
+    model = load_source(forward_model(artifacts), artifacts.parameters)
+    graph = model.graph
+    name = graph.outputs[0].name or ""
+    additional = [value.name or "" for value in graph.outputs[1:]]
+    found = take_loss(graph)
+    read = () if found is None else (found.prediction.name or "", found.target.name or "")
+    recipe = Recipe(
+        tuple(artifacts.checkpoint.trainable),
+        tuple(artifacts.checkpoint.frozen),
+        None if found is None else found.loss,
+        read,
+        tuple(additional),
+    )
+    graphs = build_graphs(model, recipe)
+    for each in (graphs.training, graphs.evaluation):
+        each.graph.outputs[0].name = name  # its nodes may be new
+    return graphs

@@ -1,0 +1,86 @@
+"""Forward models that the reference differentiates, and data for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+
+from odtpack import zoo
+from tests.packaging_tools import batch
+from tests.training import settled
+
+
+def mobilenet() -> onnx.ModelProto:
+    """MobileNetV2 with batch normalization folded, for the batch of :func:`feeds`."""
+    x, _ = batch(zoo.mobilenet_v2(), 2, seed=3)
+    return settled.mobilenet("fold", x)
+
+
+def transformer(opset: int = 14) -> onnx.ModelProto:
+    """A small encoder. Opset 14 for the reference, which fails at LayerNormalization of 17."""
+    return zoo.transformer_encoder(vocab=100, d=64, layers=2, T=32, ff=128, opset=opset)
+
+
+def small(head: str = "", ratio: float = 0.0) -> onnx.ModelProto:
+    """Convolution, batch normalization in training mode, Dropout and a Gemm.
+
+    ``head`` is a loss in the graph: nodes that compute ``loss`` from ``y`` and ``labels``.
+    """
+    rng = np.random.default_rng(4)
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 15]>
+        small (float[n, 1, 6, 6] x{", int64[n] labels" if head else ""})
+          => ({"float loss" if head else "float[n, 3] y"})
+        <float ratio = {{{ratio}}}, bool training = {{1}}, float[3] share = {{0.5, 1.0, 2.0}}>
+        {{
+          h = Conv <pads = [1, 1, 1, 1]> (x, conv_weight)
+          b, mean, var = BatchNormalization <training_mode = 1, momentum = 0.8>
+            (h, bn_weight, bn_bias, bn_mean, bn_var)
+          r = Relu(b)
+          p = GlobalAveragePool(r)
+          f = Flatten(p)
+          d, mask = Dropout(f, ratio, training)
+          y = Gemm <transB = 1> (d, fc_weight, fc_bias)
+          {head}
+        }}""")
+    shapes = {"conv_weight": (8, 1, 3, 3), "bn_weight": (8,), "bn_bias": (8,), "bn_mean": (8,),
+              "bn_var": (8,), "fc_weight": (3, 8), "fc_bias": (3,)}  # fmt: skip
+    for name, shape in shapes.items():
+        values = rng.uniform(0.5, 1.5, shape) if "bn_" in name else rng.normal(0, 0.5, shape)
+        tensor = onnx.numpy_helper.from_array(values.astype(np.float32), name)
+        model.graph.initializer.append(tensor)
+    return model
+
+
+def in_inference_mode() -> onnx.ModelProto:
+    """:func:`small` with a batch normalization as PyTorch exports it for inference."""
+    model = small()
+    layer = next(node for node in model.graph.node if node.op_type == "BatchNormalization")
+    kept = [a for a in layer.attribute if a.name != "training_mode"]
+    del layer.attribute[:]
+    layer.attribute.extend(kept)
+    del layer.output[1:]
+    return model
+
+
+def small_opset13() -> onnx.ModelProto:
+    """The same from before there was an attribute for the training mode."""
+    model = in_inference_mode()
+    model.opset_import[0].version = 13
+    return model
+
+
+STATISTICS = ["bn_mean", "bn_var"]
+TRAINED = ["conv_weight", "bn_weight", "bn_bias", "fc_weight", "fc_bias"]
+
+
+def feeds(model: onnx.ModelProto, loss: str, size: int) -> dict[str, np.ndarray]:
+    """One batch for a model with this loss."""
+    classes = 3 if model.graph.name == "small" else 10
+    x, labels = batch(model, size, seed=3, classes=classes)
+    name = model.graph.input[0].name
+    if loss in ("cross_entropy", "none"):
+        return {name: x, "labels": labels}
+    target = np.random.default_rng(8).random((size, 10), dtype=np.float32)
+    return {name: x, "target": np.round(target) if loss == "bce_with_logits" else target}

@@ -1,0 +1,247 @@
+"""``odtpack import`` of what is no artifacts, or not of one model: one error, nothing written."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack_runtime.checkpoint_format import CheckpointData, OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from tests.cli.conftest import Run, assert_refused
+from tests.ort_training import models
+
+Change = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts with the reference's operators, without the reference: our own for it.
+
+    Their training model has InPlaceAccumulatorV2 and BatchNormInternal, their optimizer model
+    AdamWOptimizer, as its own have.
+    """
+    folder = tmp_path_factory.mktemp("made")
+    build_package(
+        models.small(ratio=0.3), folder / "a", loss="cross_entropy", train=models.TRAINED,
+        outputs=["y"], runtime="ort-training",
+    )  # fmt: skip
+    (folder / "a" / "manifest.json").unlink()
+    return folder / "a"
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "artifacts")
+    return tmp_path / "artifacts"
+
+
+def edit(path: Path, change: Callable[[onnx.GraphProto], Any]) -> None:
+    model = onnx.load(path)
+    change(model.graph)
+    if "com.microsoft" not in {entry.domain for entry in model.opset_import}:
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, path)
+
+
+def rewrite(folder: Path, change: Callable[[CheckpointData], CheckpointData]) -> None:
+    write_checkpoint(folder / "checkpoint", change(read_checkpoint(folder / "checkpoint")))
+
+
+def remove(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def node(graph: onnx.GraphProto, op_type: str) -> onnx.NodeProto:
+    return next(item for item in graph.node if item.op_type == op_type)
+
+
+def other_name(graph: onnx.GraphProto) -> None:
+    node(graph, "Dropout").output[0] = "elsewhere"
+    for item in graph.node:
+        item.input[:] = ["elsewhere" if name == "d" else name for name in item.input]
+
+
+def rename_input(graph: onnx.GraphProto) -> None:
+    graph.input[0].name = "image"
+    for item in graph.node:
+        item.input[:] = ["image" if name == "x" else name for name in item.input]
+
+
+def replace_relu(op_type: str) -> Callable[[onnx.GraphProto], None]:
+    def change(graph: onnx.GraphProto) -> None:
+        item = node(graph, "Relu")
+        item.op_type, item.domain = op_type, "com.microsoft"
+
+    return change
+
+
+def adam_mode(graph: onnx.GraphProto) -> None:
+    for attribute in graph.node[0].attribute:
+        if attribute.name == "adam_mode":
+            attribute.i = 7
+
+
+def without_gradients(folder: Path) -> None:
+    shutil.copy(folder / "eval_model.onnx", folder / "training_model.onnx")
+
+
+def plain(folder: Path) -> None:
+    build_package(models.small(), folder.with_name("own"), loss="cross_entropy")
+    shutil.copy(folder.with_name("own") / "training_model.onnx", folder)
+
+
+def without_reset(graph: onnx.GraphProto) -> None:
+    value = next(item for item in graph.input if item.name == "lazy_reset_grad")
+    graph.input.remove(value)
+
+
+def with_moments(count: int, *, whole: bool = True) -> Callable[[CheckpointData], Any]:
+    def change(data: CheckpointData) -> CheckpointData:
+        moments = {
+            name: [np.ones(array.shape if whole else [1] * array.ndim, np.float32)] * count
+            for name, array in data.trainable.items()
+        }
+        return dataclasses.replace(data, optimizer=OptimizerState(3, 0.1, moments))
+
+    return change
+
+
+def freeze_one(data: CheckpointData) -> CheckpointData:
+    trainable = dict(data.trainable)
+    moved = {"fc_bias": trainable.pop("fc_bias")}
+    return dataclasses.replace(data, trainable=trainable, frozen=data.frozen | moved)
+
+
+def lose_one(data: CheckpointData) -> CheckpointData:
+    trainable = {name: array for name, array in data.trainable.items() if name != "fc_bias"}
+    return dataclasses.replace(data, trainable=trainable)
+
+
+def add_one(data: CheckpointData) -> CheckpointData:
+    return dataclasses.replace(data, frozen=data.frozen | {"more": np.ones(2, np.float32)})
+
+
+def stretch(data: CheckpointData) -> CheckpointData:
+    longer = {"fc_bias": np.ones(4, np.float32)}
+    return dataclasses.replace(data, trainable=data.trainable | longer)
+
+
+def nominal(data: CheckpointData) -> CheckpointData:
+    return CheckpointData(
+        {name: np.empty(0, array.dtype) for name, array in data.trainable.items()},
+        {name: np.empty(0, array.dtype) for name, array in data.frozen.items()},
+        nominal=True,
+    )
+
+
+TRAINING, EVAL, OPTIMIZER = (f"{n}_model.onnx" for n in ("training", "eval", "optimizer"))
+
+
+def in_model(name: str, change: Callable[[onnx.GraphProto], Any]) -> Change:
+    return lambda folder: edit(folder / name, change)
+
+
+def in_checkpoint(change: Callable[[CheckpointData], CheckpointData]) -> Change:
+    return lambda folder: rewrite(folder, change)
+
+
+def overwrite(name: str, content: bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+BAD: dict[str, tuple[Change, str, str]] = {
+    "no-training-model": (remove(TRAINING), "artifacts-not-found", TRAINING),
+    "no-eval-model": (remove(EVAL), "artifacts-incomplete", EVAL),
+    "no-optimizer": (remove(OPTIMIZER), "artifacts-incomplete", OPTIMIZER),
+    "no-checkpoint": (remove("checkpoint"), "artifacts-incomplete", "--checkpoint"),
+    "two-models": (
+        lambda folder: shutil.copy(folder / TRAINING, folder / f"b_{TRAINING}"),
+        "artifacts-ambiguous",
+        "'b_'",
+    ),
+    "garbage-model": (overwrite(EVAL, b"\x00\xff garbage"), "not-onnx", EVAL),
+    "garbage-optimizer": (overwrite(OPTIMIZER, b""), "not-onnx", OPTIMIZER),
+    "garbage-checkpoint": (
+        overwrite("checkpoint", b"garbage" * 20),
+        "checkpoint-corrupt",
+        "checkpoint",
+    ),
+    "name-not-text": (
+        lambda folder: (folder / TRAINING).write_bytes(
+            (folder / TRAINING).read_bytes().replace(b"lazy_reset_grad", b"lazy_reset_gra\xff")
+        ),
+        "invalid-model",
+        "UTF-8",
+    ),
+    "forward-model": (without_gradients, "nothing-to-train", "no gradients"),
+    "our-package": (plain, "not-artifacts", "package already"),
+    "no-reset": (in_model(TRAINING, without_reset), "not-artifacts", "1.19"),
+    "other-inputs": (in_model(EVAL, rename_input), "artifacts-mixed", "inputs"),
+    "other-outputs": (in_model(EVAL, lambda g: g.output.pop()), "artifacts-mixed", "outputs"),
+    "other-dropout": (in_model(EVAL, other_name), "artifacts-mixed", "'d'"),
+    "unknown-optimizer": (
+        in_model(OPTIMIZER, lambda g: setattr(g.node[0], "op_type", "LambOptimizer")),
+        "unknown-optimizer",
+        "LambOptimizer",
+    ),
+    "unknown-adam": (in_model(OPTIMIZER, adam_mode), "unknown-optimizer", "adam_mode 7"),
+    "parameter-missing": (in_checkpoint(lose_one), "checkpoint-mismatch", "'fc_bias'"),
+    "parameter-more": (in_checkpoint(add_one), "checkpoint-mismatch", "'more'"),
+    "parameter-shape": (in_checkpoint(stretch), "checkpoint-mismatch", "[4]"),
+    "parameter-frozen": (in_checkpoint(freeze_one), "checkpoint-mismatch", "freezes"),
+    "nominal": (in_checkpoint(nominal), "checkpoint-nominal", "--checkpoint"),
+    "one-moment": (in_checkpoint(with_moments(1)), "optimizer-mismatch", "adamw"),
+    "moment-shape": (in_checkpoint(with_moments(2, whole=False)), "optimizer-mismatch", "adamw"),
+    "unknown-operator": (in_model(EVAL, replace_relu("Nonsense")), "", "Nonsense"),
+    "grad-operator": (in_model(EVAL, replace_relu("ReluGrad")), "", "ReluGrad"),
+}
+
+
+def test_the_artifacts_are_good_as_they_are(run: Run, folder: Path) -> None:
+    done = run("import", folder, "--out", folder.with_name("package"), "--json")
+    assert done.code == 0, done.err
+    manifest = done.json()
+    assert [p["name"] for p in manifest["parameters"] if p["role"] == "state"] == models.STATISTICS
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_artifacts(name: str, run: Run, folder: Path) -> None:
+    change, code, words = BAD[name]
+    change(folder)
+    outcome = run("import", folder, "--out", folder.with_name("package"))
+    assert "error[internal]" not in outcome.err
+    code = code or outcome.err.partition("error[")[2].partition("]")[0]
+    assert_refused(outcome, code, words)
+    assert not folder.with_name("package").exists()
+
+
+def test_no_folder(run: Run, tmp_path: Path) -> None:
+    onnx.save(zoo.mlp((6, 8, 4)), tmp_path / "model.onnx")
+    for given in (tmp_path / "nothing", tmp_path / "model.onnx", tmp_path):
+        assert_refused(run("import", given, "--out", tmp_path / "p"), "artifacts-not-found")
+
+
+def test_checkpoints_that_are_missing_or_of_another_model(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    build_package(zoo.mlp((6, 8, 4)), tmp_path / "mlp", loss="cross_entropy")
+    command = ("import", folder, "--out", tmp_path / "p", "--checkpoint")
+    assert_refused(
+        run(*command, tmp_path / "mlp" / "checkpoint"), "checkpoint-mismatch", "'bn_bias'"
+    )
+    assert_refused(run(*command, tmp_path / "none.ckpt"), "artifacts-incomplete", "none.ckpt")
+
+
+def test_the_destination_is_not_the_source(run: Run, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    assert_refused(run("import", folder, "--out", folder), "folder-not-empty")
+    assert sorted(folder.iterdir()) == before

@@ -1,0 +1,296 @@
+"""What onnxruntime-training 1.19.2 began, an imported package goes on with as it would have."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import zoo
+from odtpack.ort_training.importing import import_artifacts
+from odtpack_runtime.package import Package
+from tests.ort_training import models
+from tests.packaging_tools import open_training
+from tests.peer import client
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available())),
+]
+
+BEFORE, AFTER = 3, 4  # steps in the reference, steps after the import
+PROPERTIES = {"epoch": 3, "rate": 0.5, "note": "from a device"}
+CLIPPED_ADAMW = {"kind": "adamw", "clip_grad": 0.5, "weight_decay": 0.05, "betas": [0.8, 0.99]}
+WEIGHTED = """
+  loss, logp = SoftmaxCrossEntropyLoss <reduction = "mean", ignore_index = 1> (y, labels, share)
+"""
+SQUARED = """
+  each, logp = SoftmaxCrossEntropyLoss <reduction = "none"> (y, labels)
+  square = Mul(each, each)
+  loss = ReduceMean <keepdims = 0> (square)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, how the reference trains it, and what a package of it says of its loss."""
+
+    build: Callable[[], onnx.ModelProto]
+    optimizer: str | dict[str, Any]
+    rate: float
+    loss: str = "cross_entropy"
+    size: int = 8
+    prefix: str = ""
+    found: str | None = None  # what the package calls the loss, if that is not its name
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def feeds(self) -> dict[str, np.ndarray]:
+        return models.feeds(self.build(), self.loss, self.size)
+
+
+SMALL_MLP = lambda: zoo.mlp((6, 8, 10))  # noqa: E731
+BATCH_NORM = {"requires_grad": models.TRAINED, "frozen": models.STATISTICS}
+CASES = {
+    "mlp-adamw": Case(zoo.mlp, "adamw", 1e-4, size=64),
+    "mlp-sgd": Case(zoo.mlp, "sgd", 0.1, size=64),
+    "cnn-adamw": Case(lambda: zoo.cnn(hidden=64), "adamw", 1e-3),
+    "cnn-sgd-clip": Case(lambda: zoo.cnn(hidden=64), {"kind": "sgd", "clip_grad": 0.2}, 0.2),
+    "transformer-adamw": Case(models.transformer, "adamw", 1e-3, size=4),
+    "transformer-sgd": Case(models.transformer, "sgd", 0.05, size=4),
+    "mobilenet-sgd": Case(models.mobilenet, "sgd", 2e-3, size=2),
+    "mobilenet-adamw": Case(models.mobilenet, "adamw", 1e-4, size=2),
+    "mse": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, "mse"),
+    "l1": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, "l1"),
+    "bce": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, "bce_with_logits"),
+    "cross-entropy": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02),
+    "frozen": Case(
+        SMALL_MLP,
+        CLIPPED_ADAMW,
+        0.02,
+        prefix="phone_",
+        options={
+            "frozen": ["fc1.weight", "fc1.bias"],
+            "additional_output_names": ["output", "relu1/Relu"],
+            "nominal_checkpoint": True,
+        },
+    ),
+    "batch-norm": Case(models.small, "sgd", 0.1, options=BATCH_NORM),
+    "opset12": Case(lambda: zoo.mlp((20, 30, 10), opset=12), "adamw", 1e-2),
+    "batch-norm-opset13": Case(models.small_opset13, "sgd", 0.1, options=BATCH_NORM),
+    "own-loss": Case(
+        lambda: models.small(WEIGHTED),
+        "sgd",
+        0.1,
+        "none",
+        options=BATCH_NORM,
+        found="cross_entropy",
+    ),
+    "unknown-loss": Case(
+        lambda: models.small(SQUARED), "sgd", 0.1, "none", options=BATCH_NORM, found="none"
+    ),
+}
+IN_TRAINING_MODE = {"batch-norm", "batch-norm-opset13", "own-loss", "unknown-loss"}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """Artifacts of each case (``X``), a checkpoint of the middle, and the run to the end."""
+    folder = tmp_path_factory.mktemp("reference")
+    jobs: list[dict[str, Any]] = []
+    for name, case in CASES.items():
+        onnx.save(case.build(), folder / f"{name}.onnx")
+        np.savez(folder / f"{name}.npz", **case.feeds)
+        jobs.append({
+            "command": "generate", "model": folder / f"{name}.onnx", "folder": folder / name,
+            "optimizer": case.optimizer, "loss": case.loss, **case.options,
+        })  # fmt: skip
+    client.run_jobs(jobs)
+    jobs = []
+    for name, case in CASES.items():
+        for steps, saved in ((BEFORE, "middle"), (BEFORE + AFTER, "end")):
+            jobs.append({
+                "command": "train", "folder": folder / name, "inputs": folder / f"{name}.npz",
+                "steps": steps, "learning_rate": case.rate, "optimizer_state": True,
+                "save": folder / name / f"{saved}.ckpt", "properties": PROPERTIES,
+                "parameters": folder / f"{name}-{saved}.npz",
+                "with_eval": name not in IN_TRAINING_MODE,
+            })  # fmt: skip
+    answers = dict(zip(CASES, client.run_jobs(jobs)[1::2], strict=True))
+    for name, case in CASES.items():
+        for path in list((folder / name).iterdir()):
+            if not path.name.endswith(".ckpt"):
+                path.rename(path.with_name(case.prefix + path.name))
+    return folder, answers
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_goes_on_as_the_reference_does(
+    name: str, reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, answers = reference
+    case, answer = CASES[name], answers[name]
+    manifest = import_artifacts(
+        folder / name, tmp_path / "package", checkpoint=folder / name / "middle.ckpt"
+    )
+    package = Package.open(tmp_path / "package")
+    assert manifest.loss == (case.found or case.loss)
+    state, module, update = open_training(package.path)
+    assert dict(state.properties) == PROPERTIES
+    assert update.step_count == BEFORE
+    # The reference saves the initial rate, which is 0.001, whatever rate was set.
+    assert update.get_learning_rate() == pytest.approx(1e-3)
+    update.set_learning_rate(case.rate)
+    assert module.input_names() == answer["input_names"]
+    feeds = [case.feeds[item] for item in module.input_names()]
+    losses = []
+    for _ in range(AFTER):
+        result = module(*feeds)
+        losses.append(float(result[0] if isinstance(result, tuple) else result))
+        update.step()
+        module.lazy_reset_grad()
+    whole = answer["losses"]
+    assert len(set(whole)) == BEFORE + AFTER
+    tolerance = 2e-5 if update_is_smooth(case) else 1e-3
+    assert losses == pytest.approx(whole[BEFORE:], rel=tolerance)
+    with (
+        np.load(folder / f"{name}-end.npz") as end,
+        np.load(folder / f"{name}-middle.npz") as middle,
+    ):
+        assert set(end) == {key for key, _ in state.parameters}
+        for key, value in end.items():
+            if key == "bn_var":  # the reference takes the biased variance of a batch
+                continue
+            error = np.linalg.norm(state.parameters[key].data - value)
+            moved = np.linalg.norm(value - middle[key])
+            # A bias of keys has no gradient but rounding error.
+            assert error <= 10 * tolerance * np.linalg.norm(value) + 1e-7 or "key.bias" in key, key
+            frozen = key in case.options.get("frozen", ()) and key != "bn_mean"
+            assert (moved == 0) == frozen, key
+    if name not in IN_TRAINING_MODE:
+        result = module.eval()(*feeds)
+        loss = float(result[0] if isinstance(result, tuple) else result)
+        assert loss == pytest.approx(answer["eval_loss"], rel=tolerance)
+
+
+def test_options_of_a_loss(
+    reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, _ = reference
+    manifest = import_artifacts(folder / "own-loss", tmp_path / "package")
+    assert manifest.loss_options is not None
+    assert manifest.loss_options["weight"] == [0.5, 1.0, 2.0]
+    assert manifest.class_count == 3
+    assert manifest.ignored_label == 1
+
+
+def update_is_smooth(case: Case) -> bool:
+    """AdamW makes a step of every gradient, also of one that is rounding error around zero."""
+    return case.optimizer == "sgd" or isinstance(case.optimizer, dict)
+
+
+def test_roles_names_and_extras(
+    reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, _ = reference
+    manifest = import_artifacts(folder / "frozen", tmp_path / "package")
+    assert [(p.name, p.role) for p in manifest.parameters] == [
+        ("fc1.weight", "frozen"), ("fc1.bias", "frozen"),
+        ("fc2.weight", "trainable"), ("fc2.bias", "trainable"),
+    ]  # fmt: skip
+    assert [(i.name, i.role, i.class_count) for i in manifest.inputs] == [
+        ("input", "data", None), ("labels", "labels", 10),
+    ]  # fmt: skip
+    original = onnx.load(folder / "frozen" / "phone_eval_model.onnx").graph.output
+    assert [o.name for o in manifest.outputs] == [value.name for value in original]
+    assert manifest.files.nominal_checkpoint is not None
+    assert manifest.optimizer.model_dump(include={"beta1", "beta2", "weight_decay"}) == {
+        "beta1": 0.8, "beta2": 0.99, "weight_decay": 0.05,
+    }  # fmt: skip
+    assert manifest.clip is not None
+    assert manifest.clip.norm == 0.5
+    state, _, update = open_training(tmp_path / "package")
+    assert update.step_count == 0
+    assert len(state.properties) == 0
+
+
+def test_checkpoints_of_the_app_load_in_the_package(
+    reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Also those that were not imported, in both directions."""
+    folder, answers = reference
+    import_artifacts(folder / "frozen", tmp_path / "package")
+    _, module, _ = open_training(tmp_path / "package", checkpoint=folder / "frozen" / "middle.ckpt")
+    loss, *_ = module(*CASES["frozen"].feeds.values())
+    assert float(loss) == pytest.approx(answers["frozen"]["losses"][BEFORE], rel=2e-5)
+    seen = client.load(checkpoint=tmp_path / "package" / "checkpoint")
+    assert {k: v["requires_grad"] for k, v in seen["parameters"].items()} == {
+        "fc1.weight": False, "fc1.bias": False, "fc2.weight": True, "fc2.bias": True,
+    }  # fmt: skip
+
+
+def test_dropout_and_running_statistics(tmp_path: Path) -> None:
+    """Training drops as many as the model says, evaluation none; masks differ, so no losses."""
+    onnx.save(models.small(ratio=0.5), tmp_path / "small.onnx")
+    client.generate(
+        model=tmp_path / "small.onnx", folder=tmp_path / "artifacts", optimizer="sgd",
+        additional_output_names=["d", "f"], **BATCH_NORM,
+    )  # fmt: skip
+    manifest = import_artifacts(tmp_path / "artifacts", tmp_path / "package")
+    assert [p.name for p in manifest.parameters if p.role == "state"] == models.STATISTICS
+    state, module, _ = open_training(tmp_path / "package")
+    feeds = models.feeds(models.small(), "cross_entropy", 64)
+    before = state.parameters["bn_mean"].data.copy()
+    _, dropped, full = module(*feeds.values())
+    kept = dropped != 0
+    np.testing.assert_allclose(dropped[kept], 2 * full[kept], rtol=1e-6)
+    assert 0.4 < kept.sum() / np.count_nonzero(full) < 0.6
+    assert not np.array_equal(state.parameters["bn_mean"].data, before)
+    _, dropped, full = module.eval()(*feeds.values())
+    np.testing.assert_array_equal(dropped, full)
+
+
+def test_batch_norm_that_was_exported_for_inference_trains_as_in_the_reference(
+    tmp_path: Path,
+) -> None:
+    """The reference turns it into training mode, even with statistics inside the model."""
+    model = models.in_inference_mode()
+    onnx.save(model, tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", **models.feeds(model, "cross_entropy", 8))
+    _, answer = client.run_jobs([
+        {"command": "generate", "model": tmp_path / "model.onnx", "folder": tmp_path / "artifacts",
+         "optimizer": "sgd", "requires_grad": models.TRAINED},
+        {"command": "train", "folder": tmp_path / "artifacts", "inputs": tmp_path / "data.npz",
+         "steps": 3, "learning_rate": 0.1},
+    ])  # fmt: skip
+    import_artifacts(tmp_path / "artifacts", tmp_path / "package")
+    _, module, update = open_training(tmp_path / "package")
+    update.set_learning_rate(0.1)
+    losses = []
+    for _ in range(3):
+        losses.append(float(module(*models.feeds(model, "cross_entropy", 8).values())))
+        update.step()
+        module.lazy_reset_grad()
+    assert losses == pytest.approx(answer["losses"], rel=2e-5)
+
+
+@pytest.mark.parametrize("change", ["prefix", "two"])
+def test_prefixes(
+    change: str, reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, _ = reference
+    shutil.copytree(folder / "frozen", tmp_path / "artifacts")
+    prefix = None
+    if change == "two":
+        prefix = "phone_"
+        for path in (folder / "mse").iterdir():
+            shutil.copy(path, tmp_path / "artifacts")
+    manifest = import_artifacts(tmp_path / "artifacts", tmp_path / "package", prefix=prefix)
+    assert manifest.loss == "cross_entropy"
+    assert manifest.files.training_model.path == "training_model.onnx"

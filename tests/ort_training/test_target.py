@@ -1,0 +1,262 @@
+"""What is built for onnxruntime-training, its release 1.19.2 trains as PyTorch does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import zoo
+from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, GroupRule, Lion, Optimizer
+from odtpack.update import PLAIN_UPDATE, Update
+from odtpack_runtime.schedules import ScheduleSpec
+from tests.cli.conftest import Run, assert_refused
+from tests.ort_training import models
+from tests.packaging_tools import batch, open_training
+from tests.peer import client
+from tests.training import runs, settled
+
+peer = pytest.mark.peer
+needs_peer = pytest.mark.skipif(
+    client.peer_available() is not None, reason=str(client.peer_available())
+)
+TARGET = "ort-training"
+
+
+def _cnn() -> onnx.ModelProto:
+    """Convolutions padded SAME_UPPER, whose gradients the reference itself gets wrong."""
+    model = zoo.cnn(hidden=32)
+    for node in model.graph.node:
+        if node.op_type == "Conv":
+            kept = [a for a in node.attribute if a.name not in ("pads", "auto_pad")]
+            del node.attribute[:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute("auto_pad", "SAME_UPPER")])
+    return model
+
+
+def _mobilenet() -> onnx.ModelProto:
+    x, _ = batch(zoo.mobilenet_v2(), 3, seed=10)
+    return settled.mobilenet("train", x)
+
+
+PYTORCH: dict[str, tuple[Callable[[], onnx.ModelProto], int, int, float]] = {
+    "mlp": (zoo.mlp, 64, 0, 0.1),
+    "cnn": (_cnn, 8, 0, 0.05),
+    "transformer-opset17": (lambda: models.transformer(17), 4, 0, 0.05),
+    "mobilenet-batch-norm": (_mobilenet, 3, 10, 0.02),
+}
+
+
+@peer
+@needs_peer
+@pytest.mark.parametrize("name", PYTORCH)
+def test_ten_steps_follow_pytorch(name: str, tmp_path: Path) -> None:
+    build, size, seed, rate = PYTORCH[name]
+    model = build()
+    x, labels = batch(model, size, seed)
+    np.savez(tmp_path / "data.npz", input=x, labels=labels)
+    build_package(
+        model, tmp_path / "package", loss="cross_entropy", optimizer=SGD(), runtime=TARGET
+    )
+    answer = client.train(
+        folder=tmp_path / "package", inputs=tmp_path / "data.npz", steps=runs.STEPS,
+        learning_rate=rate, parameters=tmp_path / "parameters.npz",
+    )  # fmt: skip
+    theirs = runs.pytorch(model, x, labels, rate)
+    assert theirs.losses[-1] < 0.9 * theirs.losses[0]
+    assert answer["losses"] == pytest.approx(theirs.losses, rel=1e-5)
+    initial = runs.initial(model)
+    with np.load(tmp_path / "parameters.npz") as archive:
+        assert set(archive) == set(theirs.values)
+        for key, value in archive.items():
+            if key.endswith("running_var"):
+                continue  # see test_running_statistics
+            wanted = theirs.values[key]
+            error, way = np.linalg.norm(value - wanted), np.linalg.norm(wanted - initial[key])
+            assert error < 1e-4 * way + 1e-6 * np.linalg.norm(wanted) + 1e-8, key
+    if "batch-norm" not in name:
+        assert answer["eval_loss"] == pytest.approx(theirs.eval_loss, rel=1e-5)
+
+
+OPTIMIZERS: dict[str, tuple[Optimizer, Update, float]] = {
+    "sgd-clip": (SGD(), Update(clip=Clip(norm=0.2)), 0.2),
+    "adamw": (AdamW(), PLAIN_UPDATE, 0.01),
+    "adamw-settings": (
+        AdamW(weight_decay=0.1, beta1=0.7, beta2=0.95, epsilon=1e-3),
+        Update(clip=Clip(norm=0.2)),
+        0.01,
+    ),
+    "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), PLAIN_UPDATE, 0.01),
+    "adamw-uncorrected": (AdamW(bias_correction=False, epsilon=1e-3), PLAIN_UPDATE, 0.01),
+}
+
+
+@peer
+@needs_peer
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        *itertools.product(OPTIMIZERS, ["cross_entropy"]),
+        *itertools.product(["sgd-clip"], ["mse", "l1", "bce_with_logits"]),
+    ],
+)
+def test_both_runtimes_agree(name: str, loss: str, tmp_path: Path) -> None:
+    """Optimizers, losses, accumulation and additional outputs, on stock ONNX Runtime and there."""
+    optimizer, update, rate = OPTIMIZERS[name]
+    model = zoo.mlp((6, 8, 10))
+    feeds = models.feeds(model, loss, 8)
+    np.savez(tmp_path / "data.npz", **feeds)
+    options: dict[str, Any] = {
+        "loss": loss, "optimizer": optimizer, "update": update,
+        "freeze": ["fc1.bias"], "outputs": ["output"],
+    }  # fmt: skip
+    build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
+    build_package(model, tmp_path / "ours", **options)
+    answer = client.train(
+        folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=5, accumulate=2,
+        batch=3, learning_rate=rate, parameters=tmp_path / "parameters.npz",
+        save=tmp_path / "saved", optimizer_state=True,
+    )  # fmt: skip
+    state, module, step = open_training(tmp_path / "ours")
+    step.set_learning_rate(rate)
+    losses, position = [], 0
+    for _ in range(5):
+        for _ in range(2):
+            rows = np.arange(position, position + 3) % 8
+            position += 3
+            losses.append(float(module(*(array[rows] for array in feeds.values()))[0]))
+        step.step()
+        module.lazy_reset_grad()
+    assert answer["input_names"] == module.input_names()
+    assert len({round(value, 3) for value in losses}) > 5
+    assert answer["losses"] == pytest.approx(losses, rel=1e-5)
+    with np.load(tmp_path / "parameters.npz") as archive:
+        for key, parameter in state.parameters:
+            np.testing.assert_allclose(archive[key], parameter.data, rtol=1e-4, atol=1e-6)
+    # The checkpoint that training there saved goes on here.
+    _, module, step = open_training(tmp_path / "ours", checkpoint=tmp_path / "saved")
+    assert step.step_count == 5
+
+
+@peer
+@needs_peer
+def test_running_statistics(tmp_path: Path) -> None:
+    """They follow the batch there too, the variance without n / (n - 1)."""
+    model = models.small()
+    feeds = models.feeds(model, "cross_entropy", 8)
+    np.savez(tmp_path / "data.npz", **feeds)
+    options: dict[str, Any] = {
+        "loss": "cross_entropy", "optimizer": SGD(), "train": models.TRAINED,
+    }  # fmt: skip
+    build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
+    build_package(model, tmp_path / "ours", **options)
+    client.train(
+        folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=1, learning_rate=0.1,
+        parameters=tmp_path / "parameters.npz",
+    )  # fmt: skip
+    state, module, _ = open_training(tmp_path / "ours")
+    old = {name: state.parameters[name].data.copy() for name in models.STATISTICS}
+    module(*feeds.values())
+    count = 8 * 6 * 6
+    with np.load(tmp_path / "parameters.npz") as archive:
+        for name, share in (("bn_mean", 1.0), ("bn_var", (count - 1) / count)):
+            ours = state.parameters[name].data - 0.8 * old[name]
+            np.testing.assert_allclose(archive[name] - 0.8 * old[name], share * ours, rtol=1e-4)
+
+
+def test_names_and_types_are_the_reference_s(tmp_path: Path) -> None:
+    generate_artifacts(
+        zoo.mlp((6, 8, 4)), requires_grad=["fc2.weight"], loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW, artifact_directory=tmp_path, prefix="p_", target=TARGET,
+    )  # fmt: skip
+    graph = onnx.load(tmp_path / "p_training_model.onnx").graph
+    assert [value.name for value in graph.input] == [
+        "input", "labels", "fc2.weight", "fc2.weight_grad.accumulation.buffer", "lazy_reset_grad",
+    ]  # fmt: skip
+    out = graph.output[1]
+    assert out.name == "fc2.weight_grad.accumulation.out"
+    assert out.type.tensor_type.elem_type == onnx.TensorProto.BOOL
+    assert [d.dim_value for d in out.type.tensor_type.shape.dim] == [1]
+    foreign = [node.op_type for node in graph.node if node.domain]
+    assert foreign == ["InPlaceAccumulatorV2"]
+    model = onnx.load(tmp_path / "p_optimizer_model.onnx")
+    assert [value.name for value in model.graph.input] == [
+        "learning_rate", "step", "params", "gradients", "first_order_moments",
+        "second_order_moments",
+    ]  # fmt: skip
+    assert all(value.type.HasField("sequence_type") for value in model.graph.input[2:])
+    assert model.ir_version <= 10
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "lion": ({"optimizer": Lion()}, "the optimizer lion"),
+    "adam": ({"optimizer": Adam()}, "the optimizer adam"),
+    "adafactor": ({"optimizer": Adafactor()}, "the optimizer adafactor"),
+    "momentum": ({"optimizer": SGD(momentum=0.9)}, "momentum and weight decay of SGD"),
+    "decay": ({"optimizer": SGD(weight_decay=0.1)}, "momentum and weight decay of SGD"),
+    "clip-value": ({"update": Update(clip=Clip(value=1.0))}, "clipping by value"),
+    "groups": ({"update": Update(groups=(GroupRule("fc1.*", 0.1),))}, "parameter groups"),
+    "schedule": ({"update": Update(schedule=ScheduleSpec("cosine", {}))}, "a schedule"),
+    "ort-format": ({"ort_format": True}, "ORT format"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_do_is_refused(name: str, tmp_path: Path) -> None:
+    options, words = REFUSED[name]
+    with pytest.raises(OdtpackError, match=words) as caught:
+        build_package(
+            zoo.mlp((6, 8, 4)), tmp_path / "p", loss="cross_entropy", runtime=TARGET, **options
+        )
+    assert caught.value.code == "target-cannot"
+    assert caught.value.hint
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_model_that_it_cannot_load_is_refused(tmp_path: Path) -> None:
+    new, double = zoo.mlp((6, 8, 4)), zoo.mlp((6, 8, 4))
+    new.ir_version, new.opset_import[0].version = 11, 23
+    for tensor in double.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    for value in (*double.graph.input, *double.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for model, code in ((new, "opset-too-new"), (double, "target-cannot")):
+        with pytest.raises(OdtpackError) as caught:
+            build_package(model, tmp_path / "p", loss="cross_entropy", runtime=TARGET)
+        assert caught.value.code == code
+
+
+def test_commands(run: Run, tmp_path: Path) -> None:
+    """Stock ONNX Runtime exports such a package, and says that it cannot train it."""
+    onnx.save(zoo.mlp((6, 8, 4)), tmp_path / "model.onnx")
+    feeds = models.feeds(zoo.mlp((6, 8, 4)), "cross_entropy", 8)
+    np.savez(tmp_path / "data.npz", input=feeds["input"], labels=feeds["labels"] % 4)
+    package = tmp_path / "package"
+    built = run(
+        "build", tmp_path / "model.onnx", "--out", package, "--loss", "cross_entropy",
+        "--target", TARGET, "--json",
+    )  # fmt: skip
+    assert built.code == 0, built.err
+    assert "runs on onnxruntime-training 1.19" in built.err
+    assert built.json()["target"] == TARGET
+    shown = run("inspect", package)
+    assert "runs on     onnxruntime-training 1.19\n" in shown.err
+    data = ("--data", tmp_path / "data.npz")
+    assert_refused(run("train", package, *data), "package-target", "onnxruntime-training")
+    assert_refused(run("simulate", package, *data, "--device", "pi-5"), "package-target")
+    exported = run("export", package, "--outputs", "output", "--out", tmp_path / "m.onnx")
+    assert exported.code == 0, exported.err
+    assert_refused(
+        run("build", tmp_path / "model.onnx", "--out", tmp_path / "p", "--loss", "mse",
+            "--target", TARGET, "--optimizer", "lion"),
+        "target-cannot", "lion",
+    )  # fmt: skip
