@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from odtpack.autodiff.coverage import coverage
+from odtpack.diff_model import PackageDiff
 from odtpack_runtime.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,9 +63,21 @@ def manifest_schema() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
+def diff_schema() -> str:
+    """The JSON Schema of what ``odtpack diff --format json`` prints."""
+    content = PackageDiff.model_json_schema(mode="serialization")
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Difference between two odtpack packages",
+        **{k: v for k, v in content.items() if k != "title"},
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
 PAGES = {
     ROOT / "docs" / "operators.md": operators_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
+    ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,
 }
 
 

@@ -15,8 +15,10 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli.build import build
+from odtpack.cli.delta import apply, delta
 from odtpack.cli.demo import demo
 from odtpack.cli.devices import devices
+from odtpack.cli.diff import diff
 from odtpack.cli.export import export
 from odtpack.cli.import_ import import_
 from odtpack.cli.inspect import inspect
@@ -123,6 +125,23 @@ app.command(
         "odtpack sign package --key key.pem",
     )
 )(sign)
+app.command(
+    epilog=_examples(
+        "odtpack diff package new-package",
+        "odtpack diff package new-package --format markdown > comment.md",
+    )
+)(diff)
+app.command(
+    epilog=_examples(
+        "odtpack delta package new-package --out update.odtdelta",
+    )
+)(delta)
+app.command(
+    epilog=_examples(
+        "odtpack apply package update.odtdelta",
+        "odtpack apply package update.odtdelta --out new-package",
+    )
+)(apply)
 app.command(
     epilog=_examples(
         "odtpack simulate package --data digits.npz --device pixel-8a --device pi-5",

@@ -1,0 +1,109 @@
+"""Apply a delta in place and be killed at the k-th call of the file system, for every k.
+
+``python -m tests.packages.kill_apply PACKAGE DELTA WORK [no-swap]``. Each attempt is a fork of
+this process on a copy of the package in WORK. The k-th call that changes something kills:
+opening a file to write, a write (half of which still happens), fsync, rename, swap, link,
+remove, making or removing a folder, changing a mode. After each kill a line of JSON says what
+the folder holds, before and after the next attempt to apply the delta.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from odtpack_runtime import delta, folder_update
+from odtpack_runtime.delta import apply_delta
+
+_EVENTS = {
+    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link",
+}  # fmt: skip
+
+
+class Killer:
+    """Counts calls and kills this process at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def install(self) -> None:
+        sys.addaudithook(self._audit)
+        for owner, name in ((os, "fsync"), (folder_update, "_exchange")):
+            setattr(owner, name, self._before(getattr(owner, name)))
+        whole = delta.rebuild
+
+        def rebuild(*arguments: Any) -> Iterator[bytes]:
+            for piece in whole(*arguments):
+                half = len(piece) // 2
+                yield piece[:half]
+                self._tick()
+                yield piece[half:]
+
+        delta.rebuild = rebuild  # type: ignore[assignment]
+
+    def _tick(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+        if event in _EVENTS or (event == "open" and int(arguments[2] or 0) & writes):
+            self._tick()
+
+    def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self._tick()
+            return call(*arguments)
+
+        return counted
+
+
+def held(package: Path) -> dict[str, str]:
+    """Digests of what lies in a folder; empty if there is none."""
+    if not package.is_dir():
+        return {}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(package.iterdir())
+        if path.is_file()
+    }
+
+
+def main(package: Path, update: Path, work: Path, swap: bool) -> None:
+    """Kill at every call until an attempt ends well."""
+    if not swap:
+        folder_update._exchange = lambda first, second: False
+    at = 0
+    while True:
+        at += 1
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(package, work / "package")
+        child = os.fork()
+        if child == 0:
+            Killer(at).install()
+            apply_delta(work / "package", update)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        killed = os.WIFSIGNALED(status)
+        if not killed and os.waitstatus_to_exitcode(status):
+            sys.exit(f"attempt {at} failed")
+        folder_update.finish_update(work / "package")  # as whoever opens the package does
+        left = held(work / "package")
+        apply_delta(work / "package", update)
+        after = held(work / "package")
+        beside = sorted(path.name for path in work.iterdir())
+        print(json.dumps({"killed": killed, "left": left, "after": after, "beside": beside}))
+        if not killed:
+            return
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]), swap="no-swap" not in sys.argv)

@@ -1,0 +1,284 @@
+"""What ``odtpack diff`` finds in two packages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack.build import build_package
+from odtpack.diff import diff_packages
+from odtpack.diff_model import PackageDiff
+from odtpack.diff_text import escape, markdown
+from odtpack.optimizers import SGD, AdamW
+from odtpack_runtime import OdtpackError, checkpoint_writer
+from odtpack_runtime.checkpoint_format import read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.delta import file_digest
+from tests.packages.samples import build, list_extra, small_model, with_values
+
+
+def compared(tmp_path: Path, old: dict[str, object], new: dict[str, object]) -> PackageDiff:
+    build(tmp_path / "old", **old)  # type: ignore[arg-type]
+    build(tmp_path / "new", **new)  # type: ignore[arg-type]
+    found = diff_packages(tmp_path / "old", tmp_path / "new")
+    # The same facts from the other side.
+    back = diff_packages(tmp_path / "new", tmp_path / "old")
+    assert (found.old_size, found.new_size) == (back.new_size, back.old_size)
+    assert {p.name for p in found.parameters} == {p.name for p in back.parameters}
+    assert [(c.name, c.old, c.new) for c in sorted(found.settings, key=lambda c: c.name)] == [
+        (c.name, c.new, c.old) for c in sorted(back.settings, key=lambda c: c.name)
+    ]
+    assert {(o.model, o.domain, o.added, o.removed) for o in found.operators} == {
+        (o.model, o.domain, o.removed, o.added) for o in back.operators
+    }
+    assert PackageDiff.model_validate_json(found.model_dump_json()) == found
+    return found
+
+
+def test_nothing(tmp_path: Path) -> None:
+    found = compared(tmp_path, {}, {})
+    assert found.same
+    assert not any((found.operators, found.versions, found.settings, found.parameters))
+    assert not any(file.changed for file in found.files)
+    assert found.unchanged_parameters == 6
+    assert not found.app.calls_change
+    assert not found.app.reduced_runtime_rebuild
+    assert "nothing to do" in markdown(found)
+
+
+def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
+    found = compared(tmp_path, {}, {"model": small_model(hidden=9), "nominal": True})
+    sizes = {file.file: (file.old_size, file.new_size) for file in found.files}
+    for name in ("training_model", "eval_model", "optimizer_model"):
+        assert sizes[name] == tuple(
+            (tmp_path / folder / f"{name}.onnx").stat().st_size for folder in ("old", "new")
+        )
+    assert sizes["nominal_checkpoint"] == (
+        None, (tmp_path / "new" / "nominal_checkpoint").stat().st_size
+    )  # fmt: skip
+    for folder, total in (("old", found.old_size), ("new", found.new_size)):
+        files = [path for path in (tmp_path / folder).iterdir() if path.name != "manifest.json"]
+        assert total == sum(path.stat().st_size for path in files)
+
+
+def test_operators_are_those_of_the_models(tmp_path: Path) -> None:
+    found = compared(tmp_path, {"optimizer": SGD()}, {"optimizer": AdamW(), "loss": "mse"})
+
+    def names(folder: str, model: str) -> set[str]:
+        graph = onnx.load(tmp_path / folder / f"{model}.onnx").graph
+        return {node.op_type for node in graph.node}
+
+    for model in ("training_model", "eval_model", "optimizer_model"):
+        old, new = names("old", model), names("new", model)
+        (change,) = (c for c in found.operators if c.model == model)
+        assert change.domain == "ai.onnx"
+        assert set(change.added) == new - old
+        assert set(change.removed) == old - new
+    every = [
+        set().union(*(names(f, m) for m in ("training_model", "eval_model", "optimizer_model")))
+        for f in ("old", "new")
+    ]
+    assert set(found.app.reduced_runtime) == {f"ai.onnx.{name}" for name in every[1] - every[0]}
+    assert found.app.reduced_runtime_rebuild
+
+
+def test_operators_that_only_move_between_models_need_no_rebuild(tmp_path: Path) -> None:
+    """A reduced build has an operator or has it not, whichever model uses it."""
+    found = compared(tmp_path, {"optimizer": AdamW()}, {"optimizer": SGD()})
+    assert found.operators
+    assert not found.app.reduced_runtime_rebuild
+
+
+def test_opsets(tmp_path: Path) -> None:
+    found = compared(tmp_path, {}, {"model": small_model(opset=21)})
+    changes = {change.name: (change.old, change.new) for change in found.versions}
+    assert changes["opset ai.onnx"] == (17, 21)
+    assert found.app.reduced_runtime_rebuild
+    assert found.verdict.level == "compatible"
+    old, new = found.app.old_minimum_onnxruntime, found.app.new_minimum_onnxruntime
+    higher = [int(part) for part in new.split(".")] > [int(part) for part in old.split(".")]
+    assert found.app.newer_onnxruntime_needed == higher
+
+
+def test_settings(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path, {"optimizer": AdamW()}, {"optimizer": AdamW(beta1=0.5), "loss": "mse"}
+    )
+    changes = {change.name: (change.old, change.new) for change in found.settings}
+    assert changes["optimizer.beta1"] == (0.9, 0.5)
+    assert changes["loss"] == ("cross_entropy", "mse")
+    assert found.app.calls_change
+    text = " ".join(found.app.calls)
+    assert "input 'labels' is gone" in text
+    assert "input 'target' is new: float32[batch, 3] (target)" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ({}, {"outputs": ["output"]}, "output 'output' is new: float32[batch, 3] (additional)"),
+        (
+            {}, {"model": small_model(classes=5)},
+            "input 'labels' changes from int64[batch] (labels, class_count 3) to int64[batch] "
+            "(labels, class_count 5)",
+        ),
+        (
+            {"model": small_model(size=12)}, {},
+            "input 'input' changes from float32[batch, 1, 12, 12] (data) to "
+            "float32[batch, 1, 8, 8] (data)",
+        ),
+    ],
+    ids=["output", "classes", "shape"],
+)  # fmt: skip
+def test_calls(tmp_path: Path, old: dict[str, object], new: dict[str, object], words: str) -> None:
+    found = compared(tmp_path, old, new)
+    assert found.app.calls_change
+    assert words in found.app.calls
+
+
+def test_a_free_size_takes_what_a_fixed_one_took(tmp_path: Path) -> None:
+    fixed = small_model()
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    build(tmp_path / "old", fixed)
+    build(tmp_path / "new")
+    assert not diff_packages(tmp_path / "old", tmp_path / "new").app.calls_change
+    assert diff_packages(tmp_path / "new", tmp_path / "old").app.calls_change
+
+
+def test_values(tmp_path: Path) -> None:
+    model = small_model()
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    for tensor in other.graph.initializer:
+        if tensor.name == "conv1.weight":
+            array = onnx.numpy_helper.to_array(tensor).copy()
+            array[0, 0, 1, 2] += 0.5
+            array[3, 0, 2, 2] -= 2.25
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    found = compared(tmp_path, {"model": model}, {"model": other})
+    (change,) = found.parameters
+    assert (change.name, change.elements, change.changed_elements) == ("conv1.weight", 36, 2)
+    assert change.largest_change == pytest.approx(2.25, rel=1e-6)
+    assert found.unchanged_parameters == 5
+    assert found.verdict.level == "compatible"
+    assert "| conv1.weight | float32\\[4, 1, 3, 3\\] trainable |" in markdown(found)
+    assert "| 2 of 36 | 2.25 |" in markdown(found)
+
+
+def rewrite_checkpoint(folder: Path, name: str, array: np.ndarray) -> None:
+    """Put another value into a package's checkpoint and let the manifest know."""
+    data = read_checkpoint(folder / "checkpoint")
+    data.trainable[name] = array
+    write_checkpoint(folder / "checkpoint", data)
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    content.pop("digest", None)
+    entry = content["files"]["checkpoint"]
+    entry["size_bytes"] = (folder / "checkpoint").stat().st_size
+    entry["sha256"] = file_digest(folder / "checkpoint")
+    path.write_text(json.dumps(content))
+
+
+def test_values_that_are_not_finite(tmp_path: Path) -> None:
+    build(tmp_path / "old")
+    build(tmp_path / "new")
+    rewrite_checkpoint(tmp_path / "old", "fc.bias", np.array([np.nan, 1, 0], np.float32))
+    rewrite_checkpoint(tmp_path / "new", "fc.bias", np.array([np.nan, np.inf, -0.0], np.float32))
+    (change,) = diff_packages(tmp_path / "old", tmp_path / "new").parameters
+    assert (change.changed_elements, change.largest_change) == (1, None)
+
+
+def test_a_checkpoint_that_contradicts_the_manifest(tmp_path: Path) -> None:
+    build(tmp_path / "old")
+    build(tmp_path / "new")
+    rewrite_checkpoint(tmp_path / "new", "fc.bias", np.zeros(4, np.float32))
+    with pytest.raises(OdtpackError, match=r"fc\.bias") as caught:
+        diff_packages(tmp_path / "old", tmp_path / "new")
+    assert caught.value.code == "package-inconsistent"
+
+
+def test_values_in_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint file is the same, and its data file is not."""
+    monkeypatch.setattr(checkpoint_writer, "EXTERNAL_DATA_THRESHOLD", 0)
+    other = with_values(small_model(), "fc.bias")
+    found = compared(tmp_path, {}, {"model": other})
+    assert [change.name for change in found.parameters] == ["fc.bias"]
+
+
+def test_parameters_by_role_and_shape(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path, {"train": ["fc.*"]}, {"model": small_model(hidden=4), "train": ["fc1.*"]}
+    )
+    changes = {change.name: change for change in found.parameters}
+    assert changes["fc.weight"].new is None
+    assert changes["fc1.weight"].old is None
+    assert changes["fc1.weight"].new is not None
+    assert changes["fc1.weight"].new.role == "trainable"
+    assert found.verdict.level == "incompatible"
+
+
+def test_the_type_that_models_compute_in(tmp_path: Path) -> None:
+    """The checkpoint stays float32, so training goes on."""
+    half = onnx.ModelProto()
+    half.CopyFrom(small_model())
+    for tensor in half.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float16), tensor.name))
+    for value in (*half.graph.input, *half.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    found = compared(tmp_path, {}, {"model": half})
+    assert {p.new.model_dtype for p in found.parameters if p.new} == {"float16"}
+    assert "trainable, computed in float16" in markdown(found)
+    assert found.verdict.level == "compatible"
+    assert found.app.calls_change
+
+
+def test_extra_files_are_known_by_what_they_are(tmp_path: Path) -> None:
+    list_extra(build(tmp_path / "old", ort_format=True))
+    list_extra(build(tmp_path / "new", small_model(hidden=4), ort_format=True))
+    found = diff_packages(tmp_path / "old", tmp_path / "new")
+    assert any(file.file.startswith("ort_model ") and file.changed for file in found.files)
+
+
+def test_markdown_shows_names_as_they_are() -> None:
+    assert escape("a|b`c*d_e<f>\n") == "a\\|b\\`c\\*d\\_e\\<f\\>\N{REPLACEMENT CHARACTER}"
+
+
+def test_markdown_tables_hold_together(tmp_path: Path) -> None:
+    """Whatever a parameter is called, a row has as many cells as its header."""
+    name = "a|b\\|`c`<img>"
+    model = small_model()
+    for tensor in model.graph.initializer:
+        tensor.name = name if tensor.name == "fc.bias" else tensor.name
+    for node in model.graph.node:
+        node.input[:] = [name if item == "fc.bias" else item for item in node.input]
+    build_package(model, tmp_path / "old", loss="cross_entropy")
+    build_package(with_values(model), tmp_path / "new", loss="cross_entropy")
+    text = markdown(diff_packages(tmp_path / "old", tmp_path / "new"))
+    assert "<img>" not in text.replace("\\<", "")
+    width = 0
+    for line in text.splitlines():
+        cells = line.replace("\\\\", "").replace("\\|", "").count("|")
+        if line.startswith("|"):
+            assert width in (0, cells)
+        width = cells if line.startswith("|") else 0
+
+
+def test_the_schema_describes_every_field() -> None:
+    """A reader of the schema meets no field that it does not explain."""
+    schema = PackageDiff.model_json_schema()
+    assert schema["$defs"].pop("JsonValue") == {}
+    for name, part in {**schema["$defs"], "PackageDiff": schema}.items():
+        assert part["additionalProperties"] is False, name
+        assert part.get("description"), name
+
+
+def test_unlike_packages_are_not_equal(tmp_path: Path) -> None:
+    found = compared(tmp_path, {}, {"model": with_values(small_model())})
+    assert not found.same
