@@ -74,7 +74,9 @@ def _write(op: Ops, node: ir.Node) -> ir.Value:
 
 def _dims_text(value: ir.Value) -> str:
     dims = dims_of(value)
-    return "?" if dims is None else "[" + ", ".join(str(d) if isinstance(d, int) else "?" for d in dims) + "]"
+    if dims is None:
+        return "?"
+    return f"[{', '.join(str(dim) if isinstance(dim, int) else '?' for dim in dims)}]"
 
 
 def _conv(op: Ops, ctx: Context) -> ir.Value:
