@@ -27,6 +27,7 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.autodiff.ops import Ops
 from odtpack.loading import infer_shapes
+from odtpack.passes import half
 from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
     Array,
     cast_floats,
@@ -193,6 +194,7 @@ def _declare_types(case: Case, node: ir.Node, floats: type) -> None:
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
     """The model with the gradients as outputs, and their names by input."""
     model = forward_model(case, floats)
+    half.widen(model.graph)  # as a build does
     if case.domain == contrib.DOMAIN:
         model = contrib.decompose(model)
     model, names = add_gradients(

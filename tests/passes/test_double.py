@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from odtpack.errors import OdtpackError
 from odtpack.passes import double
 from tests.passes.tools import check, op_types, outline, parse, run
 
@@ -30,11 +31,19 @@ NODES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "Elu": ("y = Elu <alpha = 0.5>(x)", lambda x: F.elu(x, 0.5)),
     "Erf": ("y = Erf(x)", torch.erf),
     "GlobalAveragePool": ("y = GlobalAveragePool(x)", lambda x: x.mean((2, 3), keepdim=True)),
+    "GlobalLpPool": (
+        "y = GlobalLpPool <p = 3>(x)",
+        lambda x: (x.abs() ** 3).sum((2, 3), keepdim=True) ** (1 / 3),
+    ),
     "GlobalMaxPool": ("y = GlobalMaxPool(x)", lambda x: x.amax((2, 3), keepdim=True)),
     "HardSigmoid": (
         "y = HardSigmoid <alpha = 0.25, beta = 0.5>(x)", lambda x: (x * 0.25 + 0.5).clip(0, 1),
     ),
     "LeakyRelu": ("y = LeakyRelu <alpha = 0.125>(x)", lambda x: F.leaky_relu(x, 0.125)),
+    "LpPool": (
+        "y = LpPool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 0]>(x)",
+        lambda x: F.avg_pool2d(x * x, (3, 2), (2, 1), (1, 0)).mul(6).sqrt(),
+    ),
     "Mean": ("s = Mul(x, x) y = Mean(x, s)", lambda x: (x + x * x) / 2),
     "Softplus": ("y = Softplus(x)", F.softplus),
     "Softsign": ("y = Softsign(x)", F.softsign),
@@ -97,3 +106,43 @@ def test_float32_is_left_alone() -> None:
     before = outline(model)
     assert double.lower(model) is model
     assert outline(model) == before
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_one_hot(axis: int) -> None:
+    """Indices may be negative; those out of range are off everywhere."""
+    model = parse(
+        "g (int64[2, 3] i, double[2] values) => (double[a, b, c] y)"
+        f" <int64 depth = {{4}}> {{ y = OneHot <axis = {axis}>(i, depth, values) }}"
+    )
+    i, values = np.array([[0, 3, -1], [2, 7, -9]]), np.array([0.1, 0.7])
+    found = run(double.lower(model), {"i": i, "values": values})["y"]
+    places = np.expand_dims(i, axis if axis >= 0 else 2)
+    steps = np.arange(4).reshape([4 if a == axis % 3 else 1 for a in range(3)])
+    hot = (places == steps) | (places == steps - 4)
+    np.testing.assert_array_equal(found, np.where(hot, values[1], values[0]))
+
+
+def test_bodies_are_lowered() -> None:
+    model = parse(
+        "g (bool c, double[3] x) => (double[3] y) { y = If (c)"
+        " <then_branch = a () => (double[3] t) { t = Erf(x) },"
+        " else_branch = b () => (double[3] e) { e = Neg(x) }> }"
+    )
+    x = np.array([-0.5, 0.25, 2.0])
+    lowered = double.lower(model)
+    for condition, wanted in ((True, torch.erf(torch.from_numpy(x)).numpy()), (False, -x)):
+        found = run(lowered, {"c": np.array(condition), "x": x})["y"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "node", ["AveragePool <kernel_shape = [2, 2]>(x)", "Conv(x, w)", "ConvTranspose(x, w)"]
+)
+def test_planes_of_unknown_size_are_refused(node: str) -> None:
+    model = parse(f"g (double[N, 4, H, 6] x, double[4, 4, 3, 2] w) => (double[N, c, h, v] y)"
+                  f" {{ y = {node} }}")  # fmt: skip
+    with pytest.raises(OdtpackError, match=r"\[\?, 4, \?, 6\]") as error:
+        double.lower(model)
+    assert error.value.code == "unsupported-in-double"
+    assert "a number in the model" in str(error.value)

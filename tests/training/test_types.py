@@ -272,6 +272,23 @@ def test_mixed_types_train_in_the_widest(tmp_path: Path) -> None:
     assert np.array_equal(state.parameters["table"].data, arrays["table"])
 
 
+@pytest.mark.parametrize("node", ["Conv(x, w)", "MaxPool <kernel_shape = [3, 3]>(h)"])
+def test_float64_windows_on_planes_of_unknown_size_are_refused(node: str, tmp_path: Path) -> None:
+    """The pool has a kernel, and its gradient has none."""
+    before = "h = Mul(x, w)" if "(h)" in node else ""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        f"forward (double[N, 2, H, W] x) => (double[N, c, h, v] y) {{ {before} y = {node} }}"
+    )
+    shape = (2, 1, 1) if before else (2, 2, 3, 3)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(shape), "w"))
+    with pytest.raises(OdtpackError, match="no float64 kernel") as caught:
+        generate_artifacts(model, ["w"], loss=LossType.MSELoss, optimizer=OptimType.SGD,
+                           artifact_directory=tmp_path / "package")  # fmt: skip
+    assert caught.value.code == "unsupported-in-double"
+    assert not (tmp_path / "package").exists()
+
+
 def test_bfloat16_is_refused() -> None:
     model = ir.from_proto(linear())
     value = model.graph.initializers["b"]

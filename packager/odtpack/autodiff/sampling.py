@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff.adding import add_at
 from odtpack.autodiff.ops import Ops, dims_of
 
 _KEYS = -0.75  # parameter of the cubic kernel: that of ONNX Runtime and PyTorch
@@ -164,9 +165,7 @@ def scatter(op: Ops, x: ir.Value, taps: Taps, dy: ir.Value) -> ir.Value:
     updates = op.reshape(op.Mul(op.unsqueeze(dy, 2), op.unsqueeze(weight, 1)), 0, 0, -1)
     index = op.Expand(op.reshape(index, 0, 1, -1), op.Shape(updates))
     flat = op.Shape(op.reshape(x, 0, 0, -1))
-    zeros = op.zeros(flat, dy.dtype or ir.DataType.FLOAT)
-    summed = op.ScatterElements(zeros, index, updates, axis=2, reduction="add")
-    return op.reshape_like(summed, x)
+    return op.reshape_like(add_at(op, flat, index, updates, axis=2), x)
 
 
 def rows(op: Ops, x: ir.Value, taps: Taps) -> ir.Value:

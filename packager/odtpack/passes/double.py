@@ -17,9 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.ops import Ops, dims_of
 from odtpack.autodiff.rules import conv_transpose, pool
 from odtpack.autodiff.windows import Windows, conv_windows, pool_windows
+from odtpack.errors import OdtpackError
 from odtpack.loading import infer_shapes
 from odtpack.passes import match
 
@@ -33,27 +34,49 @@ def lower(model: ir.Model) -> ir.Model:
     """Rewrite nodes of type DOUBLE; anything else is left as it is.
 
     Raises:
-        OdtpackError: A node whose windows depend on sizes that are unknown.
+        OdtpackError: A node whose windows depend on sizes that are unknown, or in another form
+            that is not written out.
     """
-    if not any(_is_lowered(node) for node in model.graph):
+    if not any(_is_lowered(node) for node in model.graph.all_nodes()):
         return model
     model = infer_shapes(model)  # of what the gradient added, too
     op = Ops(model.graph, "double/")
-    for node in list(model.graph):
+    for node in list(model.graph.all_nodes()):
         if _is_lowered(node):
             with op.before(node):
-                y = _WRITERS[node.op_type](op, Context(node, op, [], []))
+                y = _write(op, node)
             match.replace(node.outputs[0], y, [node])
     return model
 
 
 def _is_lowered(node: ir.Node) -> bool:
-    return (
-        (not node.domain or (node.domain, node.op_type) == ("com.microsoft", "Gelu"))
-        and node.op_type in _WRITERS
-        and node.inputs[0] is not None
-        and node.inputs[0].dtype == ir.DataType.DOUBLE
-    )
+    if node.domain and (node.domain, node.op_type) != ("com.microsoft", "Gelu"):
+        return False
+    index = 2 if node.op_type == "OneHot" else 0  # whose type is that of its values
+    if node.op_type not in _WRITERS or index >= len(node.inputs):
+        return False
+    value = node.inputs[index]
+    return value is not None and value.dtype == ir.DataType.DOUBLE
+
+
+def _write(op: Ops, node: ir.Node) -> ir.Value:
+    try:
+        return _WRITERS[node.op_type](op, Context(node, op, [], []))
+    except OdtpackError as error:
+        sizes = ", ".join(_dims_text(value) for value in node.inputs if value is not None)
+        raise OdtpackError(
+            "unsupported-in-double",
+            f"node {node.name!r} ({node.op_type}, inputs of shape {sizes}): ONNX Runtime has no "
+            "float64 kernel for it, and this form of it is not written out with others",
+            hint="give every size but the batch a number in the model, or export it in float32",
+        ) from error
+
+
+def _dims_text(value: ir.Value) -> str:
+    dims = dims_of(value)
+    if dims is None:
+        return "?"
+    return f"[{', '.join(str(dim) if isinstance(dim, int) else '?' for dim in dims)}]"
 
 
 def _conv(op: Ops, ctx: Context) -> ir.Value:
@@ -122,6 +145,24 @@ def _average_pool(op: Ops, ctx: Context) -> ir.Value:
     return op.Mul(op.Sum(*taps), op.constant(share[None, None]))
 
 
+def _lp_pool(op: Ops, ctx: Context) -> ir.Value:
+    win = pool_windows(ctx)
+    padded = op.pad(_power(op, ctx), [0, 0, *win.before], [0, 0, *win.after])
+    return _root(op, ctx, op.Sum(*(win.tap(op, padded, win.spatial, tap) for tap in win.taps())))
+
+
+def _global_lp_pool(op: Ops, ctx: Context) -> ir.Value:
+    return _root(op, ctx, op.reduce_sum(_power(op, ctx), range(2, ctx.rank(ctx.x()))))
+
+
+def _power(op: Ops, ctx: Context) -> ir.Value:
+    return op.Pow(op.Abs(ctx.x()), float(ctx.int("p", 2)))
+
+
+def _root(op: Ops, ctx: Context, total: ir.Value) -> ir.Value:
+    return op.Pow(total, 1 / ctx.int("p", 2))
+
+
 def _global_average(op: Ops, ctx: Context) -> ir.Value:
     return op.reduce_mean(ctx.x(), range(2, ctx.rank(ctx.x())))
 
@@ -166,6 +207,13 @@ def _instance_normalization(op: Ops, ctx: Context) -> ir.Value:
     deviation = op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5)))
     gain = op.Div(op.reshape(ctx.x(1), *column), deviation)
     return op.Add(op.Mul(centered, gain), op.reshape(ctx.x(2), *column))
+
+
+def _one_hot(op: Ops, ctx: Context) -> ir.Value:
+    indices, depth = (op.cast(ctx.x(index), ir.DataType.INT64) for index in (0, 1))
+    hot = op.OneHot(indices, depth, op.ints(0, 1), axis=ctx.int("axis", -1))
+    off, on = (op.slice(ctx.x(2), [0], [index], [index + 1]) for index in (0, 1))
+    return op.Where(op.Equal(hot, op.ints(1)), on, off)
 
 
 def _mean(op: Ops, ctx: Context) -> ir.Value:
@@ -223,12 +271,15 @@ _WRITERS: dict[str, Writer] = {
     "Erf": _erf,
     "Gelu": _gelu,
     "GlobalAveragePool": _global_average,
+    "GlobalLpPool": _global_lp_pool,
     "GlobalMaxPool": _global_maximum,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "InstanceNormalization": _instance_normalization,
     "LeakyRelu": _leaky_relu,
+    "LpPool": _lp_pool,
     "Mean": _mean,
+    "OneHot": _one_hot,
     "PRelu": _prelu,
     "Selu": _selu,
     "Softplus": _softplus,

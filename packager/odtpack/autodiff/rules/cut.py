@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff.adding import add_at
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
@@ -95,10 +96,10 @@ def _copied_border(ctx: Context, mode: str) -> Cotangents:
     op, rank, dims, pads = ctx.op, ctx.rank(ctx.x()), ctx.dims(ctx.x()), ctx.constant(1)
     axes = ctx.constant(3) if ctx.maybe_x(3) is not None else np.arange(rank)
     if pads is None or axes is None or (pads < 0).any():
-        return _from_positions(ctx, reduction="add", mode=mode)
+        return _from_positions(ctx, add=True, mode=mode)
     padded = [row for row in zip(axes % rank, *pads.reshape(2, -1), strict=True) if any(row[1:])]
     if not all(isinstance(dims[axis], int) for axis, _, _ in padded):
-        return _from_positions(ctx, reduction="add", mode=mode)
+        return _from_positions(ctx, add=True, mode=mode)
     dx, dtype = ctx.dy(), ctx.dtype(ctx.x())
     for axis, before, after in padded:
         size = ctx.size(ctx.x(), int(axis))
@@ -108,16 +109,14 @@ def _copied_border(ctx: Context, mode: str) -> Cotangents:
     return dx
 
 
-def _from_positions(
-    ctx: Context, reduction: str | None = None, mode: str | None = None
-) -> ir.Value:
+def _from_positions(ctx: Context, add: bool = False, mode: str | None = None) -> ir.Value:
     """For bounds that are known only when the model runs: cut or pad the elements' numbers.
 
     The node's operator, applied to the number of each element instead of the element,
     says where every element of the result comes from.
     """
     op, x = ctx.op, ctx.x()
-    if reduction is not None and op.opset < REDUCTION_SINCE:
+    if add and op.opset < REDUCTION_SINCE:
         raise ctx.unsupported(
             f"before opset {REDUCTION_SINCE} its pads and sizes must be known before the model runs"
         )
@@ -126,9 +125,11 @@ def _from_positions(
     node = ctx.node
     parameters = [None if v is not None and v.dtype == x.dtype else v for v in node.inputs[1:]]
     (source,) = op.emit(node.op_type, [numbers, *parameters], mode=mode)
+    flat, dy = op.reshape(source, -1), op.reshape(ctx.dy(), -1)
+    if add:
+        return op.reshape_like(add_at(op, op.unsqueeze(op.Size(x), 0), flat, dy), x)
     zeros = op.reshape(op.zeros(op.Shape(x), ctx.dtype(x)), -1)
-    flat = op.reshape(source, -1), op.reshape(ctx.dy(), -1)
-    return op.reshape_like(op.ScatterElements(zeros, *flat, axis=0, reduction=reduction), x)
+    return op.reshape_like(op.ScatterElements(zeros, flat, dy, axis=0), x)
 
 
 @vjp("Tile")

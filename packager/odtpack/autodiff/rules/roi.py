@@ -10,6 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff.adding import add_at
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
@@ -169,10 +170,8 @@ def _put(ctx: Context, place: ir.Value, updates: ir.Value, batch: ir.Value) -> i
     first = op.Mul(op.reshape(op.cast(batch, ir.DataType.INT64), -1, 1), channels)
     number = op.Add(first, _numbers(op, channels, ir.DataType.INT64))  # [R, C]
     flat = op.Add(place, op.unsqueeze(op.Mul(number, plane), 2))
-    zeros = op.zeros(op.Mul(op.Mul(length(op, x, 0), channels), plane), ctx.dtype(x))
-    summed = op.ScatterElements(
-        zeros, op.reshape(flat, -1), op.reshape(updates, -1), axis=0, reduction="add"
-    )
+    size = op.Mul(op.Mul(length(op, x, 0), channels), plane)
+    summed = add_at(op, size, op.reshape(flat, -1), op.reshape(updates, -1))
     return op.reshape_like(summed, x)
 
 

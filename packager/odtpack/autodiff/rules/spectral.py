@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff.adding import add_at
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
@@ -81,8 +82,7 @@ def stft(ctx: Context) -> Cotangents:
         shaped = pieces if window is None else op.Mul(pieces, op.unsqueeze(window, 1))
         rows = op.reshape(shaped, -1, frames * length, parts)
         column = op.Expand(op.reshape(places, 1, -1, 1), op.Shape(rows))
-        zeros = op.zeros(op.shape_of(signal), ctx.dtype(signal))
-        dsignal = op.ScatterElements(zeros, column, rows, axis=1, reduction="add")
+        dsignal = add_at(op, op.shape_of(signal), column, rows, axis=1)
     if ctx.needs(2):
         heard = op.Gather(signal, places, axis=1)  # [B, frames, length, parts]
         dwindow = op.reduce_sum(op.Mul(pieces, heard), [0, 1, 3], keepdims=False)
