@@ -24,7 +24,9 @@ tensors have a name and a type, and neither dimensions nor data. State
 parameters (running statistics) are stored among ``frozen_params``. Optimizer
 groups are named ``group0``, ``group1`` and so on, and stand at the same step and
 learning rate; the reference knows one. The moments of a parameter are named
-``momentum0``, ``momentum1``, and have its shape with some axes of length 1.
+``momentum0``, ``momentum1``, and have its shape with some axes of length 1. The
+property ``odtpack.optimizer`` of a file with optimizer groups is the kind of the
+optimizer, and is no property of the state.
 
 The reader trusts nothing: see :mod:`odtpack_runtime.flatbuffer`. On top of
 that it requires known element types, sizes that agree with the dimensions,
@@ -55,6 +57,8 @@ from odtpack_runtime.layout import Array, allocate
 IDENTIFIER = b"ODTC"
 VERSION = 2
 GROUP_NAME = "group{}"
+OPTIMIZER_PROPERTY = "odtpack.optimizer"
+"""Property of a file, not of a state: kind of the optimizer whose state the file holds."""
 MAX_RANK = 32
 MAX_ELEMENTS = 2**48
 """Also of a tensor with a zero dimension, whose other dimensions numpy multiplies nonetheless."""
@@ -89,12 +93,15 @@ class OptimizerState:
             parameter's shape (some axes may have length 1 instead) and type: two
             for AdamW, none for SGD.
         groups: Names of the parameters of each group; empty if there is one.
+        kind: Kind of the optimizer, such as ``adamw``; None if the file does not say, as
+            those of the reference.
     """
 
     step: int
     learning_rate: float
     moments: dict[str, list[Array]]
     groups: tuple[tuple[str, ...], ...] = ()
+    kind: str | None = None
 
 
 @dataclass(slots=True)
@@ -231,9 +238,13 @@ class _Reader:
             if both:
                 self._source.fail(f"parameter '{min(both)}' is both trainable and frozen")
             optimizer = self._optimizer(root, trainable)
-        return CheckpointData(
-            trainable, frozen, self._nominal, optimizer, self._properties(root.table(3))
-        )
+        properties = self._properties(root.table(3))
+        if optimizer is not None:
+            kind = properties.pop(OPTIMIZER_PROPERTY, None)
+            if kind is not None and not isinstance(kind, str):
+                self._source.fail(f"its property {OPTIMIZER_PROPERTY} is no text")
+            optimizer.kind = kind
+        return CheckpointData(trainable, frozen, self._nominal, optimizer, properties)
 
     def _open_data(self, stack: ExitStack) -> None:
         if self._data_path is None:

@@ -33,6 +33,7 @@ from odtpack_runtime.checkpoint_format import (
     DTYPES,
     GROUP_NAME,
     IDENTIFIER,
+    OPTIMIZER_PROPERTY,
     VERSION,
     CheckpointData,
     OptimizerState,
@@ -132,7 +133,10 @@ class _Head:
             (3, "Bool", external_from is not None, False),
         )
         groups = self._vector(4, self._groups(data.optimizer) if data.optimizer else ())
-        bag = self._bag(data.properties) if data.properties else 0
+        properties = data.properties
+        if data.optimizer is not None and data.optimizer.kind is not None:
+            properties = {**properties, OPTIMIZER_PROPERTY: data.optimizer.kind}
+        bag = self._bag(properties) if properties else 0
         root = self._table(
             (0, "Int32", VERSION, 0),
             (1, "UOffsetTRelative", module, 0),

@@ -3,6 +3,7 @@
 The model's inputs and its metadata say it. Both come from outside and are checked before
 anything is bound to memory. Metadata:
 
+- ``odtpack.optimizer``: the kind, such as ``adamw``. Checkpoints with optimizer state name it.
 - ``odtpack.state``: what is kept, a JSON list of ``{"name": ..., "axes": [...]}``. With
   ``axes`` the model is run parameter by parameter, each a matrix [rows, columns] (see
   :func:`matrix_axis`), and these of its two axes are kept. Without the key the moments are
@@ -78,6 +79,7 @@ class OptimizerContract:
         groups: Parameter groups; empty if all parameters are updated alike.
         clips_norm: Whether it takes the norm of all gradients, ``gradient_norm``.
         takes_decay: Whether it takes ``weight_decay``, that of the group.
+        kind: Kind of the optimizer; None if the model does not say.
     """
 
     state: tuple[StateVector, ...]
@@ -86,6 +88,7 @@ class OptimizerContract:
     groups: tuple[Group, ...]
     clips_norm: bool
     takes_decay: bool
+    kind: str | None = None
 
     def check_groups(self, names: Collection[str], where: str) -> None:
         """Check that the groups cover these parameters.
@@ -144,7 +147,13 @@ def read_contract(
     if "weight_decay" in inputs and not groups:
         _refuse("it takes a weight decay and has no groups that tell it", where)
     return OptimizerContract(
-        state, bool(shaped), whole, groups, "gradient_norm" in inputs, "weight_decay" in inputs
+        state,
+        bool(shaped),
+        whole,
+        groups,
+        clips_norm="gradient_norm" in inputs,
+        takes_decay="weight_decay" in inputs,
+        kind=metadata.get("odtpack.optimizer"),
     )
 
 

@@ -39,7 +39,7 @@ def place_state(
     if loaded is None:
         loaded = OptimizerState(0, to_float32(DEFAULT_LEARNING_RATE), {})
     layouts = [state_layout(layout, contract, index) for index in range(len(contract.state))]
-    taken = _fits(loaded, layouts, where)
+    taken = _fits(loaded, contract.kind, layouts, where)
     memories = [allocate(each.nbytes) for each in layouts]
     moments: dict[str, list[Array]] = {}
     for index, slot in enumerate(layout.slots):
@@ -54,7 +54,7 @@ def place_state(
         if new:
             moments[slot.name] = new
     groups = tuple(group.parameters for group in contract.groups)
-    state = OptimizerState(loaded.step, loaded.learning_rate, moments, groups)
+    state = OptimizerState(loaded.step, loaded.learning_rate, moments, groups, contract.kind)
     return state, memories, layouts
 
 
@@ -68,7 +68,7 @@ def state_layout(parameters: Layout, contract: OptimizerContract, index: int) ->
     )
 
 
-def _fits(loaded: OptimizerState, layouts: list[Layout], where: str) -> bool:
+def _fits(loaded: OptimizerState, kind: str | None, layouts: list[Layout], where: str) -> bool:
     """Check a loaded state against what the optimizer keeps; tell whether it is taken over."""
     count = len(next(iter(loaded.moments.values()), ()))
     idle = not any(moment.any() for own in loaded.moments.values() for moment in own)
@@ -94,9 +94,15 @@ def _fits(loaded: OptimizerState, layouts: list[Layout], where: str) -> bool:
             ),
             None,
         )
-        if odd is None:
+        other = None not in (loaded.kind, kind) and loaded.kind != kind
+        if odd is None and not other:
             return True
-        problem = f"moments of '{odd}' of other shapes than this one keeps" if not unused else None
+        if not unused:
+            problem = (
+                f"moments of '{odd}' of other shapes than this one keeps"
+                if odd is not None
+                else f"the kind {loaded.kind!r:.40}, and this one is {kind!r:.40}"
+            )
     if problem is not None:
         raise OdtpackError(
             "optimizer-mismatch",

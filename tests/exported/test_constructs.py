@@ -64,6 +64,12 @@ CONSTRUCTS: dict[str, Construct] = {
     "adaptive pool": lambda x: F.adaptive_avg_pool1d(x, 2),
     "max pool": lambda x: F.max_pool1d(x, 2),
     "nearest": lambda x: F.interpolate(x, scale_factor=2, mode="nearest"),
+    "bicubic": lambda x: F.interpolate(x[:, None], scale_factor=2, mode="bicubic"),
+    "interpolate to a size": lambda x: F.interpolate(x[:, None], size=(9, 7), mode="bilinear"),
+    "bicubic to a size": lambda x: F.interpolate(x[:, None], size=(4, 9), mode="bicubic"),
+    "nearest to a size": lambda x: F.interpolate(x, size=9),
+    "list of indices": lambda x: x[:, [0, 2, 2]] * 2,
+    "two lists of indices": lambda x: x[:, [0, 2, 2], [1, 3, 3]],
     "unfold": lambda x: x.unfold(1, 3, 1).sum(-1),
     "positions": lambda x: x * torch.arange(x.shape[1], dtype=x.dtype)[:, None],
     "rotary": lambda x: torch.cat([-x[..., 2:], x[..., :2]], -1) * torch.cos(x),
@@ -87,7 +93,19 @@ class Net(nn.Module):
 
 
 # The newer exporter takes its time, and writes most of them as the older one does.
-WRITTEN_OTHERWISE = ("attention", "masked fill", "one hot", "positions", "roll", "unfold", "where")
+WRITTEN_OTHERWISE = (
+    "attention",
+    "bicubic to a size",
+    "interpolate to a size",
+    "list of indices",
+    "masked fill",
+    "one hot",
+    "positions",
+    "roll",
+    "two lists of indices",
+    "unfold",
+    "where",
+)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def sample() -> CheckpointData:
                 name: [np.full_like(w, 0.5), np.full_like(w, np.float32(1e-30))]
                 for name, w in weights.items()
             },
+            kind="adamw",
         ),
         {"epoch": 3, "loss": float(np.float32(0.1)), "note": "grüße", "zero": 0},
     )
@@ -49,6 +50,7 @@ def assert_same(left: CheckpointData, right: CheckpointData) -> None:
     if left.optimizer and right.optimizer:
         assert left.optimizer.step == right.optimizer.step
         assert left.optimizer.learning_rate == right.optimizer.learning_rate
+        assert left.optimizer.kind == right.optimizer.kind
         assert list(left.optimizer.moments) == list(right.optimizer.moments)
         pairs += [
             (

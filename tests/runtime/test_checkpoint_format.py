@@ -180,7 +180,7 @@ def test_generated_bindings_read_the_same(tmp_path: Path) -> None:
         },
         "ints": {"epoch": 3, "zero": 0},
         "floats": {"loss": float(np.float32(0.1))},
-        "strings": {"note": "grüße"},
+        "strings": {"note": "grüße", "odtpack.optimizer": "adamw"},
     }
 
 

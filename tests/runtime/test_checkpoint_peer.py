@@ -43,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("peer")
     models.write(folder, "forward.onnx", FORWARD)
     models.write(folder, "training.onnx", TRAINING)
-    models.write(folder, "adamw.onnx", models.ADAMW)
-    models.write(folder, "sgd.onnx", models.SGD)
+    for kind, text in (("adamw", models.ADAMW), ("sgd", models.SGD)):
+        models.write(folder, f"{kind}.onnx", text, {"odtpack.optimizer": kind})
     rng = np.random.default_rng(5)
     np.savez(
         folder / "data.npz",
@@ -145,7 +145,12 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
         for name, parameter in loaded.parameters:
             assert parameter.data.tobytes() == arrays[name].tobytes()
             assert seen["parameters"][name]["requires_grad"] == parameter.requires_grad
-    assert seen["properties"] == {"steps": 3, "rate": float(np.float32(RATE)), "name": "ä"}
+    assert seen["properties"] == {
+        "steps": 3,
+        "rate": float(np.float32(RATE)),
+        "name": "ä",
+        "odtpack.optimizer": kind,
+    }
 
 
 def test_external_data_travel(

@@ -75,7 +75,7 @@ def test_sgd_follows_its_formula(regression: models.Files) -> None:
     assert gradient.any()
     expected = W - np.float32(0.25) * gradient
     np.testing.assert_allclose(run.state.parameters["W"].data, expected, rtol=1e-6)
-    assert run.state.optimizer == OptimizerState(1, 0.25, {})
+    assert run.state.optimizer == OptimizerState(1, 0.25, {}, kind="sgd")
 
 
 def test_frozen_parameters_do_not_move(regression: models.Files) -> None:
@@ -240,6 +240,35 @@ def test_the_state_of_another_optimizer_is_refused(
         Run(regression, tmp_path / kind, kind=kind)
 
 
+def test_moments_of_the_same_shape_of_another_kind_are_refused(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    adam = models.write(tmp_path, "adam.onnx", models.ADAMW, {"odtpack.optimizer": "adam"})
+    run = Run(regression)
+    CheckpointState.save_checkpoint(run.state, tmp_path / "new", include_optimizer_state=True)
+    run.steps(0, 1)
+    CheckpointState.save_checkpoint(run.state, tmp_path / "c", include_optimizer_state=True)
+    CheckpointState.save_checkpoint(run.state, tmp_path / "without")
+
+    def optimizer(checkpoint: str) -> Optimizer:
+        state = CheckpointState.load_checkpoint(tmp_path / checkpoint)
+        # The kind is the optimizer's affair, not one of the user's values.
+        assert "odtpack.optimizer" not in state.properties
+        return Optimizer(adam, Module(regression.training, state))
+
+    with pytest.raises(OdtpackError, match="'adamw', and this one is 'adam'") as caught:
+        optimizer("c")
+    assert caught.value.code == "optimizer-mismatch"
+    assert optimizer("without").step_count == 0
+    assert optimizer("new").step_count == 0  # nothing was kept before the first step
+    data = read_checkpoint(tmp_path / "c")
+    assert data.optimizer is not None
+    assert data.optimizer.kind == "adamw"
+    data.optimizer.kind = None
+    write_checkpoint(tmp_path / "unnamed", data)
+    assert optimizer("unnamed").step_count == 1  # as one of the reference
+
+
 def test_the_moment_that_the_reference_saves_with_sgd_is_dropped(
     regression: models.Files, tmp_path: Path
 ) -> None:
@@ -308,7 +337,7 @@ def test_an_optimizer_that_made_no_step_may_be_replaced(regression: models.Files
     run = Run(regression)
     run.optimizer = Optimizer(regression.sgd, run.module)
     run.steps(0, 1)
-    assert run.state.optimizer == OptimizerState(1, float(np.float32(0.001)), {})
+    assert run.state.optimizer == OptimizerState(1, float(np.float32(0.001)), {}, kind="sgd")
 
 
 def test_nothing_to_optimize(regression: models.Files) -> None:

@@ -80,6 +80,7 @@ def make_result(names: Sequence[str] | None = None, *, scale: float = 1.0) -> Si
             manifest_sha256="4f0c" * 16,
             trainable_parameters=1_205_000,
             total_parameters=1_205_000,
+            parameter_bytes=4_820_000,
             package_bytes=5_361_200,
             loss="cross_entropy",
             optimizer="adamw",

@@ -38,9 +38,16 @@ def simulate(
     epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Samples per step.  [default: 32]"),
+        typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),
     ] = None,
-    lr: Annotated[float, typer.Option(metavar="X", help="Learning rate.")] = 0.001,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Learning rate, that the package's schedule starts from if it has one.  "
+            "[default: that of the schedule, or 0.001]",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
     ] = 0,

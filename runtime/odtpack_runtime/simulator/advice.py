@@ -8,7 +8,6 @@ from statistics import fmean
 from odtpack_runtime.simulator.result import DeviceResult, SimulationResult
 from odtpack_runtime.simulator.units import format_bytes, format_limit
 
-_BYTES_PER_PARAMETER = 4  # trainable parameters are float32
 _MARGIN = 0.95  # aim below a limit: the split into parts is a prediction
 
 
@@ -86,9 +85,9 @@ def for_time_to_finish(result: SimulationResult, device: DeviceResult, limit_s: 
 
 def for_package_size(result: SimulationResult) -> str:
     """What the package's bytes are."""
-    stored = result.package.total_parameters * _BYTES_PER_PARAMETER
+    stored = format_bytes(result.package.parameter_bytes)
     return (
-        f"its {result.package.total_parameters} parameters take {format_bytes(stored)} "
+        f"its {result.package.total_parameters} parameters take {stored} "
         f"of {format_bytes(result.package.package_bytes)}: a smaller model is the way to a "
         "smaller package"
     )

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from odtpack_runtime.optimizer import Optimizer
+from odtpack_runtime.scheduler import LRScheduler
+from odtpack_runtime.schedules import make_schedule
 from odtpack_runtime.simulator.schedule import Schedule
 
 
@@ -33,8 +36,11 @@ class Job:
         epochs: See Schedule.
         seed: See Schedule.
         full_batches: See Schedule.
-        learning_rate: Learning rate of every step.
+        accumulation_steps: See Schedule.
+        learning_rate: Learning rate of every step, or the one that ``rate_kind`` starts from.
         threads: Intra-operator threads.
+        rate_kind: Kind of the schedule of the learning rate; None for a constant rate.
+        rate_settings: The settings of that schedule.
         limit_bytes: Memory that the training may take; None for any.
         logits: Index among the user outputs of scores per class, of which the
             accuracy is taken; None if there are none.
@@ -56,6 +62,9 @@ class Job:
     full_batches: bool
     learning_rate: float
     threads: int
+    accumulation_steps: int = 1
+    rate_kind: str | None = None
+    rate_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     limit_bytes: int | None = None
     logits: int | None = None
     labels: int | None = None
@@ -64,7 +73,26 @@ class Job:
     @property
     def schedule(self) -> Schedule:
         """The order of the samples."""
-        return Schedule(self.samples, self.batch_size, self.epochs, self.seed, self.full_batches)
+        return Schedule(
+            self.samples,
+            self.batch_size,
+            self.epochs,
+            self.seed,
+            self.full_batches,
+            self.accumulation_steps,
+        )
+
+    def set_rate(self, optimizer: Optimizer) -> LRScheduler | None:
+        """Set the learning rate of the first step; return what sets that of the others."""
+        if self.rate_kind is None:
+            optimizer.set_learning_rate(self.learning_rate)
+            return None
+        # JSON knows no tuples.
+        settings = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in self.rate_settings.items()
+        }
+        schedule = make_schedule(self.rate_kind, settings)
+        return LRScheduler(optimizer, schedule, self.learning_rate)
 
     def write(self, path: Path) -> None:
         """Write the job to a file."""

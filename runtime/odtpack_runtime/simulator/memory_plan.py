@@ -209,7 +209,8 @@ def _vectors(contract: OptimizerContract, layout: Layout) -> dict[str, tuple[int
         largest = max((slot.shape for slot in layout.slots), key=math.prod)
         shapes = {vector.name: vector.bound_shape(largest) for vector in contract.state}
         return {**shapes, **dict.fromkeys(("params", "gradients"), matrix(largest))}
-    elements = max(1, layout.nbytes // np.dtype(np.float32).itemsize)
+    dtype = layout.slots[0].dtype if layout.slots else np.dtype(np.float32)
+    elements = max(1, layout.nbytes // dtype.itemsize)
     if not contract.whole:
         elements = min(CHUNK_ELEMENTS, elements)
     names = (vector.name for vector in contract.state)

@@ -67,18 +67,20 @@ class PackageInfo(_Part):
     manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     trainable_parameters: Count
     total_parameters: Count
+    parameter_bytes: Bytes
     package_bytes: Bytes
     loss: Text
     optimizer: Text
 
 
 class DataInfo(_Part):
-    """The data and the schedule of the replay."""
+    """The data and the schedule of the replay; ``steps`` are the optimizer's."""
 
     samples: Count
     train_samples: Count
     held_out_samples: Count
     batch_size: Count
+    accumulation_steps: Count = 1
     epochs: Count
     steps: Count
     seed: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Schedule:
         epochs: Passes over the training samples.
         seed: Seed of the split and of every epoch's order.
         full_batches: Leave out batches that are not full.
+        accumulation_steps: Batches that make one optimizer step. What is left of an epoch
+            makes a step too.
     """
 
     samples: int
@@ -39,6 +42,7 @@ class Schedule:
     epochs: int
     seed: int
     full_batches: bool = False
+    accumulation_steps: int = 1
 
     @property
     def held_out_samples(self) -> int:
@@ -52,13 +56,14 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches per epoch."""
+        """Optimizer steps per epoch."""
         whole, rest = divmod(self.train_samples, self.batch_size)
-        return whole + (1 if rest and not self.full_batches else 0)
+        batches = whole + (1 if rest and not self.full_batches else 0)
+        return math.ceil(batches / self.accumulation_steps)
 
     @property
     def steps(self) -> int:
-        """Batches of the whole training."""
+        """Optimizer steps of the whole training."""
         return self.epochs * self.steps_per_epoch
 
     @property
@@ -71,6 +76,12 @@ class Schedule:
         train = self._permutation()[: self.train_samples]
         order = np.random.default_rng([self.seed, 1 + epoch]).permutation(train)
         yield from self._cut(order)
+
+    def training_steps(self, epoch: int) -> Iterator[list[Indices]]:
+        """The batches of each optimizer step of one epoch."""
+        batches = self.training_batches(epoch)
+        while step := list(itertools.islice(batches, self.accumulation_steps)):
+            yield step
 
     def held_out_batches(self) -> Iterator[Indices]:
         """Indices of the held-out samples, in batches."""
@@ -87,7 +98,13 @@ class Schedule:
 
 
 def make_schedule(
-    inputs: Sequence[TensorSpec], samples: int, *, batch_size: int, epochs: int, seed: int
+    inputs: Sequence[TensorSpec],
+    samples: int,
+    *,
+    batch_size: int,
+    epochs: int,
+    seed: int,
+    accumulation_steps: int = 1,
 ) -> Schedule:
     """Check the parameters of a training and return its schedule.
 
@@ -114,7 +131,7 @@ def make_schedule(
             f"and {batch_size} were asked for.",
             hint="give the model a named first dimension to train with any batch size",
         )
-    schedule = Schedule(samples, batch_size, epochs, seed, full_batches=bool(fixed))
+    schedule = Schedule(samples, batch_size, epochs, seed, bool(fixed), accumulation_steps)
     if schedule.steps == 0:
         needed = math.ceil(batch_size / (1 - HELD_OUT_SHARE)) if fixed else 1
         raise OdtpackError(

@@ -20,7 +20,10 @@ from odtpack_runtime.data import load_dataset
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.layout import Array
 from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.optimizer_state import DEFAULT_LEARNING_RATE
 from odtpack_runtime.package import Package
+from odtpack_runtime.schedules import Schedule as RateSchedule
+from odtpack_runtime.schedules import ScheduleSpec
 from odtpack_runtime.simulator.figures import Quantity
 from odtpack_runtime.simulator.job import Job, Message
 from odtpack_runtime.simulator.latency import HostTiming, carry, measure_host
@@ -77,7 +80,7 @@ def simulate(
     *,
     batch_size: int,
     epochs: int,
-    learning_rate: float,
+    learning_rate: float | None = None,
     seed: int,
     threads: int = 1,
     progress: OnProgress | None = None,
@@ -92,9 +95,10 @@ def simulate(
         package_path: The package's folder or its manifest.
         data_path: ``.npz`` file with one array per input.
         profiles: The devices; devices with the same memory limit share a replay.
-        batch_size: Samples per step.
+        batch_size: Samples per batch; the package says how many batches make a step.
         epochs: Passes over the training samples, four fifths of the data.
-        learning_rate: Learning rate of every step.
+        learning_rate: Learning rate of every step, or where the package has a schedule the
+            one that this starts from; None for that of the package's schedule, else 0.001.
         seed: Seed of the split and of the order of samples.
         threads: Intra-operator threads of ONNX Runtime.
         progress: Called as the simulation proceeds.
@@ -115,12 +119,18 @@ def simulate(
     )
     samples = len(next(iter(arrays.values())))
     schedule = make_schedule(
-        manifest.input_specs(), samples, batch_size=batch_size, epochs=epochs, seed=seed
+        manifest.input_specs(),
+        samples,
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=seed,
+        accumulation_steps=manifest.accumulation_steps,
     )
+    rate = _rate(manifest, learning_rate, schedule.steps)
     limits = sorted({limit for p in profiles if (limit := p.memory_limit_bytes()) is not None})
     tell = _Teller(progress, runs=3 + len(limits), steps=schedule.steps)
     with tempfile.TemporaryDirectory(prefix="odtpack-simulate-") as folder:
-        job = _make_job(package, arrays, schedule, learning_rate, threads, Path(folder))
+        job = _make_job(package, arrays, schedule, rate, threads, Path(folder))
         shapes = {
             name: (schedule.largest_batch, *array.shape[1:]) for name, array in arrays.items()
         }
@@ -183,8 +193,37 @@ class _Teller:
             self._progress(now)
 
 
-def _check_arguments(learning_rate: float, threads: int, profiles: Sequence[DeviceProfile]) -> None:
-    if not math.isfinite(learning_rate) or learning_rate < 0:
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """The learning rate: what it starts from, and what it follows."""
+
+    initial: float
+    schedule: RateSchedule | None
+
+
+def _rate(manifest: Manifest, learning_rate: float | None, steps: int) -> _Rate:
+    """The rate of a training of so many steps, as ``odtpack train`` chooses it.
+
+    Raises:
+        OdtpackError: ``bad-schedule`` if the package's schedule does not fit the training.
+    """
+    proposed, follows = None, None
+    if manifest.schedule is not None:
+        info = manifest.schedule
+        proposed = info.learning_rate
+        try:
+            follows = ScheduleSpec(info.kind, info.settings, proposed).schedule(steps)
+        except OdtpackError as error:
+            error.hint = f"the training makes {steps} steps: replay more epochs"
+            raise
+    rates = (learning_rate, proposed, DEFAULT_LEARNING_RATE)
+    return _Rate(next(rate for rate in rates if rate is not None), follows)
+
+
+def _check_arguments(
+    learning_rate: float | None, threads: int, profiles: Sequence[DeviceProfile]
+) -> None:
+    if learning_rate is not None and not 0 <= learning_rate < math.inf:
         raise OdtpackError(
             "bad-learning-rate",
             f"The learning rate must be a finite number and not negative, not {learning_rate!r}.",
@@ -201,7 +240,7 @@ def _make_job(
     package: Package,
     arrays: Mapping[str, Array],
     schedule: Schedule,
-    learning_rate: float,
+    rate: _Rate,
     threads: int,
     folder: Path,
 ) -> Job:
@@ -225,7 +264,10 @@ def _make_job(
         epochs=schedule.epochs,
         seed=schedule.seed,
         full_batches=schedule.full_batches,
-        learning_rate=learning_rate,
+        accumulation_steps=schedule.accumulation_steps,
+        learning_rate=rate.initial,
+        rate_kind=rate.schedule.kind if rate.schedule is not None else None,
+        rate_settings=rate.schedule.settings() if rate.schedule is not None else {},
         threads=threads,
         logits=logits,
         labels=labels,
@@ -257,6 +299,9 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
         manifest_sha256=package.manifest_sha256,
         trainable_parameters=sum(count for role, count in counts if role == "trainable"),
         total_parameters=sum(count for _, count in counts),
+        parameter_bytes=sum(
+            math.prod(p.shape) * np.dtype(p.dtype).itemsize for p in manifest.parameters
+        ),
         package_bytes=manifest_bytes + sum(file.size_bytes for file in manifest.files.all()),
         loss=manifest.loss,
         optimizer=manifest.optimizer.kind,
@@ -269,6 +314,7 @@ def _data_info(schedule: Schedule) -> DataInfo:
         train_samples=schedule.train_samples,
         held_out_samples=schedule.held_out_samples,
         batch_size=schedule.batch_size,
+        accumulation_steps=schedule.accumulation_steps,
         epochs=schedule.epochs,
         steps=schedule.steps,
         seed=schedule.seed,

@@ -25,7 +25,7 @@ from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.schedule import Indices
-from odtpack_runtime.simulator.training_run import Batches, Send, step
+from odtpack_runtime.simulator.training_run import Batches, Send, Trainer
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 """Operators whose time is that of the nodes inside them, which are listed by themselves."""
@@ -72,18 +72,23 @@ def _options(job: Job) -> onnxruntime.SessionOptions:
     return options
 
 
-def _open(job: Job, options: onnxruntime.SessionOptions) -> tuple[Module, Optimizer]:
+def _open(job: Job, options: onnxruntime.SessionOptions, batches: Batches) -> Trainer:
     state = CheckpointState.load_checkpoint(job.checkpoint)
     module = Module(job.training_model, state, session_options=options)
     if options.enable_profiling:
         options.profile_file_prefix = str(Path(job.folder) / "optimizer")
     optimizer = Optimizer(job.optimizer_model, module)
-    optimizer.set_learning_rate(job.learning_rate)
-    return module, optimizer
+    return Trainer(module, optimizer, batches, job.set_rate(optimizer))
+
+
+def _whole_steps(job: Job) -> Iterator[list[Indices]]:
+    """Batches of full size, as many as make a step, for ever."""
+    batches = _whole_batches(job)
+    while True:
+        yield list(itertools.islice(batches, job.accumulation_steps))
 
 
 def _whole_batches(job: Job) -> Iterator[Indices]:
-    """Batches of full size, for ever."""
     schedule = job.schedule
     for epoch in itertools.count():
         for indices in schedule.training_batches(epoch):
@@ -93,14 +98,11 @@ def _whole_batches(job: Job) -> Iterator[Indices]:
 
 def _plain_steps(job: Job, batches: Batches) -> tuple[float, list[float]]:
     """Milliseconds of the first step, and of those after it."""
-    module, optimizer = _open(job, _options(job))
-    times = []
+    trainer = _open(job, _options(job), batches)
+    times: list[float] = []
     end = time.perf_counter() + _TIMED_SECONDS
-    for indices in itertools.islice(_whole_batches(job), 1 + _TIMED_STEPS):
-        batch = batches.gather(indices)
-        start = time.perf_counter()
-        step(module, optimizer, batch)
-        times.append((time.perf_counter() - start) * 1e3)
+    for indices in itertools.islice(_whole_steps(job), 1 + _TIMED_STEPS):
+        times.append(trainer.step(indices)[1] * 1e3)
         if len(times) > 3 and time.perf_counter() > end:
             break
     return times[0], times[1:]
@@ -111,15 +113,15 @@ def _profiled_steps(job: Job, batches: Batches) -> tuple[int, list[dict[str, Any
     options = _options(job)
     options.enable_profiling = True
     options.profile_file_prefix = str(Path(job.folder) / "training")
-    module, optimizer = _open(job, options)
-    source = _whole_batches(job)
-    step(module, optimizer, batches.gather(next(source)))  # the first one is not like the others
+    trainer = _open(job, options, batches)
+    source = _whole_steps(job)
+    trainer.step(next(source))  # the first one is not like the others
     count = 0
     end = time.perf_counter() + _PROFILED_SECONDS
     while count < _PROFILED_STEPS and (count == 0 or time.perf_counter() < end):
-        step(module, optimizer, batches.gather(next(source)))
+        trainer.step(next(source))
         count += 1
-    del module, optimizer
+    del trainer
     gc.collect()  # a session writes its profile when it goes
     rows: dict[str, list[float]] = {}
     for prefix in ("training", "optimizer"):

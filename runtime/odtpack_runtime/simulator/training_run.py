@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from odtpack_runtime.checkpoint import CheckpointState
 from odtpack_runtime.layout import Array
 from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
+from odtpack_runtime.scheduler import LRScheduler
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.process_memory import MemoryMeter, limit_memory
 from odtpack_runtime.simulator.schedule import Indices
@@ -81,14 +84,15 @@ def train(job: Job, send: Send) -> None:
         job.training_model, state, job.eval_model, session_options=memory_options(job.threads)
     )
     optimizer = Optimizer(job.optimizer_model, module)
-    optimizer.set_learning_rate(job.learning_rate)
+    scheduler = job.set_rate(optimizer)
     mark("loading")
     held_out = schedule.held_out_samples >= (schedule.batch_size if job.full_batches else 1)
     if held_out:
         send("phase", name="the evaluation before training")
         send("evaluation", when="before", **evaluate(module, batches, job))
         mark("evaluation")
-    for index, (loss, seconds) in enumerate(_steps(module, optimizer, batches, job, send)):
+    steps = _steps(Trainer(module, optimizer, batches, scheduler), job, send)
+    for index, (loss, seconds) in enumerate(steps):
         mark("step")
         send("step", index=index, loss=number(loss), ms=seconds * 1e3)
     if held_out:
@@ -109,47 +113,46 @@ def train(job: Job, send: Send) -> None:
     )
 
 
-def _steps(
-    module: Module, optimizer: Optimizer, batches: Batches, job: Job, send: Send
-) -> Iterator[tuple[float, float]]:
-    """Make every step of the schedule; yield its loss and its duration in seconds."""
-    module.train()
-    index = 0
-    for epoch in range(job.epochs):
-        for indices, last in _with_last(job.schedule.training_batches(epoch)):
-            if index == 0:
-                send("phase", name="the first step")
-            elif index == 1:
-                send("phase", name="training")
-            batch = batches.gather(indices)
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What makes optimizer steps; the batches' size is at most that of ``batches``."""
+
+    module: Module
+    optimizer: Optimizer
+    batches: Batches
+    scheduler: LRScheduler | None = None
+
+    def step(self, indices: Sequence[Indices]) -> tuple[float, float]:
+        """Run the batches of one optimizer step.
+
+        Returns:
+            The mean of their losses, and the duration in seconds without that of gathering.
+        """
+        losses = seconds = 0.0
+        for number, of_batch in enumerate(indices, 1):
+            batch = self.batches.gather(of_batch)
             start = time.perf_counter()
-            loss = step(module, optimizer, batch, last=last)
-            yield loss, time.perf_counter() - start
-            index += 1
+            result = self.module(*batch)
+            if number == len(indices):
+                self.optimizer.step()
+                self.module.lazy_reset_grad()
+                if self.scheduler is not None:
+                    self.scheduler.step()
+            losses += float(result[0] if isinstance(result, tuple) else result)
+            seconds += time.perf_counter() - start
+        return losses / len(indices), seconds
 
 
-def _with_last(batches: Iterable[Indices]) -> Iterator[tuple[Indices, bool]]:
-    """Yield each batch, and whether it is the last."""
-    source = iter(batches)
-    current = next(source, None)
-    while current is not None:
-        following = next(source, None)
-        yield current, following is None
-        current = following
-
-
-def step(
-    module: Module, optimizer: Optimizer, batch: Sequence[Array], *, last: bool = False
-) -> float:
-    """Run one batch and return its loss.
-
-    An optimizer step follows every ``module.accumulation_steps`` batches, and the ``last``.
-    """
-    result = module(*batch)
-    if last or module.accumulated_batches == module.accumulation_steps:
-        optimizer.step()
-        module.lazy_reset_grad()
-    return float(result[0] if isinstance(result, tuple) else result)
+def _steps(trainer: Trainer, job: Job, send: Send) -> Iterator[tuple[float, float]]:
+    """Make every optimizer step of the schedule; yield its loss and its duration in seconds."""
+    trainer.module.train()
+    epochs = (job.schedule.training_steps(epoch) for epoch in range(job.epochs))
+    for index, indices in enumerate(chain.from_iterable(epochs)):
+        if index == 0:
+            send("phase", name="the first step")
+        elif index == 1:
+            send("phase", name="training")
+        yield trainer.step(indices)
 
 
 def evaluate(module: Module, batches: Batches, job: Job) -> dict[str, float | None]:
