@@ -15,11 +15,13 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli.build import build
+from odtpack.cli.config import config
 from odtpack.cli.demo import demo
 from odtpack.cli.devices import devices
 from odtpack.cli.export import export
 from odtpack.cli.inspect import inspect
 from odtpack.cli.ops import ops
+from odtpack.cli.ort import ort
 from odtpack.cli.sign import sign
 from odtpack.cli.simulate import simulate
 from odtpack.cli.train import train
@@ -96,6 +98,19 @@ app.command(
         "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx",
     )
 )(export)
+app.command(
+    epilog=_examples(
+        "odtpack ort package",
+        "odtpack ort package --style both --platform arm --platform amd64 --inference",
+    )
+)(ort)
+app.command(
+    epilog=_examples(
+        "odtpack config package --types --out operators.config",
+        "odtpack config package another --mode both --out operators.config",
+        "odtpack config package --check operators.config",
+    )
+)(config)
 app.command(
     epilog=_examples(
         "odtpack inspect model.onnx",
