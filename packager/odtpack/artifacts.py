@@ -23,6 +23,7 @@ from odtpack.loading import ModelLike, load_model
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
+from odtpack.ort_choices import OrtFormat
 from odtpack.training import Recipe
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
@@ -88,8 +89,8 @@ def generate_artifacts(
             :mod:`odtpack.onnxblock.optim`; none by default.
         artifact_directory: Where to write; created if needed. The current folder by default.
         prefix: Start of every file name.
-        ort_format: Also write each model in ORT format, and the operators that it needs
-            for a reduced build.
+        ort_format: Also write each model in ORT format, style fixed, for all processors, and
+            the operators that a reduced build needs.
         custom_op_library: Shared library with the model's custom operators, which the ORT
             format conversion loads. They may only stand where no gradient flows.
         additional_output_names: Values that the training and evaluation models return
@@ -140,7 +141,7 @@ def generate_artifacts(
         method,
         Path.cwd() if artifact_directory is None else Path(artifact_directory),
         prefix=prefix,
-        ort_format=ort_format,
+        ort_format=OrtFormat() if ort_format else None,
         custom_op_library=library,
         nominal=nominal_checkpoint,
     )

@@ -23,10 +23,12 @@ from odtpack.loading import ModelLike, load_model
 from odtpack.losses import Loss, make_loss
 from odtpack.onnxblock.models import parameters
 from odtpack.onnxblock.optim import BlockOptimizer
-from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
+from odtpack.ort_choices import OrtFormat
+from odtpack.ort_files import with_ort_files, write_ort_files
 from odtpack.ort_training.optimizer import inexpressible
 from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
 from odtpack.patterns import resolve, unreached
+from odtpack.session_runs import TRAINING_MODELS
 from odtpack.training import Recipe, build_graphs
 from odtpack.update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack_runtime.folder_update import finish_update, is_stage, update_folder
@@ -49,7 +51,7 @@ def build_package(
     freeze: Sequence[str] = (),
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
-    ort_format: bool = False,
+    ort_format: OrtFormat | None = None,
     nominal: bool = False,
     remark: Callable[[str], None] | None = None,
     runtime: targets.Runtime = targets.STOCK,
@@ -71,7 +73,8 @@ def build_package(
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
-        ort_format: Also write each model in ORT format with its operators.
+        ort_format: Also write each model in ORT format, in these variants, and the
+            operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
         remark: Takes a sentence about each parameter that nobody froze and that still will
             not train.
@@ -130,7 +133,6 @@ def build_package(
             error.where = str(model)
         raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
-    remove_leftovers(destination, ort_format=ort_format)
     return manifest
 
 
@@ -148,7 +150,7 @@ def write_artifacts(
     *,
     update: Update = PLAIN_UPDATE,
     prefix: str = "",
-    ort_format: bool = False,
+    ort_format: OrtFormat | None = None,
     custom_op_library: Path | None = None,
     nominal: bool = False,
 ) -> Manifest | None:
@@ -161,7 +163,8 @@ def write_artifacts(
         folder: Destination; created if needed.
         update: Clipping, parameter groups and schedule around the optimizer.
         prefix: Start of every file name.
-        ort_format: Also write each model in ORT format with its operators.
+        ort_format: Also write each model in ORT format, in these variants, and the
+            operators that a reduced build needs.
         custom_op_library: Shared library with custom operators, for the conversion.
         nominal: Also write a checkpoint without values.
 
@@ -210,13 +213,18 @@ def write_artifacts(
         ort_format=ort_format,
         custom_op_library=None if custom_op_library is None else file_digest(custom_op_library),
     )
-    if not ort_format:
+    if ort_format is None:
         return write_package(graphs, pair, folder, prefix, nominal=nominal, recipe_digest=digest)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
     name = f"{prefix}{MANIFEST}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
         manifest = write_package(graphs, pair, stage, prefix, nominal=nominal, recipe_digest=digest)
-        convert_models(sorted(stage.glob("*.onnx")), custom_op_library)
+        models = {key: stage / f"{prefix}{key}.onnx" for key in TRAINING_MODELS}
+        present = {key: path for key, path in models.items() if path.exists()}
+        made = write_ort_files(present, ort_format, stage, prefix, custom_op_library)
+        if manifest is not None:
+            manifest = with_ort_files(manifest, made)
+            (stage / name).write_bytes(manifest.to_json().encode())
     return manifest
 
 
@@ -248,18 +256,3 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
             hint="choose an empty or a new folder (--out DIR)",
         )
     return path
-
-
-def remove_leftovers(folder: Path, *, ort_format: bool) -> None:
-    """Remove what an earlier package at this place had and the new one does not name.
-
-    Args:
-        folder: The package's folder.
-        ort_format: Whether the new package has models in ORT format.
-    """
-    stale = []
-    if not ort_format:
-        for kind in ("training_model", "eval_model", "optimizer_model"):
-            stale += [f"{kind}{ORT_SUFFIX}", f"{kind}{CONFIG_SUFFIX}"]
-    for name in stale:
-        (folder / name).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.folder_update import finish_update
@@ -91,6 +92,36 @@ class Package:
                 where=str(self.path),
                 hint="odtpack build without --target, or load its files with onnxruntime-training",
             )
+
+    def ort_model(
+        self,
+        of: str,
+        style: Literal["fixed", "runtime"] = "fixed",
+        platform: Literal["arm", "amd64"] | None = None,
+    ) -> Path:
+        """Return the path of a model in ORT format, for :class:`Module` and :class:`Optimizer`.
+
+        Args:
+            of: ``training_model``, ``eval_model``, ``optimizer_model`` or ``inference_model``.
+            style: How it was optimized.
+            platform: Processors it was optimized for; None for the one that runs on all.
+
+        Raises:
+            OdtpackError: ``no-ort-model`` if the package does not hold it.
+        """
+        for file in self.manifest.files.extra:
+            if (file.role, file.of, file.style, file.platform) == (
+                *("ort_model", of, style, platform),
+            ):
+                return self.path / file.path
+        asked = f"--style {style}" + (f" --platform {platform}" if platform else "")
+        raise OdtpackError(
+            "no-ort-model",
+            f"The package holds no {of} in ORT format of style {style}"
+            + (f" for {platform}." if platform else " for all processors."),
+            where=str(self.path),
+            hint=f"odtpack ort {self.path} {asked}",
+        )
 
 
 def find_manifest(path: str | os.PathLike[str]) -> Path:

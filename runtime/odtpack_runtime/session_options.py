@@ -35,7 +35,7 @@ def default_session_options(
     """
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = False
-    level = _LEVELS.get(_read_metadata(Path(train_model_uri)).get("odtpack.optimization_level", ""))
+    level = _LEVELS.get(read_metadata(Path(train_model_uri)).get("odtpack.optimization_level", ""))
     if level is not None:
         options.graph_optimization_level = level
     if threads is not None:
@@ -43,7 +43,7 @@ def default_session_options(
     return options
 
 
-def _read_metadata(path: Path) -> dict[str, str]:
+def read_metadata(path: Path) -> dict[str, str]:
     """Metadata of an ONNX file, without loading its graph; empty if there is none to read.
 
     Options must be chosen before a session exists that could be asked. The file is a

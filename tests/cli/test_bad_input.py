@@ -203,12 +203,10 @@ class TestBuild:
     def test_conversion_that_fails_leaves_nothing(
         self, refused: Refused, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from onnxruntime.tools import convert_onnx_models_to_ort as tool
-
         def fails(*args: object, **kwargs: object) -> None:
             raise RuntimeError("no kernel")
 
-        monkeypatch.setattr(tool, "convert_onnx_models_to_ort", fails)
+        monkeypatch.setattr("odtpack.ort_format.open_optimized", fails)
         arguments = self.command(shared, tmp_path, "--ort-format")
         refused(arguments, "ort-conversion-failed", "no kernel")
 

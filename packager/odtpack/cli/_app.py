@@ -15,6 +15,7 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli.build import build
+from odtpack.cli.config import config
 from odtpack.cli.delta import apply, delta
 from odtpack.cli.demo import demo
 from odtpack.cli.devices import devices
@@ -23,6 +24,7 @@ from odtpack.cli.export import export
 from odtpack.cli.import_ import import_
 from odtpack.cli.inspect import inspect
 from odtpack.cli.ops import ops
+from odtpack.cli.ort import ort
 from odtpack.cli.sign import sign
 from odtpack.cli.simulate import simulate
 from odtpack.cli.train import train
@@ -106,6 +108,19 @@ app.command(
         "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx",
     )
 )(export)
+app.command(
+    epilog=_examples(
+        "odtpack ort package",
+        "odtpack ort package --style both --platform arm --platform amd64 --inference",
+    )
+)(ort)
+app.command(
+    epilog=_examples(
+        "odtpack config package --types --out operators.config",
+        "odtpack config package another --mode both --out operators.config",
+        "odtpack config package --check operators.config",
+    )
+)(config)
 app.command(
     epilog=_examples(
         "odtpack inspect model.onnx",

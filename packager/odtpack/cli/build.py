@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._ort import StyleChoice, read_formats
+from odtpack.ort_choices import Platform
 
 if TYPE_CHECKING:
     from odtpack_runtime.manifest import Manifest
@@ -181,6 +183,17 @@ def build(
             "--ort-format", help="Also write ORT format and the operators for a reduced build."
         ),
     ] = False,
+    ort_style: Annotated[
+        StyleChoice | None,
+        typer.Option(help="ORT format: how models are optimized.  [default: fixed]"),
+    ] = None,
+    ort_platform: Annotated[
+        list[Platform] | None,
+        typer.Option(
+            help="ORT format: processors to optimize for; may be repeated. Default: a model that "
+            "runs on all."
+        ),
+    ] = None,
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Also write a checkpoint without values.")
     ] = False,
@@ -199,7 +212,8 @@ def build(
     """Build a training package from a forward ONNX model.
 
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
-    manifest.json. The same model and options give the same bytes.
+    manifest.json. The same model and options give the same bytes, but for ORT format, in
+    which ONNX Runtime orders initializers as it likes.
     """
     given = {
         "weight_decay": weight_decay,
@@ -243,7 +257,7 @@ def build(
         freeze=freeze or (),
         loss_inputs=loss_input or (),
         outputs=output or (),
-        ort_format=ort_format,
+        ort_format=read_formats(ort_format, ort_style, ort_platform),
         nominal=nominal,
         remark=lambda text: _console.say(f"note: {text}", style="yellow"),
         runtime=target.value,
@@ -266,7 +280,8 @@ def print_built(manifest: Manifest, folder: Path) -> None:
     _console.say(f"built {folder}", style="bold")
     for line in parameter_summary(manifest):
         _console.say(f"  {line}")
-    for path in sorted(folder.iterdir()):
-        if path.is_file():
-            _console.say(f"  {path.name:<24} {format_bytes(path.stat().st_size):>10}")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    width = max(24, *(len(path.name) for path in files))
+    for path in files:
+        _console.say(f"  {path.name:<{width}} {format_bytes(path.stat().st_size):>10}")
     _console.say(f"  runs on {runtime_text(manifest)}")

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._ort import StyleChoice, read_formats
+from odtpack.ort_choices import Platform
 
 if TYPE_CHECKING:
+    from odtpack.ort_choices import OrtFormat
+    from odtpack.ort_files import Inference
     from odtpack_runtime import CheckpointState
     from odtpack_runtime.package import Package
 
@@ -34,28 +38,83 @@ def export(
         Path | None,
         typer.Option(metavar="CK", help="Trained checkpoint.  [default: the package's]"),
     ] = None,
+    ort_format: Annotated[
+        bool, typer.Option("--ort-format", help="Also write ORT format, M.ort.")
+    ] = False,
+    ort_style: Annotated[
+        StyleChoice | None,
+        typer.Option(help="ORT format: how the model is optimized.  [default: fixed]"),
+    ] = None,
+    ort_platform: Annotated[
+        list[Platform] | None,
+        typer.Option(
+            help="ORT format: processors to optimize for; may be repeated. Default: a model that "
+            "runs on all."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print inputs and outputs as JSON on stdout.")
     ] = False,
 ) -> None:
     """Write an inference model with the parameters of a checkpoint."""
     from odtpack.cli._files import check_writable
-    from odtpack_runtime import CheckpointState
     from odtpack_runtime.export import export_inference_model
     from odtpack_runtime.package import Package
     from odtpack_runtime.simulator.units import format_bytes
 
     opened = Package.open(package)
-    check_writable(out, "--out", outside=opened)
-    names = _outputs(opened, outputs or [])
-    source = checkpoint or opened.checkpoint
-    state = CheckpointState.load_checkpoint(source)
-    check_state(opened, state, source)
-    parameters = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
-    export_inference_model(opened.eval_model, parameters, out, names)
+    formats = read_formats(ort_format, ort_style, ort_platform)
+    variants = formats.names(out.stem) if formats is not None else []
+    for path in (out, *(out.with_name(name) for name in variants)):
+        check_writable(path, "--out", outside=opened)
+    model = inference_of(opened, outputs or [], checkpoint)
+    names = list(model.outputs)
+    export_inference_model(opened.eval_model, model.parameters, out, names)
     _console.say(f"wrote {out} ({format_bytes(out.stat().st_size)}): {', '.join(names)}")
+    written = _convert(out, formats) if formats is not None else []
+    for path in written:
+        _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
     if as_json:
-        _console.print_json({"path": str(out), "outputs": names, "checkpoint": str(source)})
+        content = {
+            "path": str(out),
+            "outputs": names,
+            "checkpoint": str(checkpoint or opened.checkpoint),
+        }
+        ort = {"ort": [str(path) for path in written]} if written else {}
+        _console.print_json({**content, **ort})
+
+
+def _convert(model: Path, formats: OrtFormat) -> list[Path]:
+    """Write a model in ORT format beside it, every variant or none."""
+    import tempfile
+
+    from odtpack.ort_format import convert_models
+
+    with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=model.parent) as stage:
+        made = convert_models([model], formats, Path(stage))
+        return [path.replace(model.parent / path.name) for path in made]
+
+
+def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:
+    """The inference model that options ask for.
+
+    Args:
+        package: The package.
+        outputs: Names of its outputs; the usual ones if empty.
+        checkpoint: Where its parameters come from; the package's if None.
+
+    Raises:
+        OdtpackError: The package computes no such value, or the checkpoint is not its own.
+    """
+    from odtpack.ort_files import Inference
+    from odtpack_runtime import CheckpointState
+
+    names = _outputs(package, outputs)
+    source = checkpoint or package.checkpoint
+    state = CheckpointState.load_checkpoint(source)
+    check_state(package, state, source)
+    parameters = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
+    return Inference(tuple(names), parameters)
 
 
 def check_state(package: Package, state: CheckpointState, where: Path) -> None:

@@ -92,8 +92,9 @@ def _package(path: Path) -> dict[str, Any]:
         text = shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")
+    width = max(24, *(len(entry.path) for entry in manifest.files.all()))
     for entry in manifest.files.all():
-        _console.say(f"  {entry.path:<24} {format_bytes(entry.size_bytes):>10}")
+        _console.say(f"  {entry.path:<{width}} {format_bytes(entry.size_bytes):>10}")
     _console.say("parameters", style="bold")
     for line in parameter_summary(manifest):
         _console.say(f"  {line}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from odtpack.build import check_folder, remove_leftovers
+from odtpack.build import check_folder
 from odtpack.collector import paused_collector
 from odtpack.emit import write_package
 from odtpack.errors import OdtpackError
@@ -74,7 +74,6 @@ def import_artifacts(
         carried=CheckpointData({}, {}, optimizer=state, properties=opened.checkpoint.properties),
     )
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
-    remove_leftovers(destination, ort_format=False)
     return manifest
 
 

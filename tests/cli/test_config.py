@@ -1,0 +1,184 @@
+"""``odtpack config`` and ``odtpack ort``, and ORT format in ``build`` and ``export``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack.native_training import LIBRARY_VARIABLE
+from odtpack.operator_config import read_config
+from odtpack_runtime.package import Package
+from tests.cli.conftest import Run, Shared, assert_refused, tree
+
+
+@pytest.fixture
+def package(shared: Shared, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shared.package, tmp_path / "p"))
+
+
+class TestOrt:
+    def test_writes_every_variant(self, run: Run, package: Path) -> None:
+        outcome = run(
+            *("ort", package, "--style", "both", "--platform", "arm", "--platform", "amd64"),
+            *("--inference", "--json"),
+        )
+        assert outcome.code == 0, outcome.err
+        files = outcome.json()["files"]
+        assert {f["path"] for f in files if f["of"] == "eval_model"} == {
+            *("eval_model.arm.ort", "eval_model.arm.with_runtime_opt.ort"),
+            *("eval_model.amd64.ort", "eval_model.amd64.with_runtime_opt.ort"),
+            "eval_model.required_operators.config",
+        }
+        opened = Package.open(package)
+        assert set(tree(package)) == {f.path for f in opened.manifest.files.all()} | {
+            "manifest.json"
+        }
+        assert opened.ort_model("inference_model", "fixed", "amd64").is_file()
+
+    def test_inference_options_without_inference(self, run: Run, package: Path) -> None:
+        outcome = run("ort", package, "--outputs", "output")
+        assert_refused(outcome, "option-not-used", "--inference")
+
+    def test_an_output_that_does_not_exist(self, run: Run, package: Path) -> None:
+        before = tree(package)
+        outcome = run("ort", package, "--inference", "--outputs", "nothing")
+        assert_refused(outcome, "unknown-output", "nothing")
+        assert tree(package) == before
+
+
+class TestBuildAndExport:
+    def test_build(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        outcome = run(
+            *("build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"),
+            *("--ort-format", "--ort-style", "runtime", "--ort-platform", "arm"),
+        )
+        assert outcome.code == 0, outcome.err
+        opened = Package.open(tmp_path / "p")
+        path = opened.ort_model("training_model", "runtime", "arm")
+        assert path.name == "training_model.with_runtime_opt.ort"
+
+    @pytest.mark.parametrize("option", [("--ort-style", "fixed"), ("--ort-platform", "arm")])
+    def test_options_without_ort_format(
+        self, run: Run, shared: Shared, tmp_path: Path, option: tuple[str, str]
+    ) -> None:
+        build = "build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"
+        assert_refused(run(*build, *option), "option-not-used", "--ort-format")
+        export = "export", shared.package, "--out", tmp_path / "m.onnx"
+        assert_refused(run(*export, *option), "option-not-used", "--ort-format")
+        assert not list(tmp_path.iterdir())
+
+    def test_export(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        outcome = run(
+            *("export", shared.package, "--out", tmp_path / "m.onnx", "--ort-format"),
+            *("--ort-style", "both", "--json"),
+        )
+        assert outcome.code == 0, outcome.err
+        assert outcome.json()["ort"] == [
+            str(tmp_path / "m.ort"),
+            str(tmp_path / "m.with_runtime_opt.ort"),
+        ]
+        x = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+        results = [
+            onnxruntime.InferenceSession(str(tmp_path / name)).run(None, {"input": x})[0]
+            for name in ("m.onnx", "m.ort", "m.with_runtime_opt.ort")
+        ]
+        for result in results[1:]:
+            np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-6)
+
+
+class TestConfig:
+    def test_what_is_written_passes(
+        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
+        assert run("ort", package).code == 0
+        out = tmp_path / "c.config"
+        outcome = run("config", package, "--mode", "both", "--types", "--out", out, "--json")
+        assert outcome.code == 0, outcome.err
+        names = {str(each) for each in read_config(out).operators}
+        assert set(outcome.json()["operators"]) == names
+        assert 0 < outcome.json()["kernels"]["kept"] < outcome.json()["kernels"]["of"]
+        outcome = run("config", package, "--mode", "both", "--check", out, "--json")
+        assert outcome.code == 0, outcome.err
+        content = outcome.json()
+        assert content["passed"] is True
+        assert [each["model"] for each in content["runs"]] == [
+            *("training_model", "eval_model", "optimizer_model", "inference_model")
+        ]
+        assert content["minimal_builds"] == [
+            {"package": str(package), "library": None, "agrees": None}
+        ]
+        assert f"{LIBRARY_VARIABLE} names no library" in outcome.err
+        assert "training_model.ort: " in outcome.err
+
+    def test_a_difference_ends_with_code_1(self, run: Run, package: Path, tmp_path: Path) -> None:
+        out = tmp_path / "c.config"
+        assert run("config", package, "--out", out, "--platform", "arm").code == 0
+        text = out.read_text().replace("Flatten,", "") + "ai.onnx;13;Erf\n"
+        out.write_text(text)
+        outcome = run("config", package, "--check", out, "--platform", "arm", "--json")
+        assert outcome.code == 1, outcome.err
+        assert outcome.json()["missing"] == ["ai.onnx;13;Flatten"]
+        assert outcome.json()["unused"] == ["ai.onnx;13;Erf"]
+        assert "missing  ai.onnx;13;Flatten" in outcome.err
+        assert "unused  ai.onnx;13;Erf" in outcome.err
+
+    def test_the_union_of_two(
+        self, run: Run, shared: Shared, package: Path, tmp_path: Path
+    ) -> None:
+        build = "build", shared.model, "--out", tmp_path / "sgd", "--loss", "mse"
+        assert run(*build, "--optimizer", "sgd", "--ort-format").code == 0
+        assert run("ort", package).code == 0
+        out = tmp_path / "c.config"
+        assert run("config", package, tmp_path / "sgd", "--out", out).code == 0
+        single = []
+        for name in ("p", "sgd"):
+            assert run("config", tmp_path / name, "--out", tmp_path / "one").code == 0
+            single.append(read_config(tmp_path / "one").operators)
+        assert single[0] != single[1]
+        assert read_config(out).operators == single[0] | single[1]
+        assert run("config", package, tmp_path / "sgd", "--check", out).code == 0
+
+    def test_a_library_trains_too(
+        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+        monkeypatch.setenv(LIBRARY_VARIABLE, str(library))
+        assert run("ort", package).code == 0
+        assert run("config", package, "--out", tmp_path / "c").code == 0
+        outcome = run("config", package, "--check", tmp_path / "c", "--json")
+        assert outcome.code == 0, outcome.err
+        (native,) = outcome.json()["minimal_builds"]
+        assert native["agrees"] is True
+        assert native["losses"][-1] < native["losses"][0]
+        monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "c"))
+        assert_refused(run("config", package, "--check", tmp_path / "c"), "native-run-failed")
+
+    def test_options_that_exclude_each_other(self, run: Run, package: Path, tmp_path: Path) -> None:
+        out = tmp_path / "c"
+        assert_refused(run("config", package), "out-or-check")
+        assert_refused(run("config", package, "--out", out, "--check", out), "out-or-check")
+        both = "--types", "--globally-allowed-types"
+        assert_refused(run("config", package, "--out", out, *both), "types-twice")
+        assert_refused(run("config", package, "--check", out, "--types"), "option-not-used")
+        assert_refused(run("config", package, "--out", out, "--data", out), "option-not-used")
+        assert_refused(run("config", package, "--check", out), "config-not-found", str(out))
+        inside = package / "eval_model.onnx"
+        assert_refused(run("config", package, "--out", inside), "cannot-write")
+
+    def test_ort_format_that_is_not_there(self, run: Run, package: Path, tmp_path: Path) -> None:
+        outcome = run("config", package, "--format", "ort", "--out", tmp_path / "c")
+        assert_refused(outcome, "no-ort-model", "training_model", "odtpack ort")
+        assert run("ort", package, "--platform", "arm").code == 0
+        outcome = run("config", package, "--platform", "amd64", "--out", tmp_path / "c")
+        assert_refused(outcome, "no-ort-model", "for amd64")
+
+    def test_data_that_do_not_fit(self, run: Run, package: Path, tmp_path: Path) -> None:
+        assert run("config", package, "--out", tmp_path / "c").code == 0
+        np.savez(tmp_path / "d.npz", allow_pickle=False, other=np.ones(3))
+        outcome = run("config", package, "--check", tmp_path / "c", "--data", tmp_path / "d.npz")
+        assert_refused(outcome, "data-missing")

@@ -1,0 +1,274 @@
+"""Models in ORT format: what they hold, their place in the package, and how they train."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import onnxruntime.tools.ort_format_model
+import pytest
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack.ort_choices import OrtFormat, Platform, Style
+from odtpack.ort_files import Inference, add_ort_files
+from odtpack.ort_format import convert_model, convert_models, recorded_level
+from odtpack.sample_feeds import SampleFeeds
+from odtpack.session_runs import TRAINING_MODELS
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.package import Package
+from odtpack_runtime.session_options import default_session_options
+from tests.ort.models import BOTH_STYLES, EVERYTHING, MODELS, package_of
+
+LEVEL_VARIABLE = "ORT_CONVERT_ONNX_MODELS_TO_ORT_OPTIMIZATION_LEVEL"
+
+
+def content(path: Path) -> list[Any]:
+    """Nodes in order, and initializers sorted: ONNX Runtime writes them in any order."""
+    module = importlib.import_module("ort_flatbuffers_py.fbs.InferenceSession")
+    graph = module.InferenceSession.GetRootAsInferenceSession(path.read_bytes(), 0).Model().Graph()
+    nodes = [
+        (
+            node.OpType(),
+            node.Domain(),
+            node.SinceVersion(),
+            [node.Inputs(i) for i in range(node.InputsLength())],
+            [node.Outputs(i) for i in range(node.OutputsLength())],
+        )
+        for node in map(graph.Nodes, range(graph.NodesLength()))
+    ]
+    tensors = map(graph.Initializers, range(graph.InitializersLength()))
+    return [nodes, sorted((tensor.Name(), bytes(tensor.RawDataAsNumpy())) for tensor in tensors)]
+
+
+@pytest.mark.parametrize("platform", [None, *Platform])
+@pytest.mark.parametrize("style", Style)
+def test_the_content_is_that_of_the_reference_converter(
+    style: Style, platform: Platform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxruntime.tools.convert_onnx_models_to_ort import (
+        OptimizationStyle,
+        convert_onnx_models_to_ort,
+    )
+
+    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
+    package = package_of("cnn", tmp_path / "p")
+    for key in ("training_model", "eval_model"):
+        model = getattr(package, key)
+        monkeypatch.setenv(LEVEL_VARIABLE, recorded_level(model))
+        folder = tmp_path / key
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            convert_onnx_models_to_ort(
+                model,
+                folder,
+                [OptimizationStyle[style.name.title()]],
+                target_platform=None if platform is None else platform.value,
+            )
+        (expected,) = folder.glob("*.ort")
+        convert_model(model, tmp_path / "own.ort", style=style, platform=platform)
+        assert content(tmp_path / "own.ort") == content(expected)
+        assert (tmp_path / "own.ort").stat().st_size == expected.stat().st_size
+
+
+def test_only_amd64_lays_convolutions_out_in_blocks(tmp_path: Path) -> None:
+    model = tmp_path / "forward.onnx"
+    onnx.save(zoo.cnn(size=8, width=(8, 16), classes=4), model)
+    domains = {}
+    for platform in (None, *Platform):
+        convert_model(model, tmp_path / "m.ort", platform=platform)
+        domains[platform] = {domain for _, domain, *_ in content(tmp_path / "m.ort")[0]}
+    assert b"com.microsoft.nchwc" in domains[Platform.AMD64]
+    assert b"com.microsoft.nchwc" not in domains[Platform.ARM] | domains[None]
+
+
+@pytest.mark.parametrize(("level", "fused"), [("basic", False), ("extended", True)])
+def test_the_level_is_the_one_that_the_model_records(
+    level: str, fused: bool, tmp_path: Path
+) -> None:
+    package = package_of("cnn", tmp_path / "p")
+    model = onnx.load(package.eval_model)
+    onnx.helper.set_model_props(model, {"odtpack.optimization_level": level})
+    onnx.save(model, tmp_path / "m.onnx")
+    convert_model(tmp_path / "m.onnx", tmp_path / "m.ort")
+    assert (b"FusedConv" in {name for name, *_ in content(tmp_path / "m.ort")[0]}) is fused
+
+
+def test_names() -> None:
+    assert OrtFormat().names("m") == ["m.ort"]
+    assert BOTH_STYLES.names("m") == ["m.ort", "m.with_runtime_opt.ort"]
+    assert OrtFormat(platforms=(Platform.ARM,)).names("m") == ["m.ort"]
+    assert EVERYTHING.names("m") == [
+        "m.arm.ort",
+        "m.arm.with_runtime_opt.ort",
+        "m.amd64.ort",
+        "m.amd64.with_runtime_opt.ort",
+    ]
+
+
+def losses_of(package: Package, models: dict[str, Path], level: str, **entries: str) -> list[float]:
+    """Losses of five steps and of an evaluation."""
+    options = default_session_options(models["training_model"])
+    options.graph_optimization_level = {
+        "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    }[level]
+    for key, value in entries.items():
+        options.add_session_config_entry(key.replace("__", "."), value)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(models["training_model"], state, models["eval_model"], session_options=options)
+    optimizer = Optimizer(models["optimizer_model"], module)
+    optimizer.set_learning_rate(0.01)
+    feeds = SampleFeeds(package)("training_model", package.training_model)
+    batch = [feeds[item.name] for item in package.manifest.inputs]
+    losses = []
+    for _ in range(5):
+        losses.append(float(module(*batch)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return [*losses, float(module.eval()(*batch))]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_from_ort_format_is_training_from_onnx(name: str, tmp_path: Path) -> None:
+    package = package_of(name, tmp_path, BOTH_STYLES)
+    plain = {key: getattr(package, key) for key in TRAINING_MODELS}
+    # Parameters are inputs, so there is no constant convolution weight to lay out anew, and
+    # both levels give the evaluation model the same graph.
+    expected = losses_of(package, plain, "extended")
+    assert expected[4] < expected[0]
+    fixed = {key: package.ort_model(key) for key in TRAINING_MODELS}
+    assert losses_of(package, fixed, "all") == expected
+    late = {key: package.ort_model(key, "runtime") for key in TRAINING_MODELS}
+    for replay in "01":
+        entry = {"session__enable_saved_runtime_optimizations": replay}
+        losses = losses_of(package, late, "all", **entry)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
+    package = package_of("mlp", tmp_path / "p", EVERYTHING)
+    files = package.manifest.files
+    held = {path.name for path in package.path.iterdir()} - {"manifest.json"}
+    assert held == {file.path for file in files.all()}
+    assert len(files.all()) == len(held)
+    models = [file for file in files.extra if file.role == "ort_model"]
+    assert {(f.of, f.style, f.platform) for f in models} == {
+        (key, style.value, platform.value)
+        for key in TRAINING_MODELS
+        for style in Style
+        for platform in Platform
+    }
+    configs = [file for file in files.extra if file.role != "ort_model"]
+    assert sorted((file.path, file.role, file.of) for file in configs) == [
+        ("eval_model.required_operators.config", "operators_config", "eval_model"),
+        ("optimizer_model.required_operators.config", "operators_config", "optimizer_model"),
+        ("required_operators.config", "operators_config", None),
+        ("required_operators_and_types.config", "operators_and_types_config", None),
+        ("training_model.required_operators.config", "operators_config", "training_model"),
+    ]
+
+
+@pytest.mark.parametrize("change", ["damaged", "missing", "outside"])
+def test_a_changed_file_is_refused(change: str, tmp_path: Path) -> None:
+    package = package_of("mlp", tmp_path, OrtFormat())
+    path = package.ort_model("eval_model")
+    if change == "damaged":
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    elif change == "missing":
+        path.unlink()
+    else:
+        manifest = json.loads((tmp_path / "manifest.json").read_text())
+        manifest["files"]["extra"][0]["path"] = "../training_model.ort"
+        del manifest["digest"]
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(OdtpackError) as caught:
+        Package.open(tmp_path)
+    codes = {"damaged": "changed", "missing": "incomplete", "outside": "path"}
+    assert caught.value.code == f"package-{codes[change]}"
+
+
+def test_a_model_that_is_not_held(tmp_path: Path) -> None:
+    package = package_of("mlp", tmp_path, OrtFormat())
+    with pytest.raises(OdtpackError, match="no eval_model in ORT format of style runtime for arm"):
+        package.ort_model("eval_model", "runtime", "arm")
+
+
+def test_a_package_gets_ort_format_later(tmp_path: Path) -> None:
+    plain = package_of("cnn", tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    add_ort_files(plain, EVERYTHING)
+    package = Package.open(tmp_path)
+    add_ort_files(package, OrtFormat())
+    package = Package.open(tmp_path)
+    expected = {file.path for file in package.manifest.files.extra} | names
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    assert package.ort_model("training_model").name == "training_model.ort"
+    assert "training_model.arm.ort" not in expected
+
+
+def test_an_inference_model_stays_when_ort_format_is_written_anew(tmp_path: Path) -> None:
+    package = package_of("cnn", tmp_path)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    inference = Inference(("output",), state.arrays(trainable=True))
+    add_ort_files(package, OrtFormat(), inference)
+    add_ort_files(Package.open(tmp_path), EVERYTHING)
+    package = Package.open(tmp_path)
+    x = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
+    paths = [package.ort_model("inference_model", "fixed", p.value) for p in Platform]
+    sessions = [onnxruntime.InferenceSession(str(path)) for path in paths]
+    forward = onnxruntime.InferenceSession(MODELS["cnn"][0]().SerializeToString())
+    (expected,) = forward.run(None, {"input": x})
+    for session in sessions:
+        (result,) = session.run(None, {"input": x})
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_refused_conversion_leaves_the_package_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = package_of("mlp", tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def refuse(models: list[Path], *rest: Any) -> Any:
+        if "optimizer" in models[0].name:
+            raise OdtpackError("ort-conversion-failed", "no")
+        return convert_models(models, *rest)
+
+    monkeypatch.setattr("odtpack.ort_files.convert_models", refuse)
+    with pytest.raises(OdtpackError, match="no"):
+        add_ort_files(package, EVERYTHING)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_build_into_a_package_removes_nothing_that_a_manifest_claims_outside(
+    tmp_path: Path,
+) -> None:
+    package = package_of("mlp", tmp_path / "p", OrtFormat())
+    (tmp_path / "mine.txt").write_text("mine")
+    manifest = json.loads((package.path / "manifest.json").read_text())
+    manifest["files"]["extra"][0]["path"] = "../mine.txt"
+    del manifest["digest"]
+    (package.path / "manifest.json").write_text(json.dumps(manifest))
+    build_package(MODELS["mlp"][0](), package.path, loss="cross_entropy")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_model_that_onnx_runtime_refuses(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    with pytest.raises(OdtpackError) as caught:
+        convert_model(tmp_path / "m.onnx", tmp_path / "m.ort")
+    assert caught.value.code == "ort-conversion-failed"
+    assert not (tmp_path / "m.ort").exists()
