@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack import optimizers
+from odtpack import optimizers, targets
 from odtpack.collector import paused_collector
 from odtpack.digest import file_digest, model_digest, recipe_digest
 from odtpack.emit import listed_files, write_package
@@ -49,6 +49,7 @@ def build_package(
     outputs: Sequence[str] = (),
     ort_format: bool = False,
     nominal: bool = False,
+    onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Build a package.
@@ -70,6 +71,7 @@ def build_package(
         outputs: Names of further values that the training and evaluation models return.
         ort_format: Also write each model in ORT format with its operators.
         nominal: Also write a checkpoint without values.
+        onnxruntime: Version of ONNX Runtime that must load the package, ``"1.20"``; any if None.
         remark: Takes a sentence about each parameter that nobody froze and that still will
             not train.
 
@@ -110,6 +112,7 @@ def build_package(
             tuple(loss_inputs),
             tuple(outputs),
             accumulation_steps,
+            newest_opset=targets.newest_opset(onnxruntime),
         )
         manifest = write_artifacts(
             loaded,
@@ -119,6 +122,7 @@ def build_package(
             update=update,
             ort_format=ort_format,
             nominal=nominal,
+            onnxruntime=onnxruntime,
         )
     except OdtpackError as error:
         if error.where is None and isinstance(model, str | Path):
@@ -146,6 +150,7 @@ def write_artifacts(
     ort_format: bool = False,
     custom_op_library: Path | None = None,
     nominal: bool = False,
+    onnxruntime: str | None = None,
 ) -> Manifest | None:
     """Differentiate a loaded model and write everything that a recipe asks for.
 
@@ -159,6 +164,7 @@ def write_artifacts(
         ort_format: Also write each model in ORT format with its operators.
         custom_op_library: Shared library with custom operators, for the conversion.
         nominal: Also write a checkpoint without values.
+        onnxruntime: Version of ONNX Runtime that must load the package; any if None.
 
     Returns:
         The manifest; None without an optimizer.
@@ -169,6 +175,8 @@ def write_artifacts(
     """
     graphs = build_graphs(model, recipe)
     opset = graphs.training.graph.opset_imports[""]
+    if onnxruntime is not None:
+        targets.require(onnxruntime, opset)
     pair: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None = None
     if isinstance(optimizer, BlockOptimizer) and optimizer.formula is not None:
         update = Update(clip=optimizer.clip)

@@ -69,6 +69,51 @@ def lowest_target(opset: int) -> Target:
     )
 
 
+def newest_opset(version: str | None) -> int:
+    """The newest opset that a release of ONNX Runtime loads; that of the newest if None.
+
+    Raises:
+        OdtpackError: It is older than all that are known.
+    """
+    return MAX_OPSET if version is None else _newest(version).opset
+
+
+def _newest(version: str) -> Target:
+    wanted = tuple(int(part) for part in version.split(".")[:2])
+    found = [target for target in TARGETS if target.version <= wanted]
+    if not found:
+        raise OdtpackError(
+            "target-too-old",
+            f"the target is ONNX Runtime {version}; packages run on {TARGETS[0].name} and newer",
+            hint='write for example: [target] onnxruntime = "1.20"',
+        )
+    return found[-1]
+
+
+def require(version: str, opset: int) -> None:
+    """Check that a release of ONNX Runtime loads models of an opset, as odtpack stamps them.
+
+    Args:
+        version: The release, ``"1.20"`` or ``"1.20.1"``. One newer than all that are known
+            loads at least what they load.
+        opset: Opset of the models.
+
+    Raises:
+        OdtpackError: It does not, or it is older than all that are known.
+    """
+    loads = _newest(version)
+    needed = lowest_target(opset)
+    if needed.version > loads.version:
+        raise OdtpackError(
+            "target-cannot-load",
+            f"the target, ONNX Runtime {version}, loads opset {loads.opset} and IR version "
+            f"{loads.ir_version} at most; the model needs opset {opset}, which "
+            f"{needed.name} is the first to load",
+            hint=f"export the model with opset {loads.opset} or older, or ship ONNX Runtime "
+            f"{needed.name} and say so: [target] onnxruntime = \"{needed.name}\"",
+        )
+
+
 # The least IR version in which each opset may stand, as the ONNX checker has it.
 _IR_OF_OPSET = ((14, 7), (18, 8), (20, 9), (22, 10), (23, 11), (24, 12), (26, 13))
 

@@ -94,6 +94,10 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
     """Names of the fields of the models that may stand at ``loc``."""
     candidates: list[type[BaseModel]] = [model]
     for part in loc:
+        if isinstance(part, str) and part.startswith(TAG_PREFIX):
+            tag = part.removeprefix(TAG_PREFIX)
+            candidates = [c for c in candidates if tag in _tags(c)] or candidates
+            continue
         inner = [
             found
             for candidate in candidates
@@ -108,6 +112,12 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
             if (field.alias or name) not in names:
                 names.append(field.alias or name)
     return names
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """Values of ``kind`` by which a variant of a union is told from the others."""
+    field = model.model_fields.get("kind")
+    return () if field is None else get_args(field.annotation)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
