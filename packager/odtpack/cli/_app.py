@@ -15,9 +15,11 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli.build import build
+from odtpack.cli.cache_key import cache_key
 from odtpack.cli.demo import demo
 from odtpack.cli.devices import devices
 from odtpack.cli.export import export
+from odtpack.cli.init import init
 from odtpack.cli.inspect import inspect
 from odtpack.cli.ops import ops
 from odtpack.cli.sign import sign
@@ -82,8 +84,16 @@ app.command(
         "    --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4",
         "odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \\",
         "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
+        "odtpack build --recipe recipe.toml --if-changed",
     )
 )(build)
+app.command(
+    epilog=_examples(
+        "odtpack init model.onnx",
+        "odtpack init model.onnx --out training/recipe.toml",
+    )
+)(init)
+app.command(name="cache-key", epilog=_examples("odtpack cache-key --recipe recipe.toml"))(cache_key)
 app.command(
     epilog=_examples(
         "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +109,14 @@ class BuildSettings:
         del content["model"]
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
-    def build(self, folder: str | os.PathLike[str]) -> Manifest:
+    def build(
+        self, folder: str | os.PathLike[str], *, remark: Callable[[str], None] | None = None
+    ) -> Manifest:
         """Build the package.
 
         Args:
             folder: Where it goes, see :func:`odtpack.build.build_package`.
+            remark: Takes sentences about parameters that will not train.
 
         Raises:
             OdtpackError: Bad input; nothing has been written then.
@@ -142,6 +145,7 @@ class BuildSettings:
             ort_format=self.ort_format,
             nominal=self.nominal,
             onnxruntime=self.onnxruntime,
+            remark=remark,
         )
 
 

@@ -64,6 +64,14 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
             near = near_name(str(loc[-1]), allowed)
             mean = f", did you mean {near!r}" if near else ""
             return f"unknown key{mean}; allowed here: {', '.join(allowed)}"
+        case "union_tag_invalid":
+            tags = re.findall(rf"'{TAG_PREFIX}([^']*)'", str(problem["ctx"]["expected_tags"]))
+            tag = str(problem["ctx"]["tag"]).removeprefix(TAG_PREFIX)
+            near = near_name(tag, tags)
+            mean = f", did you mean {near!r}?" if near else ""
+            return f"the kind {tag[:40]!r} is not one of {', '.join(tags)}{mean}"
+        case "union_tag_not_found":
+            return f"must be a table that names its kind, found {shown}"
         case "missing":
             return "is missing"
         case "literal_error":
