@@ -110,7 +110,7 @@ def require(version: str, opset: int) -> None:
             f"{loads.ir_version} at most; the model needs opset {opset}, which "
             f"{needed.name} is the first to load",
             hint=f"export the model with opset {loads.opset} or older, or ship ONNX Runtime "
-            f"{needed.name} and say so: [target] onnxruntime = \"{needed.name}\"",
+            f'{needed.name} and say so: [target] onnxruntime = "{needed.name}"',
         )
 
 

@@ -21,6 +21,7 @@ from odtpack.cli.devices import devices
 from odtpack.cli.export import export
 from odtpack.cli.init import init
 from odtpack.cli.inspect import inspect
+from odtpack.cli.install import install
 from odtpack.cli.ops import ops
 from odtpack.cli.sign import sign
 from odtpack.cli.simulate import simulate
@@ -106,6 +107,12 @@ app.command(
         "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx",
     )
 )(export)
+app.command(
+    epilog=_examples(
+        "odtpack install package --android app/src/main/assets/odtpack",
+        "odtpack install package --ios Resources/odtpack",
+    )
+)(install)
 app.command(
     epilog=_examples(
         "odtpack inspect model.onnx",

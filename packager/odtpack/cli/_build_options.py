@@ -60,12 +60,17 @@ class BuildOptions:
             "freeze": tuple(self.freeze),
             "groups": tuple(_read_group(text) for text in self.groups),
             "accumulation_steps": self.accumulate,
-            "ort_format": self.ort_format,
-            "nominal": self.nominal,
         }
-        given = {key: value for key, value in given.items() if value not in (None, (), False)}
-        if self.no_vector_decay:
-            given["decay_vectors"] = False
+        given = {key: value for key, value in given.items() if value not in (None, ())}
+        given |= {
+            key: turned_on
+            for key, given_at_all, turned_on in (
+                ("ort_format", self.ort_format, True),
+                ("nominal", self.nominal, True),
+                ("decay_vectors", self.no_vector_decay, False),
+            )
+            if given_at_all
+        }
         if self.clip_norm is not None or self.clip_value is not None:
             given |= {"clip_norm": self.clip_norm, "clip_value": self.clip_value}
         if self.schedule is not None:

@@ -115,5 +115,3 @@ def _line(error: ValidationError, lines: Mapping[tuple[str, ...], int]) -> int |
             return lines[path]
         path = path[:-1]
     return None
-
-

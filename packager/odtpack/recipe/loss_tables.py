@@ -13,7 +13,6 @@ from odtpack.recipe.ranges import Count, NotNegative, Positive, Share, Switch, T
 from odtpack.recipe.variants import by_kind
 from odtpack_runtime.simulator.schema_errors import TAG_PREFIX
 
-
 _Weights = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 

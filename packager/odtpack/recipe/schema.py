@@ -31,8 +31,11 @@ def _version(text: str) -> str:
 
 
 class ParametersTable(Table):
-    """What is trained. A parameter that neither list matches stays a constant in the models;
-    with one list only, the other has the rest."""
+    """What is trained and what is frozen.
+
+    A parameter that neither list matches stays a constant in the models; with one list only,
+    the other has the rest.
+    """
 
     train: tuple[Pattern, ...] = ()
     """Patterns of the parameters to train."""

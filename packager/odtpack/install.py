@@ -1,0 +1,145 @@
+"""Copies of a package what a phone needs into the resources of an app."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from odtpack_runtime.atomic import atomic_write
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.manifest import Manifest, PackageFile
+from odtpack_runtime.package import MANIFEST_NAME, Package
+
+NEEDED: Final = (
+    "training_model",
+    "eval_model",
+    "optimizer_model",
+    "checkpoint",
+    "checkpoint_data",
+)
+"""Entries of a manifest's files that a phone needs."""
+
+NO_COMPRESS: Final = ("onnx", "ort", "checkpoint", "checkpoint.data")
+"""Ends of names that an Android app must not compress, so that they can be mapped."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What lies in an app's resources now.
+
+    Attributes:
+        folder: Where.
+        names: Names of the files.
+        changed: Whether any of them was written.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    changed: bool
+
+
+def install(package: Path, folder: Path) -> Installed:
+    """Copy the models, the checkpoint and the manifest of a package; nothing if they are there.
+
+    The manifest goes first and comes last: a folder with a manifest holds the files that it
+    names. It lists no files but those that are copied.
+
+    Args:
+        package: Folder of the package.
+        folder: Folder in the app's resources: new, empty, or with an installed package, whose
+            files are replaced.
+
+    Raises:
+        OdtpackError: The package is damaged, or the folder holds other things or cannot be
+            written.
+    """
+    opened = Package.open(package)
+    if folder.resolve() == opened.path:
+        raise OdtpackError(
+            "installed-into-itself",
+            "the package cannot be installed where it was built",
+            where=str(folder),
+            hint="name a folder of the app, for example app/src/main/assets/odtpack",
+        )
+    entries = _entries(opened.manifest)
+    text = _manifest_bytes(opened, entries)
+    names = (*(entry.path for entry in entries), MANIFEST_NAME)
+    before = _present(folder)
+    old = _files_of(folder)
+    foreign = sorted(before - old - set(names) - {MANIFEST_NAME})
+    if foreign:
+        raise OdtpackError(
+            "folder-not-empty",
+            f"the folder {str(folder)!r} holds {foreign[0]!r}, which is no file of a package",
+            hint="choose a folder of its own for the package",
+        )
+    target = folder / MANIFEST_NAME
+    intact = target.is_file() and target.read_bytes() == text
+    if intact and before == set(names) and all(_is(folder, entry) for entry in entries):
+        return Installed(folder, names, changed=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        for entry in entries:
+            if not _is(folder, entry):
+                with (
+                    (opened.path / entry.path).open("rb") as source,
+                    atomic_write(folder / entry.path) as copy,
+                ):
+                    shutil.copyfileobj(source, copy)
+        for name in before - set(names):
+            (folder / name).unlink(missing_ok=True)
+        with atomic_write(target) as stream:
+            stream.write(text)
+    except OSError as error:
+        raise OdtpackError(
+            "package-not-installed",
+            f"the package cannot be written to {str(folder)!r}: {error.strerror or error}",
+            hint="choose a folder that is writable and has space left",
+        ) from error
+    return Installed(folder, names, changed=True)
+
+
+def _entries(manifest: Manifest) -> list[PackageFile]:
+    found = (getattr(manifest.files, name) for name in NEEDED)
+    return [entry for entry in found if entry is not None]
+
+
+def _manifest_bytes(package: Package, entries: list[PackageFile]) -> bytes:
+    """The package's own manifest, unless it lists files that are not copied."""
+    manifest = package.manifest
+    files = type(manifest.files)(**{name: getattr(manifest.files, name) for name in NEEDED})
+    if files == manifest.files:
+        return (package.path / MANIFEST_NAME).read_bytes()
+    return manifest.model_copy(update={"files": files}).to_json().encode()
+
+
+def _present(folder: Path) -> set[str]:
+    if folder.exists() and not folder.is_dir():
+        raise OdtpackError(
+            "package-not-installed",
+            f"{str(folder)!r} is a file",
+            hint="choose a folder of its own for the package",
+        )
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _files_of(folder: Path) -> set[str]:
+    """Names of the files of the package that was installed in a folder."""
+    path = folder / MANIFEST_NAME
+    try:
+        return {entry.path for entry in _entries(Manifest.from_json(path.read_bytes(), str(path)))}
+    except (OSError, OdtpackError):
+        return set()
+
+
+def _is(folder: Path, entry: PackageFile) -> bool:
+    """Whether a file is there and is the one described."""
+    path = folder / entry.path
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != entry.size_bytes:
+        return False
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() == entry.sha256
