@@ -27,15 +27,18 @@ def reference() -> str:
 
 
 def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "Above all tables", {
-        "description": "",
-        "required": schema["required"],
-        "properties": {
-            key: value
-            for key, value in schema["properties"].items()
-            if not list(_models(value, schema)) or key in _SHOWN_ELSEWHERE
+    yield (
+        "Above all tables",
+        {
+            "description": "",
+            "required": schema["required"],
+            "properties": {
+                key: value
+                for key, value in schema["properties"].items()
+                if not list(_models(value, schema)) or key in _SHOWN_ELSEWHERE
+            },
         },
-    }
+    )
     for key, value in schema["properties"].items():
         if key in _SHOWN_ELSEWHERE:
             continue
