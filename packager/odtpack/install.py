@@ -10,7 +10,7 @@ from typing import Final
 
 from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.manifest import Manifest, PackageFile
+from odtpack_runtime.manifest import Manifest, PackageFile, PackageFiles
 from odtpack_runtime.package import MANIFEST_NAME, Package
 
 NEEDED: Final = (
@@ -21,6 +21,9 @@ NEEDED: Final = (
     "checkpoint_data",
 )
 """Entries of a manifest's files that a phone needs."""
+
+_ORT_SUFFIXES: Final = (".arm.ort", ".ort", ".arm.with_runtime_opt.ort", ".with_runtime_opt.ort")
+"""Ends of a model's names in ORT format, what suits a phone best first."""
 
 NO_COMPRESS: Final = ("onnx", "ort", "checkpoint", "checkpoint.data")
 """Ends of names that an Android app must not compress, so that they can be mapped."""
@@ -41,7 +44,7 @@ class Installed:
     changed: bool
 
 
-def install(package: Path, folder: Path) -> Installed:
+def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
     """Copy the models, the checkpoint and the manifest of a package; nothing if they are there.
 
     The manifest goes first and comes last: a folder with a manifest holds the files that it
@@ -51,9 +54,10 @@ def install(package: Path, folder: Path) -> Installed:
         package: Folder of the package.
         folder: Folder in the app's resources: new, empty, or with an installed package, whose
             files are replaced.
+        ort: The models in ORT format in place of the ONNX models.
 
     Raises:
-        OdtpackError: The package is damaged, or the folder holds other things or cannot be
+        OdtpackError: The package is damaged or has no models in ORT format, or the folder holds other things or cannot be
             written.
     """
     opened = Package.open(package)
@@ -64,8 +68,9 @@ def install(package: Path, folder: Path) -> Installed:
             where=str(folder),
             hint="name a folder of the app, for example app/src/main/assets/odtpack",
         )
-    entries = _entries(opened.manifest)
-    text = _manifest_bytes(opened, entries)
+    files = _needed(opened, ort)
+    entries = _entries(files)
+    text = _manifest_bytes(opened, files)
     names = (*(entry.path for entry in entries), MANIFEST_NAME)
     before = _present(folder)
     old = _files_of(folder)
@@ -103,18 +108,42 @@ def install(package: Path, folder: Path) -> Installed:
     return Installed(folder, names, changed=True)
 
 
-def _entries(manifest: Manifest) -> list[PackageFile]:
-    found = (getattr(manifest.files, name) for name in NEEDED)
+def _needed(package: Package, ort: bool) -> PackageFiles:
+    """The files to copy; in ORT format under the entries of the ONNX models."""
+    files = package.manifest.files
+    found = {name: getattr(files, name) for name in NEEDED}
+    if ort:
+        for name in NEEDED[:3]:
+            found[name] = _ort_model(package.path, found[name])
+    return PackageFiles(**found)
+
+
+def _ort_model(root: Path, model: PackageFile) -> PackageFile:
+    stem = model.path.removesuffix(".onnx")
+    for suffix in _ORT_SUFFIXES:
+        path = root / f"{stem}{suffix}"
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                return PackageFile(path=path.name, size_bytes=stream.tell(), sha256=digest)
+    raise OdtpackError(
+        "no-ort-format",
+        f"the package has no {stem}.ort",
+        where=str(root),
+        hint="build it with --ort-format, or [formats] ort = true in the recipe",
+    )
+
+
+def _entries(files: PackageFiles) -> list[PackageFile]:
+    found = (getattr(files, name) for name in NEEDED)
     return [entry for entry in found if entry is not None]
 
 
-def _manifest_bytes(package: Package, entries: list[PackageFile]) -> bytes:
+def _manifest_bytes(package: Package, files: PackageFiles) -> bytes:
     """The package's own manifest, unless it lists files that are not copied."""
-    manifest = package.manifest
-    files = type(manifest.files)(**{name: getattr(manifest.files, name) for name in NEEDED})
-    if files == manifest.files:
+    if files == package.manifest.files:
         return (package.path / MANIFEST_NAME).read_bytes()
-    return manifest.model_copy(update={"files": files}).to_json().encode()
+    return package.manifest.model_copy(update={"files": files}).to_json().encode()
 
 
 def _present(folder: Path) -> set[str]:
@@ -131,7 +160,8 @@ def _files_of(folder: Path) -> set[str]:
     """Names of the files of the package that was installed in a folder."""
     path = folder / MANIFEST_NAME
     try:
-        return {entry.path for entry in _entries(Manifest.from_json(path.read_bytes(), str(path)))}
+        manifest = Manifest.from_json(path.read_bytes(), str(path))
+        return {entry.path for entry in _entries(manifest.files)}
     except (OSError, OdtpackError):
         return set()
 

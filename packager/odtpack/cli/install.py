@@ -25,6 +25,9 @@ def install(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of its own in the app's resources or bundle."),
     ] = None,
+    ort: Annotated[
+        bool, typer.Option("--ort", help="The models in ORT format in place of the ONNX models.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Copy what a phone needs of a package into an app: models, checkpoint and manifest.
@@ -42,7 +45,7 @@ def install(
         raise OdtpackError("usage", "--android or --ios is missing", hint="odtpack install --help")
     done: dict[str, Installed] = {}
     for platform, folder in wanted.items():
-        done[platform] = copy(package, folder)
+        done[platform] = copy(package, folder, ort=ort)
         verb = "installed into" if done[platform].changed else "unchanged"
         _console.say(f"{verb} {folder}", style="bold")
     if "android" in done and done["android"].changed:
