@@ -21,6 +21,5 @@ if ! command -v "$command" > /dev/null; then
     echo "error: $command is not installed: pipx install odtpack, or set ODTPACK_COMMAND" >&2
     exit 1
 fi
-mkdir -p "$(dirname "$package")"
 "$command" build --recipe "$recipe" --out "$package" --if-changed
 "$command" install "$package" --ios "$bundle"
