@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.manifest import Manifest, PackageFile, PackageFiles
-from odtpack_runtime.package import MANIFEST_NAME, Package
+from odtpack_runtime.package import Package
+from odtpack_runtime.package_files import MANIFEST_NAME, SIGNATURE_NAME
 
 NEEDED: Final = (
     "training_model",
@@ -47,8 +48,8 @@ class Installed:
 def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
     """Copy the models, the checkpoint and the manifest of a package; nothing if they are there.
 
-    The manifest goes first and comes last: a folder with a manifest holds the files that it
-    names. It lists no files but those that are copied.
+    The manifest lists no files but those that are copied. Where that is the package's own
+    manifest its signature is copied too. The folder has the old files or the new ones.
 
     Args:
         package: Folder of the package.
@@ -57,8 +58,8 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
         ort: The models in ORT format in place of the ONNX models.
 
     Raises:
-        OdtpackError: The package is damaged or has no models in ORT format, or the folder holds other things or cannot be
-            written.
+        OdtpackError: The package is damaged or has no models in ORT format, or the folder
+            holds other things or cannot be written.
     """
     opened = Package.open(package)
     if folder.resolve() == opened.path:
@@ -70,41 +71,27 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
         )
     files = _needed(opened, ort)
     entries = _entries(files)
-    text = _manifest_bytes(opened, files)
-    names = (*(entry.path for entry in entries), MANIFEST_NAME)
+    texts = _manifest(opened, files)
+    names = (*(entry.path for entry in entries), *texts)
     before = _present(folder)
-    old = _files_of(folder)
-    foreign = sorted(before - old - set(names) - {MANIFEST_NAME})
+    foreign = sorted(before - _files_of(folder) - {*names, MANIFEST_NAME, SIGNATURE_NAME})
     if foreign:
         raise OdtpackError(
             "folder-not-empty",
             f"the folder {str(folder)!r} holds {foreign[0]!r}, which is no file of a package",
             hint="choose a folder of its own for the package",
         )
-    target = folder / MANIFEST_NAME
-    intact = target.is_file() and target.read_bytes() == text
-    if intact and before == set(names) and all(_is(folder, entry) for entry in entries):
+    intact = before == set(names) and all(
+        (folder / name).is_file() and (folder / name).read_bytes() == text
+        for name, text in texts.items()
+    )
+    if intact and all(_is(folder, entry) for entry in entries):
         return Installed(folder, names, changed=False)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
+    with update_folder(folder, last=MANIFEST_NAME, obsolete=before) as stage:
         for entry in entries:
-            if not _is(folder, entry):
-                with (
-                    (opened.path / entry.path).open("rb") as source,
-                    atomic_write(folder / entry.path) as copy,
-                ):
-                    shutil.copyfileobj(source, copy)
-        for name in before - set(names):
-            (folder / name).unlink(missing_ok=True)
-        with atomic_write(target) as stream:
-            stream.write(text)
-    except OSError as error:
-        raise OdtpackError(
-            "package-not-installed",
-            f"the package cannot be written to {str(folder)!r}: {error.strerror or error}",
-            hint="choose a folder that is writable and has space left",
-        ) from error
+            shutil.copyfile(opened.path / entry.path, stage / entry.path)
+        for name, text in texts.items():
+            (stage / name).write_bytes(text)
     return Installed(folder, names, changed=True)
 
 
@@ -139,11 +126,14 @@ def _entries(files: PackageFiles) -> list[PackageFile]:
     return [entry for entry in found if entry is not None]
 
 
-def _manifest_bytes(package: Package, files: PackageFiles) -> bytes:
-    """The package's own manifest, unless it lists files that are not copied."""
-    if files == package.manifest.files:
-        return (package.path / MANIFEST_NAME).read_bytes()
-    return package.manifest.model_copy(update={"files": files}).to_json().encode()
+def _manifest(package: Package, files: PackageFiles) -> dict[str, bytes]:
+    """The package's own manifest and signature, unless it lists files that are not copied."""
+    if files != package.manifest.files:
+        reduced = package.manifest.model_copy(update={"files": files})
+        return {MANIFEST_NAME: reduced.to_json().encode()}
+    own = (MANIFEST_NAME, SIGNATURE_NAME)
+    paths = [package.path / name for name in own]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def _present(folder: Path) -> set[str]:
@@ -153,7 +143,9 @@ def _present(folder: Path) -> set[str]:
             f"{str(folder)!r} is a file",
             hint="choose a folder of its own for the package",
         )
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    finish_update(folder)
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in found if not is_stage(name)}
 
 
 def _files_of(folder: Path) -> set[str]:

@@ -7,6 +7,7 @@ it is loaded, so whatever odtpack emits goes through :func:`stamp`.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import onnx_ir as ir
 
@@ -42,6 +43,9 @@ TARGETS = (
     Target((1, 31), ir_version=13, opset=26),
 )
 
+VERSION = r"\d{1,4}\.\d{1,4}(\.\d{1,4})?"
+"""How a release may be written."""
+
 MIN_OPSET = 12
 MAX_OPSET = TARGETS[-1].opset
 
@@ -73,12 +77,18 @@ def newest_opset(version: str | None) -> int:
     """The newest opset that a release of ONNX Runtime loads; that of the newest if None.
 
     Raises:
-        OdtpackError: It is older than all that are known.
+        OdtpackError: It is no version, or older than all that are known.
     """
     return MAX_OPSET if version is None else _newest(version).opset
 
 
 def _newest(version: str) -> Target:
+    if not re.fullmatch(VERSION, version):
+        raise OdtpackError(
+            "bad-version",
+            f"the target is ONNX Runtime {version[:40]!r}, which is no version",
+            hint="write for example: 1.20",
+        )
     wanted = tuple(int(part) for part in version.split(".")[:2])
     found = [target for target in TARGETS if target.version <= wanted]
     if not found:

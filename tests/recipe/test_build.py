@@ -61,6 +61,7 @@ AS_OPTIONS = (
     *("--optimizer", "sgd", "--momentum", 0.9, "--optimizer-option", "nesterov=true"),
     *("--weight-decay", 0.01, "--no-vector-decay", "--clip-norm", 1.5, "--group", "fc.*:lr=10"),
     *("--schedule", "multistep:milestones=10+20,lr=0.01", "--accumulate", 3, "--nominal"),
+    *("--onnxruntime", "1.20"),
 )
 
 
@@ -122,6 +123,8 @@ def test_one_option_of_the_recipes_own_loss_and_optimizer(
         ("[optimizer]\nkind = 'sgd'", ("--beta1", 0.5), "option-not-used", ("--beta1",)),
         ("", ("--beta1", 1.5), "bad-hyperparameter", ("beta1",)),
         ("", ("--accumulate", 0), "bad-accumulation", ("0 batches",)),
+        ("", ("--onnxruntime", "new"), "bad-version", ("'new'",)),
+        ("", ("--onnxruntime", "1.8"), "target-cannot-load", ("1.8", "opset 14")),
         ("[target]\nonnxruntime = '1.7'", (), "target-too-old", ("1.7", "1.8")),
     ],
 )

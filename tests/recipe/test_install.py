@@ -52,6 +52,25 @@ def test_the_copy_trains_as_the_package(package: Path, tmp_path: Path, ort: bool
     assert losses(app) == pytest.approx(losses(package), rel=1e-5)
 
 
+def test_a_copy_that_fails_leaves_what_was_there(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / "odtpack"
+    install(package, app, ort=True)
+    before = tree(app)
+
+    def full(source: Path, target: Path) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OdtpackError, match="No space left"):
+        install(package, app)
+    assert tree(app) == before
+    assert {path.name for path in tmp_path.iterdir()} >= {"odtpack"}
+    assert not list(tmp_path.glob(".odtpack*"))
+
+
 def test_a_second_time_nothing_is_written(package: Path, tmp_path: Path) -> None:
     app = tmp_path / "odtpack"
     install(package, app)
@@ -80,8 +99,13 @@ def test_a_package_without_other_files_keeps_its_manifest(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
     assert run("build", "--recipe", folder / "recipe.toml").code == 0
-    install(folder / "package", tmp_path / "odtpack")
-    assert tree(tmp_path / "odtpack") == tree(folder / "package")
+    app = tmp_path / "odtpack"
+    install(folder / "package", app)
+    assert tree(app) == tree(folder / "package")
+    (folder / "package" / "manifest.sig").write_bytes(b"of that manifest")
+    assert install(folder / "package", app).changed
+    assert tree(app) == tree(folder / "package")
+    assert not install(folder / "package", app).changed
 
 
 def test_command(run: Run, package: Path, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class BuildOptions:
     schedule: str | None
     ort_format: bool
     nominal: bool
+    onnxruntime: str | None
 
     def over(self, recipe: BuildSettings | None) -> BuildSettings:
         """What to build: each option that was given takes the place of the recipe's key.
@@ -60,6 +61,7 @@ class BuildOptions:
             "freeze": tuple(self.freeze),
             "groups": tuple(_read_group(text) for text in self.groups),
             "accumulation_steps": self.accumulate,
+            "onnxruntime": self.onnxruntime,
         }
         given = {key: value for key, value in given.items() if value not in (None, ())}
         given |= {

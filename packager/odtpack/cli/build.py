@@ -199,6 +199,14 @@ def build(
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Also write a checkpoint without values.")
     ] = False,
+    onnxruntime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Oldest ONNX Runtime that must load the package, as in 1.20. Default: the oldest "
+            "that loads the model's opset.",
+        ),
+    ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(
@@ -245,6 +253,7 @@ def build(
         schedule=schedule,
         ort_format=ort_format,
         nominal=nominal,
+        onnxruntime=onnxruntime,
     ).over(None if read is None else BuildSettings.of(read))
     folder = out or (None if read is None else read.package)
     if folder is None:
