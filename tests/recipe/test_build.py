@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from odtpack import zoo
 from odtpack.recipe import BuildSettings, read_recipe
-from odtpack.recipe.key import cache_key
+from odtpack.recipe.key import cache_key, write_stamp
 from odtpack_runtime.package import Package
 from tests.cli.conftest import assert_refused, tree
 from tests.recipe.conftest import RECIPE, Run, Write
@@ -235,6 +235,13 @@ class TestIfChanged:
         path.write_bytes(bytes(len(content)))
         assert self.build(run, folder)
         assert path.read_bytes() == content
+
+    def test_a_manifest_that_cannot_be_read_is_made_anew(self, run: Run, folder: Path) -> None:
+        """As one that another version with the same key wrote."""
+        assert self.build(run, folder)
+        (folder / "package" / "manifest.json").write_text("{}")
+        write_stamp(folder / "package", _keys(folder))
+        assert self.build(run, folder)
 
     def test_a_damaged_stamp_is_none(self, run: Run, folder: Path) -> None:
         assert self.build(run, folder)

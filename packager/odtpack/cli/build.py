@@ -281,19 +281,26 @@ def _build(settings: BuildSettings, folder: Path) -> dict[str, Any]:
 
 def _build_if_changed(settings: BuildSettings, folder: Path) -> dict[str, Any]:
     """Build unless the package is the one that would be built; what --json shows of it."""
-    from odtpack.recipe.key import cache_key, is_current, write_stamp
+    from odtpack.errors import OdtpackError
+    from odtpack.recipe.key import MANIFEST, cache_key, is_current, write_stamp
     from odtpack_runtime.manifest import Manifest
 
     key = cache_key(settings)
-    name = folder / "manifest.json"
-    if current := is_current(folder, key):
-        _console.say(f"unchanged {folder}", style="bold")
-        content = Manifest.from_json(name.read_bytes(), str(name)).model_dump(mode="json")
-    else:
+    content = None
+    if is_current(folder, key):
+        name = folder / MANIFEST
+        try:
+            content = Manifest.from_json(name.read_bytes(), str(name)).model_dump(mode="json")
+        except OdtpackError:
+            pass  # of a schema that this version does not read
+    built = content is None
+    if content is None:
         content = _build(settings, folder)
         write_stamp(folder, key)
+    else:
+        _console.say(f"unchanged {folder}", style="bold")
     _console.say(f"  cache key {key}")
-    return {"built": not current, "cache_key": key, **content}
+    return {"built": built, "cache_key": key, **content}
 
 
 def print_built(manifest: Manifest, folder: Path) -> None:
