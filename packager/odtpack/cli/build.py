@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -289,10 +290,8 @@ def _build_if_changed(settings: BuildSettings, folder: Path) -> dict[str, Any]:
     content = None
     if is_current(folder, key):
         name = folder / MANIFEST
-        try:
+        with suppress(OdtpackError):  # of a schema that this version does not read
             content = Manifest.from_json(name.read_bytes(), str(name)).model_dump(mode="json")
-        except OdtpackError:
-            pass  # of a schema that this version does not read
     built = content is None
     if content is None:
         content = _build(settings, folder)
