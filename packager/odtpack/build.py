@@ -53,6 +53,7 @@ def build_package(
     outputs: Sequence[str] = (),
     ort_format: OrtFormat | None = None,
     nominal: bool = False,
+    onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
     runtime: targets.Runtime = targets.STOCK,
 ) -> Manifest:
@@ -76,6 +77,7 @@ def build_package(
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
+        onnxruntime: Version of ONNX Runtime that must load the package, ``"1.20"``; any if None.
         remark: Takes a sentence about each parameter that nobody froze and that still will
             not train.
         runtime: What is to run the package.
@@ -118,6 +120,7 @@ def build_package(
             tuple(outputs),
             accumulation_steps,
             runtime=runtime,
+            newest_opset=targets.newest_opset(onnxruntime),
         )
         manifest = write_artifacts(
             loaded,
@@ -127,6 +130,7 @@ def build_package(
             update=update,
             ort_format=ort_format,
             nominal=nominal,
+            onnxruntime=onnxruntime,
         )
     except OdtpackError as error:
         if error.where is None and isinstance(model, str | Path):
@@ -153,6 +157,7 @@ def write_artifacts(
     ort_format: OrtFormat | None = None,
     custom_op_library: Path | None = None,
     nominal: bool = False,
+    onnxruntime: str | None = None,
 ) -> Manifest | None:
     """Differentiate a loaded model and write everything that a recipe asks for.
 
@@ -167,6 +172,7 @@ def write_artifacts(
             operators that a reduced build needs.
         custom_op_library: Shared library with custom operators, for the conversion.
         nominal: Also write a checkpoint without values.
+        onnxruntime: Version of ONNX Runtime that must load the package; any if None.
 
     Returns:
         The manifest; None without an optimizer.
@@ -184,9 +190,11 @@ def write_artifacts(
             hint="convert with onnxruntime-training: "
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
-    targets.require(model.graph.opset_imports[""], recipe.runtime)
+    targets.require_runtime(model.graph.opset_imports[""], recipe.runtime)
     graphs = build_graphs(model, recipe)
     opset = graphs.training.graph.opset_imports[""]
+    if onnxruntime is not None:
+        targets.require(onnxruntime, opset)
     pair: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None = None
     if isinstance(optimizer, BlockOptimizer) and optimizer.formula is not None:
         update = Update(clip=optimizer.clip)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx.checker
 import onnx.external_data_helper
-import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def tensors(message: Any) -> Iterator[onnx.TensorProto]:
@@ -75,6 +77,24 @@ def load_beside(
         ) from None
 
 
+def files_beside(proto: onnx.ModelProto, path: Path) -> list[Path]:
+    """The files that hold external data of a model, sorted.
+
+    Args:
+        proto: The model.
+        path: Its file.
+
+    Raises:
+        OdtpackError: Data lie outside the model's folder, are not there, or are too short.
+    """
+    found = set()
+    for tensor in _external(proto):
+        _check(tensor, path)
+        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        found.add(path.parent / info.location)
+    return sorted(found)
+
+
 def require_none(proto: onnx.ModelProto) -> None:
     """Refuse external data of a model that has no folder.
 
@@ -96,6 +116,8 @@ def load_into(model: ir.Model) -> ir.Model:
     Raises:
         OdtpackError: External data cannot be read, or lie outside the model's folder.
     """
+    import onnx_ir as ir
+
     try:
         for graph in model.graphs():
             for value in graph.initializers.values():

@@ -7,6 +7,7 @@ it is loaded, so whatever odtpack emits goes through :func:`stamp`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Final, Literal
 
 import onnx_ir as ir
@@ -51,6 +52,9 @@ ORT_TRAINING: Final = "ort-training"
 ORT_TRAINING_TARGET = Target((1, 19), ir_version=10, opset=21)
 """Its last release."""
 
+VERSION = r"\d{1,4}\.\d{1,4}(\.\d{1,4})?"
+"""How a release may be written."""
+
 MIN_OPSET = 12
 MAX_OPSET = TARGETS[-1].opset
 
@@ -78,7 +82,7 @@ def lowest_target(opset: int) -> Target:
     )
 
 
-def require(opset: int, runtime: Runtime) -> None:
+def require_runtime(opset: int, runtime: Runtime) -> None:
     """Check that a runtime loads an opset at all.
 
     Raises:
@@ -91,6 +95,57 @@ def require(opset: int, runtime: Runtime) -> None:
             f"the model uses opset {opset}; onnxruntime-training {newest.name} loads at most "
             f"{newest.opset}",
             hint=f"export it again with opset {newest.opset} or older, or leave --target out",
+        )
+
+
+def newest_opset(version: str | None) -> int:
+    """The newest opset that a release of ONNX Runtime loads; that of the newest if None.
+
+    Raises:
+        OdtpackError: It is no version, or older than all that are known.
+    """
+    return MAX_OPSET if version is None else _newest(version).opset
+
+
+def _newest(version: str) -> Target:
+    if not re.fullmatch(VERSION, version):
+        raise OdtpackError(
+            "bad-version",
+            f"the target is ONNX Runtime {version[:40]!r}, which is no version",
+            hint="write for example: 1.20",
+        )
+    wanted = tuple(int(part) for part in version.split(".")[:2])
+    found = [target for target in TARGETS if target.version <= wanted]
+    if not found:
+        raise OdtpackError(
+            "target-too-old",
+            f"the target is ONNX Runtime {version}; packages run on {TARGETS[0].name} and newer",
+            hint='write for example: [target] onnxruntime = "1.20"',
+        )
+    return found[-1]
+
+
+def require(version: str, opset: int) -> None:
+    """Check that a release of ONNX Runtime loads models of an opset, as odtpack stamps them.
+
+    Args:
+        version: The release, ``"1.20"`` or ``"1.20.1"``. One newer than all that are known
+            loads at least what they load.
+        opset: Opset of the models.
+
+    Raises:
+        OdtpackError: It does not, or it is older than all that are known.
+    """
+    loads = _newest(version)
+    needed = lowest_target(opset)
+    if needed.version > loads.version:
+        raise OdtpackError(
+            "target-cannot-load",
+            f"the target, ONNX Runtime {version}, loads opset {loads.opset} and IR version "
+            f"{loads.ir_version} at most; the model needs opset {opset}, which "
+            f"{needed.name} is the first to load",
+            hint=f"export the model with opset {loads.opset} or older, or ship ONNX Runtime "
+            f'{needed.name} and say so: [target] onnxruntime = "{needed.name}"',
         )
 
 

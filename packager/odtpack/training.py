@@ -60,6 +60,7 @@ class Recipe:
         input_gradients: Names of inputs whose gradients the training model accumulates,
             like those of parameters.
         runtime: What is to run the models.
+        newest_opset: The newest opset that whoever loads the models knows.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -74,6 +75,7 @@ class Recipe:
     attached: LossInfo | None = None
     input_gradients: tuple[str, ...] = ()
     runtime: targets.Runtime = targets.STOCK
+    newest_opset: int = targets.MAX_OPSET
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -130,7 +132,8 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
             trained, or is not reached from the loss; or an operator has no gradient.
     """
     forward = model.clone()
-    upgrade_opset.upgrade(forward.graph)
+    if recipe.newest_opset >= upgrade_opset.TO:
+        upgrade_opset.upgrade(forward.graph)
     _refuse_bfloat16(forward.graph)
     half.widen(forward.graph)
     parameters = _parameters(forward.graph, recipe)

@@ -44,7 +44,9 @@ def test_locations_are_lines_of_the_file() -> None:
         assert name == "ci/budgets.toml"
         assert lines[int(line) - 1].startswith(f"{key} =")
     dotted = parse('budgets.peak_memory = "1 MB"').overall()["peak_memory"]
-    assert dotted.location == "ci/budgets.toml (budgets.peak_memory)"
+    assert dotted.location == "ci/budgets.toml:1"
+    inline = parse('budgets = { peak_memory = "1 MB" }').overall()["peak_memory"]
+    assert inline.location == "ci/budgets.toml (budgets.peak_memory)"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli.build import build
+from odtpack.cli.cache_key import cache_key
 from odtpack.cli.config import config
 from odtpack.cli.delta import apply, delta
 from odtpack.cli.demo import demo
@@ -22,7 +23,9 @@ from odtpack.cli.devices import devices
 from odtpack.cli.diff import diff
 from odtpack.cli.export import export
 from odtpack.cli.import_ import import_
+from odtpack.cli.init import init
 from odtpack.cli.inspect import inspect
+from odtpack.cli.install import install
 from odtpack.cli.ops import ops
 from odtpack.cli.ort import ort
 from odtpack.cli.sign import sign
@@ -87,6 +90,7 @@ app.command(
         "    --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4",
         "odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \\",
         "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
+        "odtpack build --recipe recipe.toml --if-changed",
     )
 )(build)
 app.command(
@@ -96,6 +100,13 @@ app.command(
         "odtpack import artifacts --checkpoint from_device.ckpt --out package",
     ),
 )(import_)
+app.command(
+    epilog=_examples(
+        "odtpack init model.onnx",
+        "odtpack init model.onnx --out training/recipe.toml",
+    )
+)(init)
+app.command(name="cache-key", epilog=_examples("odtpack cache-key --recipe recipe.toml"))(cache_key)
 app.command(
     epilog=_examples(
         "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",
@@ -121,6 +132,12 @@ app.command(
         "odtpack config package --check operators.config",
     )
 )(config)
+app.command(
+    epilog=_examples(
+        "odtpack install package --android app/src/main/assets/odtpack",
+        "odtpack install package --ios Resources/odtpack",
+    )
+)(install)
 app.command(
     epilog=_examples(
         "odtpack inspect model.onnx",

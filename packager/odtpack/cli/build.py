@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from odtpack.cli._ort import StyleChoice, read_formats
 from odtpack.ort_choices import Platform
 
 if TYPE_CHECKING:
+    from odtpack.recipe import BuildSettings
     from odtpack_runtime.manifest import Manifest
 
 
@@ -54,15 +56,39 @@ class TargetName(StrEnum):
 
 def build(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL.onnx", show_default=False, help="Forward model.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[MODEL.onnx]",
+            show_default=False,
+            help="Forward model. Default: that of the recipe.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="recipe.toml",
+            help="Recipe to build by. Options take the place of its keys.",
+        ),
+    ] = None,
     out: Annotated[
-        Path,
-        typer.Option(metavar="PKG", help="Folder of the package: new, empty, or a package."),
-    ],
+        Path | None,
+        typer.Option(
+            metavar="PKG",
+            help="Folder of the package: new, empty, or a package. Default: that of the recipe.",
+        ),
+    ] = None,
+    if_changed: Annotated[
+        bool,
+        typer.Option(
+            "--if-changed",
+            help="Leave the package as it is if nothing that decides it has changed since it was "
+            "built. Writes PKG.stamp.json beside it.",
+        ),
+    ] = False,
     loss: Annotated[
-        LossName, typer.Option(help="Loss to attach; none if the first output is the loss.")
-    ],
+        LossName | None,
+        typer.Option(help="Loss to attach; none if the first output is the loss."),
+    ] = None,
     loss_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,7 +97,9 @@ def build(
             "--loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8",
         ),
     ] = None,
-    optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.ADAMW,
+    optimizer: Annotated[
+        OptimizerName | None, typer.Option(help="Optimizer.  [default: adamw]")
+    ] = None,
     train: Annotated[
         list[str] | None,
         typer.Option(
@@ -158,9 +186,11 @@ def build(
         ),
     ] = False,
     accumulate: Annotated[
-        int,
-        typer.Option(metavar="K", help="Batches whose gradients make one optimizer step."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="K", help="Batches whose gradients make one optimizer step.  [default: 1]"
+        ),
+    ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
@@ -171,12 +201,12 @@ def build(
         ),
     ] = None,
     target: Annotated[
-        TargetName,
+        TargetName | None,
         typer.Option(
             help="What runs the package: ONNX Runtime as it is, or onnxruntime-training 1.19 "
-            "with its own operators."
+            "with its own operators.  [default: onnxruntime]"
         ),
-    ] = TargetName.ONNXRUNTIME,
+    ] = None,
     ort_format: Annotated[
         bool,
         typer.Option(
@@ -197,6 +227,14 @@ def build(
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Also write a checkpoint without values.")
     ] = False,
+    onnxruntime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Oldest ONNX Runtime that must load the package, as in 1.20. Default: the oldest "
+            "that loads the model's opset.",
+        ),
+    ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(
@@ -215,61 +253,91 @@ def build(
     manifest.json. The same model and options give the same bytes, but for ORT format, in
     which ONNX Runtime orders initializers as it likes.
     """
-    given = {
-        "weight_decay": weight_decay,
-        "momentum": momentum,
-        "beta1": beta1,
-        "beta2": beta2,
-        "epsilon": epsilon,
-    }
-
-    from odtpack.build import build_package
-    from odtpack.cli._update import read_optimizer, read_update
-    from odtpack.errors import OdtpackError
-    from odtpack.losses import parse_options
-
-    chosen = read_optimizer(optimizer.value, given, optimizer_option or ())
-    update = read_update(
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        groups=group or (),
-        decay_vectors=not no_vector_decay,
-        schedule=schedule,
-    )
+    from odtpack.cli._build_options import BuildOptions
+    from odtpack.recipe import BuildSettings, read_recipe
 
     if sample is not None and target is TargetName.ORT_TRAINING:
+        from odtpack.errors import OdtpackError
+
         raise OdtpackError(
             "target-cannot",
             "--sample trains, and this ONNX Runtime cannot train what is built for "
             "onnxruntime-training",
             hint="leave --sample or --target out",
         )
-    name = None if loss is LossName.NONE else loss.value
-    manifest = build_package(
-        model,
-        out,
-        loss=name,
-        loss_options=parse_options(loss.value, loss_option or []),
-        optimizer=chosen,
-        update=update,
-        accumulation_steps=accumulate,
-        train=train or (),
-        freeze=freeze or (),
+    read = None if recipe is None else read_recipe(recipe)
+    settings = BuildOptions(
+        model=model,
+        loss=None if loss is None else loss.value,
+        loss_options=loss_option or (),
         loss_inputs=loss_input or (),
         outputs=output or (),
+        train=train or (),
+        freeze=freeze or (),
+        optimizer=None if optimizer is None else optimizer.value,
+        optimizer_settings={
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "beta1": beta1,
+            "beta2": beta2,
+            "epsilon": epsilon,
+        },
+        optimizer_options=optimizer_option or (),
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        groups=group or (),
+        no_vector_decay=no_vector_decay,
+        accumulate=accumulate,
+        schedule=schedule,
+        runtime=None if target is None else target.value,
         ort_format=read_formats(ort_format, ort_style, ort_platform),
         nominal=nominal,
-        remark=lambda text: _console.say(f"note: {text}", style="yellow"),
-        runtime=target.value,
-    )
-    print_built(manifest, out)
-    extra = {}
+        onnxruntime=onnxruntime,
+    ).over(None if read is None else BuildSettings.of(read))
+    folder = out or (None if read is None else read.package)
+    if folder is None:
+        from odtpack.errors import OdtpackError
+
+        raise OdtpackError(
+            "usage", "--out is missing, and no recipe names a package", hint="odtpack build --help"
+        )
+    content = _build_if_changed(settings, folder) if if_changed else _build(settings, folder)
     if sample is not None:
         from odtpack.cli._gradients import report_zero_gradients
 
-        extra["zero_gradients"] = report_zero_gradients(out, sample)
+        content["zero_gradients"] = report_zero_gradients(folder, sample)
     if as_json:
-        _console.print_json({"path": str(out), **manifest.model_dump(mode="json"), **extra})
+        _console.print_json({"path": str(folder), **content})
+
+
+def _build(settings: BuildSettings, folder: Path) -> dict[str, Any]:
+    manifest = settings.build(
+        folder, remark=lambda text: _console.say(f"note: {text}", style="yellow")
+    )
+    print_built(manifest, folder)
+    return manifest.model_dump(mode="json")
+
+
+def _build_if_changed(settings: BuildSettings, folder: Path) -> dict[str, Any]:
+    """Build unless the package is the one that would be built; what --json shows of it."""
+    from odtpack.errors import OdtpackError
+    from odtpack.recipe.key import MANIFEST, cache_key, is_current, write_stamp
+    from odtpack_runtime.manifest import Manifest
+
+    key = cache_key(settings)
+    content = None
+    if is_current(folder, key):
+        name = folder / MANIFEST
+        with suppress(OdtpackError):  # of a schema that this version does not read
+            content = Manifest.from_json(name.read_bytes(), str(name)).model_dump(mode="json")
+    built = content is None
+    if content is None:
+        content = _build(settings, folder)
+        write_stamp(folder, key)
+    else:
+        _console.say(f"unchanged {folder}", style="bold")
+    _console.say(f"  cache key {key}")
+    return {"built": built, "cache_key": key, **content}
 
 
 def print_built(manifest: Manifest, folder: Path) -> None:

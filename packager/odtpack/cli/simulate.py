@@ -31,6 +31,13 @@ def simulate(
         Path | None,
         typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1."),
     ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="recipe.toml",
+            help="Recipe whose budgets, devices and batch hold where no option says otherwise.",
+        ),
+    ] = None,
     report: Annotated[
         list[str] | None,
         typer.Option(metavar="FORMAT:PATH", help="html:PATH or json:PATH; may be repeated."),
@@ -64,6 +71,7 @@ def simulate(
     from odtpack.cli import _fit
     from odtpack.cli._files import check_writable
     from odtpack.cli._replay import teller
+    from odtpack.recipe import read_recipe
     from odtpack_runtime.data import load_dataset
     from odtpack_runtime.package import Package
     from odtpack_runtime.reports import parse_destination, write_report
@@ -72,8 +80,13 @@ def simulate(
     from odtpack_runtime.simulator.profile import list_profiles
 
     # Everything that can be wrong is looked at before anything long runs.
-    profiles = load_devices(device or [])
+    read = None if recipe is None else read_recipe(recipe)
+    profiles = load_devices(device or ([] if read is None else read.devices()))
     budgets = None if budget is None else read_budgets(budget)
+    if read is not None:
+        budgets = budgets or read.budgets()
+        if "batch" in read.table.model_fields_set:
+            batch_size = batch_size or read.table.batch.at_once
     if budgets is not None:
         budgets.check_devices([profile.name for profile in profiles] + list_profiles())
     opened = Package.open(package)

@@ -12,15 +12,15 @@ import onnx_ir as ir
 
 from odtpack.autodiff.ops import subgraphs
 
-_FROM, _TO = 13, 17
+_FROM, TO = 13, 17
 
 
 def upgrade(graph: ir.Graph) -> bool:
     """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays; return whether."""
     opset = graph.opset_imports[""]
-    if not _FROM <= opset < _TO or _changed_meaning(graph, opset):
+    if not _FROM <= opset < TO or _changed_meaning(graph, opset):
         return False
-    graph.opset_imports[""] = _TO
+    graph.opset_imports[""] = TO
     return True
 
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.profile import OsClass
 from odtpack_runtime.simulator.schema_errors import first_problem, near_name
-from odtpack_runtime.simulator.textfile import parse_toml, read_bounded
+from odtpack_runtime.simulator.textfile import key_lines, parse_toml, read_bounded
 from odtpack_runtime.simulator.units import parse_quantity
 
 MAX_BUDGET_BYTES: Final = 64 * 1024
@@ -82,17 +87,32 @@ def _limit(read: Callable[[object], float]) -> BeforeValidator:
     return BeforeValidator(build)
 
 
-_Size = Annotated[Limit | None, _limit(_quantity("bytes", 1.0))]
-_Milliseconds = Annotated[Limit | None, _limit(_quantity("duration", 1e3))]
-_Seconds = Annotated[Limit | None, _limit(_quantity("duration", 1.0))]
-_Percent = Annotated[Limit | None, _limit(_percentage)]
-_Number = Annotated[Limit | None, _limit(_plain)]
+def _schema(value: dict[str, Any]) -> WithJsonSchema:
+    """What stands in the file: the value, or a table with it and its level."""
+    table = {
+        "type": "object",
+        "properties": {"limit": value, "level": {"enum": ["error", "warn"]}},
+        "required": ["limit"],
+        "additionalProperties": False,
+    }
+    return WithJsonSchema({"anyOf": [value, table]})
+
+
+def _text(example: str) -> WithJsonSchema:
+    return _schema({"type": "string", "examples": [example]})
+
+
+_Size = Annotated[Limit | None, _limit(_quantity("bytes", 1.0)), _text("20 MB")]
+_Milliseconds = Annotated[Limit | None, _limit(_quantity("duration", 1e3)), _text("50 ms")]
+_Seconds = Annotated[Limit | None, _limit(_quantity("duration", 1.0)), _text("10 min")]
+_Percent = Annotated[Limit | None, _limit(_percentage), _text("20 %")]
+_Number = Annotated[Limit | None, _limit(_plain), _schema({"type": "number"})]
 
 
 class Section(BaseModel):
     """The limits of one table. An absent key sets no limit."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     package_size: _Size = None
     """Bytes of all files of the package together."""
@@ -196,7 +216,22 @@ def parse_budgets(data: bytes, source: str = "budgets.toml") -> Budgets:
         OdtpackError: Not TOML, an unknown key, or a value without the unit it needs.
     """
     content = parse_toml(data, code="budgets", what="budget file", where=source)
-    lines = _key_lines(data.decode("utf-8"))
+    return make_budgets(content, source, key_lines(data.decode("utf-8")))
+
+
+def make_budgets(
+    content: Mapping[str, Any], source: str, lines: Mapping[tuple[str, ...], int]
+) -> Budgets:
+    """Read budgets from the tables of a TOML file.
+
+    Args:
+        content: The tables ``budgets``, ``class`` and ``device``.
+        source: Name of the file, for messages and for the location of each check.
+        lines: Line of each table and key, by path.
+
+    Raises:
+        OdtpackError: An unknown key, or a value without the unit it needs.
+    """
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
@@ -228,32 +263,3 @@ def _path_of(error: ValidationError) -> tuple[str, ...]:
     problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
     depth = 2 if problems[0]["loc"][:1] == ("budgets",) else 3
     return tuple(str(part) for part in problems[0]["loc"][:depth])
-
-
-def _key_lines(text: str) -> dict[tuple[str, ...], int]:
-    """Line of each table header and of each key in it, for annotations.
-
-    Only plain ``[table]`` headers and ``key = value`` lines are recognised; a
-    key written otherwise has no line, and its location is its name.
-    """
-    lines: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.lstrip().startswith("["):
-            table = _header_path(line)
-            lines.setdefault(table, number)
-        elif match := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", line):
-            lines.setdefault((*table, match[1]), number)
-    return lines
-
-
-def _header_path(line: str) -> tuple[str, ...]:
-    try:
-        content: Any = tomllib.loads(line)
-    except (ValueError, RecursionError):
-        return ()
-    path: list[str] = []
-    while isinstance(content, dict) and len(content) == 1:
-        key, content = next(iter(content.items()))
-        path.append(key)
-    return tuple(path)

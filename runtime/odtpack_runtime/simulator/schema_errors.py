@@ -64,6 +64,14 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
             near = near_name(str(loc[-1]), allowed)
             mean = f", did you mean {near!r}" if near else ""
             return f"unknown key{mean}; allowed here: {', '.join(allowed)}"
+        case "union_tag_invalid":
+            tags = re.findall(rf"'{TAG_PREFIX}([^']*)'", str(problem["ctx"]["expected_tags"]))
+            tag = str(problem["ctx"]["tag"]).removeprefix(TAG_PREFIX)
+            near = near_name(tag, tags)
+            mean = f", did you mean {near!r}?" if near else ""
+            return f"the kind {tag[:40]!r} is not one of {', '.join(tags)}{mean}"
+        case "union_tag_not_found":
+            return f"must be a table that names its kind, found {shown}"
         case "missing":
             return "is missing"
         case "literal_error":
@@ -94,6 +102,10 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
     """Names of the fields of the models that may stand at ``loc``."""
     candidates: list[type[BaseModel]] = [model]
     for part in loc:
+        if isinstance(part, str) and part.startswith(TAG_PREFIX):
+            tag = part.removeprefix(TAG_PREFIX)
+            candidates = [c for c in candidates if tag in _tags(c)] or candidates
+            continue
         inner = [
             found
             for candidate in candidates
@@ -108,6 +120,12 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
             if (field.alias or name) not in names:
                 names.append(field.alias or name)
     return names
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    """Values of ``kind`` by which a variant of a union is told from the others."""
+    field = model.model_fields.get("kind")
+    return () if field is None else get_args(field.annotation)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -60,3 +61,37 @@ def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, An
         raise OdtpackError(
             f"{code}-malformed", text, where=where, hint="correct it; toml.io shows the syntax"
         ) from error
+
+
+def key_lines(text: str) -> dict[tuple[str, ...], int]:
+    """Line of each table header and of each key in it, for messages.
+
+    Only ``[table]`` and ``[[table]]`` headers and ``key = value`` lines are recognised; a key
+    written otherwise has no line, and its location is its name. Tables of an array are counted
+    from ``"0"``.
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    counts: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("["):
+            table = _header_path(line)
+            if line.lstrip().startswith("[["):
+                index = counts[table] = counts.get(table, -1) + 1
+                table = (*table, str(index))
+            lines.setdefault(table, number)
+        elif match := re.match(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=", line):
+            lines.setdefault((*table, *match[1].split(".")), number)
+    return lines
+
+
+def _header_path(line: str) -> tuple[str, ...]:
+    try:
+        content: Any = tomllib.loads(line)
+    except (ValueError, RecursionError):
+        return ()
+    path: list[str] = []
+    while isinstance(content, dict) and len(content) == 1:
+        key, content = next(iter(content.items()))
+        path.append(key)
+    return tuple(path)

@@ -1,0 +1,169 @@
+"""Writes a recipe for a model: what must be said is said, the rest stands there as comments."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import onnx_ir as ir
+
+from odtpack import targets
+from odtpack.autodiff.ops import dims_of
+from odtpack.candidates import candidates
+from odtpack.exporters import module_names
+from odtpack.loading import load_model
+from odtpack.recipe.schema import json_schema
+from odtpack_runtime.simulator.units import format_bytes
+
+SCHEMA_NAME: Final = "recipe.schema.json"
+_MOST_LINES: Final = 40
+_USUAL_TARGET: Final = (1, 20)
+
+_OPTIONAL: Final = """
+# outputs = ["logits"]       # further values that the models return
+
+[optimizer]
+kind = "adamw"               # adamw, adam, sgd, lion or adafactor
+# weight_decay = 0.01
+# decay_vectors = false      # no decay for biases and scales of normalizations
+
+# [clip]
+# norm = 1.0                 # or: value = 0.5
+
+# [[groups]]                 # the first group whose pattern matches counts
+# parameters = {pattern}
+# learning_rate_scale = 10.0
+# weight_decay = 0.0
+
+# [schedule]
+# kind = "cosine"            # constant, linear, cosine, step or multistep
+# warmup_steps = 100
+# floor = 0.1
+# learning_rate = 0.003
+
+# [batch]
+# size = 32                  # samples of an optimizer step
+# micro_batch = 8            # samples that the model sees at once
+
+# [formats]
+# ort = true                 # models in ORT format, too
+# nominal = true             # a checkpoint without values, too
+
+# [target]
+# onnxruntime = "{version}"       # oldest version that must load the package
+# platforms = ["android", "ios"]
+
+# budgets = "budgets.toml"     # above all tables; or limits in tables:
+# [budgets]
+# package_size = "12 MB"
+# peak_memory = "200 MB"
+# [budgets.class.android]
+# step_latency = {{ limit = "50 ms", level = "warn" }}
+"""
+
+
+def draft(model: Path, folder: Path) -> str:
+    """The text of a recipe that builds as it is.
+
+    Args:
+        model: Path of the forward model.
+        folder: Where the recipe will lie.
+
+    Raises:
+        OdtpackError: It is no model that odtpack reads.
+    """
+    loaded = load_model(model)
+    names = candidates(loaded)
+    modules = _modules(loaded, names)
+    pattern = _text(next(reversed(modules)) if modules else "*")
+    kind, reason = _guess_loss(loaded)
+    lowest = targets.lowest_target(loaded.graph.opset_imports[""])
+    version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
+    relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
+    optional = _OPTIONAL.format(pattern=pattern, version=version)
+    outputs, rest = optional.split("\n[optimizer]", 1)
+    return "\n".join(
+        [
+            f"#:schema {SCHEMA_NAME}",
+            "# Build it with: odtpack build --recipe recipe.toml",
+            "",
+            f"model = {_text(relative)}",
+            'package = "package"',
+            outputs.strip(),
+            "",
+            "[loss]",
+            f"# {reason}",
+            f"kind = {_text(kind)}",
+            "",
+            "[parameters]",
+            "# Without patterns all are trained. They are:",
+            *_listed(modules),
+            f"# train = [{pattern}]",
+            "# freeze = []",
+            "",
+            f"[optimizer]{rest}",
+        ]
+    )
+
+
+def schema_text() -> str:
+    """The file that a recipe names as its schema."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _modules(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    """Parameters, elements and bytes by pattern, in the order of the model."""
+    found: dict[str, tuple[int, int, int]] = {}
+    original = module_names(model.graph)
+    for initializer in names:
+        tensor = model.graph.initializers[initializer].const_value
+        name = original.get(initializer, initializer)
+        prefix, dot, _ = name.rpartition(".")
+        pattern = glob.escape(prefix) + ".*" if dot else glob.escape(name)
+        count, elements, size = found.get(pattern, (0, 0, 0))
+        if tensor is not None:
+            elements += math.prod(tensor.shape.numpy())
+            size += tensor.nbytes
+        found[pattern] = count + 1, elements, size
+    return found
+
+
+def _listed(modules: dict[str, tuple[int, int, int]]) -> list[str]:
+    shown = list(modules.items())[:_MOST_LINES]
+    width = max((len(_text(pattern)) for pattern, _ in shown), default=0)
+    lines = [
+        f"#   {_text(pattern):<{width}}  {elements:>12,} in {count}, {format_bytes(size)}"
+        for pattern, (count, elements, size) in shown
+    ]
+    if len(modules) > len(shown):
+        lines.append(f"#   and {len(modules) - len(shown)} more: odtpack inspect lists them")
+    return lines
+
+
+def _guess_loss(model: ir.Model) -> tuple[str, str]:
+    """A loss that fits the first output, and why."""
+    output = model.graph.outputs[0]
+    dims = dims_of(output)
+    name = _text(str(output.name))
+    if dims is not None and (not dims or dims == (1,)):
+        return "none", f"The first output, {name}, is one number, as a loss is."
+    shape = "of unknown shape" if dims is None else str([str(d) for d in dims]).replace("'", "")
+    classes = dims[1] if dims is not None and len(dims) > 1 else None
+    what = f"A guess: the first output, {name}, is {_line(shape)}"
+    if isinstance(classes, int) and classes > 1:
+        return "cross_entropy", f"{what}, as logits of {classes} classes are."
+    return "mse", f"{what}. mse compares it with a target of its shape."
+
+
+def _text(text: str) -> str:
+    """A string of TOML on one line."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

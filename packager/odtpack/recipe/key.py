@@ -1,0 +1,145 @@
+"""Whether a package has to be built again: the cache key, and the stamp beside a package.
+
+The key is a SHA-256 of everything that decides the package: the settings, the bytes of the
+model and of its external data, and the versions of what builds it. The stamp,
+``PKG.stamp.json``, says by which key a package was built and what its files were then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from odtpack.recipe.settings import BuildSettings
+from odtpack_runtime.atomic import atomic_write
+from odtpack_runtime.errors import OdtpackError
+
+_FORMAT: Final = 1
+_MAX_STAMP_BYTES: Final = 2**20
+MANIFEST: Final = "manifest.json"
+
+
+def cache_key(settings: BuildSettings) -> str:
+    """The key of what settings build, in hex.
+
+    Raises:
+        OdtpackError: The model or its external data cannot be read.
+    """
+    content = {
+        "format": _FORMAT,
+        "settings": settings.canonical_json(),
+        "model": _model_digests(settings.model),
+        "versions": _versions(),
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stamp_path(folder: Path) -> Path:
+    """Where the stamp of a package lies: beside it, since it is none of its files."""
+    folder = folder.resolve()
+    return folder.with_name(f"{folder.name}.stamp.json")
+
+
+def write_stamp(folder: Path, key: str) -> None:
+    """Note that the package in a folder was built by a key.
+
+    Raises:
+        OdtpackError: The stamp cannot be written.
+    """
+    files = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            status = path.stat()
+            files[path.name] = [status.st_size, status.st_mtime_ns, _digest(path)]
+    content = {"format": _FORMAT, "key": key, "files": files}
+    with atomic_write(stamp_path(folder)) as stream:
+        stream.write((json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+def is_current(folder: Path, key: str) -> bool:
+    """Whether the package in a folder was built by a key, and all its files are as they were.
+
+    A file whose size and time of change are those of the stamp counts as intact; one with
+    another time is read.
+    """
+    content = _read_stamp(stamp_path(folder))
+    if content.get("format") != _FORMAT or content.get("key") != key:
+        return False
+    files = content.get("files")
+    if not isinstance(files, dict) or MANIFEST not in files:
+        return False
+    try:
+        return all(_is_intact(folder, name, *entry) for name, entry in files.items())
+    except (OSError, TypeError, ValueError):
+        return False
+
+
+def _is_intact(folder: Path, name: str, size: int, changed: int, digest: str) -> bool:
+    path = folder / name
+    if path.name != name or path.is_symlink() or not path.is_file():
+        return False
+    status = path.stat()
+    if status.st_size != size:
+        return False
+    return status.st_mtime_ns == changed or _digest(path) == digest
+
+
+def _read_stamp(path: Path) -> dict[str, Any]:
+    """What a stamp says; nothing if there is none, or none that can be read."""
+    try:
+        with path.open("rb") as stream:
+            content = json.loads(stream.read(_MAX_STAMP_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _model_digests(path: Path) -> dict[str, str]:
+    """SHA-256 of the model as ``""`` and of its external data by name."""
+    import google.protobuf.message
+    import onnx
+
+    from odtpack import wire
+    from odtpack.external_data import files_beside
+
+    try:
+        content = path.read_bytes()
+        proto = onnx.ModelProto()
+        proto.ParseFromString(wire.detach(memoryview(content))[0])
+        beside = files_beside(proto, path)
+        digests = {"": hashlib.sha256(content).hexdigest()}
+        return digests | {str(file.relative_to(path.parent)): _digest(file) for file in beside}
+    except FileNotFoundError:
+        raise OdtpackError(
+            "model-not-found",
+            f"there is no file {str(path)!r}",
+            hint="the path of a recipe's model is taken from the recipe's folder",
+        ) from None
+    except OSError as error:
+        raise OdtpackError(
+            "model-not-readable",
+            f"{str(path)!r} cannot be read: {error.strerror or error}",
+            hint="check its permissions",
+        ) from error
+    except google.protobuf.message.DecodeError:
+        raise OdtpackError(
+            "not-onnx",
+            f"{str(path)!r} is not an ONNX model",
+            hint="pass the .onnx file of a forward model, as torch.onnx.export writes it",
+        ) from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    import onnxruntime
+
+    found = {name: version(name) for name in ("odtpack", "onnx", "onnx-ir")}
+    return {**found, "onnxruntime": onnxruntime.__version__}

@@ -1,0 +1,268 @@
+"""The examples for builds of apps: the commands that they run are run, as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import tree
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "app-builds"
+ACTION = (EXAMPLES / "github-action" / "action.yml").read_text()
+WORKFLOW = (EXAMPLES / "github-action" / "workflow.yml").read_text()
+GRADLE = (EXAMPLES / "gradle" / "odtpack.gradle.kts").read_text()
+PHASE = EXAMPLES / "xcode" / "build-phase.sh"
+FASTFILE = (EXAMPLES / "fastlane" / "Fastfile").read_text()
+NEEDED = {"manifest.json", "checkpoint", "training_model.onnx", "eval_model.onnx",
+          "optimizer_model.onnx"}  # fmt: skip
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """An app's project with a recipe, and ``odtpack`` in its folder ``bin``."""
+    (folder / "training").mkdir()
+    for name in ("factory.onnx", "recipe.toml"):
+        (folder / name).rename(folder / "training" / name)
+    (folder / "bin").mkdir()
+    command = folder / "bin" / "odtpack"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m odtpack "$@"\n')
+    command.chmod(0o755)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    return folder
+
+
+def shell(project: Path, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    path = f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        command,
+        cwd=project,
+        env={**os.environ, "PATH": path, "COLUMNS": "100", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def steps(text: str) -> list[dict[str, object]]:
+    """Steps of an action or a workflow: scalars, the variables of ``env``, and ``run``.
+
+    Reads what these files use of YAML, and fails on what it does not understand.
+    """
+    found: list[dict[str, object]] = []
+    block = re.search(r"^( *)steps:\n((?:\1 +.*\n|\n)+)", text, re.M)
+    assert block is not None
+    lines = textwrap.dedent(block[2]).splitlines()
+    index = 0
+    inside = ""
+    while index < len(lines):
+        line = lines[index]
+        index += 1
+        if not line.strip():
+            continue
+        match = re.fullmatch(r"(- |  |    )([A-Za-z_-]+):(?: (.*))?", line)
+        assert match is not None, line
+        mark, key, value = match[1], match[2], match[3]
+        if mark == "- ":
+            found.append({"env": {}, "with": {}})
+        step = found[-1]
+        if value == "|":
+            body = []
+            depth = len(mark) + 2
+            while index < len(lines) and (not lines[index] or lines[index][:depth].isspace()):
+                body.append(lines[index][depth:])
+                index += 1
+            value = "\n".join(body) + "\n"
+        if mark == "    ":
+            group = step[inside]
+            assert isinstance(group, dict)
+            group[key] = value
+        elif value is None:
+            assert key in ("env", "with"), line
+            inside = key
+        else:
+            step[key] = value
+    return found
+
+
+@pytest.mark.parametrize("text", [ACTION, WORKFLOW], ids=["action", "workflow"])
+class TestYaml:
+    def test_is_laid_out_as_yaml(self, text: str) -> None:
+        assert "\t" not in text
+        assert text.count("${{") == text.count("}}")
+        for line in text.splitlines():
+            assert (len(line) - len(line.lstrip(" "))) % 2 == 0, line
+            assert line == line.rstrip()
+
+    def test_scripts_are_whole_and_take_values_from_the_environment_only(self, text: str) -> None:
+        scripts = [step for step in steps(text) if "run" in step]
+        assert scripts
+        for step in scripts:
+            script = str(step["run"])
+            assert step["shell"] == "bash"
+            assert "${{" not in script  # a value with a quote in it would be run as a command
+            done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True,
+                                  check=False)  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            env = step["env"]
+            assert isinstance(env, dict)
+            for name in re.findall(r"\$\{?([A-Z_]+)", script):
+                assert name in env or name == "GITHUB_OUTPUT", name
+
+
+def test_action_declares_what_it_uses() -> None:
+    inputs = re.search(r"^inputs:\n(.*?)^outputs:\n(.*?)^runs:", ACTION, re.M | re.S)
+    assert inputs is not None
+    declared = set(re.findall(r"^  ([a-z-]+):", inputs[1], re.M))
+    assert set(re.findall(r"inputs\.([a-z-]+)", ACTION)) == declared
+    outputs = set(re.findall(r"^  ([a-z-]+):", inputs[2], re.M))
+    assert outputs == {"cache-key", "built", "package"}
+    used = next(step for step in steps(WORKFLOW) if step.get("uses") == "./.github/actions/odtpack")
+    given = used["with"]
+    assert isinstance(given, dict)
+    assert set(given) <= declared
+    assert set(re.findall(r"steps\.package\.outputs\.([a-z-]+)", WORKFLOW)) <= outputs
+
+
+def test_action_builds_then_takes_it_from_the_cache(project: Path, tmp_path: Path) -> None:
+    values = {
+        "inputs.recipe": "training/recipe.toml",
+        "inputs.package": "build/odtpack/package",
+        "inputs.android": "app/src/main/assets/odtpack",
+        "inputs.ios": "",
+    }
+
+    def once() -> dict[str, str]:
+        output = project / "github-output"
+        output.unlink(missing_ok=True)
+        for step in steps(ACTION):
+            env = step["env"]
+            assert isinstance(env, dict)
+            if "run" not in step or "-m pip" in str(step["run"]):
+                continue
+            variables = {
+                name: values[re.fullmatch(r"\$\{\{ (.*) \}\}", value)[1]]  # type: ignore[index]
+                for name, value in env.items()
+            }
+            variables["GITHUB_OUTPUT"] = str(output)
+            done = shell(project, ["bash", "-e", "-c", str(step["run"])], **variables)
+            assert done.returncode == 0, done.stderr
+        return dict(line.split("=", 1) for line in output.read_text().splitlines())
+
+    first = once()
+    assert first["built"] == "true"
+    assert len(first["cache-key"]) == 64
+    app = project / "app" / "src" / "main" / "assets" / "odtpack"
+    assert set(tree(app)) == NEEDED
+    # What the cache keeps, on another machine: the same bytes with other times.
+    cached = [step["with"] for step in steps(ACTION) if "actions/cache" in str(step.get("uses"))]
+    assert isinstance(cached[0], dict)
+    paths = cached[0]["path"].replace("${{ inputs.package }}", values["inputs.package"]).split()
+    assert [Path(path).name for path in paths] == ["package", "package.stamp.json"]
+    shutil.copytree(project / paths[0], tmp_path / "kept", copy_function=shutil.copyfile)
+    shutil.rmtree(project / paths[0])
+    shutil.copytree(tmp_path / "kept", project / paths[0], copy_function=shutil.copyfile)
+    assert once() == {**first, "built": "false"}
+
+
+def test_gradle_runs_these_commands(project: Path) -> None:
+    paths = {
+        "odtpack": "odtpack",
+        "recipe.asFile.path": "training/recipe.toml",
+        "built.get().asFile.path": "app/build/odtpack/package",
+        "assets.get().asFile.path": "app/build/odtpack/assets/odtpack",
+    }
+    commands = re.findall(r"^    commandLine\((.*?),?\s*\)\n", GRADLE, re.S | re.M)
+    assert len(commands) == 2
+    for _ in range(2):
+        for command in commands:
+            parts = [part.strip() for part in re.split(r",\s*", command.strip())]
+            words = [part.strip('"') if part.startswith('"') else paths[part] for part in parts]
+            done = shell(project, words)
+            assert done.returncode == 0, done.stderr
+    assert "unchanged" in done.stderr
+    assert set(tree(project / paths["assets.get().asFile.path"])) == NEEDED
+    version = shell(project, ["odtpack", "--version"])
+    assert version.stdout.startswith("odtpack ")
+    declared = re.findall(r"outputs\.dir\((\w+)\)", GRADLE)
+    assert declared == ["built", "assets"]
+    assert GRADLE.count("{") == GRADLE.count("}")
+    assert GRADLE.count("(") == GRADLE.count(")")
+
+
+def test_gradle_and_guide_name_what_must_not_be_compressed() -> None:
+    from odtpack.install import NO_COMPRESS
+
+    ends = ", ".join(f'"{end}"' for end in NO_COMPRESS)
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "app-builds.md"
+    for text in (GRADLE, guide.read_text()):
+        assert f"noCompress += listOf({ends})" in text
+
+
+class TestXcode:
+    def variables(self, project: Path) -> dict[str, str]:
+        return {
+            "SRCROOT": str(project),
+            "DERIVED_FILE_DIR": str(project / "Derived Data" / "DerivedSources"),
+            "TARGET_BUILD_DIR": str(project / "Build"),
+            "UNLOCALIZED_RESOURCES_FOLDER_PATH": "My App.app",
+            "ODTPACK_RECIPE": str(project / "training" / "recipe.toml"),
+        }
+
+    def test_script_is_valid_shell(self) -> None:
+        for name in ("bash", "sh"):
+            assert subprocess.run([name, "-n", PHASE], check=False).returncode == 0
+
+    def test_fills_the_bundle(self, project: Path) -> None:
+        variables = self.variables(project)
+        (project / "Build" / "My App.app").mkdir(parents=True)
+        first = shell(project, ["sh", str(PHASE)], **variables)
+        assert first.returncode == 0, first.stderr
+        assert set(tree(project / "Build" / "My App.app" / "odtpack")) == NEEDED
+        second = shell(project, ["sh", str(PHASE)], **variables)
+        assert second.stderr.count("unchanged") == 2
+
+    def test_fails_where_odtpack_is_missing_or_the_recipe_is_wrong(self, project: Path) -> None:
+        variables = {**self.variables(project), "ODTPACK_COMMAND": "no-such-odtpack"}
+        done = shell(project, ["sh", str(PHASE)], **variables)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: no-such-odtpack is not installed")
+        recipe = project / "training" / "recipe.toml"
+        recipe.write_text(recipe.read_text() + "colour = 1\n")
+        done = shell(project, ["sh", str(PHASE)], **self.variables(project))
+        assert done.returncode == 2
+        assert "loss.colour" in done.stderr
+        assert not (project / "Build").exists()
+
+
+@pytest.mark.parametrize("platform", ["android", "ios"])
+def test_fastlane_runs_these_commands(project: Path, platform: str) -> None:
+    lane = re.search(rf"platform :{platform} do(.*?)^end", FASTFILE, re.M | re.S)
+    assert lane is not None
+    call = re.search(r'build_training_package\(recipe, "(--\w+)", "([^"]+)"\)', lane[1])
+    assert call is not None
+    package = re.search(r'package = "([^"]+)"', FASTFILE)
+    assert package is not None
+    commands = re.findall(r"sh\((.*)\)", FASTFILE)
+    assert len(commands) == 2
+    for command in commands:
+        words: list[str] = []
+        for part in command.split(", "):
+            names = {
+                "recipe": ["training/recipe.toml"],
+                "package": [package[1]],
+                "*destination": [call[1], call[2]],
+            }
+            words += [part.strip('"')] if part.startswith('"') else names[part]
+        done = shell(project, words)
+        assert done.returncode == 0, done.stderr
+    assert set(tree(project / call[2])) == NEEDED
+    words = [re.sub(r'"[^"]*"|#.*', "", line) for line in FASTFILE.splitlines()]
+    opened = sum(bool(re.search(r"\bdo\b|^\s*def\b", line)) for line in words)
+    assert opened == sum(line.strip() == "end" for line in words)

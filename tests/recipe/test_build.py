@@ -1,0 +1,333 @@
+"""Builds by recipe: as by options, overridden by options, and skipped when nothing changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from odtpack import zoo
+from odtpack.recipe import BuildSettings, read_recipe
+from odtpack.recipe.key import cache_key, write_stamp
+from odtpack_runtime.package import Package
+from tests.cli.conftest import assert_refused, tree
+from tests.recipe.conftest import RECIPE, Run, Write
+
+FULL = """
+label_smoothing = 0.1
+ignore_index = 2
+
+[parameters]
+freeze = ["conv1.*"]
+
+[optimizer]
+kind = "sgd"
+momentum = 0.9
+nesterov = true
+weight_decay = 0.01
+decay_vectors = false
+
+[clip]
+norm = 1.5
+
+[[groups]]
+parameters = "fc.*"
+learning_rate_scale = 10
+
+[schedule]
+kind = "multistep"
+milestones = [10, 20]
+learning_rate = 0.01
+
+[batch]
+size = 12
+micro_batch = 4
+
+[formats]
+nominal = true
+
+[target]
+onnxruntime = "1.20"
+"""
+AS_OPTIONS = (
+    *("--loss", "cross_entropy", "--loss-option", "label_smoothing=0.1"),
+    *("--loss-option", "ignore_index=2", "--freeze", "conv1.*", "--output", "output"),
+    *("--optimizer", "sgd", "--momentum", 0.9, "--optimizer-option", "nesterov=true"),
+    *("--weight-decay", 0.01, "--no-vector-decay", "--clip-norm", 1.5, "--group", "fc.*:lr=10"),
+    *("--schedule", "multistep:milestones=10+20,lr=0.01", "--accumulate", 3, "--nominal"),
+    *("--onnxruntime", "1.20"),
+)
+
+
+def test_a_recipe_builds_what_options_build(run: Run, folder: Path) -> None:
+    (folder / "recipe.toml").write_text('outputs = ["output"]\n' + RECIPE + FULL)
+    outcome = run("build", "--recipe", folder / "recipe.toml")
+    assert outcome.code == 0, outcome.err
+    other = folder / "other"
+    assert run("build", folder / "factory.onnx", "--out", other, *AS_OPTIONS).code == 0
+    assert tree(folder / "package") == tree(other)
+    manifest = Package.open(other).manifest
+    assert manifest.accumulation_steps == 3
+    assert manifest.loss_options["label_smoothing"] == 0.1
+
+
+def test_options_take_the_place_of_keys(run: Run, folder: Path, write: Write) -> None:
+    write(FULL)
+    outcome = run(
+        *("build", "--recipe", folder / "recipe.toml", "--out", folder / "p", "--json"),
+        *("--loss", "mse", "--optimizer", "adamw", "--beta1", 0.8, "--freeze", "conv2.*"),
+        *("--accumulate", 1, "--clip-value", 0.5, "--group", "conv1.*:decay=1"),
+        *("--schedule", "cosine"),
+    )
+    assert outcome.code == 0, outcome.err
+    content = outcome.json()
+    assert not (folder / "package").exists()
+    assert content["loss"] == "mse"
+    assert content["loss_options"].get("label_smoothing") is None
+    assert content["optimizer"]["kind"] == "adamw"
+    assert content["optimizer"]["beta1"] == 0.8
+    assert content["optimizer"]["weight_decay"] == 0.0  # of the recipe's sgd
+    assert content["clip"] == {"norm": None, "value": 0.5}
+    assert content["accumulation_steps"] == 1
+    assert content["schedule"]["kind"] == "cosine"
+    assert content["files"]["nominal_checkpoint"]  # what no option names stays
+    roles = {item["name"]: item["role"] for item in content["parameters"]}
+    assert (roles["conv1.weight"], roles["conv2.weight"]) == ("trainable", "frozen")
+
+
+def test_one_option_of_the_recipes_own_loss_and_optimizer(
+    run: Run, folder: Path, write: Write
+) -> None:
+    outcome = run(
+        *("build", "--recipe", write(FULL), "--json"),
+        *("--loss-option", "label_smoothing=0.3", "--momentum", 0.5),
+    )
+    assert outcome.code == 0, outcome.err
+    content = outcome.json()
+    assert content["loss_options"]["label_smoothing"] == 0.3
+    assert content["loss_options"]["ignore_index"] == 2
+    assert content["optimizer"]["momentum"] == 0.5
+    assert content["optimizer"]["nesterov"] is True
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "code", "words"),
+    [
+        ("labelsmoothing = 1\n", (), "recipe-invalid", ("label_smoothing", "recipe.toml:6")),
+        ("[optimizer]\nkind = 'sgd'", ("--beta1", 0.5), "option-not-used", ("--beta1",)),
+        ("", ("--beta1", 1.5), "bad-hyperparameter", ("beta1",)),
+        ("", ("--accumulate", 0), "bad-accumulation", ("0 batches",)),
+        ("", ("--onnxruntime", "new"), "bad-version", ("'new'",)),
+        ("", ("--onnxruntime", "1.8"), "target-cannot-load", ("1.8", "opset 14")),
+        ("[target]\nonnxruntime = '1.7'", (), "target-too-old", ("1.7", "1.8")),
+    ],
+)
+def test_refused(
+    run: Run,
+    folder: Path,
+    write: Write,
+    more: str,
+    options: tuple[object, ...],
+    code: str,
+    words: tuple[str, ...],
+) -> None:
+    assert_refused(run("build", "--recipe", write(more), *options), code, *words)
+    assert not (folder / "package").exists()
+
+
+def test_no_place_for_the_package(run: Run, folder: Path) -> None:
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE.replace('package = "package"\n', ""))
+    assert_refused(run("build", "--recipe", recipe), "usage", "--out")
+    recipe.write_text(RECIPE.replace("factory.onnx", "missing.onnx"))
+    assert_refused(run("build", "--recipe", recipe), "model-not-found", "missing.onnx")
+    command = "build", "--recipe", recipe, "--if-changed"
+    assert_refused(run(*command), "model-not-found", "missing.onnx")
+
+
+def _linear(path: Path, opset: int, ir_version: int) -> None:
+    weight = numpy_helper.from_array(np.ones((3, 3), np.float32), "weight")
+    shape = ["batch", 3]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["input", "weight"], ["output"])],
+        "linear",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)],
+        [weight],
+    )
+    proto = onnx.ModelProto(ir_version=ir_version, graph=graph)
+    proto.opset_import.add(domain="", version=opset)
+    onnx.save(proto, path)
+
+
+class TestTarget:
+    def test_a_model_that_is_too_new_for_it(self, run: Run, folder: Path, write: Write) -> None:
+        _linear(folder / "factory.onnx", 23, 10)
+        recipe = write('[target]\nonnxruntime = "1.20.1"\n')
+        words = "1.20.1", "opset 21", "opset 23", "1.22", "export the model with opset 21"
+        assert_refused(run("build", "--recipe", recipe), "target-cannot-load", *words)
+        assert not (folder / "package").exists()
+        assert run("build", "--recipe", write('[target]\nonnxruntime = "1.22"\n')).code == 0
+        assert run("build", "--recipe", write('[target]\nonnxruntime = "9.0"\n')).code == 0
+
+    def test_odtpack_keeps_to_what_it_loads(self, run: Run, folder: Path, write: Write) -> None:
+        """Without a target the model of opset 13 is read as one of opset 17."""
+        _linear(folder / "factory.onnx", 13, 7)
+        for more, opset in (("", 17), ('[target]\nonnxruntime = "1.8"\n', 13)):
+            outcome = run("build", "--recipe", write(more))
+            assert outcome.code == 0, outcome.err
+            manifest = Package.open(folder / "package").manifest
+            assert manifest.opsets[""] == opset
+        assert manifest.minimum_onnxruntime == "1.8"
+
+
+class TestIfChanged:
+    def build(self, run: Run, folder: Path, *options: object) -> bool:
+        outcome = run(
+            "build", "--recipe", folder / "recipe.toml", "--if-changed", "--json", *options
+        )
+        assert outcome.code == 0, outcome.err
+        content = outcome.json()
+        assert content["cache_key"] in outcome.err
+        built = content["built"]
+        assert ("unchanged" in outcome.err) is not built
+        Package.open(folder / "package")
+        assert isinstance(built, bool)
+        return built
+
+    def test_the_second_time_nothing_is_written(self, run: Run, folder: Path) -> None:
+        assert self.build(run, folder)
+        times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        assert not self.build(run, folder)
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+
+    def test_what_decides_the_package_makes_it_anew(
+        self, run: Run, folder: Path, write: Write
+    ) -> None:
+        assert self.build(run, folder)
+        write("label_smoothing = 0.1\n")
+        assert self.build(run, folder)
+        assert self.build(run, folder, "--weight-decay", 0.1)
+        assert self.build(run, folder)
+        onnx.save(zoo.cnn(size=8, width=(4, 8), classes=4), folder / "factory.onnx")
+        assert self.build(run, folder)
+        write('label_smoothing = 0.1\n[budgets]\npeak_memory = "1 MB" # not of the package\n')
+        assert not self.build(run, folder)
+
+    @pytest.mark.parametrize("name", ["manifest.json", "checkpoint", "eval_model.onnx"])
+    def test_a_package_that_is_not_whole_is_made_anew(
+        self, run: Run, folder: Path, name: str
+    ) -> None:
+        assert self.build(run, folder)
+        path = folder / "package" / name
+        content = path.read_bytes()
+        path.unlink()
+        if name != "manifest.json":  # without it the folder is none of ours to write to
+            assert self.build(run, folder)
+        path.write_bytes(content)
+        assert not self.build(run, folder)  # another time, the same bytes
+        path.write_bytes(bytes(len(content)))
+        assert self.build(run, folder)
+        assert path.read_bytes() == content
+
+    def test_a_manifest_that_cannot_be_read_is_made_anew(self, run: Run, folder: Path) -> None:
+        """As one that another version with the same key wrote."""
+        assert self.build(run, folder)
+        (folder / "package" / "manifest.json").write_text("{}")
+        write_stamp(folder / "package", _keys(folder))
+        assert self.build(run, folder)
+
+    def test_a_damaged_stamp_is_none(self, run: Run, folder: Path) -> None:
+        assert self.build(run, folder)
+        stamp = folder / "package.stamp.json"
+        whole = stamp.read_text()
+        for content in ("", "[]", "{}", "[" * 100_000, whole.replace('"files"', '"flies"'),
+                        whole.replace('"manifest.json"', '"../recipe.toml"')):  # fmt: skip
+            stamp.write_text(content)
+            assert self.build(run, folder), content[:40]
+            assert stamp.read_text() != content
+
+
+def _keys(folder: Path) -> str:
+    return cache_key(BuildSettings.of(read_recipe(folder / "recipe.toml")))
+
+
+class TestCacheKey:
+    def test_is_that_of_build(self, run: Run, folder: Path) -> None:
+        outcome = run("cache-key", "--recipe", folder / "recipe.toml")
+        assert outcome.code == 0
+        assert outcome.err == ""
+        key = outcome.out.strip()
+        assert len(key) == 64
+        assert key == _keys(folder)
+        built = run("build", "--recipe", folder / "recipe.toml", "--if-changed", "--json")
+        assert built.json()["cache_key"] == key
+
+    def test_follows_external_data_and_versions(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = onnx.load(folder / "factory.onnx")
+        before = _keys(folder)
+        onnx.save(
+            model,
+            folder / "factory.onnx",
+            save_as_external_data=True,
+            location="w",
+            size_threshold=0,
+        )
+        keys = [before, _keys(folder)]
+        data = bytearray((folder / "w").read_bytes())
+        data[0] ^= 1
+        (folder / "w").write_bytes(data)
+        keys.append(_keys(folder))
+        monkeypatch.setattr("odtpack.recipe.key.version", lambda name: "9.9")
+        keys.append(_keys(folder))
+        monkeypatch.setattr("onnxruntime.__version__", "9.9")
+        keys.append(_keys(folder))
+        assert len(set(keys)) == len(keys)
+
+    def test_external_data_outside_the_folder_are_not_read(self, run: Run, folder: Path) -> None:
+        model = onnx.load(folder / "factory.onnx")
+        onnx.save(
+            model,
+            folder / "factory.onnx",
+            save_as_external_data=True,
+            location="w",
+            size_threshold=0,
+        )
+        content = (folder / "factory.onnx").read_bytes()
+        (folder / "factory.onnx").write_bytes(
+            content.replace(b"location\x12\x01w", b"location\x12\x01/")
+        )
+        outcome = run("cache-key", "--recipe", folder / "recipe.toml")
+        assert_refused(outcome, "external-data-escapes")
+
+    def test_needs_no_large_import_and_less_than_a_second(self, folder: Path) -> None:
+        probe = (
+            "import sys\nfrom odtpack.cli import main\n"
+            f"code = main(['cache-key', '--recipe', {str(folder / 'recipe.toml')!r}])\n"
+            "large = {'onnx_ir', 'onnx.reference', 'jinja2', 'torch', 'odtpack.build',"
+            " 'odtpack.autodiff'}\n"
+            "sys.exit(code or ', '.join(large & set(sys.modules)) or 0)\n"
+        )
+        seconds = []  # of the processor: the machine may be busy with other things
+        for _ in range(3):
+            before = os.times()
+            done = subprocess.run(
+                [sys.executable, "-c", probe], capture_output=True, text=True, check=False
+            )
+            after = os.times()
+            seconds.append(
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system
+            )
+            assert done.returncode == 0, done.stderr
+        assert min(seconds) < 1.0

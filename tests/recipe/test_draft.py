@@ -1,0 +1,112 @@
+"""``odtpack init`` writes a recipe that builds as it is, and as its comments say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from odtpack import zoo
+from odtpack.recipe import read_recipe
+from odtpack_runtime.package import Package
+from tests.cli.conftest import assert_refused, tree
+from tests.recipe.conftest import Run
+
+MODELS = {
+    "cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3),
+    "mlp": zoo.mlp,
+}
+
+
+def _one_layer(outputs: int, names: tuple[str, str] = ("fc.weight", "out")) -> onnx.ModelProto:
+    weight, out = names
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", weight], [out])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info(out, TensorProto.FLOAT, ["n", outputs])],
+        [numpy_helper.from_array(np.eye(3, outputs, dtype=np.float32), weight)],
+    )
+    proto = onnx.ModelProto(ir_version=8, graph=graph)
+    proto.opset_import.add(domain="", version=17)
+    return proto
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_builds_as_it_is(run: Run, tmp_path: Path, name: str) -> None:
+    onnx.save(MODELS[name](), tmp_path / "model.onnx")
+    recipe = tmp_path / "deep" / "recipe.toml"
+    recipe.parent.mkdir()
+    outcome = run("init", tmp_path / "model.onnx", "--out", recipe)
+    assert outcome.code == 0, outcome.err
+    assert recipe.read_text().startswith("#:schema recipe.schema.json\n")
+    assert json.loads((recipe.parent / "recipe.schema.json").read_text())["required"]
+    assert 'model = "../model.onnx"' in recipe.read_text()
+    assert run("build", "--recipe", recipe).code == 0
+    Package.open(recipe.parent / "package")
+
+
+def test_lists_the_parameters_with_their_sizes(run: Run, folder: Path) -> None:
+    assert run("init", folder / "factory.onnx", "--out", folder / "new.toml").code == 0
+    text = (folder / "new.toml").read_text()
+    tensors = onnx.load(folder / "factory.onnx").graph.initializer
+    for module in ("conv1", "conv2", "fc"):
+        count = sum(int(np.prod(t.dims)) for t in tensors if t.name.startswith(f"{module}."))
+        assert re.search(rf'^#   "{module}\.\*" +{count:,} in 2, ', text, re.M), text
+
+
+def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
+    """Uncommented, everything is still a recipe that builds."""
+    assert run("init", folder / "factory.onnx", "--out", folder / "new.toml").code == 0
+    (folder / "budgets.toml").write_text("")
+    lines = []
+    for line in (folder / "new.toml").read_text().splitlines():
+        found = re.fullmatch(r"# (\[.*|[a-z_]+ = .*)", line)
+        text = found[1] if found else line
+        if text.startswith(("budgets = ", "freeze = ")):  # the one of two ways to say it
+            continue
+        lines.append(text.replace('["logits"]', '["output"]'))
+    (folder / "all.toml").write_text("\n".join(lines))
+    table = read_recipe(folder / "all.toml").table
+    assert table.model_fields_set == set(type(table).model_fields)
+    outcome = run("build", "--recipe", folder / "all.toml", "--json")
+    assert outcome.code == 0, outcome.err
+    content = outcome.json()
+    assert content["accumulation_steps"] == 4
+    assert content["schedule"]["kind"] == "cosine"
+    assert (folder / "package" / "training_model.ort").is_file()
+
+
+@pytest.mark.parametrize(("outputs", "loss"), [(10, "cross_entropy"), (1, "mse")])
+def test_guesses_the_loss_from_the_output(
+    run: Run, tmp_path: Path, outputs: int, loss: str
+) -> None:
+    onnx.save(_one_layer(outputs), tmp_path / "m.onnx")
+    assert run("init", tmp_path / "m.onnx", "--out", tmp_path / "r.toml").code == 0
+    assert read_recipe(tmp_path / "r.toml").table.loss.kind == loss
+    assert f'"out", is [n, {outputs}]' in (tmp_path / "r.toml").read_text()
+
+
+def test_hostile_names_stay_in_their_comments(run: Run, tmp_path: Path) -> None:
+    names = ('w\n[loss]\nkind = "l1"\n#"[a].*', 'o"\n[clip]\x7f')
+    onnx.save(_one_layer(4, names), tmp_path / "m.onnx")
+    assert run("init", tmp_path / "m.onnx", "--out", tmp_path / "r.toml").code == 0
+    table = read_recipe(tmp_path / "r.toml").table
+    assert table.loss.kind == "cross_entropy"
+    assert table.clip is None
+    assert run("build", "--recipe", tmp_path / "r.toml").code == 0
+
+
+def test_replaces_no_recipe_unasked(run: Run, folder: Path) -> None:
+    before = tree(folder)
+    command = "init", folder / "factory.onnx", "--out", folder / "recipe.toml"
+    assert_refused(run(*command), "recipe-exists", "--force")
+    assert_refused(run("init", folder / "no.onnx", "--out", folder / "r.toml"), "model-not-found")
+    assert tree(folder) == before
+    assert run(*command, "--force").code == 0
+    assert tree(folder) != before

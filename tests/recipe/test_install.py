@@ -1,0 +1,161 @@
+"""What a phone needs of a package, and nothing else, goes into an app."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack.errors import OdtpackError
+from odtpack.install import install
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.package import Package
+from tests.cli.conftest import arrays, assert_refused, tree
+from tests.recipe.conftest import Run, Write
+
+NAMES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+
+
+@pytest.fixture
+def package(run: Run, folder: Path, write: Write) -> Path:
+    recipe = write("[formats]\nort = true\nnominal = true\n")
+    assert run("build", "--recipe", recipe).code == 0
+    return folder / "package"
+
+
+def losses(path: Path) -> list[float]:
+    """Train what lies in a folder as an app does, by its manifest."""
+    opened = Package.open(path)
+    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    module = Module(opened.training_model, state, opened.eval_model)
+    optimizer = Optimizer(opened.optimizer_model, module)
+    data = arrays()
+    found = []
+    module.train()
+    for _ in range(3):
+        found.append(float(np.asarray(module(data["input"], data["labels"]))))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return found
+
+
+@pytest.mark.parametrize("ort", [False, True])
+def test_the_copy_trains_as_the_package(package: Path, tmp_path: Path, ort: bool) -> None:
+    app = tmp_path / "app" / "assets" / "odtpack"
+    done = install(package, app, ort=ort)
+    names = {name.replace(".onnx", ".ort") if ort else name for name in NAMES}
+    assert done.changed
+    assert set(tree(app)) == {*names, "manifest.json"} == set(done.names)
+    assert losses(app) == pytest.approx(losses(package), rel=1e-5)
+
+
+def test_a_copy_that_fails_leaves_what_was_there(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / "odtpack"
+    install(package, app, ort=True)
+    before = tree(app)
+
+    def full(source: Path, target: Path) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OdtpackError, match="No space left"):
+        install(package, app)
+    assert tree(app) == before
+    assert {path.name for path in tmp_path.iterdir()} >= {"odtpack"}
+    assert not list(tmp_path.glob(".odtpack*"))
+
+
+def test_a_second_time_nothing_is_written(package: Path, tmp_path: Path) -> None:
+    app = tmp_path / "odtpack"
+    install(package, app)
+    times = {path: path.stat().st_mtime_ns for path in app.iterdir()}
+    assert not install(package, app).changed
+    assert {path: path.stat().st_mtime_ns for path in app.iterdir()} == times
+
+
+def test_what_is_not_of_this_package_is_replaced(package: Path, tmp_path: Path) -> None:
+    app = tmp_path / "odtpack"
+    install(package, app, ort=True)
+    assert install(package, app).changed
+    whole = tree(app)
+    assert set(whole) == {*NAMES, "manifest.json"}
+    for name in whole:
+        (app / name).write_bytes(b"damaged")
+        assert install(package, app).changed
+        assert tree(app) == whole
+    (app / "manifest.json").unlink()  # as a killed copy leaves it
+    (app / "checkpoint").unlink()
+    assert install(package, app).changed
+    assert tree(app) == whole
+
+
+def test_a_package_without_other_files_keeps_its_manifest(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    assert run("build", "--recipe", folder / "recipe.toml").code == 0
+    app = tmp_path / "odtpack"
+    install(folder / "package", app)
+    assert tree(app) == tree(folder / "package")
+    (folder / "package" / "manifest.sig").write_bytes(b"of that manifest")
+    assert install(folder / "package", app).changed
+    assert tree(app) == tree(folder / "package")
+    assert not install(folder / "package", app).changed
+
+
+def test_command(run: Run, package: Path, tmp_path: Path) -> None:
+    app, bundle = tmp_path / "app", tmp_path / "bundle"
+    outcome = run("install", package, "--android", app, "--ios", bundle, "--json")
+    assert outcome.code == 0, outcome.err
+    assert 'noCompress += listOf("onnx"' in outcome.err
+    content = outcome.json()
+    assert content["android"]["changed"] is True
+    assert set(content["android"]["files"]) == set(tree(app)) == set(tree(bundle))
+    assert "no_compress" not in content["ios"]
+    again = run("install", package, "--android", app, "--json")
+    assert again.json()["android"]["changed"] is False
+    assert "noCompress" not in again.err
+
+
+def test_refused(run: Run, package: Path, tmp_path: Path) -> None:
+    assert_refused(run("install", package), "usage", "--android")
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    (mixed / "fonts.bin").write_text("mine")
+    assert_refused(run("install", package, "--ios", mixed), "folder-not-empty", "fonts.bin")
+    assert set(tree(mixed)) == {"fonts.bin"}
+    assert_refused(run("install", package, "--ios", package), "installed-into-itself")
+    file = mixed / "fonts.bin"
+    assert_refused(run("install", package, "--ios", file), "package-not-installed", "file")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(package, damaged)
+    (damaged / "checkpoint").write_bytes(b"x")
+    assert_refused(run("install", damaged, "--ios", tmp_path / "new"), "package-changed")
+    assert not (tmp_path / "new").exists()
+
+
+def test_ort_format_must_be_there(package: Path, tmp_path: Path) -> None:
+    (package / "eval_model.ort").unlink()
+    with pytest.raises(OdtpackError) as caught:
+        install(package, tmp_path / "odtpack", ort=True)
+    # A build that lists its models in ORT format misses the file by its name.
+    assert caught.value.code in ("no-ort-format", "package-incomplete")
+    assert "eval_model.ort" in caught.value.what
+
+
+def test_a_hostile_manifest_removes_nothing_outside(package: Path, tmp_path: Path) -> None:
+    app = tmp_path / "app" / "odtpack"
+    install(package, app)
+    victim = tmp_path / "app" / "victim"
+    victim.write_text("mine")
+    content = json.loads((app / "manifest.json").read_text())
+    content.pop("digest", None)
+    content["files"]["eval_model"]["path"] = "../victim"
+    (app / "manifest.json").write_text(json.dumps(content))
+    install(package, app)
+    assert victim.read_text() == "mine"

@@ -1,0 +1,60 @@
+"""The page on recipes: its example builds and replays, its commands run in order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from odtpack.recipe import read_recipe
+from odtpack.recipe.draft import SCHEMA_NAME
+from tests.recipe.conftest import Run
+from tests.test_docs import ROOT, blocks
+from tests.test_docs import folder as digits
+from tests.test_docs import run as run_command
+
+PAGE = ROOT / "docs" / "recipe.md"
+
+__all__ = ["digits"]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    (text,) = blocks(PAGE, "toml")
+    path = tmp_path / "personal.toml"
+    path.write_text(text)
+    return path
+
+
+def test_example_and_commands(example: Path, digits: Path) -> None:
+    # Of all blocks, since what stands between two of them looks like one without a language.
+    found = re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    commands = [line for language, text in found if not language for line in text.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        run_command([sys.executable, "-m", *shlex.split(command)], digits)
+    assert (digits / "personal" / "training_model.ort").is_file()
+    assert (digits / SCHEMA_NAME).read_text() == (
+        ROOT / "docs" / "schemas" / SCHEMA_NAME
+    ).read_text()
+
+
+def test_example_is_complete(example: Path) -> None:
+    """Every table is in it."""
+    table = read_recipe(example).table
+    assert table.model_fields_set == set(type(table).model_fields)
+
+
+def test_options_of_the_page_exist(run: Run) -> None:
+    text = run("build", "--help").out + run("simulate", "--help").out
+    table = PAGE.read_text().partition("| option | key |")[2].partition("## Keys")[0]
+    options = [
+        word.strip("`,") for line in table.splitlines() for word in line.split() if "--" in word
+    ]
+    options = [option for option in options if not option.startswith("|")]
+    assert len(options) > 20
+    for option in options:
+        assert f"{option} " in text, option
