@@ -34,6 +34,7 @@ from odtpack.passes import (
     upgrade_opset,
 )
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
+from odtpack.passes.compact import compact
 from odtpack_runtime.signature import OWN_TYPE_SUFFIX
 
 RESET = "lazy_reset_grad"
@@ -156,8 +157,8 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
     return Graphs(
-        _finish(forward, "training", properties | training),
-        _finish(evaluation, "evaluation", properties),
+        compact(_finish(forward, "training", properties | training), keep_names=False),
+        compact(_finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
         recipe.accumulation_steps,
         info,

@@ -274,6 +274,16 @@ MEANINGS = {
 """What each role of an input, an output or a parameter means."""
 
 
+def _lines(value: object) -> str:
+    """JSON with a line for each entry of a list of mappings or a mapping of mappings."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(f" {json.dumps(item)}" for item in value) + "\n]"
+    if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
+        items = (f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
+        return "{\n" + ",\n".join(items) + "\n}"
+    return json.dumps(value)
+
+
 class Manifest(_Model):
     """Everything a runtime, a simulator or a person needs to know without opening a model.
 
@@ -381,9 +391,12 @@ class Manifest(_Model):
     def to_json(self) -> str:
         """Return the text of ``manifest.json``, with its digest; equal manifests give equal text.
 
-        What has its default is left out.
+        What has its default is left out. An entry of a list or mapping takes a line: long
+        enough to be read, and small.
         """
-        return self.sealed().model_dump_json(indent=2, exclude_defaults=True) + "\n"
+        content = self.sealed().model_dump(mode="json", exclude_defaults=True)
+        lines = (f"{json.dumps(key)}: {_lines(value)}" for key, value in content.items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Manifest:
