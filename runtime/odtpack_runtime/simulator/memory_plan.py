@@ -169,7 +169,10 @@ def plan_memory(
         "saving": [*running, Item("checkpoint tables", _SAVE_BYTES, "activations")],
     }
     if manifest.accumulation_steps > 1:
-        phases["accumulating step"] = [*running, *_alive_at_peak(training.graph, first)]
+        phases["accumulating step"] = [
+            *running,
+            *_alive_at_peak(training.graph, first, step_labels),
+        ]
     base = sum(item.nbytes for item in running)
     points = [*_points(training.graph, later, base, 0, step_labels)]
     points += _points(optimizer.graph, update, base, len(points), update_labels)
