@@ -25,6 +25,7 @@ from odtpack.onnxblock.models import parameters
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort_format import CONFIG_SUFFIX, ORT_SUFFIX, convert_models
 from odtpack.patterns import resolve, unreached
+from odtpack.storage import Storage
 from odtpack.training import Recipe, build_graphs
 from odtpack.update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack_runtime.folder_update import finish_update, is_stage, update_folder
@@ -47,6 +48,7 @@ def build_package(
     freeze: Sequence[str] = (),
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
+    frozen_storage: Storage | None = None,
     ort_format: bool = False,
     nominal: bool = False,
     remark: Callable[[str], None] | None = None,
@@ -68,6 +70,7 @@ def build_package(
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
+        frozen_storage: How large frozen weights are stored, see :mod:`odtpack.storage`.
         ort_format: Also write each model in ORT format with its operators.
         nominal: Also write a checkpoint without values.
         remark: Takes a sentence about each parameter that nobody froze and that still will
@@ -110,6 +113,7 @@ def build_package(
             tuple(loss_inputs),
             tuple(outputs),
             accumulation_steps,
+            frozen_storage=frozen_storage,
         )
         manifest = write_artifacts(
             loaded,

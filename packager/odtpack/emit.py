@@ -107,8 +107,8 @@ def _stage(
             stream.write(proto.SerializeToString(deterministic=True))
     arrays = {p.name: p for p in parameters}
     data = CheckpointData(
-        {n: _array(p) for n, p in arrays.items() if p.role == "trainable"},
-        {n: _array(p) for n, p in arrays.items() if p.role != "trainable"},
+        {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
+        {n: p.value() for n, p in arrays.items() if p.role != "trainable"},
     )
     staged["checkpoint"] = scratch / f"{prefix}checkpoint"
     write_checkpoint(staged["checkpoint"], data)
@@ -124,10 +124,6 @@ def _stage(
         )
         write_checkpoint(staged["nominal_checkpoint"], empty)
     return staged
-
-
-def _array(parameter: Parameter) -> np.ndarray:
-    return np.ascontiguousarray(parameter.tensor.numpy(), parameter.dtype.numpy())
 
 
 def _manifest(
@@ -170,6 +166,7 @@ def _manifest(
                     if p.dtype != p.tensor.dtype
                     else {}
                 ),
+                **({"scale": p.scale} if p.scale else {}),
                 "role": p.role,
                 "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
             }

@@ -9,14 +9,14 @@ accumulated gradient is the output itself, and may be bound to its buffer's memo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack import losses, targets
+from odtpack import losses, storage, targets
 from odtpack.attach import LossInfo, attach_loss, value_names
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
@@ -35,10 +35,15 @@ from odtpack.passes import (
 )
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
 from odtpack.passes.compact import compact
-from odtpack_runtime.signature import OWN_TYPE_SUFFIX
+from odtpack_runtime.signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
+SCALE_SUFFIX = ".int8_scale"
+_RESERVED = (
+    *(BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX),
+    *(OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, SCALE_SUFFIX),
+)
 Role = Literal["trainable", "frozen", "state"]
 
 
@@ -59,6 +64,7 @@ class Recipe:
         attached: What is known of a loss that the model already ends in.
         input_gradients: Names of inputs whose gradients the training model accumulates,
             like those of parameters.
+        frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -72,6 +78,7 @@ class Recipe:
     accumulation_steps: int = 1
     attached: LossInfo | None = None
     input_gradients: tuple[str, ...] = ()
+    frozen_storage: storage.Storage | None = None
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -90,13 +97,23 @@ class Parameter:
         name: As in the forward model.
         role: What training does with it.
         tensor: Its value, in the model's own type.
-        dtype: Type of the input: the model's own, for a trainable parameter the master type.
+        dtype: Type of the input: the model's own, for a trainable parameter the master type,
+            for a frozen weight that of its storage.
+        stored: Frozen weights in another storage: the value as the checkpoint holds it.
+        scale: Name of the parameter by which ``stored`` is to be multiplied.
     """
 
     name: str
     role: Role
     tensor: ir.TensorProtocol
     dtype: ir.DataType
+    stored: ir.TensorProtocol | None = None
+    scale: str | None = None
+
+    def value(self) -> np.ndarray:
+        """The value as the checkpoint holds it."""
+        tensor = self.tensor if self.stored is None else self.stored
+        return np.ascontiguousarray(tensor.numpy(), self.dtype.numpy())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +161,8 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     if sources:
         forward = expand(infer_shapes(forward), sources)
     batch_norm.check(forward.graph)
+    if recipe.frozen_storage is not None:
+        parameters = _store_frozen(forward.graph, parameters, recipe.frozen_storage)
     evaluation = forward.clone()
     batch_norm.to_evaluation(evaluation.graph)
     stop_gradient.lower(evaluation.graph)
@@ -206,6 +225,36 @@ def _parameters(graph: ir.Graph, recipe: Recipe) -> tuple[Parameter, ...]:
     return tuple(parameters)
 
 
+def _store_frozen(
+    graph: ir.Graph, parameters: Sequence[Parameter], wanted: storage.Storage
+) -> tuple[Parameter, ...]:
+    """Store large frozen weights in fewer bytes; a scale follows the weight it belongs to."""
+    found: list[Parameter] = []
+    for parameter in parameters:
+        stored = None
+        if parameter.role == "frozen" and storage.is_weight(graph.initializers[parameter.name]):
+            stored = storage.store(parameter.name, parameter.tensor, wanted)
+        if stored is None:
+            found.append(parameter)
+            continue
+        scale = None if stored.scale is None else f"{parameter.name}{SCALE_SUFFIX}"
+        found.append(
+            dataclasses.replace(
+                parameter, dtype=stored.values.dtype, stored=stored.values, scale=scale
+            )
+        )
+        if scale is not None and stored.scale is not None:
+            found.append(Parameter(scale, "frozen", stored.scale, stored.scale.dtype))
+    if all(parameter.stored is None for parameter in found):
+        raise OdtpackError(
+            "storage-not-used",
+            f"the model has no frozen weight to store as {wanted}",
+            hint=f"freeze some of its float32 weights with {storage.SMALLEST} elements or more "
+            "(--freeze GLOB), or leave --frozen-dtype out",
+        )
+    return tuple(found)
+
+
 def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> None:
     if name in state:
         raise OdtpackError(
@@ -257,8 +306,7 @@ def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(value_names(graph)):
-        ends = (BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX, OWN_TYPE_SUFFIX)
-        if name == RESET or name.endswith(ends):
+        if name == RESET or name.endswith(_RESERVED):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
@@ -276,26 +324,49 @@ def _dropout_off(graph: ir.Graph) -> None:
 def _lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
     """Make initializers inputs, so that no constant folding can swallow them.
 
-    An input of another type than the model's own is cast to that in front of everything.
+    An input of another type than the model's own is brought to that in front of everything.
     """
-    casts = []
+    inputs: dict[str, ir.Value] = {}
     for parameter in parameters:
-        value = graph.initializers.pop(parameter.name)
+        value = graph.initializers.pop(parameter.name, None) or ir.val(parameter.name)
         value.const_value = None
         value.shape = ir.Shape(parameter.tensor.shape.numpy())
         value.type = ir.TensorType(parameter.dtype)
         graph.inputs.append(value)
-        if parameter.dtype != parameter.tensor.dtype:
-            name = f"{parameter.name}{OWN_TYPE_SUFFIX}"
-            cast = ir.node("Cast", [value], {"to": int(parameter.tensor.dtype)}, name=name)
-            own = cast.outputs[0]
-            own.name, own.shape = name, value.shape
-            own.type = ir.TensorType(parameter.tensor.dtype)
-            value.replace_all_uses_with(own, replace_graph_outputs=True)
-            cast.replace_input_with(0, value)
-            casts.append(cast)
-    if casts and len(graph):
-        graph.insert_before(graph[0], casts)
+        inputs[parameter.name] = value
+    nodes: list[ir.Node] = []
+    for parameter in parameters:
+        if parameter.dtype == parameter.tensor.dtype:
+            continue
+        value = inputs[parameter.name]
+        to = {"to": int(parameter.tensor.dtype)}
+        if parameter.scale is None:
+            made = [_own(parameter, OWN_TYPE_SUFFIX, "Cast", [value], to)]
+        else:
+            plain = _own(parameter, UNSCALED_SUFFIX, "Cast", [value], to)
+            operands = [plain.outputs[0], inputs[parameter.scale]]
+            made = [plain, _own(parameter, OWN_TYPE_SUFFIX, "Mul", operands, {})]
+        value.replace_all_uses_with(made[-1].outputs[0], replace_graph_outputs=True)
+        made[0].replace_input_with(0, value)
+        nodes += made
+    if nodes and len(graph):
+        graph.insert_before(graph[0], nodes)
+
+
+def _own(
+    parameter: Parameter,
+    suffix: str,
+    op_type: str,
+    inputs: Sequence[ir.Value],
+    attributes: Mapping[str, int],
+) -> ir.Node:
+    """A node whose output has the shape of a parameter, in the model's own type."""
+    name = f"{parameter.name}{suffix}"
+    node = ir.node(op_type, inputs, attributes, name=name)
+    output = node.outputs[0]
+    output.name, output.shape = name, ir.Shape(parameter.tensor.shape.numpy())
+    output.type = ir.TensorType(parameter.tensor.dtype)
+    return node
 
 
 def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:

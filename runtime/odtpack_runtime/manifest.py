@@ -229,12 +229,15 @@ class ParameterInfo(_Model):
     ``dtype`` is that of the checkpoint and of the models' inputs; where the models compute in
     another type, and an exported model holds the parameter in it, ``model_dtype`` names that.
     ``size_bytes`` are those of its values in the checkpoint.
+    A parameter stored as int8 is to be multiplied by the parameter that ``scale`` names, which
+    has its rank and one element for each channel.
     """
 
     name: Name
     shape: Annotated[tuple[NonNegativeInt, ...], Field(max_length=_MAX_RANK)]
     dtype: DType
     model_dtype: DType | None = None
+    scale: Name | None = None
     role: Literal["trainable", "frozen", "state"]
     size_bytes: NonNegativeInt | None = None
 
@@ -361,6 +364,9 @@ class Manifest(_Model):
             names = [item.name for item in items]
             if len(set(names)) != len(names):
                 raise ValueError(f"two {what} have the same name")
+        known = {item.name for item in self.parameters}
+        if any(item.scale is not None and item.scale not in known for item in self.parameters):
+            raise ValueError("a scale must be one of the parameters")
         data = self.files.checkpoint_data
         if data is not None and data.path != f"{self.files.checkpoint.path}.data":
             raise ValueError("checkpoint_data must be named after the checkpoint")

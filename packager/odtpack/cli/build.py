@@ -33,6 +33,13 @@ class LossName(StrEnum):
     NONE = "none"
 
 
+class FrozenType(StrEnum):
+    """Storages of :data:`odtpack.storage.STORAGES`."""
+
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+
 class OptimizerName(StrEnum):
     """Optimizers of :data:`odtpack.optimizers.OPTIMIZERS`."""
 
@@ -161,6 +168,12 @@ def build(
             "total it runs over the whole training.",
         ),
     ] = None,
+    frozen_dtype: Annotated[
+        FrozenType | None,
+        typer.Option(
+            help="Store large frozen weights in fewer bytes; the models compute in float32."
+        ),
+    ] = None,
     ort_format: Annotated[
         bool,
         typer.Option(
@@ -221,6 +234,7 @@ def build(
         freeze=freeze or (),
         loss_inputs=loss_input or (),
         outputs=output or (),
+        frozen_storage=None if frozen_dtype is None else frozen_dtype.value,
         ort_format=ort_format,
         nominal=nominal,
         remark=lambda text: _console.say(f"note: {text}", style="yellow"),
