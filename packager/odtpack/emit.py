@@ -21,8 +21,9 @@ from odtpack import targets
 from odtpack.autodiff.ops import dims_of
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock.optim import BlockOptimizer
+from odtpack.parameters import Parameter
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
-from odtpack.training import STATE_SUFFIX, Graphs, Parameter
+from odtpack.training import STATE_SUFFIX, Graphs
 from odtpack.update import ResolvedUpdate
 from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.checkpoint_format import CheckpointData
