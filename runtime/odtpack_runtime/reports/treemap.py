@@ -25,6 +25,9 @@ _GAP: Final = 2.0
 _DEPTH: Final = 3
 _LEAST_GROUP: Final = (0.12, 60.0)  # share of the width and pixels that a group needs
 _LEAST_TEXT: Final = (0.05, 16.0)
+_PHONE: Final = 310  # pixels of the drawing on a narrow phone
+_LEAST_NAME: Final = 34.0
+_CHARACTER: Final = 6.6  # pixels of a figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,16 @@ def _box(part: Part, box: Box, total: int, depth: int, path: str) -> list[Markup
         element("rect", width="100%", height="100%", class_=f"box level-{depth}"),
     ]
     if box.width >= _LEAST_TEXT[0] and box.height >= _LEAST_TEXT[1]:
-        bold = "name" if depth == 0 else None
-        children.append(element("text", part.name, x=5, y=14, class_=bold))
-        if not group and box.height >= 2 * _LEAST_TEXT[1]:
-            children.append(element("text", format_bytes(part.nbytes), x=5, y=29))
+        name = "name" if depth == 0 else ""
+        if box.width * _PHONE < _LEAST_NAME:
+            name = f"{name} roomy"
+        children.append(element("text", part.name, x=5, y=14, class_=name.strip() or None))
+        size = format_bytes(part.nbytes)
+        needed = 2 * 5 + _CHARACTER * len(size)
+        if not group and box.height >= 2 * _LEAST_TEXT[1] and needed <= box.width * WIDTH:
+            # A name that is cut off tells something; a figure would tell something wrong.
+            roomy = "roomy" if needed > box.width * _PHONE else None
+            children.append(element("text", size, x=5, y=29, class_=roomy))
     # A drawing of its own cuts off the text that does not fit.
     drawn = [
         element(
