@@ -29,6 +29,7 @@ from odtpack.ort_training.optimizer import inexpressible
 from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
 from odtpack.patterns import resolve, unreached
 from odtpack.session_runs import TRAINING_MODELS
+from odtpack.storage import Storage
 from odtpack.training import Recipe, build_graphs
 from odtpack.update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack_runtime.folder_update import finish_update, is_stage, update_folder
@@ -51,6 +52,7 @@ def build_package(
     freeze: Sequence[str] = (),
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
+    frozen_storage: Storage | None = None,
     ort_format: OrtFormat | None = None,
     nominal: bool = False,
     onnxruntime: str | None = None,
@@ -74,6 +76,7 @@ def build_package(
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
+        frozen_storage: How large frozen weights are stored, see :mod:`odtpack.storage`.
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
@@ -121,6 +124,7 @@ def build_package(
             accumulation_steps,
             runtime=runtime,
             newest_opset=targets.newest_opset(onnxruntime),
+            frozen_storage=frozen_storage,
         )
         manifest = write_artifacts(
             loaded,

@@ -21,8 +21,9 @@ from odtpack import targets
 from odtpack.autodiff.ops import dims_of
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock.optim import BlockOptimizer
+from odtpack.parameters import Parameter
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
-from odtpack.training import STATE_SUFFIX, Graphs, Parameter
+from odtpack.training import STATE_SUFFIX, Graphs
 from odtpack.update import ResolvedUpdate
 from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.checkpoint_format import CheckpointData
@@ -110,8 +111,8 @@ def _stage(
             stream.write(proto.SerializeToString(deterministic=True))
     arrays = {p.name: p for p in parameters}
     data = CheckpointData(
-        {n: _array(p) for n, p in arrays.items() if p.role == "trainable"},
-        {n: _array(p) for n, p in arrays.items() if p.role != "trainable"},
+        {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
+        {n: p.value() for n, p in arrays.items() if p.role != "trainable"},
     )
     if carried is not None:
         data.optimizer, data.properties = carried.optimizer, carried.properties
@@ -129,10 +130,6 @@ def _stage(
         )
         write_checkpoint(staged["nominal_checkpoint"], empty)
     return staged
-
-
-def _array(parameter: Parameter) -> np.ndarray:
-    return np.ascontiguousarray(parameter.tensor.numpy(), parameter.dtype.numpy())
 
 
 def _manifest(
@@ -177,6 +174,7 @@ def _manifest(
                     if p.dtype != p.tensor.dtype
                     else {}
                 ),
+                **({"scale": p.scale} if p.scale else {}),
                 "role": p.role,
                 "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
             }

@@ -30,11 +30,12 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     The onnx library propagates vectors element by element, so data propagation is left
     out where a model declares one so long that it could exhaust the memory.
     """
-    return loop_shapes.infer(model, _infer_by_standard)
+    return loop_shapes.infer(model, infer_by_standard)
 
 
-def _infer_by_standard(model: ir.Model) -> ir.Model:
-    data_prop = all(map(_vectors_are_short, model.graphs()))
+def infer_by_standard(model: ir.Model, *, data_propagation: bool = True) -> ir.Model:
+    """The same as far as the onnx library goes, which treats no loop bodies."""
+    data_prop = data_propagation and all(map(_vectors_are_short, model.graphs()))
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
     try:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack import losses, targets
+from odtpack import losses, storage, targets
 from odtpack.attach import LossInfo, attach_loss, value_names
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
@@ -25,6 +24,7 @@ from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
 from odtpack.ort_training import in_place
+from odtpack.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import (
     aliases,
     batch_norm,
@@ -35,11 +35,15 @@ from odtpack.passes import (
     upgrade_opset,
 )
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
-from odtpack_runtime.signature import OWN_TYPE_SUFFIX
+from odtpack.passes.compact import compact
+from odtpack_runtime.signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
-Role = Literal["trainable", "frozen", "state"]
+_RESERVED = (
+    *(BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX),
+    *(OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, SCALE_SUFFIX),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Recipe:
             like those of parameters.
         runtime: What is to run the models.
         newest_opset: The newest opset that whoever loads the models knows.
+        frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -76,6 +81,7 @@ class Recipe:
     input_gradients: tuple[str, ...] = ()
     runtime: targets.Runtime = targets.STOCK
     newest_opset: int = targets.MAX_OPSET
+    frozen_storage: storage.Storage | None = None
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -84,23 +90,6 @@ class Recipe:
                 f"gradients of {self.accumulation_steps} batches cannot be accumulated",
                 hint="write for example: --accumulate 4",
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """An initializer of the forward model that became an input.
-
-    Attributes:
-        name: As in the forward model.
-        role: What training does with it.
-        tensor: Its value, in the model's own type.
-        dtype: Type of the input: the model's own, for a trainable parameter the master type.
-    """
-
-    name: str
-    role: Role
-    tensor: ir.TensorProtocol
-    dtype: ir.DataType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,12 +139,14 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     if sources:
         forward = expand(infer_shapes(forward), sources)
     batch_norm.check(forward.graph)
+    if recipe.frozen_storage is not None:
+        parameters = store_frozen(forward.graph, parameters, recipe.frozen_storage)
     evaluation = forward.clone()
     batch_norm.to_evaluation(evaluation.graph)
     stop_gradient.lower(evaluation.graph)
     _dropout_off(evaluation.graph)
     for each in (forward, evaluation):
-        _lift_parameters(each.graph, parameters)
+        lift_parameters(each.graph, parameters)
     forward = pipeline.before_gradient(forward)
     _differentiate(forward.graph, recipe)
     properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
@@ -163,8 +154,8 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
     return Graphs(
-        _finish(forward, "training", properties | training),
-        _finish(evaluation, "evaluation", properties),
+        compact(_finish(forward, "training", properties | training), keep_names=False),
+        compact(_finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
         recipe.accumulation_steps,
         info,
@@ -264,8 +255,7 @@ def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(value_names(graph)):
-        ends = (BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX, OWN_TYPE_SUFFIX)
-        if name == RESET or name.endswith(ends):
+        if name == RESET or name.endswith(_RESERVED):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
@@ -278,31 +268,6 @@ def _dropout_off(graph: ir.Graph) -> None:
     for node in graph.all_nodes():
         if node.op_type == "Dropout" and len(node.inputs) > 2:
             node.resize_inputs(2)
-
-
-def _lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
-    """Make initializers inputs, so that no constant folding can swallow them.
-
-    An input of another type than the model's own is cast to that in front of everything.
-    """
-    casts = []
-    for parameter in parameters:
-        value = graph.initializers.pop(parameter.name)
-        value.const_value = None
-        value.shape = ir.Shape(parameter.tensor.shape.numpy())
-        value.type = ir.TensorType(parameter.dtype)
-        graph.inputs.append(value)
-        if parameter.dtype != parameter.tensor.dtype:
-            name = f"{parameter.name}{OWN_TYPE_SUFFIX}"
-            cast = ir.node("Cast", [value], {"to": int(parameter.tensor.dtype)}, name=name)
-            own = cast.outputs[0]
-            own.name, own.shape = name, value.shape
-            own.type = ir.TensorType(parameter.tensor.dtype)
-            value.replace_all_uses_with(own, replace_graph_outputs=True)
-            cast.replace_input_with(0, value)
-            casts.append(cast)
-    if casts and len(graph):
-        graph.insert_before(graph[0], casts)
 
 
 def _differentiate(graph: ir.Graph, recipe: Recipe) -> None:

@@ -13,7 +13,7 @@ from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack_runtime.layout import Array
 from odtpack_runtime.ort_conversion import is_ort_format, to_onnx, to_ort
-from odtpack_runtime.signature import OWN_TYPE_SUFFIX
+from odtpack_runtime.signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 if TYPE_CHECKING:
     import onnx
@@ -192,36 +192,57 @@ def _describe(model: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueIn
 
 
 def _in_own_type(model: onnx.ModelProto, parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Drop the casts from the type that parameters are trained in; return what they give."""
-    from onnx import helper
-
+    """Drop what brings parameters from their storage to the model's type; return the results."""
     graph = model.graph
     renamed: dict[str, str] = {}
+    unscaled: dict[str, tuple[str, Array]] = {}
+    scales: set[str] = set()
     values = dict(parameters)
     kept = []
     for node in graph.node:
         name = node.input[0] if node.input else ""
-        own = f"{name}{OWN_TYPE_SUFFIX}"
-        if node.op_type != "Cast" or name not in parameters or list(node.output) != [own]:
+        made = list(node.output)
+        if node.op_type == "Cast" and name in parameters and made == [f"{name}{OWN_TYPE_SUFFIX}"]:
+            values[name] = _cast(node, name, parameters[name])
+            renamed[made[0]] = name
+        elif node.op_type == "Cast" and name in parameters and made == [f"{name}{UNSCALED_SUFFIX}"]:
+            unscaled[made[0]] = name, _cast(node, name, parameters[name])
+        elif node.op_type == "Mul" and name in unscaled and node.input[1] in parameters:
+            name, array = unscaled.pop(name)
+            values[name] = array * parameters[node.input[1]]
+            renamed[made[0]] = name
+            scales.add(node.input[1])
+        else:
             kept.append(_copy(node))
-            continue
-        dtype = helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
-        with np.errstate(over="ignore"):
-            values[name] = parameters[name].astype(dtype)
-        if not np.array_equal(np.isfinite(values[name]), np.isfinite(parameters[name])):
-            raise OdtpackError(
-                "value-out-of-range",
-                f"Parameter '{name}' has grown beyond what {dtype} holds.",
-                hint="train with a lower learning rate, or from a float32 model",
-            )
-        renamed[own] = name
-    if any(output.name in renamed for output in graph.output):
+    if unscaled or any(output.name in renamed for output in graph.output):
         return dict(parameters)
-    del graph.node[:]
-    graph.node.extend(kept)
+    inputs = [_copy(value) for value in graph.input if value.name not in scales]
+    for field, left in ((graph.node, kept), (graph.input, inputs)):
+        del field[:]
+        field.extend(left)
     for node in graph.node:
         _rename(node, renamed)
     return values
+
+
+def _cast(node: onnx.NodeProto, name: str, array: Array) -> Array:
+    """What a Cast makes of a parameter.
+
+    Raises:
+        OdtpackError: ``value-out-of-range``.
+    """
+    from onnx import helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    if not np.array_equal(np.isfinite(result), np.isfinite(array)):
+        raise OdtpackError(
+            "value-out-of-range",
+            f"Parameter '{name}' has grown beyond what {dtype} holds.",
+            hint="train with a lower learning rate, or from a float32 model",
+        )
+    return result
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:

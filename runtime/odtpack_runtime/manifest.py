@@ -229,12 +229,15 @@ class ParameterInfo(_Model):
     ``dtype`` is that of the checkpoint and of the models' inputs; where the models compute in
     another type, and an exported model holds the parameter in it, ``model_dtype`` names that.
     ``size_bytes`` are those of its values in the checkpoint.
+    A parameter stored as int8 is to be multiplied by the parameter that ``scale`` names, which
+    has its rank and one element for each channel.
     """
 
     name: Name
     shape: Annotated[tuple[NonNegativeInt, ...], Field(max_length=_MAX_RANK)]
     dtype: DType
     model_dtype: DType | None = None
+    scale: Name | None = None
     role: Literal["trainable", "frozen", "state"]
     size_bytes: NonNegativeInt | None = None
 
@@ -272,6 +275,16 @@ MEANINGS = {
     "state": "Changed by every training step from the data, without a gradient.",
 }
 """What each role of an input, an output or a parameter means."""
+
+
+def _lines(value: object) -> str:
+    """JSON with a line for each entry of a list of mappings or a mapping of mappings."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(f" {json.dumps(item)}" for item in value) + "\n]"
+    if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
+        items = (f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
+        return "{\n" + ",\n".join(items) + "\n}"
+    return json.dumps(value)
 
 
 class Manifest(_Model):
@@ -354,6 +367,9 @@ class Manifest(_Model):
             names = [item.name for item in items]
             if len(set(names)) != len(names):
                 raise ValueError(f"two {what} have the same name")
+        known = {item.name for item in self.parameters}
+        if any(item.scale is not None and item.scale not in known for item in self.parameters):
+            raise ValueError("a scale must be one of the parameters")
         data = self.files.checkpoint_data
         if data is not None and data.path != f"{self.files.checkpoint.path}.data":
             raise ValueError("checkpoint_data must be named after the checkpoint")
@@ -384,9 +400,12 @@ class Manifest(_Model):
     def to_json(self) -> str:
         """Return the text of ``manifest.json``, with its digest; equal manifests give equal text.
 
-        What has its default is left out.
+        What has its default is left out. An entry of a list or mapping takes a line: long
+        enough to be read, and small.
         """
-        return self.sealed().model_dump_json(indent=2, exclude_defaults=True) + "\n"
+        content = self.sealed().model_dump(mode="json", exclude_defaults=True)
+        lines = (f"{json.dumps(key)}: {_lines(value)}" for key, value in content.items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Manifest:

@@ -24,7 +24,9 @@ GRADIENT_SUFFIX = "_grad.accumulation.out"
 UPDATE_SUFFIX = ".update.out"
 OWN_TYPE_SUFFIX = ".own_type"
 """Ends the name of a parameter in the type that the model computes in, where that is not the
-type that it is trained in."""
+type that it is trained or stored in."""
+UNSCALED_SUFFIX = ".unscaled"
+"""Ends the name of a parameter on the way there that is stored as int8, before it is scaled."""
 RESET_NAME = "lazy_reset_grad"
 
 Dim = int | str | None

@@ -76,7 +76,8 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     frozen = statistic_names(model)
     generate(model, folder, OPTIMIZERS["adamw"], frozen_params=frozen)
     generate(model, folder / "sgd", OPTIMIZERS["sgd"], frozen_params=frozen)
-    data = [batch(model, 4, seed) for seed in (0, 1)]
+    # Batches that lead no activation of MobileNetV2 across a kink, in any of the ten steps.
+    data = [batch(model, 4, seed) for seed in (2, 3)]
     for place in (folder, folder / "sgd"):
         np.savez(place / "batch.npz", x=[x for x, _ in data], labels=[y for _, y in data])
     return folder

@@ -142,6 +142,7 @@ app.command(
     epilog=_examples(
         "odtpack inspect model.onnx",
         "odtpack inspect package --json",
+        "odtpack inspect package --report html:sizes.html",
         "odtpack inspect trained.ckpt",
     )
 )(inspect)

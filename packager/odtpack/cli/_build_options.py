@@ -34,6 +34,7 @@ class BuildOptions:
     accumulate: int | None
     schedule: str | None
     runtime: str | None
+    frozen_storage: str | None
     ort_format: OrtFormat | None
     nominal: bool
     onnxruntime: str | None
@@ -65,6 +66,7 @@ class BuildOptions:
             "accumulation_steps": self.accumulate,
             "onnxruntime": self.onnxruntime,
             "runtime": self.runtime,
+            "frozen_storage": self.frozen_storage,
             "ort_format": self.ort_format,
         }
         given = {key: value for key, value in given.items() if value not in (None, ())}

@@ -37,6 +37,13 @@ class LossName(StrEnum):
     NONE = "none"
 
 
+class FrozenType(StrEnum):
+    """Storages of :data:`odtpack.storage.STORAGES`."""
+
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+
 class OptimizerName(StrEnum):
     """Optimizers of :data:`odtpack.optimizers.OPTIMIZERS`."""
 
@@ -207,6 +214,12 @@ def build(
             "with its own operators.  [default: onnxruntime]"
         ),
     ] = None,
+    frozen_dtype: Annotated[
+        FrozenType | None,
+        typer.Option(
+            help="Store large frozen weights in fewer bytes; the models compute in float32."
+        ),
+    ] = None,
     ort_format: Annotated[
         bool,
         typer.Option(
@@ -290,6 +303,7 @@ def build(
         accumulate=accumulate,
         schedule=schedule,
         runtime=None if target is None else target.value,
+        frozen_storage=None if frozen_dtype is None else frozen_dtype.value,
         ort_format=read_formats(ort_format, ort_style, ort_platform),
         nominal=nominal,
         onnxruntime=onnxruntime,

@@ -23,6 +23,13 @@ def inspect(
             help="A package, a forward model or a checkpoint.",
         ),
     ],
+    report: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FORMAT:PATH",
+            help="Of a package: write where its bytes go, html:FILE or json:FILE; may be repeated.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Show what a package, a forward model or a checkpoint holds.
@@ -30,7 +37,14 @@ def inspect(
     Of a forward model it lists the parameters that build's --train and --freeze can name,
     and which operators have a gradient.
     """
-    content = _KINDS[_kind(path)](path)
+    kind = _kind(path)
+    if kind == "package":
+        content = _package(path, report or ())
+    else:
+        from odtpack.cli._sizes import check_reports
+
+        check_reports(report or (), None)
+        content = _KINDS[kind](path)
     if as_json:
         _console.print_json({"path": str(path), **content})
 
@@ -64,7 +78,7 @@ def _kind(path: Path) -> str:
     return "checkpoint" if identifier == b"ODTC" else "model"
 
 
-def _package(path: Path) -> dict[str, Any]:
+def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     from odtpack.cli._describe import (
         byte_size,
         parameter_summary,
@@ -72,10 +86,11 @@ def _package(path: Path) -> dict[str, Any]:
         shape_text,
         update_lines,
     )
+    from odtpack.cli._sizes import check_reports, show_sizes
     from odtpack_runtime.package import Package
-    from odtpack_runtime.simulator.units import format_bytes
 
     package = Package.open(path)
+    check_reports(reports, package)
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.model_dump(exclude={"kind"})
@@ -92,15 +107,13 @@ def _package(path: Path) -> dict[str, Any]:
         text = shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")
-    width = max(24, *(len(entry.path) for entry in manifest.files.all()))
-    for entry in manifest.files.all():
-        _console.say(f"  {entry.path:<{width}} {format_bytes(entry.size_bytes):>10}")
+    sizes_of_parts = show_sizes(package, path, reports)
     _console.say("parameters", style="bold")
     for line in parameter_summary(manifest):
         _console.say(f"  {line}")
     for dtype in sorted({p.model_dtype for p in manifest.parameters if p.model_dtype}):
         count = sum(p.model_dtype == dtype for p in manifest.parameters)
-        _console.say(f"  {count} of them are {dtype} in the model, and trained as shown")
+        _console.say(f"  {count} of them are {dtype} in the model, and stored as shown")
     _parameters([(p.name, p.role, p.dtype, p.shape) for p in manifest.parameters])
     _console.say("operators", style="bold")
     for name, domains in manifest.operators.model_dump().items():
@@ -108,6 +121,7 @@ def _package(path: Path) -> dict[str, Any]:
             _console.say(f"  {name} ({domain}): {', '.join(operators)}")
     sizes = {p.name: byte_size(p.dtype, p.shape) for p in manifest.parameters}
     content: dict[str, Any] = {"kind": "package", **manifest.model_dump(mode="json")}
+    content["sizes"] = sizes_of_parts
     for entry in content["parameters"]:
         entry["size_bytes"] = sizes[entry["name"]]
     return content
@@ -309,4 +323,4 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     }
 
 
-_KINDS = {"package": _package, "model": _model, "checkpoint": _checkpoint}
+_KINDS = {"model": _model, "checkpoint": _checkpoint}

@@ -20,6 +20,7 @@ from odtpack.errors import OdtpackError
 from odtpack.optimizers.base import Optimizer
 from odtpack.optimizers.groups import Group
 from odtpack.passes import aliases
+from odtpack.passes.compact import compact
 
 NORM_EPSILON = 1e-6
 """Of ``torch.nn.utils.clip_grad_norm_``."""
@@ -124,7 +125,7 @@ def optimizer_model(
     model = ir.Model(graph, ir_version=8, producer_name="odtpack")
     model.metadata_props.update(_metadata(optimizer, groups))
     targets.stamp(model)
-    return model
+    return compact(model, keep_names=False)
 
 
 def _clipped(op: Ops, values: dict[str, ir.Value], clip: Clip) -> ir.Value:

@@ -13,6 +13,7 @@ from odtpack.autodiff.context import Context
 from odtpack.autodiff.ops import Ops, static_dims
 from odtpack.autodiff.windows import conv_windows
 from odtpack.passes import match
+from odtpack_runtime.signature import OWN_TYPE_SUFFIX
 
 
 def rewrite(op: Ops, graph: ir.Graph) -> None:
@@ -35,9 +36,11 @@ def rewrite(op: Ops, graph: ir.Graph) -> None:
 
 
 def _known(node: ir.Node) -> bool:
-    """Whether the weight is an input and everything but the batch is known."""
+    """Whether the weight is an input, widened maybe, and everything but the batch is known."""
     x, w = node.inputs[0], node.inputs[1]
-    if x is None or w is None or not w.is_graph_input():
+    if x is None or w is None:
+        return False
+    if not (w.is_graph_input() or str(w.name).endswith(OWN_TYPE_SUFFIX)):
         return False
     if x.dtype != ir.DataType.FLOAT or x.shape is None or static_dims(w) is None:
         return False

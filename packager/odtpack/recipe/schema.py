@@ -79,6 +79,8 @@ class FormatsTable(Table):
     """ORT format: optimized once, or with what suits the processor left to the session."""
     ort_platforms: tuple[Literal["arm", "amd64"], ...] = ()
     """ORT format: processors to optimize for. Without them, models that run on all."""
+    frozen_dtype: Literal["float16", "int8"] | None = None
+    """Store large frozen weights in fewer bytes; the models compute in float32."""
     nominal: Switch = False
     """A checkpoint without values too."""
 

@@ -15,6 +15,7 @@ from odtpack.recipe.schema import FormatsTable
 from odtpack_runtime.schedules import ScheduleSpec, Setting
 
 if TYPE_CHECKING:
+    from odtpack.storage import Storage
     from odtpack.targets import Runtime
     from odtpack_runtime.manifest import Manifest
 
@@ -45,6 +46,7 @@ class BuildSettings:
         accumulation_steps: Batches whose gradients make one optimizer step.
         schedule: Schedule of the learning rate.
         runtime: What runs the package, see :data:`odtpack.targets.Runtime`.
+        frozen_storage: How large frozen weights are stored.
         ort_format: Which files in ORT format to write too.
         nominal: Also write a checkpoint without values.
         onnxruntime: Version of ONNX Runtime that must load the package.
@@ -66,6 +68,7 @@ class BuildSettings:
     accumulation_steps: int = 1
     schedule: ScheduleSpec | None = None
     runtime: Runtime = "onnxruntime"
+    frozen_storage: Storage | None = None
     ort_format: OrtFormat | None = None
     nominal: bool = False
     onnxruntime: str | None = None
@@ -104,6 +107,7 @@ class BuildSettings:
             accumulation_steps=table.batch.accumulation_steps,
             schedule=schedule,
             runtime=table.target.runtime,
+            frozen_storage=table.formats.frozen_dtype,
             ort_format=_ort_format(table.formats),
             nominal=table.formats.nominal,
             onnxruntime=table.target.onnxruntime,
@@ -149,6 +153,7 @@ class BuildSettings:
             loss_inputs=self.loss_inputs,
             outputs=self.outputs,
             runtime=self.runtime,
+            frozen_storage=self.frozen_storage,
             ort_format=self.ort_format,
             nominal=self.nominal,
             onnxruntime=self.onnxruntime,

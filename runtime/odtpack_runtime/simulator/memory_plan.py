@@ -33,6 +33,7 @@ from odtpack_runtime.optimizer_state import state_layout
 from odtpack_runtime.package import Package
 from odtpack_runtime.signature import RESET_NAME
 from odtpack_runtime.simulator.allocation import Allocation, allocate, allocated_size
+from odtpack_runtime.simulator.labels import Labels
 from odtpack_runtime.simulator.result import (
     MemoryBreakdown,
     MemoryKind,
@@ -156,20 +157,25 @@ def plan_memory(
     held_out = evaluation.plan(threads, additional, {})
     update = optimizer.plan(threads, frozenset(), {})
     loaded = [process, *parameters, *training.items()]
+    step_labels = Labels(training.graph, {p.name for p in manifest.parameters}, later="grad/")
+    update_labels = Labels(optimizer.graph)
     phases = {
         "loading the training model": [*loaded, training.loading()],
         "loading the evaluation model": [*loaded, *evaluation.items(), evaluation.loading()],
-        "first step": [*started, *_alive_at_peak(training.graph, first)],
-        "training step": [*running, *_alive_at_peak(training.graph, later)],
-        "optimizer step": [*running, *_alive_at_peak(optimizer.graph, update)],
-        "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out)],
+        "first step": [*started, *_alive_at_peak(training.graph, first, step_labels)],
+        "training step": [*running, *_alive_at_peak(training.graph, later, step_labels)],
+        "optimizer step": [*running, *_alive_at_peak(optimizer.graph, update, update_labels)],
+        "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out, None)],
         "saving": [*running, Item("checkpoint tables", _SAVE_BYTES, "activations")],
     }
     if manifest.accumulation_steps > 1:
-        phases["accumulating step"] = [*running, *_alive_at_peak(training.graph, first)]
+        phases["accumulating step"] = [
+            *running,
+            *_alive_at_peak(training.graph, first, step_labels),
+        ]
     base = sum(item.nbytes for item in running)
-    points = [*_points(training.graph, later, base, 0)]
-    points += _points(optimizer.graph, update, base, len(points))
+    points = [*_points(training.graph, later, base, 0, step_labels)]
+    points += _points(optimizer.graph, update, base, len(points), update_labels)
     return MemoryPlan(
         tuple(Phase(name, tuple(items)) for name, items in phases.items()),
         tuple(points),
@@ -260,29 +266,35 @@ def _batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Ite
         yield Item(spec.name, allocated_size(nbytes), "inputs")
 
 
-def _alive_at_peak(graph: RuntimeGraph, plan: Allocation) -> list[Item]:
-    """Buffers and working memory at the node that needs most."""
+def _alive_at_peak(graph: RuntimeGraph, plan: Allocation, labels: Labels | None) -> list[Item]:
+    """Buffers and working memory at the node that needs most; its own names without labels."""
     if not plan.uses:
         return []
     index = max(range(len(plan.uses)), key=lambda i: plan.uses[i].total)
     items = [
-        Item(stable_name(buffer.name), buffer.size, "activations") for buffer in plan.alive(index)
+        Item(
+            stable_name(labels.value(buffer.name) if labels else buffer.name),
+            buffer.size,
+            "activations",
+        )
+        for buffer in plan.alive(index)
     ]
     node = graph.nodes[index]
     working = plan.uses[index].working
     if working:
-        name = f"working memory of {stable_name(node.name)} ({node.op_type})"
+        name = labels.node(index) if labels else f"{stable_name(node.name)} ({node.op_type})"
+        name = f"working memory of {name}"
         items.append(Item(name, working, "activations"))
     return items
 
 
 def _points(
-    graph: RuntimeGraph, plan: Allocation, base: int, start: int
+    graph: RuntimeGraph, plan: Allocation, base: int, start: int, labels: Labels
 ) -> Iterable[TimelinePoint]:
-    for index, (node, use) in enumerate(zip(graph.nodes, plan.uses, strict=True), start):
+    for index, (node, use) in enumerate(zip(graph.nodes, plan.uses, strict=True)):
         yield TimelinePoint(
-            index=index,
-            node=stable_name(node.name),
+            index=start + index,
+            node=labels.node(index),
             op_type=node.op_type,
             live_bytes=base + use.total,
         )

@@ -120,9 +120,11 @@ def load_runtime_graph(
         optimized_path = Path(folder) / "optimized.onnx"
         options = memory_options(threads)
         options.optimized_model_filepath = str(optimized_path)
-        open_session(model, options)
-        optimized = onnx.load(str(optimized_path))
         original = onnx.load(str(Path(model)), load_external_data=False)
+        typed_path = Path(folder) / "typed.onnx"
+        onnx.save(_typed(original), str(typed_path))
+        open_session(typed_path, options)
+        optimized = onnx.load(str(optimized_path))
         sort_saved_model(optimized.graph, original.graph)
         del original
         options = memory_options(threads)
@@ -139,6 +141,28 @@ def load_runtime_graph(
     _set_sizes(inferred.graph, sizes)
     opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)
     return _convert(optimized.graph, inferred.graph, opset, _Scope({}, {}, {}))
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the type of every value: ONNX Runtime saves shapes only of such values.
+
+    The shapes are left to ONNX Runtime, which plans with those that it finds itself.
+    """
+    known = {value.name for value in _all_infos(model.graph)}
+    inferred = onnx.shape_inference.infer_shapes(model)
+    for value in _all_infos(inferred.graph):
+        if value.name not in known:
+            value.type.tensor_type.ClearField("shape")
+    return inferred
+
+
+def _all_infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """Descriptions of values between the nodes of a graph and of the graphs inside it."""
+    yield from graph.value_info
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _all_infos(attribute.g)
 
 
 def _name_sizes(

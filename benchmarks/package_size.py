@@ -1,0 +1,133 @@
+"""Sizes of packages against the artifacts of the reference for the same models.
+
+    python -m benchmarks.package_size
+
+``all`` counts every file that a side needs to train: models, checkpoint and, on our side, the
+manifest. ``nominal`` counts the same with a checkpoint without values, as an app ships it that
+gets the weights from a server. The reference's side of a row trains and freezes what ours does; its
+weights stay float32, it has no other way. A nominal package is compared with all that the
+reference needs. The sizes are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+from rich.console import Console
+from rich.table import Table
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack.storage import STORAGES, Storage
+from odtpack_runtime.manifest import Manifest
+from tests.peer import client
+
+HEAD = "classifier.*"
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "mobilenet": lambda: zoo.mobilenet_v2(batch_norm="fold"),
+    "transformer": lambda: zoo.transformer_encoder(opset=14),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Bytes of one package and of the reference's artifacts; 0 where there is no reference.
+
+    Attributes:
+        package: All files of the package, with the checkpoint.
+        nominal: The same with a nominal checkpoint, which has no values, in its place.
+        reference: All files of the reference but its nominal checkpoint.
+    """
+
+    package: int
+    nominal: int
+    reference: int
+
+
+def measure(name: str, storage: Storage | None = None, *, head: bool = False) -> Sizes:
+    """Build one package and the reference's artifacts, and count their bytes.
+
+    Args:
+        name: Of :data:`MODELS`.
+        storage: Of the frozen weights.
+        head: Train the classifier only, in place of everything.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model = MODELS[name]()
+        onnx.save(model, folder / "model.onnx")
+        manifest = build_package(
+            folder / "model.onnx",
+            folder / "package",
+            loss="cross_entropy",
+            train=[HEAD] if head else [],
+            frozen_storage=storage,
+            nominal=True,
+        )
+        total = sum(path.stat().st_size for path in (folder / "package").iterdir())
+        nominal = (folder / "package" / "nominal_checkpoint").stat().st_size
+        return Sizes(
+            total - nominal,
+            total - manifest.files.checkpoint.size_bytes,
+            _reference(folder, manifest) if client.peer_available() is None else 0,
+        )
+
+
+def _reference(folder: Path, manifest: Manifest) -> int:
+    scales = {p.scale for p in manifest.parameters}
+    sides = {
+        role: [p.name for p in manifest.parameters if p.role == role and p.name not in scales]
+        for role in ("trainable", "frozen")
+    }
+    made = client.generate(
+        model=folder / "model.onnx",
+        folder=folder / "reference",
+        requires_grad=sides["trainable"],
+        frozen=sides["frozen"],
+    )
+    return sum(made["files"].values())
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    arguments = parser.parse_args()
+    table = Table("Model", "Trained", "Frozen weights", "Package", "Reference", "Ratio",
+                  "Nominal", "Ratio")  # fmt: skip
+    rows = []
+    for name in MODELS:
+        for head, storage in ((False, None), (True, None), *((True, each) for each in STORAGES)):
+            sizes = measure(name, storage, head=head)
+            trained = "classifier" if head else "all"
+            rows.append({"model": name, "trained": trained, "storage": storage or "float32"}
+                        | dataclasses.asdict(sizes))  # fmt: skip
+            table.add_row(
+                name, trained, storage or ("float32" if head else "none"),
+                f"{sizes.package:,}", f"{sizes.reference:,}", _ratio(sizes.package, sizes),
+                f"{sizes.nominal:,}", _ratio(sizes.nominal, sizes),
+            )  # fmt: skip
+    if arguments.json:
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+    else:
+        Console(width=110).print(table)
+        missing = client.peer_available()
+        if missing:
+            Console().print(f"not compared with the reference: {missing}")
+
+
+def _ratio(nbytes: int, sizes: Sizes) -> str:
+    return f"{nbytes / sizes.reference:.3f}" if sizes.reference else "-"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Makes a finished model small: what a runtime can find out itself is not written down.
+
+- Generated names become short: most bytes of a training graph are names, and each is written
+  once where a value is made and again wherever it is read. Names of inputs and outputs stay,
+  and so do all names of values of the evaluation model, which a user may export by.
+- Types and shapes of values go where shape inference finds the same.
+- Attributes go that have their default value; doc strings and exporters' notes go.
+- Equal constants are stored once. Large ones of small whole numbers are stored in bytes, and
+  expanded by nodes that ONNX Runtime executes once, when it loads the model.
+
+None of it changes what a runtime executes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import string
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.defs
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack.autodiff.ops import Dims, Ops, dims_of, subgraphs
+from odtpack.inference import infer_by_standard
+
+# Bytes from which on a constant is worth the nodes that expand it.
+_LARGE_CONSTANT = 512
+# Bytes up to which equal constants are looked for; beyond, they are weights.
+_LARGEST_COMPARED = 1 << 20
+
+_NOWHERE = 255  # the row of a column without a one
+_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
+_LETTERS = string.ascii_letters
+_CHARACTERS = string.ascii_letters + string.digits
+
+
+def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
+    """Make a finished model small.
+
+    Args:
+        model: In topological order; changed in place.
+        keep_names: Keep the names of nodes and values, and constants as they are.
+
+    Returns:
+        The model.
+    """
+    common_passes.ClearMetadataAndDocStringPass()(model)
+    common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
+    _drop_defaults(model.graph)
+    if not keep_names:
+        _narrow_constants(model.graph)
+        _shorten_names(model.graph)
+    _drop_types(model)
+    return model
+
+
+def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """A graph and the graphs inside it, outermost first."""
+    yield graph
+    for node in graph:
+        for inner in subgraphs(node):
+            yield from _graphs(inner)
+
+
+def _drop_defaults(graph: ir.Graph) -> None:
+    """Drop attributes that say what the operator's specification says without them."""
+    version = graph.opset_imports[""]
+    for inner in _graphs(graph):
+        for node in inner:
+            if node.domain or not node.attributes:
+                continue
+            defaults = _defaults(node.op_type, version)
+            for name, attribute in list(node.attributes.items()):
+                if name in defaults and defaults[name] == (attribute.type, attribute.value):
+                    del node.attributes[name]
+
+
+@functools.cache
+def _defaults(op_type: str, version: int) -> dict[str, tuple[ir.AttributeType, Any]]:
+    """Type and default value of the attributes of an ai.onnx operator that have one."""
+    if not onnx.defs.has(op_type, version, ""):
+        return {}
+    schema = onnx.defs.get_schema(op_type, version, "")
+    found = {}
+    for name, attribute in schema.attributes.items():
+        if attribute.default_value.type:  # else there is none
+            default = ir.serde.deserialize_attribute(attribute.default_value)
+            if isinstance(default, ir.Attr):
+                found[name] = (default.type, default.value)
+    return found
+
+
+def _narrow_constants(graph: ir.Graph) -> None:
+    """Store large constants of small whole numbers in bytes."""
+    op, outputs = Ops(graph), set(graph.outputs)
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in _FLOATS or tensor.nbytes < _LARGE_CONSTANT:
+            continue
+        readers = value.consumers()
+        if value in outputs or any(node.graph is not graph for node in readers):
+            continue
+        array = tensor.numpy()
+        with np.errstate(invalid="ignore"):
+            narrow = array.astype(np.uint8)
+        # Bytes are compared: of a negative zero the sign would be lost.
+        if narrow.astype(array.dtype).tobytes() != array.tobytes():
+            continue
+        with op.before(graph[0]):
+            value.replace_all_uses_with(_expanded(op, narrow, tensor.dtype))
+        graph.initializers.pop(name)
+
+
+def _expanded(op: Ops, narrow: np.ndarray, dtype: ir.DataType) -> ir.Value:
+    """Nodes that expand an array of bytes.
+
+    A matrix of zeros and ones with at most one of them in each column, as gradients of
+    convolutions and pools have it, is known by the row of each column's one.
+    """
+    for axis in (0, 1):
+        length = narrow.shape[axis] if narrow.ndim == 2 else _NOWHERE
+        if length < _NOWHERE and narrow.max() == 1 and narrow.sum(axis, np.int64).max() <= 1:
+            place = np.where(narrow.any(axis), narrow.argmax(axis), _NOWHERE).astype(np.uint8)
+            index = op.Cast(op.constant(np.expand_dims(place, axis)), to=ir.DataType.INT32)
+            rows = op.constant(np.expand_dims(np.arange(length, dtype=np.int32), 1 - axis))
+            return op.cast(op.Equal(index, rows), dtype)
+    return op.cast(op.constant(narrow), dtype)
+
+
+def _shorten_names(graph: ir.Graph) -> None:
+    """Name values a, b, c in the order of the file, and nodes after their first output."""
+    kept = {value.name for value in (*graph.inputs, *graph.outputs)}
+    names = (name for name in _short_names() if name not in kept)
+    outputs = set(graph.outputs)
+    for inner in _graphs(graph):
+        # Initializers first: they are read most, and the first names are the shortest.
+        initializers = [v for v in inner.initializers.values() if v not in outputs]
+        inner.initializers.clear()
+        for value in initializers:
+            value.name = next(names)
+            if value.const_value is not None:
+                value.const_value.name = value.name
+            inner.initializers.add(value)
+        for value in inner.inputs if inner is not graph else ():
+            value.name = next(names)
+        for node in inner:
+            for value in node.outputs:
+                if value.name and value not in outputs:
+                    value.name = next(names)
+            node.name = next((value.name for value in node.outputs if value.name), None)
+
+
+def _short_names() -> Iterator[str]:
+    """a, b, ..., Z, aa, ab, ..., a0, ...: a letter, then letters and digits."""
+    for length in itertools.count():
+        for first in _LETTERS:
+            for rest in itertools.product(_CHARACTERS, repeat=length):
+                yield first + "".join(rest)
+
+
+def _drop_types(model: ir.Model) -> None:
+    """Drop types and shapes of values that inference without data propagation finds.
+
+    ONNX Runtime infers at least as much; what only the packager knows stays.
+    """
+    outputs = set(model.graph.outputs)
+    written: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
+    for graph in _graphs(model.graph):
+        for node in graph:
+            for value in node.outputs:
+                if value not in outputs:
+                    written[value] = value.type, value.shape
+                    value.type = value.shape = None
+    infer_by_standard(model, data_propagation=False)
+    for value, (type_, shape) in written.items():
+        if value.type != type_ or not _covers(dims_of(value), shape):
+            value.type, value.shape = type_, shape
+        else:
+            value.type = value.shape = None
+    for graph in _graphs(model.graph):
+        for value in graph.initializers.values():
+            value.type = value.shape = None
+
+
+def _covers(found: Dims | None, shape: ir.Shape | None) -> bool:
+    """Whether the dimensions found say all that a shape says."""
+    if shape is None:
+        return True
+    if found is None or len(found) != shape.rank():
+        return False
+    return all(
+        ours == theirs for ours, theirs in zip(_dims(shape), found, strict=True) if ours is not None
+    )
+
+
+def _dims(shape: ir.Shape) -> Iterator[int | str | None]:
+    for dim in shape:
+        name = dim if isinstance(dim, int) else dim.value
+        # Inference makes such names up for sizes that it does not know.
+        yield None if isinstance(name, str) and name.startswith("unk__") else name

@@ -1,0 +1,178 @@
+"""Where the bytes of a package go: the tree, the drawing and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack_runtime.checkpoint_format import CheckpointData
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package import Package
+from odtpack_runtime.reports.anatomy import Part, package_anatomy
+from odtpack_runtime.reports.size_report import render_size_html, write_size_report
+from odtpack_runtime.reports.treemap import WIDTH, Box, squarify, treemap
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sizes")
+    build_package(zoo.cnn(), folder, loss="cross_entropy", nominal=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(folder: Path) -> Part:
+    return package_anatomy(Package.open(folder), folder / "manifest.json")
+
+
+def assert_sums(part: Part) -> None:
+    """Parts make up the whole, none is negative, and they stand in order."""
+    if part.parts:
+        assert sum(inner.nbytes for inner in part.parts) == part.nbytes, part.name
+        assert [p.nbytes for p in part.parts] == sorted(
+            (p.nbytes for p in part.parts), reverse=True
+        )
+    for inner in part.parts:
+        assert inner.nbytes > 0
+        assert_sums(inner)
+
+
+def find(part: Part, name: str) -> Part:
+    return next(inner for inner in part.parts if inner.name == name)
+
+
+def test_every_byte_is_somewhere(root: Part, folder: Path) -> None:
+    assert_sums(root)
+    assert {p.name: p.nbytes for p in root.parts} == {
+        path.name: path.stat().st_size for path in folder.iterdir()
+    }
+
+
+def test_parameters_by_module(root: Part, folder: Path) -> None:
+    checkpoint = find(root, "checkpoint")
+    manifest = Package.open(folder).manifest
+    nbytes = sum(4 * int(np.prod(p.shape)) for p in manifest.parameters)
+    assert find(checkpoint, "names and tables").nbytes == checkpoint.nbytes - nbytes
+    sizes = {p.name: 4 * int(np.prod(p.shape)) for p in manifest.parameters}
+    module = next(iter(sizes)).partition(".")[0]
+    expected = sum(size for name, size in sizes.items() if name.startswith(f"{module}."))
+    assert find(checkpoint, module).nbytes == expected
+
+
+def test_model_by_operators(root: Part, folder: Path) -> None:
+    """Names, counted by hand; the operators of nodes in branches count, too."""
+    model = onnx.load(folder / "training_model.onnx")
+    nodes, total, counts = list(model.graph.node), 0, {}
+    while nodes:
+        node = nodes.pop()
+        total += len("".join((node.name, *node.input, *node.output)))
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+        nodes += [inner for a in node.attribute if a.HasField("g") for inner in a.g.node]
+    total += sum(len(tensor.name) for tensor in model.graph.initializer)
+    part = find(root, "training_model.onnx")
+    assert find(part, "names").nbytes == total
+    found = {p.name for p in find(part, "nodes").parts}
+    assert found == {f"{count} × {name}" for name, count in counts.items()}
+
+
+def test_checkpoint_in_two_files(tmp_path: Path, folder: Path, root: Part) -> None:
+    """Tensors beside the checkpoint are part of it."""
+    from odtpack_runtime.reports import anatomy
+
+    data = CheckpointData({"fc.weight": np.ones(1000, np.float32)}, {})
+    write_checkpoint(tmp_path / "checkpoint", data)
+    nbytes = (tmp_path / "checkpoint").stat().st_size
+    part = anatomy._checkpoint(tmp_path / "checkpoint", "checkpoint", nbytes)
+    assert {p.name: p.nbytes for p in part.parts} == {
+        "fc.weight": 4000,
+        "names and tables": nbytes - 4000,
+    }
+
+
+def test_collapse() -> None:
+    part = Part("p", 100, (Part("a", 90, (Part("x", 89), Part("y", 1))), *[Part("b", 1)] * 10))
+    small = part.collapsed(5, 4, 3)
+    assert small == Part(
+        "p", 100, (Part("a", 90, (Part("x", 89), Part("y", 1))), Part("10 smaller", 10))
+    )
+    assert part.collapsed(5, 4, 1).parts[0].parts == ()
+    assert part.collapsed(200, 4, 3).parts == ()
+    assert len(part.collapsed(0, 4, 3).parts) == 5
+
+
+@pytest.mark.parametrize("sizes", [[1], [6, 6, 4, 3, 2, 2, 1], [1000, 1, 1], [5] * 40])
+@pytest.mark.parametrize("box", [Box(0, 0, 1, 400), Box(0.2, 30, 0.1, 300)])
+def test_areas_are_the_sizes(sizes: list[int], box: Box) -> None:
+    boxes = squarify(sizes, box)
+    area = box.width * box.height
+    for size, each in zip(sizes, boxes, strict=True):
+        assert each.width * each.height == pytest.approx(area * size / sum(sizes))
+        assert each.x >= box.x - 1e-9
+        assert each.y >= box.y - 1e-9
+        assert each.x + each.width <= box.x + box.width + 1e-9
+        assert each.y + each.height <= box.y + box.height + 1e-6
+    for i, one in enumerate(boxes):
+        for other in boxes[:i]:
+            across = min(one.x + one.width, other.x + other.width) - max(one.x, other.x)
+            down = min(one.y + one.height, other.y + other.height) - max(one.y, other.y)
+            assert across < 1e-9 or down < 1e-6
+
+
+def test_example_of_the_paper() -> None:
+    """Figure 5 of Bruls, Huizing and van Wijk: 6 by 4, sizes 6 6 4 3 2 2 1."""
+    boxes = squarify([6, 6, 4, 3, 2, 2, 1], Box(0, 0, 6 / WIDTH, 4))
+    shapes = [(round(b.width * WIDTH, 3), round(b.height, 3)) for b in boxes]
+    assert shapes[:4] == [(3.0, 2.0), (3.0, 2.0), (1.714, 2.333), (1.286, 2.333)]
+
+
+def test_names_are_escaped() -> None:
+    drawing = treemap(Part("r", 10, (Part("<script>&", 10),)), 100)
+    assert "<script>" not in drawing
+    assert "&lt;script&gt;&amp;" in drawing
+
+
+class Counter(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "img", "iframe")
+        assert not any(name.startswith("on") or name in ("src",) for name, _ in attrs)
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page(root: Part) -> None:
+    """Well-formed, self-contained, the same every time; every file and both pictures."""
+    page = render_size_html(root, "checkpoint").decode()
+    assert page == render_size_html(root, "checkpoint").decode()
+    counter = Counter()
+    counter.feed(page)
+    assert counter.open == []
+    assert not re.search(r"https?://", page)
+    for part in root.parts:
+        assert part.name in page
+    assert page.count('class="treemap"') == 2
+
+
+def test_reports(root: Part, tmp_path: Path) -> None:
+    written = write_size_report(root, "checkpoint", f"json:{tmp_path / 'sizes.json'}")
+    assert json.loads(written.read_text()) == root.as_dict()
+    page = write_size_report(root, "checkpoint", f"html:{tmp_path / 'sizes.html'}")
+    assert page.read_bytes() == render_size_html(root, "checkpoint")
+    with pytest.raises(OdtpackError) as error:
+        write_size_report(root, "checkpoint", f"pdf:{tmp_path / 'x'}")
+    assert error.value.code == "report-format-unknown"

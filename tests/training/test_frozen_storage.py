@@ -1,0 +1,310 @@
+"""Frozen weights in float16 and int8: sizes, exact results, and what stays float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from odtpack import storage, zoo
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import OdtpackError as RuntimeOdtpackError
+from odtpack_runtime.package import Package
+from tests.packaging_tools import batch
+
+HEADS = {"mobilenet": "classifier.*", "transformer": "classifier.*"}
+
+
+def model_of(name: str) -> onnx.ModelProto:
+    if name == "mobilenet":
+        return zoo.mobilenet_v2(batch_norm="fold", size=64, width_mult=0.35)
+    return zoo.transformer_encoder(layers=2, d=64, ff=128, T=16, opset=14)
+
+
+def expanded(checkpoint: Path) -> dict[str, np.ndarray]:
+    """Oracle: parameters as float32, by numpy from what the checkpoint holds."""
+    state = CheckpointState.load_checkpoint(checkpoint)
+    values = {name: parameter.data for name, parameter in state.parameters}
+    return {
+        name: value.astype(np.float32) * values.get(f"{name}.int8_scale", np.float32(1))
+        for name, value in values.items()
+        if not name.endswith(".int8_scale")
+    }
+
+
+def with_values(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for tensor in result.graph.initializer:
+        if tensor.name in values:
+            tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
+    return result
+
+
+@pytest.mark.parametrize("kind", storage.STORAGES)
+@pytest.mark.parametrize("name", HEADS)
+def test_results_are_those_of_the_expanded_weights(
+    name: str, kind: storage.Storage, tmp_path: Path
+) -> None:
+    """Bit for bit the float32 package of the weights that numpy expands; so is an export.
+
+    (Without ONNX Runtime's optimizations, which treat the two graphs in different ways.)
+    """
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    model = model_of(name)
+    x, labels = batch(model, 4)
+    build_package(
+        model, tmp_path / "small", loss="cross_entropy", train=[HEADS[name]], frozen_storage=kind
+    )
+    values = expanded(tmp_path / "small" / "checkpoint")
+    twin = with_values(model, values)
+    build_package(twin, tmp_path / "float32", loss="cross_entropy", train=[HEADS[name]])
+    results, exports = [], []
+    for folder in (tmp_path / "small", tmp_path / "float32"):
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(
+            folder / "training_model.onnx", state, folder / "eval_model.onnx",
+            session_options=options,
+        )  # fmt: skip
+        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        losses = []
+        for _ in range(3):
+            losses.append(float(module(x, labels)))
+            optimizer.step()
+            module.lazy_reset_grad()
+        module.eval()
+        losses.append(float(module(x, labels)))
+        trained = {key: p.data.copy() for key, p in state.parameters if p.requires_grad}
+        results.append((losses, trained))
+        module.export_model_for_inferencing(folder / "inference.onnx", ["output"])
+        exports.append(onnx.load(folder / "inference.onnx"))
+    assert results[0][0] == results[1][0]
+    for key, value in results[1][1].items():
+        np.testing.assert_array_equal(results[0][1][key], value, err_msg=key)
+    # An export holds float32 weights, and no trace of how they were stored.
+    assert [n.op_type for n in exports[0].graph.node] == [n.op_type for n in exports[1].graph.node]
+    assert [i.name for i in exports[0].graph.input] == [i.name for i in exports[1].graph.input]
+    one, other = ({t.name: t for t in e.graph.initializer} for e in exports)
+    assert set(one) == set(other)
+    for key, tensor in other.items():
+        np.testing.assert_array_equal(
+            numpy_helper.to_array(one[key]), numpy_helper.to_array(tensor), strict=True
+        )
+
+
+# Largest change of a logit, as a share of the largest logit, and bytes of the checkpoint.
+BOUNDS = {"float16": (2e-3, 0.62), "int8": (6e-2, 0.45)}
+
+
+@pytest.mark.parametrize("kind", storage.STORAGES)
+@pytest.mark.parametrize("name", HEADS)
+def test_accuracy_and_size(name: str, kind: storage.Storage, tmp_path: Path) -> None:
+    model = model_of(name)
+    x, labels = batch(model, 8)
+    outputs, sizes, exact = [], [], []
+    for folder, chosen in ((tmp_path / "float32", None), (tmp_path / kind, kind)):
+        manifest = build_package(
+            model, folder, loss="cross_entropy", train=[HEADS[name]], outputs=["output"],
+            frozen_storage=chosen,
+        )  # fmt: skip
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state)
+        outputs.append(module(x, labels)[1])
+        sizes.append(manifest.files.checkpoint.size_bytes)
+        values = expanded(folder / "checkpoint")
+        session = onnxruntime.InferenceSession(with_values(model, values).SerializeToString())
+        exact.append(session.run(["output"], {"input": x})[0])
+    change, share = BOUNDS[kind]
+    for output, other in zip(outputs, exact, strict=True):  # optimized: the same up to rounding
+        np.testing.assert_allclose(output, other, rtol=1e-4, atol=1e-5)
+    assert 0 < np.abs(outputs[1] - outputs[0]).max() < change * np.abs(outputs[0]).max()
+    assert sizes[1] < share * sizes[0]
+
+
+def test_int8_is_within_half_a_step_of_its_channel() -> None:
+    random = np.random.default_rng(0)
+    magnitudes = np.geomspace(1e-6, 1e3, 24).reshape(-1, 1, 1, 1)
+    array = (random.standard_normal((24, 16, 3, 3)) * magnitudes).astype(np.float32)
+    array[3] = 0
+    stored = storage.store("w", ir.tensor(array, name="w"), "int8")
+    assert stored is not None
+    assert stored.scale is not None
+    values, scale = stored.values.numpy(), stored.scale.numpy()
+    assert values.dtype == np.int8
+    assert scale.shape == (24, 1, 1, 1)  # the axis along which magnitudes differ
+    assert np.abs(values).max(axis=(1, 2, 3)).tolist() == [0 if i == 3 else 127 for i in range(24)]
+    error = np.abs(values * scale.astype(np.float64) - array)
+    assert (error <= scale.astype(np.float64) * (0.5 + 1e-5)).all()
+
+
+def test_int8_rounds_ties_to_even() -> None:
+    array = np.zeros((4, 256), np.float32)
+    array[:, 0] = 127  # a step of one
+    array[:, 1:7] = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5]
+    stored = storage.store("w", ir.tensor(array, name="w"), "int8")
+    assert stored is not None
+    assert stored.values.numpy()[0, :7].tolist() == [127, 0, 2, 2, 0, -2, -2]
+
+
+def test_only_large_weights_are_stored_so(tmp_path: Path) -> None:
+    """Norms, biases, embeddings of positions that are added, and small weights stay float32."""
+    manifest = build_package(
+        model_of("transformer"),
+        tmp_path / "p",
+        loss="cross_entropy",
+        train=["classifier.*"],
+        frozen_storage="int8",
+    )
+    parameters = {p.name: p for p in manifest.parameters}
+    for name, parameter in parameters.items():
+        if parameter.dtype == "int8":
+            assert name.endswith("weight")
+            assert "norm" not in name
+            assert parameter.role == "frozen"
+            assert parameter.model_dtype == "float32"
+            assert parameters[parameter.scale].dtype == "float32"
+        else:
+            assert parameter.dtype == "float32"
+            assert parameter.scale is None
+    assert parameters["token_embedding.weight"].dtype == "int8"
+    assert parameters["layers.0.linear1.weight"].dtype == "int8"
+    assert parameters["position_embedding.weight"].dtype == "float32"
+    assert Package.open(tmp_path / "p").manifest == manifest
+
+
+def linear(weight: np.ndarray, opset: int = 17) -> onnx.ModelProto:
+    """Two layers: weight [n, m] frozen, head [m, 3] trained."""
+    n, m = weight.shape
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "weight"], ["h"]),
+            helper.make_node("MatMul", ["h", "head"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", n])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        [
+            numpy_helper.from_array(weight.astype(np.float32), "weight"),
+            numpy_helper.from_array(np.full((m, 3), 0.1, np.float32), "head"),
+        ],
+    )
+    model = onnx.ModelProto(graph=graph, opset_import=[helper.make_opsetid("", opset)])
+    model.ir_version = 7
+    return model
+
+
+def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
+    weight = np.ones((40, 40))
+    weight[3, 4] = -70000
+    with pytest.raises(OdtpackError, match="'weight' holds 70000, and float16 ends at") as error:
+        build_package(
+            linear(weight), tmp_path / "p", loss="cross_entropy", train=["head"],
+            frozen_storage="float16",
+        )  # fmt: skip
+    assert error.value.code == "value-out-of-range"
+    assert "int8" in (error.value.hint or "")
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_beyond_int8_are_refused(tmp_path: Path, bad: float) -> None:
+    weight = np.ones((40, 40))
+    weight[3, 4] = bad
+    with pytest.raises(OdtpackError, match="infinity or NaN"):
+        build_package(
+            linear(weight), tmp_path / "p", loss="cross_entropy", train=["head"],
+            freeze=["weight"], frozen_storage="int8",
+        )  # fmt: skip
+
+
+def test_nothing_to_store_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as error:
+        build_package(
+            linear(np.ones((40, 40))), tmp_path / "p", loss="cross_entropy",
+            frozen_storage="float16",
+        )  # fmt: skip
+    assert error.value.code == "storage-not-used"
+
+
+@pytest.mark.parametrize("kind", storage.STORAGES)
+def test_lowest_opset(kind: storage.Storage, tmp_path: Path) -> None:
+    weight = np.random.default_rng(1).standard_normal((40, 40))
+    build_package(
+        linear(weight, 12), tmp_path / "p", loss="cross_entropy", train=["head"],
+        outputs=["y"], frozen_storage=kind,
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "p" / "checkpoint")
+    module = Module(tmp_path / "p" / "training_model.onnx", state)
+    x = np.random.default_rng(2).standard_normal((2, 40)).astype(np.float32)
+    output = module(x, np.array([0, 2]))[1]
+    values = expanded(tmp_path / "p" / "checkpoint")
+    exact = x.astype(np.float64) @ values["weight"] @ values["head"]
+    np.testing.assert_allclose(output, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_one_vector_of_all_parameters(tmp_path: Path) -> None:
+    """Float16 widens exactly, and comes back; int8 is refused by name."""
+    weight = np.random.default_rng(1).standard_normal((40, 40))
+    for kind in storage.STORAGES:
+        folder = tmp_path / kind
+        build_package(
+            linear(weight), folder, loss="cross_entropy", train=["head"], frozen_storage=kind
+        )
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state)
+        assert module.get_contiguous_parameters(trainable_only=True).numpy().size == 120
+        if kind == "int8":
+            with pytest.raises(RuntimeOdtpackError, match="int8"):
+                module.get_contiguous_parameters(trainable_only=False)
+            continue
+        vector = module.get_contiguous_parameters(trainable_only=False)
+        np.testing.assert_array_equal(
+            vector.numpy()[:1600], weight.astype(np.float16).astype(np.float32).ravel()
+        )
+        module.copy_buffer_to_parameters(
+            onnxruntime.OrtValue.ortvalue_from_numpy(2 * vector.numpy()), trainable_only=False
+        )
+        np.testing.assert_array_equal(
+            state.parameters["weight"].data, 2 * weight.astype(np.float16)
+        )
+
+
+def test_nominal_packages_load_values_later(tmp_path: Path) -> None:
+    weight = np.random.default_rng(1).standard_normal((40, 40))
+    folder = tmp_path / "p"
+    build_package(
+        linear(weight), folder, loss="cross_entropy", train=["head"], frozen_storage="int8",
+        nominal=True,
+    )  # fmt: skip
+    x, labels = np.ones((2, 40), np.float32), np.array([0, 1])
+    losses = []
+    for name in ("checkpoint", "nominal_checkpoint"):
+        state = CheckpointState.load_checkpoint(folder / name)
+        module = Module(folder / "training_model.onnx", state)
+        if name != "checkpoint":
+            state.load_parameters(folder / "checkpoint")
+        losses.append(float(module(x, labels)))
+    assert losses[0] == losses[1]
+
+
+def test_manifest_names_a_scale_that_exists(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    build_package(
+        linear(np.ones((40, 40))), folder, loss="cross_entropy", train=["head"],
+        frozen_storage="int8",
+    )  # fmt: skip
+    content = json.loads((folder / "manifest.json").read_text())
+    next(p for p in content["parameters"] if p["name"] == "weight")["scale"] = "nothing"
+    del content["digest"]
+    (folder / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(RuntimeOdtpackError, match="scale must be one of the parameters"):
+        Package.open(folder)
