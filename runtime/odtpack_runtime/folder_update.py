@@ -5,7 +5,7 @@ folders in one step (Linux, macOS) and the old folder holds nothing else, the st
 takes the folder's place. Elsewhere the stage is moved into the folder under the name
 :data:`UPDATE_NAME`, with a plan of what is to be moved and removed: from that moment on the
 update counts as made, and whoever opens the folder next carries on where a killed process
-stopped. See docs/adr/0010-packages-are-replaced-whole.md.
+stopped. See docs/adr/0005-packages-are-replaced-whole.md.
 """
 
 from __future__ import annotations
