@@ -154,7 +154,10 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
     return Graphs(
-        compact(_finish(forward, "training", properties | training), keep_names=False),
+        compact(
+            _finish(forward, "training", properties | training),
+            keep_names=recipe.runtime != targets.STOCK,  # the reference tells values by name
+        ),
         compact(_finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
         recipe.accumulation_steps,

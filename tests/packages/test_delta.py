@@ -18,6 +18,7 @@ from odtpack import artifacts, zoo
 from odtpack.build import build_package
 from odtpack.delta import write_delta
 from odtpack.optimizers import SGD, AdamW
+from odtpack.ort_choices import OrtFormat
 from odtpack_runtime import OdtpackError, checkpoint_writer
 from odtpack_runtime.delta import apply_delta
 from odtpack_runtime.delta_format import Kind
@@ -145,8 +146,8 @@ def test_another_prefix(tmp_path: Path) -> None:
 
 
 def test_ort_files(tmp_path: Path) -> None:
-    old = list_extra(build(tmp_path / "old", ort_format=True))
-    new = list_extra(build(tmp_path / "new", small_model(width=(4, 12)), ort_format=True))
+    old = list_extra(build(tmp_path / "old", ort_format=OrtFormat()))
+    new = list_extra(build(tmp_path / "new", small_model(width=(4, 12)), ort_format=OrtFormat()))
     made = kinds(check_delta(old, new, tmp_path / "work"))
     assert any(name.endswith(".ort") for name in made)
 
@@ -304,7 +305,7 @@ class TestRefusals:
         assert tree(pair[0]) == before
 
     def test_names_that_a_delta_cannot_hold(self, tmp_path: Path) -> None:
-        old = list_extra(build(tmp_path / "old", ort_format=True))
+        old = list_extra(build(tmp_path / "old", ort_format=OrtFormat()))
         content = json.loads((old / "manifest.json").read_text())
         content.pop("digest", None)
         (old / "sub").mkdir()

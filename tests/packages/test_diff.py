@@ -14,6 +14,7 @@ from odtpack.diff import diff_packages
 from odtpack.diff_model import PackageDiff
 from odtpack.diff_text import escape, markdown
 from odtpack.optimizers import SGD, AdamW
+from odtpack.ort_choices import OrtFormat
 from odtpack_runtime import OdtpackError, checkpoint_writer
 from odtpack_runtime.checkpoint_format import read_checkpoint
 from odtpack_runtime.checkpoint_writer import write_checkpoint
@@ -240,8 +241,8 @@ def test_the_type_that_models_compute_in(tmp_path: Path) -> None:
 
 
 def test_extra_files_are_known_by_what_they_are(tmp_path: Path) -> None:
-    list_extra(build(tmp_path / "old", ort_format=True))
-    list_extra(build(tmp_path / "new", small_model(hidden=4), ort_format=True))
+    list_extra(build(tmp_path / "old", ort_format=OrtFormat()))
+    list_extra(build(tmp_path / "new", small_model(hidden=4), ort_format=OrtFormat()))
     found = diff_packages(tmp_path / "old", tmp_path / "new")
     assert any(file.file.startswith("ort_model ") and file.changed for file in found.files)
 

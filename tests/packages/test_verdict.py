@@ -236,7 +236,9 @@ def test_parameters_go_on_and_moments_do_not(
     case = CASES[request.node.callspec.params["trained"]]
     names = trained.verdict.carry_over
     if case.moments_fit:
-        open_with(trained.new, trained.state())
+        with pytest.raises(OdtpackError) as caught:
+            open_with(trained.new, trained.state())
+        assert caught.value.code == "optimizer-mismatch"
         assert "from adamw to adam" in trained.verdict.reset_reasons[0]
     else:
         with pytest.raises(OdtpackError) as caught:

@@ -135,17 +135,3 @@ def test_what_an_epoch_leaves_makes_a_smaller_step(tmp_path: Path) -> None:
         module.state.parameters, by_hand.state.parameters, strict=True
     ):
         assert ours.data.tobytes() == theirs.data.tobytes(), name
-
-
-def test_a_replay_accumulates_too(tmp_path: Path) -> None:
-    from odtpack_runtime.simulator.training_run import _with_last, step
-
-    model = MODELS["mlp"]()
-    _, module, optimizer = open_training(build(model, tmp_path, 2))
-    data = batch(model, 4, classes=5)
-    counts = []
-    for _, last in _with_last([0, 1, 2, 3, 4]):  # type: ignore[list-item]
-        step(module, optimizer, data, last=last)
-        counts.append(optimizer.step_count)
-    assert counts == [0, 1, 1, 2, 3]
-    assert module.accumulated_batches == 0

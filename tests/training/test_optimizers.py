@@ -27,6 +27,7 @@ from odtpack.optimizers import (
     Optimizer,
     optimizer_model,
 )
+from odtpack.ort_choices import OrtFormat
 from odtpack.update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer
@@ -389,7 +390,12 @@ def test_ort_format(kind: str, tmp_path: Path) -> None:
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     update = UPDATES["groups-and-clip"]
     build_package(
-        model, tmp_path, loss="cross_entropy", optimizer=KINDS[kind], update=update, ort_format=True
+        model,
+        tmp_path,
+        loss="cross_entropy",
+        optimizer=KINDS[kind],
+        update=update,
+        ort_format=OrtFormat(),
     )
     data, results = batch(model, 6, classes=3), []
     for suffix in ("onnx", "ort"):

@@ -155,7 +155,10 @@ def _walk(
             if isinstance(error, _NoRuleError) and error.node is not node:
                 error.around.append(node)
             if refused is None:
-                raise
+                cause = _unknown_operator_before(node, graph, needed, registry)
+                if cause is None or isinstance(error, _NoRuleError):
+                    raise
+                raise _NoRuleError(cause, opset_of(cause, graph)) from None
             if isinstance(error, _NoRuleError):
                 refused(node, _no_gradient(error, graph, sources, registry))
             else:
@@ -165,6 +168,21 @@ def _walk(
             contributions.setdefault(value, []).append(cotangent)
     gradients = {value: total(value) for value in sources}
     return {value: gradient for value, gradient in gradients.items() if gradient is not None}
+
+
+def _unknown_operator_before(
+    node: ir.Node, graph: ir.Graph, needed: set[ir.Value], registry: Registry
+) -> ir.Node | None:
+    """A node without a rule whose outputs' shapes nobody knows: what is behind it suffers."""
+    behind = ancestors([v for v in node.inputs if v is not None], graph)
+    for before in reversed(list(graph)):
+        if before not in behind:
+            continue
+        rule = registry.lookup(before.domain, before.op_type, opset_of(before, graph))
+        unknown = any(y.shape is None or y.dtype is None for y in before.outputs)
+        if rule is None and unknown and any(value in needed for value in reads(before)):
+            return before
+    return None
 
 
 def _apply(rule: Rule, ctx: Context) -> Iterable[tuple[ir.Value, ir.Value]]:
