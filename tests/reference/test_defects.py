@@ -24,7 +24,6 @@ from torch.nn import functional as F
 
 from odtpack import zoo
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
-from odtpack.autodiff import REGISTRY
 from odtpack_runtime import (
     CheckpointState,
     LinearLRScheduler,
@@ -280,7 +279,6 @@ def test_06_pooling_directly_on_what_is_trained(kind: str, tmp_path: Path) -> No
             lambda x, image: pool(image, 2) * x)  # fmt: skip
 
 
-@pytest.mark.skipif(REGISTRY.lookup("", "If", 17) is None, reason="no rule for If yet")
 @pytest.mark.parametrize("positive", [True, False])
 def test_06_an_if_on_the_way(positive: bool, tmp_path: Path) -> None:
     """The condition is known only when the model runs; both branches capture parameters."""
@@ -401,7 +399,6 @@ def test_08_a_transpose_without_perm(tmp_path: Path) -> None:
     follows(tmp_path, model, ["w"], random(4, 3), lambda x, w: (x @ w).T)
 
 
-@pytest.mark.skipif(REGISTRY.lookup("", "LSTM", 17) is None, reason="no rule for LSTM yet")
 def test_08_a_bidirectional_lstm_without_initial_states(tmp_path: Path) -> None:
     theirs = torch.nn.LSTM(3, 4, bidirectional=True).double()
     order = [0, 3, 1, 2]  # PyTorch has input, forget, cell, output; ONNX input, output, forget...
