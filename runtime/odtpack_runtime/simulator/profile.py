@@ -64,6 +64,8 @@ class MemoryFigures(Strict):
     """Memory at which an app in the background is ended."""
     app_limit_entitled: Bytes | None = None
     """Foreground limit with the platform's entitlement for more memory (iOS)."""
+    low_memory_warning: Fraction | None = None
+    """Share of the limit from which the system warns the app that memory is low."""
     bandwidth: Bandwidth | None = None
     """Rate of a large ``memcpy`` by one thread, in bytes copied (the traffic is twice that)."""
 
@@ -84,6 +86,8 @@ class Cluster(Strict):
     core: str = Field(min_length=1, max_length=64)
     cores: Count
     clock: Frequency
+    fp32_peak: Compute | None = None
+    """Single-precision rate of the cluster's cores together."""
 
 
 class CpuFigures(Strict):
@@ -97,6 +101,8 @@ class CpuFigures(Strict):
     fp32_peak: Compute | None = None
     gemm_efficiency: Fraction | None = None
     fp32_gemm: Compute | None = None
+    training_threads: Count | None = None
+    """Threads that a training should use: more would wait for slower cores."""
 
     @model_validator(mode="after")
     def _efficiency_is_an_interval(self) -> CpuFigures:
@@ -149,6 +155,8 @@ class DeviceProfile(Strict):
     validated: bool
     sustained_fraction: Fraction | None = None
     """Share of the burst rate that is left under continuous load."""
+    time_to_throttle: Duration | None = None
+    """Time under full load after which the rate falls to ``sustained_fraction``."""
     background_window: Duration | None = None
     """Time the system grants background work before it may end it."""
     memory: MemoryFigures = Field(default_factory=MemoryFigures)
@@ -214,6 +222,29 @@ class DeviceProfile(Strict):
         """Seconds that the system grants background work; None if unknown."""
         return bounds(self.background_window, "duration")
 
+    def throttle_seconds(self) -> Interval | None:
+        """Seconds of full load until the device throttles; None if unknown."""
+        return bounds(self.time_to_throttle, "duration")
+
+    def training_threads(self) -> int | None:
+        """Threads that a training should use; None if the profile cannot say."""
+        count = bounds(self.cpu.training_threads, "count")
+        return None if count is None else max(1, int(count.typical))
+
+    def warning_bytes(self, state: AppState = "foreground") -> int | None:
+        """Memory from which the system warns the app; None if unknown."""
+        share = bounds(self.memory.low_memory_warning, "ratio")
+        limit = self.memory_limit_bytes(state)
+        return None if share is None or limit is None else int(limit * share.typical)
+
+    def idle_watts(self) -> Interval | None:
+        """Power without load in watts, whole device; None if unknown."""
+        return bounds(self.power.idle, "power")
+
+    def battery_joules(self) -> Interval | None:
+        """Energy of a full battery in joules; None if unknown."""
+        return bounds(self.power.battery, "energy")
+
     def load_watts(self) -> Interval | None:
         """Power under full load in watts, whole device; None if unknown."""
         return bounds(self.power.load, "power")
@@ -232,7 +263,9 @@ class DeviceProfile(Strict):
                 for index, cluster in enumerate(self.cpu.clusters):
                     yield f"cpu.clusters[{index}].cores ({cluster.core})", cluster.cores
                     yield f"cpu.clusters[{index}].clock ({cluster.core})", cluster.clock
+                    yield f"cpu.clusters[{index}].fp32_peak ({cluster.core})", cluster.fp32_peak
         yield "sustained_fraction", self.sustained_fraction
+        yield "time_to_throttle", self.time_to_throttle
         yield "background_window", self.background_window
 
 

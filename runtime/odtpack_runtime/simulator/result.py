@@ -10,57 +10,97 @@ because a diverged training must be reportable in JSON.
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.simulator.figures import FigureKind
 from odtpack_runtime.simulator.profile import OsClass, ProfileFigure
+from odtpack_runtime.simulator.result_base import (
+    Bytes,
+    Count,
+    Loss,
+    NonNegative,
+    NotJudged,
+    Part,
+    Text,
+)
+from odtpack_runtime.simulator.result_campaign import CampaignPoint, DeviceCampaign, Policy
+from odtpack_runtime.simulator.result_latency import (
+    ClassTime,
+    DeviceLatency,
+    HostLatency,
+    OperatorClass,
+    OperatorCost,
+)
+from odtpack_runtime.simulator.result_memory import (
+    DeviceMemory,
+    LimitMethod,
+    MemoryBreakdown,
+    MemoryInfo,
+    MemoryKind,
+    PeakTensor,
+    PhasePeak,
+    PredictedMemory,
+    TimelinePoint,
+)
+from odtpack_runtime.simulator.result_training import (
+    DeviceTraining,
+    EvaluationPoint,
+    Interruption,
+    InterruptionInfo,
+    TrainingInfo,
+)
 from odtpack_runtime.simulator.schema_errors import first_problem
 from odtpack_runtime.simulator.textfile import read_bounded
-from odtpack_runtime.simulator.units import Interval
 
-SCHEMA_VERSION: Final = 1
+__all__ = [
+    "CampaignPoint",
+    "Check",
+    "ClassTime",
+    "DataInfo",
+    "DeviceCampaign",
+    "DeviceLatency",
+    "DeviceMemory",
+    "DeviceResult",
+    "DeviceTraining",
+    "EvaluationPoint",
+    "HostInfo",
+    "HostLatency",
+    "Interruption",
+    "InterruptionInfo",
+    "LimitMethod",
+    "Loss",
+    "MemoryBreakdown",
+    "MemoryInfo",
+    "MemoryKind",
+    "NotJudged",
+    "OperatorClass",
+    "OperatorCost",
+    "PackageInfo",
+    "PeakTensor",
+    "PhasePeak",
+    "Policy",
+    "PredictedMemory",
+    "SimulationResult",
+    "TimelinePoint",
+    "TrainingInfo",
+    "Verdict",
+    "load_result",
+]
+
+SCHEMA_VERSION: Final = 2
 MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
 
 Verdict = Literal["pass", "warn", "fail", "not judged"]
 CheckStatus = Literal["pass", "fail", "not judged"]
 CheckLevel = Literal["error", "warn"]
-CheckUnit = Literal["B", "ms", "s", "%", "1"]
-OperatorClass = Literal["compute", "memory", "other"]
-MemoryKind = Literal[
-    "parameters", "gradients", "optimizer_state", "inputs", "activations", "session"
-]
+CheckUnit = Literal["B", "ms", "s", "J", "%", "1"]
 
 
-def _finite_or_null(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-Bytes = Annotated[int, Field(ge=0, le=2**62)]
-Count = Annotated[int, Field(ge=0, le=2**62)]
-NonNegative = Annotated[float, Field(ge=0)]
-Text = Annotated[str, Field(max_length=4000)]
-Loss = Annotated[float | None, BeforeValidator(_finite_or_null)]
-"""A loss; null where it was NaN or infinite."""
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class PackageInfo(_Part):
+class PackageInfo(Part):
     """The training package that was replayed."""
 
     path: Text
@@ -73,7 +113,7 @@ class PackageInfo(_Part):
     optimizer: Text
 
 
-class DataInfo(_Part):
+class DataInfo(Part):
     """The data and the schedule of the replay; ``steps`` are the optimizer's."""
 
     samples: Count
@@ -86,7 +126,7 @@ class DataInfo(_Part):
     seed: int
 
 
-class HostInfo(_Part):
+class HostInfo(Part):
     """The machine that ran the replay and what its calibration measured."""
 
     cpu: Text
@@ -99,155 +139,18 @@ class HostInfo(_Part):
     memory_bandwidth_gbs: NonNegative | None
 
 
-class TrainingInfo(_Part):
-    """What the training did to the loss and to the metric on the held-out samples."""
-
-    losses: list[Loss]
-    eval_loss_before: Loss
-    eval_loss_after: Loss
-    metric_name: Text | None = None
-    metric_before: float | None = None
-    metric_after: float | None = None
-
-    @property
-    def diverged(self) -> bool:
-        """Whether any training loss was not finite."""
-        return any(loss is None for loss in self.losses)
-
-
-class OperatorCost(_Part):
-    """Time of one operator type over the profiled steps of the host."""
-
-    op_type: Text
-    operator_class: OperatorClass
-    calls: Count
-    total_ms: NonNegative
-    share: float = Field(ge=0, le=1.0001)
-
-
-class HostLatency(_Part):
-    """Times on the host: the first step, the steady ones after it, and where they go."""
-
-    first_step_ms: NonNegative | None
-    steps_ms: list[NonNegative]
-    by_operator: list[OperatorCost]
-
-
-class MemoryBreakdown(_Part):
-    """What is alive at the predicted peak; the parts sum to the peak."""
-
-    parameters: Bytes
-    gradients: Bytes
-    optimizer_state: Bytes
-    inputs: Bytes
-    activations: Bytes
-    session: Bytes
-
-    @property
-    def total(self) -> int:
-        """Sum of the parts in bytes."""
-        return sum(getattr(self, name) for name in type(self).model_fields)
-
-
-class PredictedMemory(_Part):
-    """The memory plan's peak before anything ran."""
-
-    peak_bytes: Bytes
-    breakdown: MemoryBreakdown
-
-    @model_validator(mode="after")
-    def _parts_sum_to_peak(self) -> PredictedMemory:
-        if self.breakdown.total != self.peak_bytes:
-            msg = f"the breakdown sums to {self.breakdown.total}, the peak is {self.peak_bytes}"
-            raise ValueError(msg)
-        return self
-
-
-class TimelinePoint(_Part):
-    """Working set while one node of the training step runs."""
-
-    index: Count
-    node: Text
-    op_type: Text
-    live_bytes: Bytes
-
-
-class PeakTensor(_Part):
-    """A tensor that is alive at the predicted peak."""
-
-    name: Text
-    bytes: Bytes
-    kind: MemoryKind
-
-
-class MemoryInfo(_Part):
-    """Memory of the training step, device-independent."""
-
-    predicted: PredictedMemory
-    measured_peak_bytes: Bytes | None
-    timeline: list[TimelinePoint]
-    tensors_at_peak: list[PeakTensor]
-
-
-class DeviceMemory(_Part):
-    """Memory of the replay against what this device gives one app.
-
-    ``outcome``: ``fits`` or ``over`` the limit, ``killed`` when the child
-    process hit it, ``not judged`` when the limit is unknown.
-    """
-
-    limit_bytes: Bytes | None
-    limit_kind: FigureKind | None = None
-    limit_source: Text | None = None
-    limit_state: Literal["foreground", "background"] = "foreground"
-    entitled_limit_bytes: Bytes | None = None
-    predicted_peak_bytes: Bytes
-    measured_peak_bytes: Bytes | None
-    outcome: Literal["fits", "over", "killed", "not judged"] = "not judged"
-    detail: Text = ""
-
-    @property
-    def peak_bytes(self) -> int:
-        """The peak to judge: measured where the child measured one, else predicted."""
-        if self.measured_peak_bytes is None:
-            return self.predicted_peak_bytes
-        return self.measured_peak_bytes
-
-
-class DeviceLatency(_Part):
-    """Host times carried to the device; either a step time or the reason why there is none."""
-
-    step_ms: Interval | None
-    finish_s: Interval | None = None
-    basis: Text
-    not_judged: Text | None = None
-
-    @model_validator(mode="after")
-    def _figure_or_reason(self) -> DeviceLatency:
-        if self.step_ms is None and not self.not_judged:
-            msg = "latency without step_ms needs not_judged, the reason"
-            raise ValueError(msg)
-        return self
-
-
-class DeviceTraining(_Part):
-    """How the replay under this device's limits ended."""
-
-    outcome: Literal["completed", "killed"]
-    steps_done: Count
-    final_loss: Loss
-    detail: Text = ""
-
-
-class Check(_Part):
+class Check(Part):
     """One assertion over the result.
 
     ``actual`` and ``limit`` stand in ``unit``; ``"1"`` is a plain number.
+    ``baseline`` is what ``limit`` was computed from, where a budget says by how
+    much a figure may grow ("+5 %").
     """
 
     metric: Text
     limit: float | None
     actual: float | None
+    baseline: float | None = None
     unit: CheckUnit
     level: CheckLevel
     status: CheckStatus
@@ -256,7 +159,7 @@ class Check(_Part):
     budget_location: Text | None = None
 
 
-class DeviceResult(_Part):
+class DeviceResult(Part):
     """Everything about one device, with the figures of the profile that it rests on."""
 
     name: Text
@@ -266,21 +169,24 @@ class DeviceResult(_Part):
     profile_digest: str = Field(pattern="^[0-9a-f]{64}$")
     memory: DeviceMemory
     latency: DeviceLatency
+    campaign: DeviceCampaign | None = None
     training: DeviceTraining | None
     figures: list[ProfileFigure]
     checks: list[Check] = Field(default_factory=list)
     verdict: Verdict = "not judged"
 
 
-class SimulationResult(_Part):
+class SimulationResult(Part):
     """One replay of one package, for any number of devices."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     tool_version: Text
     package: PackageInfo
     data: DataInfo
+    policy: Policy = Policy()
     host: HostInfo
     training: TrainingInfo
+    interruption: InterruptionInfo | None = None
     latency_host: HostLatency
     memory: MemoryInfo
     devices: list[DeviceResult]

@@ -1,0 +1,33 @@
+"""What the parts of a result are made of: the base of each record and its kinds of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _finite_or_null(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Bytes = Annotated[int, Field(ge=0, le=2**62)]
+Count = Annotated[int, Field(ge=0, le=2**62)]
+NonNegative = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(max_length=4000)]
+Loss = Annotated[float | None, BeforeValidator(_finite_or_null)]
+"""A loss; null where it was NaN or infinite."""
+
+
+class Part(BaseModel):
+    """A record of a result: no unknown keys, finite numbers, never changed in place."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class NotJudged(Part):
+    """A figure that is null, and why."""
+
+    figure: Text
+    reason: Text
