@@ -1,0 +1,309 @@
+"""Run independent pieces of work side by side: in this process, in several, or on Ray.
+
+Work is a function at the top of a module and items that can be pickled. The three
+ways give the same results in the same order; an error of one item ends the rest.
+Items name files by path. On Ray a machine may not see these paths: what stands
+below ``files`` is sent there, and paths in items are rewritten to where it arrived.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import multiprocessing
+import os
+import socket
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from odtpack_runtime.errors import OdtpackError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_CONNECT_SECONDS: Final = 5.0
+
+OnDone = Callable[[int, int], None]
+"""Called with the number of finished items and of all items."""
+
+
+class Executor(Protocol):
+    """What runs items of work."""
+
+    def map(
+        self,
+        function: Callable[[T], R],
+        items: Sequence[T],
+        *,
+        files: Sequence[Path] = (),
+        on_done: OnDone | None = None,
+    ) -> list[R]:
+        """Apply a function to every item; results in the order of the items.
+
+        Args:
+            function: A function at the top of a module.
+            items: Dataclasses of plain values.
+            files: Folders and files that items name, or that lie below what they name.
+            on_done: Called in this process as items finish.
+
+        Raises:
+            OdtpackError: As the function raises it; ``worker-lost`` if a process died.
+        """
+        ...
+
+
+def default_jobs() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def make_executor(jobs: int = 1, ray: str | None = None) -> Executor:
+    """The executor that options ask for.
+
+    Args:
+        jobs: Processes at a time; 0 for one per core.
+        ray: Address of a Ray cluster, ``local`` for one on this machine; None for no Ray.
+
+    Raises:
+        OdtpackError: ``bad-jobs``; ``ray-missing`` or ``ray-unreachable``.
+    """
+    if not 0 <= jobs <= 4096:
+        raise OdtpackError(
+            "bad-jobs",
+            f"The number of jobs is {jobs}; it must be between 1 and 4096, or 0 for one per core.",
+        )
+    if ray is not None:
+        return RayExecutor(ray, jobs or default_jobs())
+    return LocalExecutor(jobs or default_jobs())
+
+
+class LocalExecutor:
+    """Runs items in this process one after the other, or in several at a time.
+
+    Args:
+        jobs: Processes at a time; 1 keeps everything in this process.
+    """
+
+    def __init__(self, jobs: int = 1) -> None:
+        self.jobs = jobs
+
+    def map(
+        self,
+        function: Callable[[T], R],
+        items: Sequence[T],
+        *,
+        files: Sequence[Path] = (),
+        on_done: OnDone | None = None,
+    ) -> list[R]:
+        """See :class:`Executor`."""
+        tell = on_done or (lambda done, count: None)
+        if self.jobs == 1 or len(items) < 2:
+            results = []
+            for item in items:
+                results.append(function(item))
+                tell(len(results), len(items))
+            return results
+        # A fork would copy the threads' locks of ONNX Runtime without the threads.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(min(self.jobs, len(items)), mp_context=context)
+        try:
+            futures: list[Future[R]] = [pool.submit(_guarded, function, item) for item in items]
+            for done, future in enumerate(as_completed(futures), 1):
+                _unwrapped(future.result())
+                tell(done, len(items))
+            return [_unwrapped(future.result()) for future in futures]
+        except BrokenExecutor as error:
+            raise _lost(error) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class RayExecutor:
+    """Runs items on a Ray cluster.
+
+    Args:
+        address: Of the cluster; ``local`` starts one on this machine.
+        jobs: Processor cores of a cluster that is started here.
+
+    Raises:
+        OdtpackError: ``ray-missing`` without the extra; ``ray-unreachable``.
+    """
+
+    def __init__(self, address: str = "local", jobs: int = 1) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise OdtpackError(
+                "ray-missing",
+                "Ray is not installed.",
+                hint="pip install 'odtpack[ray]', or leave --ray out to use this machine's cores",
+            ) from error
+        self._ray: Any = ray
+        _check_address(address)
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address == "local":
+            options |= {"num_cpus": jobs, "include_dashboard": False}
+        else:
+            options["address"] = address
+        if not ray.is_initialized():
+            try:
+                ray.init(**options)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise _unreachable(address) from error
+
+    def map(
+        self,
+        function: Callable[[T], R],
+        items: Sequence[T],
+        *,
+        files: Sequence[Path] = (),
+        on_done: OnDone | None = None,
+    ) -> list[R]:
+        """See :class:`Executor`."""
+        ray = self._ray
+        # Sent once, whatever the number of items.
+        shipments = [ray.put(Shipment.pack(path)) for path in files]
+        # Killed workers are started anew by Ray: a second try could hide a crash.
+        remote = ray.remote(num_cpus=1, max_retries=0)(_on_worker)
+        waiting = [remote.remote(function, item, *shipments) for item in items]
+        order, done = list(waiting), 0
+        try:
+            while waiting:
+                ready, waiting = ray.wait(waiting)
+                done += len(ready)
+                for reference in ready:
+                    _unwrapped(ray.get(reference))
+                if on_done is not None:
+                    on_done(done, len(items))
+            return [_unwrapped(ray.get(reference)) for reference in order]
+        except ray.exceptions.RayError as error:
+            raise _lost(error) from error
+        finally:
+            for reference in waiting:
+                ray.cancel(reference, force=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shipment:
+    """A file or folder on its way to another machine.
+
+    Attributes:
+        origin: Where it lies here.
+        digest: SHA-256 of ``data``.
+        data: A tar archive of it.
+    """
+
+    origin: str
+    digest: str
+    data: bytes
+
+    @classmethod
+    def pack(cls, path: Path) -> Shipment:
+        """Archive a file or folder: regular files and folders only."""
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            archive.add(path, arcname=path.name, filter=_regular)
+        data = stream.getvalue()
+        return cls(str(path), hashlib.sha256(data).hexdigest(), data)
+
+    def unpack(self, root: Path) -> str:
+        """Write it below ``root``; return where it lies now."""
+        folder = root / self.digest
+        folder.mkdir(parents=True)
+        with tarfile.open(fileobj=io.BytesIO(self.data)) as archive:
+            archive.extractall(folder, filter="data")
+        return str(folder / Path(self.origin).name)
+
+
+def _regular(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return entry if entry.isreg() or entry.isdir() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Raised:
+    """An error of odtpack's own on its way back: pickling would lose its parts."""
+
+    code: str
+    what: str
+    where: str | None
+    hint: str | None
+
+
+def _guarded(function: Callable[[Any], Any], item: Any) -> Any:
+    try:
+        return function(item)
+    except OdtpackError as error:
+        return _Raised(error.code, error.what, error.where, error.hint)
+
+
+def _unwrapped(result: Any) -> Any:
+    if isinstance(result, _Raised):
+        raise OdtpackError(result.code, result.what, where=result.where, hint=result.hint)
+    return result
+
+
+def _on_worker(function: Callable[[Any], Any], item: Any, *shipments: Shipment) -> Any:
+    """Run one item on a machine that has none of the files."""
+    with tempfile.TemporaryDirectory(prefix="odtpack-ray-") as folder:
+        moved = {each.origin: each.unpack(Path(folder)) for each in shipments}
+        return _guarded(function, relocate(item, moved))
+
+
+def relocate(value: Any, moved: dict[str, str]) -> Any:
+    """A copy of an item in which paths at or below the keys lead to where these are now."""
+    if isinstance(value, str):
+        for origin, place in moved.items():
+            if value == origin or value.startswith(origin.rstrip(os.sep) + os.sep):
+                return place + value[len(origin) :]
+        return value
+    if isinstance(value, Path):
+        return Path(relocate(str(value), moved))
+    if isinstance(value, dict):
+        return {key: relocate(each, moved) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(relocate(each, moved) for each in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = dict(_changes(value, moved))
+        return dataclasses.replace(value, **changes) if changes else value
+    return value
+
+
+def _changes(value: Any, moved: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        before = getattr(value, field.name)
+        after = relocate(before, moved)
+        if after != before:
+            yield field.name, after
+
+
+def _check_address(address: str) -> None:
+    """Try whether anything listens: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # "local", "auto"
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _unreachable(address) from error
+
+
+def _unreachable(address: str) -> OdtpackError:
+    return OdtpackError(
+        "ray-unreachable",
+        f"No Ray cluster answers at '{address[:200]}'.",
+        hint="start one with `ray start --head`, or pass --ray local",
+    )
+
+
+def _lost(error: Exception) -> OdtpackError:
+    what = f"A process that worked on a part of this ended: {type(error).__name__}"
+    return OdtpackError(
+        "worker-lost", f"{what}.", hint="it may have run out of memory: use fewer --jobs"
+    )
