@@ -13,9 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.simulator.figures import Unknown
 from odtpack_runtime.simulator.profile import AppState, DeviceProfile
 from odtpack_runtime.simulator.result_base import NotJudged
 from odtpack_runtime.simulator.result_campaign import CampaignPoint, DeviceCampaign, Policy
@@ -104,11 +106,16 @@ def run_campaign(
         "curve": _curve(courses[_TYPICAL], curve, watts),
         "left_out": _left_out(profile, latency),
     }
-    stuck = [course.stuck is not None for course in courses]
-    if any(stuck):
-        which = _TYPICAL if stuck[_TYPICAL] else stuck.index(True)
-        rest["endless"] = "typical" if stuck[_TYPICAL] else "worst case"
-        return figures.campaign(_never_finishes(courses[which], rest["endless"]), **rest)
+    stuck = [course for course in courses if course.stuck is not None]
+    if stuck:
+        typical = courses[_TYPICAL]
+        if typical in stuck:
+            return figures.campaign(_never_finishes(typical), endless="typical", **rest)
+        why = (
+            f"in the worst case {_never_finishes(stuck[0])}; typically it takes "
+            f"{typical.sessions} windows and {format_duration(typical.active / NS)} of work"
+        )
+        return figures.campaign(why, endless="worst case", **rest)
     _put_times(figures, profile, courses)
     _put_storage(figures, courses, policy, checkpoint_bytes)
     _put_energy(figures, profile, courses, watts)
@@ -151,7 +158,7 @@ def _paces(profile: DeviceProfile, latency: DeviceLatency, state: AppState) -> l
         return latency.not_judged or "the time of a step is unknown"
     window = profile.background_seconds()
     if state == "background" and window is None:
-        return "the profile gives no background_window"
+        return _absent(profile, "background_window")
     works = (
         latency.session_creation_ms,
         latency.checkpoint_load_ms,
@@ -183,6 +190,12 @@ def _paces(profile: DeviceProfile, latency: DeviceLatency, state: AppState) -> l
     return paces
 
 
+def _absent(profile: DeviceProfile, key: str) -> str:
+    figure = attrgetter(key)(profile)
+    why = f": {figure.unknown}" if isinstance(figure, Unknown) else ""
+    return f"the profile gives no {key}{why}"
+
+
 def _nanoseconds(seconds: float) -> int:
     return round(min(seconds * NS, float(NEVER)))
 
@@ -197,6 +210,11 @@ def _least_kept(save_every: int | None, steps: int) -> int:
 
 
 def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]:
+    """What counts as nothing because nobody knows it, which makes the other figures too low.
+
+    Without throttling, times are too low. Without the idle power, on the other hand, energy is
+    too high: it is all that the device takes.
+    """
     missing: list[tuple[str, str]] = []
     if latency.session_creation_ms is None:
         missing.append(("session_creation_ms", "it was not measured"))
@@ -205,11 +223,12 @@ def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]
     for figure, direction in (("checkpoint_load_ms", "read"), ("checkpoint_save_ms", "write")):
         if getattr(latency, figure) is None:
             known = profile.storage_bandwidth("read" if direction == "read" else "write")
-            why = "it was not measured" if known else f"the profile gives no storage.{direction}"
+            why = "it was not measured" if known else _absent(profile, f"storage.{direction}")
             missing.append((figure, why))
     if profile.load_watts() is not None and profile.idle_watts() is None:
-        why = "the profile gives no power.idle: energy is all that the device takes, idle or not"
-        missing.append(("power.idle", why))
+        missing.append(("power.idle", _absent(profile, "power.idle")))
+    if profile.sustained() is None:
+        missing.append(("sustained_fraction", _absent(profile, "sustained_fraction")))
     return [NotJudged(figure=figure, reason=why) for figure, why in missing]
 
 
@@ -246,7 +265,7 @@ def _curve(
     return points
 
 
-def _never_finishes(course: Course, scenario: str) -> str:
+def _never_finishes(course: Course) -> str:
     """Why no session keeps a step, and how long a window would have to be."""
     pace = course.pace
     heat, remaining = course.stuck or (0, 1)
@@ -254,7 +273,7 @@ def _never_finishes(course: Course, scenario: str) -> str:
     needed = play_session(replace(pace, window=NEVER), least, None, heat).duration
     begin = pace.creation + pace.load
     return (
-        f"in the {scenario} case it never finishes: the window of "
+        f"it never finishes: the window of "
         f"{format_duration(pace.window / NS)} ends before a checkpoint is written; "
         f"{format_duration(needed / NS)} are needed for session and checkpoint "
         f"({format_duration(begin / NS)}), {least} step{'s' * (least > 1)} and the next checkpoint"
@@ -301,11 +320,9 @@ def _put_times(figures: _Figures, profile: DeviceProfile, courses: Sequence[Cour
     )
     sustained = profile.sustained()
     if sustained is None:
-        why = "the profile gives no sustained_fraction: all times are without throttling"
-        figures.lack("throttled_share", why)
+        figures.lack("throttled_share", _absent(profile, "sustained_fraction"))
     elif profile.throttle_seconds() is None and sustained.low < 1:
-        why = "the profile gives no time_to_throttle: it may throttle never or at once"
-        figures.lack("throttled_share", why)
+        figures.lack("throttled_share", _absent(profile, "time_to_throttle"))
     else:
         figures.put(
             "throttled_share", [course.total("throttled") / course.active for course in courses]
@@ -335,7 +352,7 @@ def _put_energy(
 ) -> None:
     if watts is None:
         for name in ("energy_j", "battery_share", "battery_share_per_session"):
-            figures.lack(name, "the profile gives no power.load")
+            figures.lack(name, _absent(profile, "power.load"))
         return
     figures.put(
         "energy_j", [w * course.active / NS for w, course in zip(watts, courses, strict=True)]
@@ -343,7 +360,7 @@ def _put_energy(
     battery = profile.battery_joules()
     if battery is None:
         for name in ("battery_share", "battery_share_per_session"):
-            figures.lack(name, "the profile gives no power.battery")
+            figures.lack(name, _absent(profile, "power.battery"))
         return
     shares = [
         w / NS / getattr(battery, gives) for w, (_, gives) in zip(watts, _SCENARIOS, strict=True)

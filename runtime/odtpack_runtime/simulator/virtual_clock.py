@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache, partial
 from typing import Final
 
 NEVER: Final = 10**60
@@ -216,12 +217,13 @@ def play(pace: Pace, steps: int, *, pieces: int, save_every: int | None, period:
         period: Nanoseconds between the starts of two sessions.
     """
     course = Course(pace, save_every)
+    session_of = cache(partial(play_session, pace, save_every=save_every))
     heat = 0
     for piece in range(1, pieces + 1):
         goal = steps * piece // pieces
         while course.steps < goal:
             remaining = goal - course.steps
-            session = play_session(pace, remaining, save_every, heat)
+            session = session_of(remaining, heat=heat)
             if not session.kept:
                 course.stuck = heat, remaining
                 return course
