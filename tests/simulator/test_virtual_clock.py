@@ -138,7 +138,7 @@ paces = st.builds(
 save_everies = st.one_of(st.none(), st.integers(1, 40))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 200), save_everies, st.integers(0, 900))
 def test_a_session_is_what_it_is_step_by_step(
     pace: Pace, remaining: int, save_every: int | None, heat: int
@@ -147,7 +147,7 @@ def test_a_session_is_what_it_is_step_by_step(
     assert play_session(pace, remaining, save_every, heat) == expected
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 400), st.integers(1, 8), save_everies, st.integers(1, 2000))
 def test_a_training_is_what_it_is_step_by_step(
     pace: Pace, steps: int, pieces: int, save_every: int | None, period: int
@@ -168,7 +168,7 @@ def test_a_training_is_what_it_is_step_by_step(
     assert {step: course.reached(step) for step in log.reached} == log.reached
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 60), save_everies, st.integers(1, 2000))
 def test_a_stuck_training_would_be_stuck_for_ever(
     pace: Pace, steps: int, save_every: int | None, period: int
@@ -187,7 +187,7 @@ def test_a_stuck_training_would_be_stuck_for_ever(
         heat = max(0, min(pace.throttle_after, heat + session.duration) - (begin - end))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 400), save_everies)
 def test_a_device_twice_as_slow_never_takes_fewer_sessions(
     pace: Pace, steps: int, save_every: int | None
@@ -208,7 +208,7 @@ def test_a_device_twice_as_slow_never_takes_fewer_sessions(
         assert slow.sessions >= fast.sessions
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 400), st.integers(1, 12), st.integers(2, 4))
 def test_more_frequent_checkpoints_repeat_no_more_where_they_cost_nothing(
     pace: Pace, steps: int, often: int, factor: int
@@ -232,7 +232,7 @@ def test_more_frequent_checkpoints_may_repeat_more_where_they_cost_time() -> Non
     assert (frequent.sessions, frequent.total("made")) == (3, 16)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 400), st.integers(1, 40), st.integers(1, 5))
 def test_a_session_repeats_at_most_what_lies_between_two_checkpoints(
     pace: Pace, steps: int, save_every: int, pieces: int
