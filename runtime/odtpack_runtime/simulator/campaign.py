@@ -176,6 +176,7 @@ def _paces(profile: DeviceProfile, latency: DeviceLatency, state: AppState) -> l
         )
         share, hot = Fraction(1), NEVER
         if sustained is not None:
+            # In millionths or simpler: 0.72 is 18/25, as the profile means it.
             share = Fraction(getattr(sustained, gives)).limit_denominator(10**6)
             share = max(share, Fraction(1, 10**6))
             if throttle is not None:
@@ -185,7 +186,7 @@ def _paces(profile: DeviceProfile, latency: DeviceLatency, state: AppState) -> l
         limit = NEVER
         if state == "background" and window is not None:
             limit = _nanoseconds(getattr(window, gives))
-        # A step of no time would never let a window end.
+        # A step takes a nanosecond at least: steps are counted by division.
         paces.append(Pace(creation, load, max(1, first), max(1, usual), save, limit, hot, share))
     return paces
 
