@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from odtpack_runtime.simulator.profile import AppState
@@ -44,13 +46,18 @@ class DeviceCampaign(Part):
         sessions: Number of sessions or windows.
         days: Days until the last session ends.
         energy_j: Joules above idle of all sessions.
-        battery_share: The same as a share of one full battery; per session as well.
-        battery_share_per_session: See battery_share.
+        battery_share: The same as a share of one full battery.
+        battery_share_per_session: Share of one full battery that the longest session takes.
         written_bytes: Bytes of checkpoints written in all, and in a day.
         written_bytes_per_day: See written_bytes.
         throttled_share: Share of the active time in which the device throttles.
         repeated_steps: Steps that are made twice because a window ended between two checkpoints.
-        curve: The training in the typical case, at the evaluated steps.
+        restart_s: Seconds that one low-memory warning adds, on which the app saves, frees
+            everything and starts anew: they are not part of ``active_s``.
+        endless: Which case never finishes, because windows end before a checkpoint is written.
+            The figures are null then: an interval has no end that is infinite.
+        curve: The training in the typical case, at the evaluated steps that it reaches.
+        left_out: What the figures above count as nothing because it is unknown, and why.
         not_judged: What is null, and why.
     """
 
@@ -64,5 +71,8 @@ class DeviceCampaign(Part):
     written_bytes_per_day: Interval | None = None
     throttled_share: Interval | None = None
     repeated_steps: Interval | None = None
+    restart_s: Interval | None = None
+    endless: Literal["typical", "worst case"] | None = None
     curve: list[CampaignPoint] = Field(default_factory=list)
+    left_out: list[NotJudged] = Field(default_factory=list)
     not_judged: list[NotJudged] = Field(default_factory=list)
