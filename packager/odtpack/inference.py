@@ -78,11 +78,9 @@ def _complete(value: ir.Value, found: Found | None) -> bool:
     dims = dims if dims is not None else known
     if value.dtype is None and dtype is not None:
         value.type = ir.TensorType(dtype)
-    if value.dtype is None or dims is None or None in dims:
-        return False
-    if dims != known:
+    if dims is not None and dims != known:
         value.shape = ir.Shape(dims)
-    return True
+    return value.dtype is not None and _is_known(value.shape)
 
 
 def infer_by_standard(model: ir.Model, *, data_propagation: bool = True) -> ir.Model:
@@ -180,8 +178,10 @@ def _is_static(shape: ir.Shape | None) -> bool:
 
 
 def _is_known(shape: ir.Shape | None) -> bool:
-    """Whether every size is a number or has a name."""
-    return shape is not None and all(isinstance(dim, int) or dim.value for dim in shape)
+    """Whether every size is a number or has a name, other than what inference makes up."""
+    return shape is not None and all(
+        isinstance(dim, int) or (dim.value and not dim.value.startswith("unk__")) for dim in shape
+    )
 
 
 def _vectors_are_short(graph: ir.Graph) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 import onnx
+import onnx.checker
 import onnx.defs
 import onnx.shape_inference
 import onnx_ir as ir
@@ -114,7 +115,12 @@ class NodeInference:
                 data,
                 opset_imports=self._imports,
             )
-        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        except (
+            onnx.shape_inference.InferenceError,
+            onnx.checker.ValidationError,
+            RuntimeError,
+            ValueError,
+        ):
             return nothing
         return [_read(found.get(name)) for name in proto.output]
 
