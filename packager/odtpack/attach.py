@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack import losses
-from odtpack.autodiff.ops import Ops, static_dims
+from odtpack.autodiff.ops import Ops, nodes_of, static_dims
 from odtpack.errors import OdtpackError, UnknownNameError
 
 
@@ -33,7 +33,7 @@ class LossInfo:
 def value_names(graph: ir.Graph) -> set[str]:
     """Names of all values of a graph."""
     names = {value.name or "" for value in graph.inputs} | set(graph.initializers)
-    return names | {value.name or "" for node in graph.all_nodes() for value in node.outputs}
+    return names | {value.name or "" for node in nodes_of(graph) for value in node.outputs}
 
 
 def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:

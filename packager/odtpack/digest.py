@@ -40,17 +40,23 @@ def model_digest(model: ir.Model) -> str:
     It does not depend on where the model came from, nor on whether its values lay in files
     of their own.
     """
-    light = model.clone()
     digest = hashlib.sha256()
-    for name, value in light.graph.initializers.items():
+    tensors: dict[ir.Value, ir.TensorProtocol] = {}
+    for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if tensor is None:
             continue
         head = [name, tensor.dtype.name, list(tensor.shape.numpy())]
         digest.update(json.dumps(head).encode())
         digest.update(_tensor_digest(tensor))
-        value.const_value = ir.tensor(np.empty(0, np.float32), name=name)
-    proto = ir.to_proto(light)
+        tensors[value] = tensor
+    try:
+        for value in tensors:
+            value.const_value = ir.tensor(np.empty(0, np.float32), name=value.name)
+        proto = ir.to_proto(model)
+    finally:
+        for value, tensor in tensors.items():
+            value.const_value = tensor
     del proto.graph.value_info[:]  # what shape inference found follows from the rest
     digest.update(proto.SerializeToString(deterministic=True))
     return digest.hexdigest()

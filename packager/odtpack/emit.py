@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 import odtpack
 from odtpack import targets
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.ops import dims_of, nodes_of
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.parameters import Parameter
@@ -240,13 +240,14 @@ def operators(graph: ir.Graph) -> dict[str, dict[str, int]]:
         For each domain, each operator and the opset version since which it is what the
         graph's opset has: the version of the kernel that a reduced runtime must contain.
     """
+    used = {(node.domain, node.op_type) for node in nodes_of(graph)}
     found: dict[str, dict[str, int]] = {}
-    for node in graph.all_nodes():
-        opset = graph.opset_imports.get(node.domain, 1)
+    for domain, op_type in used:
+        opset = graph.opset_imports.get(domain, 1)
         since = opset
-        if onnx.defs.has(node.op_type, opset, node.domain):
-            since = onnx.defs.get_schema(node.op_type, opset, node.domain).since_version
-        elif node.domain:
+        if onnx.defs.has(op_type, opset, domain):
+            since = onnx.defs.get_schema(op_type, opset, domain).since_version
+        elif domain:
             since = 1  # contributed operators have one version
-        found.setdefault(node.domain or "ai.onnx", {})[node.op_type] = since
+        found.setdefault(domain or "ai.onnx", {})[op_type] = since
     return {domain: dict(sorted(names.items())) for domain, names in sorted(found.items())}

@@ -14,12 +14,14 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from odtpack import loop_shapes
+from odtpack.autodiff.ops import dims_of, subgraphs
+from odtpack.node_inference import Found, NodeInference
 
 _LONGEST_VECTOR = 1 << 24
 _LARGEST_VALUE = 1000  # bytes of an initializer that may be a shape or another small constant
 
 
-def infer_shapes(model: ir.Model) -> ir.Model:
+def infer_shapes(model: ir.Model, *, new_only: bool = False) -> ir.Model:
     """Infer types and shapes of every value, with data propagation; return the model.
 
     Values of subgraphs are among them, and what loops carry.
@@ -29,8 +31,56 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
     The onnx library propagates vectors element by element, so data propagation is left
     out where a model declares one so long that it could exhaust the memory.
+
+    Args:
+        model: Changed in place.
+        new_only: What is known in full was inferred before, and nothing that it depends on
+            has changed since.
     """
+    if _complete_by_node(model, new_only):
+        return model
     return loop_shapes.infer(model, infer_by_standard)
+
+
+def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
+    """Infer node by node, as long as each one's outputs become fully known.
+
+    Most models are known in full already, but for a few new nodes. What is found is what
+    inference of the whole model finds: with every size a number or a name, data propagation
+    has nothing to add.
+
+    Returns:
+        Whether every value is known now. Otherwise the rest is for the whole.
+    """
+    inference = NodeInference(dict(model.graph.opset_imports))
+    for node in model.graph:
+        if subgraphs(node):
+            return False
+        known = _is_known if new_only else _is_static
+        if all(v.dtype is not None and known(v.shape) for v in node.outputs if v.name):
+            continue
+        for value, found in zip(node.outputs, inference.outputs(node), strict=True):
+            if value.name and not _complete(value, found):
+                return False
+    return True
+
+
+def _complete(value: ir.Value, found: Found | None) -> bool:
+    """Take over what was found about a value; whether it is fully known then.
+
+    A number found wins over a name that is there, and that over a name found.
+    """
+    dtype, dims = found or (None, None)
+    known = dims_of(value)
+    if dims is not None and known is not None and len(known) == len(dims):
+        pairs = zip(known, dims, strict=True)
+        dims = tuple(new if isinstance(new, int) else old or new for old, new in pairs)
+    dims = dims if dims is not None else known
+    if value.dtype is None and dtype is not None:
+        value.type = ir.TensorType(dtype)
+    if dims is not None and dims != known:
+        value.shape = ir.Shape(dims)
+    return value.dtype is not None and _is_known(value.shape)
 
 
 def infer_by_standard(model: ir.Model, *, data_propagation: bool = True) -> ir.Model:
@@ -99,6 +149,9 @@ def _merge_body(graph: ir.Graph, proto: onnx.GraphProto) -> None:
 
 
 def _refine(value: ir.Value, inferred: onnx.TypeProto) -> None:
+    if inferred.HasField("tensor_type"):
+        _refine_tensor(value, inferred.tensor_type)
+        return
     type_ = ir.serde.deserialize_type_proto_for_type(inferred)
     shape = ir.serde.deserialize_type_proto_for_shape(inferred)
     if type_ is not None and value.type != type_:
@@ -107,8 +160,28 @@ def _refine(value: ir.Value, inferred: onnx.TypeProto) -> None:
         value.shape = shape
 
 
+def _refine_tensor(value: ir.Value, inferred: onnx.TypeProto.Tensor) -> None:
+    """The same for a tensor, as nearly every value is one: most of a merge is spent here."""
+    if inferred.elem_type and (value.dtype is None or int(value.dtype) != inferred.elem_type):
+        value.type = ir.TensorType(ir.DataType(inferred.elem_type))
+    if inferred.HasField("shape"):
+        dims = [
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+            for dim in inferred.shape.dim
+        ]
+        if value.shape is None or list(dims_of(value) or ()) != dims:
+            value.shape = ir.Shape(dims)
+
+
 def _is_static(shape: ir.Shape | None) -> bool:
     return shape is not None and all(isinstance(dim, int) for dim in shape)
+
+
+def _is_known(shape: ir.Shape | None) -> bool:
+    """Whether every size is a number or has a name, other than what inference makes up."""
+    return shape is not None and all(
+        isinstance(dim, int) or (dim.value and not dim.value.startswith("unk__")) for dim in shape
+    )
 
 
 def _vectors_are_short(graph: ir.Graph) -> bool:

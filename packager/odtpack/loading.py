@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import external_data, source, targets
-from odtpack.autodiff.ops import defined
+from odtpack.autodiff.ops import defined, nodes_of
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
@@ -116,7 +116,7 @@ def is_lifted_constant(value: ir.Value) -> bool:
 def _mark_constants(model: ir.Model) -> None:
     """Let the passes that make initializers of Constant nodes leave a trace of it."""
     nodes = [
-        *model.graph.all_nodes(),
+        *nodes_of(model.graph),
         *(n for f in model.functions.values() for n in f.all_nodes()),
     ]
     for node in nodes:
@@ -126,7 +126,7 @@ def _mark_constants(model: ir.Model) -> None:
 
 def _drop_trailing_absent(graph: ir.Graph) -> None:
     """Remove absent inputs at the end of a node: some kernels crash on their empty names."""
-    for node in graph.all_nodes():
+    for node in nodes_of(graph):
         present = [i for i, value in enumerate(node.inputs) if value is not None]
         wanted = present[-1] + 1 if present else 0
         if wanted < len(node.inputs):
@@ -139,7 +139,7 @@ def _write_conditions(graph: ir.Graph) -> None:
     Its place is lost as soon as a pass removes absent inputs at the end of nodes.
     """
     true: ir.Value | None = None
-    for node in graph.all_nodes():
+    for node in nodes_of(graph):
         if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
             if true is None:
                 true = ir.val("loop.condition", const_value=ir.tensor(np.array(True)))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Dims, defined, dims_of
+from odtpack.autodiff.ops import Dims, defined, dims_of, nodes_of
 
 _ROUNDS = 10
 VARIES = "odtpack.shape_varies"
@@ -89,7 +89,7 @@ def _mark_varying(states: list[_State]) -> None:
 
 
 def _states(model: ir.Model) -> Iterator[_State]:
-    for node in model.graph.all_nodes():
+    for node in nodes_of(model.graph):
         if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
             continue
         body = node.attributes["body"].as_graph()

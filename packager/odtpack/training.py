@@ -19,7 +19,7 @@ from odtpack import losses, storage, targets
 from odtpack.attach import LossInfo, attach_loss, value_names
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops, static_dims
+from odtpack.autodiff.ops import Ops, nodes_of, static_dims
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
@@ -137,7 +137,7 @@ def build_graphs(model: ir.Model, recipe: Recipe) -> Graphs:
     )
     sources = (*recipe.train, *recipe.input_gradients)
     if sources:
-        forward = expand(infer_shapes(forward), sources)
+        forward = expand(infer_shapes(forward, new_only=True), sources)
     batch_norm.check(forward.graph)
     if recipe.frozen_storage is not None:
         parameters = store_frozen(forward.graph, parameters, recipe.frozen_storage)
@@ -227,7 +227,7 @@ def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> N
 
 def _refuse_bfloat16(graph: ir.Graph) -> None:
     values = (*graph.initializers.values(), *graph.inputs)
-    for value in (*values, *(y for node in graph.all_nodes() for y in node.outputs)):
+    for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
         if value.dtype == ir.DataType.BFLOAT16:
             raise OdtpackError(
                 "bfloat16-not-supported",
@@ -268,7 +268,7 @@ def _check_names(graph: ir.Graph) -> None:
 
 def _dropout_off(graph: ir.Graph) -> None:
     """Without its training_mode input a Dropout passes its input through."""
-    for node in graph.all_nodes():
+    for node in nodes_of(graph):
         if node.op_type == "Dropout" and len(node.inputs) > 2:
             node.resize_inputs(2)
 

@@ -18,7 +18,7 @@ from onnx_ir.passes import common as common_passes
 from odtpack.autodiff import sequences
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
 from odtpack.autodiff.fold import fold, share_constants
-from odtpack.autodiff.ops import captures, reads, subgraphs
+from odtpack.autodiff.ops import captures, nodes_of, reads, subgraphs
 from odtpack.autodiff.registry import REGISTRY, Registry
 from odtpack.errors import OdtpackError
 from odtpack.loading import infer_shapes
@@ -224,7 +224,7 @@ def _name_after(node: ir.Node, body: ir.Function) -> None:
 
 
 def _inline(model: ir.Model) -> None:
-    _complete_calls(model, [*model.graph.all_nodes()])
+    _complete_calls(model, [*nodes_of(model.graph)])
     for function in model.functions.values():
         _complete_calls(model, [*function.all_nodes()])
     try:

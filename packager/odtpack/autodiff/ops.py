@@ -61,12 +61,24 @@ def static_dims(value: ir.Value) -> tuple[int, ...] | None:
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Graphs in a node's attributes: the branches of an If, the body of a Loop."""
     graphs: list[ir.Graph] = []
-    for attribute in node.attributes.values():
+    # The dictionary inside: going through its wrapper was a tenth of a build.
+    for attribute in node.attributes.data.values():
         if attribute.type == ir.AttributeType.GRAPH:
             graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
             graphs.extend(attribute.as_graphs())
     return graphs
+
+
+def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Every node of a graph, each before those of its subgraphs.
+
+    The same as ``graph.all_nodes()``, in a fraction of the time.
+    """
+    for node in graph:
+        yield node
+        for subgraph in subgraphs(node):
+            yield from nodes_of(subgraph)
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
@@ -93,7 +105,7 @@ def captures(graph: ir.Graph) -> list[ir.Value]:
 def used_names(graph: ir.Graph) -> set[str]:
     """Every name of a value or node in the graph and its subgraphs."""
     names = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
-    for node in graph.all_nodes():
+    for node in nodes_of(graph):
         names.update(value.name for value in node.outputs if value.name)
         if node.name:
             names.add(node.name)
@@ -121,7 +133,6 @@ class Ops:
         self.outer = outer
         self.opset = graph.opset_imports[""]
         self._prefix = prefix
-        self._names: set[str] = used_names(graph) if outer is None else outer._names
         self._counts: dict[str, int] = {} if outer is None else outer._counts
         self._constants: dict[tuple[ir.Graph, str, tuple[int, ...], bytes], ir.Value] = {}
         self._home = graph  # of constants
@@ -130,6 +141,11 @@ class Ops:
     def inside(self, graph: ir.Graph) -> Ops:
         """A writer for a subgraph of a node in this writer's graph."""
         return Ops(graph, self._prefix, self)
+
+    @functools.cached_property
+    def _names(self) -> set[str]:
+        """Names that are taken. Not every writer writes: they are collected when one does."""
+        return used_names(self.graph) if self.outer is None else self.outer._names
 
     @functools.cached_property
     def symbols(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.ops import Ops, nodes_of
 from odtpack.contrib import (  # noqa: F401  (fills the table)
     activation,
     attention,
@@ -54,7 +54,7 @@ def decompose(model: ir.Model) -> ir.Model:
         changed = sum(_replace(op, node) for node in found) > 0
         if changed:
             model = infer_shapes(model)
-    if all(node.domain != DOMAIN for node in graph.all_nodes()):
+    if all(node.domain != DOMAIN for node in nodes_of(graph)):
         graph.opset_imports.pop(DOMAIN, None)
     return model
 

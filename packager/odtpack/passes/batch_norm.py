@@ -19,7 +19,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops, dims_of, wider
+from odtpack.autodiff.ops import Ops, dims_of, nodes_of, wider
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.autodiff.rules.norm import affine, per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
@@ -65,7 +65,7 @@ def check(graph: ir.Graph) -> None:
             layer lies in the body of a loop or branch, where nothing can keep them.
     """
     layers = [node for node in graph if is_training(node)]
-    for node in graph.all_nodes():
+    for node in nodes_of(graph):
         if is_training(node) and node not in layers:
             raise OdtpackError(
                 "batch-norm-in-body",

@@ -25,8 +25,8 @@ import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.autodiff.ops import Dims, Ops, dims_of, subgraphs
-from odtpack.inference import infer_by_standard
+from odtpack.autodiff.ops import Dims, Ops, subgraphs
+from odtpack.node_inference import NodeInference
 
 # Bytes from which on a constant is worth the nodes that expand it.
 _LARGE_CONSTANT = 512
@@ -166,21 +166,24 @@ def _short_names() -> Iterator[str]:
 def _drop_types(model: ir.Model) -> None:
     """Drop types and shapes of values that inference without data propagation finds.
 
-    ONNX Runtime infers at least as much; what only the packager knows stays.
+    ONNX Runtime infers at least as much; what only the packager knows stays. A value's
+    type may go if it follows from those of its node's inputs: each of these is in the file,
+    or follows in the same way.
     """
     outputs = set(model.graph.outputs)
-    written: dict[ir.Value, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
-    for graph in _graphs(model.graph):
-        for node in graph:
-            for value in node.outputs:
-                if value not in outputs:
-                    written[value] = value.type, value.shape
-                    value.type = value.shape = None
-    infer_by_standard(model, data_propagation=False)
-    for value, (type_, shape) in written.items():
-        if value.type != type_ or not _covers(dims_of(value), shape):
-            value.type, value.shape = type_, shape
-        else:
+    inference = NodeInference(dict(model.graph.opset_imports))
+    found = [
+        (value, described)
+        for graph in _graphs(model.graph)
+        for node in graph
+        for value, described in zip(node.outputs, inference.outputs(node), strict=True)
+        if value not in outputs
+    ]
+    for value, described in found:  # only now: nodes were inferred from these types
+        if described is None:
+            continue
+        dtype, dims = described
+        if value.type == ir.TensorType(dtype) and _covers(dims, value.shape):
             value.type = value.shape = None
     for graph in _graphs(model.graph):
         for value in graph.initializers.values():

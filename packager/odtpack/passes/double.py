@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.ops import Ops, dims_of, nodes_of
 from odtpack.autodiff.rules import conv_transpose, pool
 from odtpack.autodiff.windows import Windows, conv_windows, pool_windows
 from odtpack.errors import OdtpackError
@@ -37,11 +37,11 @@ def lower(model: ir.Model) -> ir.Model:
         OdtpackError: A node whose windows depend on sizes that are unknown, or in another form
             that is not written out.
     """
-    if not any(_is_lowered(node) for node in model.graph.all_nodes()):
+    if not any(_is_lowered(node) for node in nodes_of(model.graph)):
         return model
     model = infer_shapes(model)  # of what the gradient added, too
     op = Ops(model.graph, "double/")
-    for node in list(model.graph.all_nodes()):
+    for node in list(nodes_of(model.graph)):
         if _is_lowered(node):
             with op.before(node):
                 y = _write(op, node)

@@ -27,7 +27,7 @@ def before_gradient(model: ir.Model) -> ir.Model:
     """Prepare a forward graph whose parameters are inputs for differentiation."""
     changed = [rewrite(Ops(model.graph, "forward/"), model.graph) for rewrite in _REWRITES]
     if any(changed):
-        model = infer_shapes(model)
+        model = infer_shapes(model, new_only=True)
     batch_norm.mark(model.graph)
     gelu.mark(model.graph)
     fake_quant.mark(model.graph)
