@@ -1,0 +1,453 @@
+"""Interrupted trainings: really killed, and equal to the undisturbed one to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace as change
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, OdtpackError
+from odtpack_runtime.checkpoint_format import read_checkpoint
+from odtpack_runtime.simulator import interruption, pauses
+from odtpack_runtime.simulator.checkpoint_difference import first_difference
+from odtpack_runtime.simulator.interruption import interrupt, plan_interruptions
+from odtpack_runtime.simulator.job import Job, Message
+from odtpack_runtime.simulator.position import PROPERTY, load_position, run_digest
+from odtpack_runtime.simulator.random_operators import OWN_GENERATOR, unrepeatable_operators
+from odtpack_runtime.simulator.replay import replay, run_child
+from tests.simulator.packages import Case
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+
+COSINE = {
+    "rate_kind": "cosine",
+    "rate_settings": {"warmup_steps": 3, "total_steps": 14, "floor": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def mlp(case: Callable[[str], Case]) -> Case:
+    return case("mlp")
+
+
+def long_job(mlp: Case, folder: Path, **changes: object) -> Job:
+    """14 steps of two batches, in two pieces, whose rate follows a cosine."""
+    options = {"batch_size": 14, "epochs": 1, "accumulation_steps": 1, "pieces": 2, **COSINE}
+    job = mlp.job(folder, **(options | changes))
+    assert job.schedule.steps == 14
+    return job
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    mlp: Case, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Job, list[float | None]]:
+    """A job whose training is over, and its losses."""
+    folder = tmp_path_factory.mktemp("kept")
+    job = long_job(mlp, folder, keep_checkpoint=str(folder / "end"))
+    result = replay(job)
+    assert result.outcome == "completed"
+    return job, result.losses
+
+
+@pytest.fixture
+def kept(undisturbed: tuple[Job, list[float | None]]) -> Job:
+    return undisturbed[0]
+
+
+class TestPlan:
+    @given(
+        steps=st.integers(1, 500),
+        save_every=st.integers(1, 600),
+        count=st.integers(0, 40),
+        seed=st.integers(0, 2**31 - 1),
+    )
+    @settings(max_examples=50)
+    def test_every_kind_at_places_where_it_can_be(
+        self, steps: int, save_every: int, count: int, seed: int
+    ) -> None:
+        plan = plan_interruptions(steps, save_every, count, seed)
+        assert plan == plan_interruptions(steps, save_every, count, seed)
+        assert [each.step for each in plan] == sorted(each.step for each in plan)
+        kinds = [each.at for each in plan]
+        assert kinds.count("save") == (count + 1) // 3
+        assert kinds.count("memory warning") == (count // 3 if steps > 1 else 0)
+        assert len(plan) == count
+        for each in plan:
+            assert 1 <= each.step <= steps
+            if each.at == "save":
+                assert each.step % save_every == 0 or each.step == steps
+                assert each.share is not None
+                assert 0 <= each.share < 1
+            if each.at == "memory warning":
+                assert each.step < steps
+
+    def test_the_seed_decides(self) -> None:
+        assert plan_interruptions(90, 5, 9, 1) != plan_interruptions(90, 5, 9, 2)
+
+
+class TestInterrupt:
+    @pytest.mark.parametrize(("save_every", "count"), [(3, 6), (20, 4)])
+    def test_ends_with_the_same_bits(
+        self, undisturbed: tuple[Job, list[float | None]], save_every: int, count: int
+    ) -> None:
+        kept, losses = undisturbed
+        messages: list[Message] = []
+        info = interrupt(
+            kept, seed=5, count=count, save_every=save_every, on_message=messages.append
+        )
+        assert info.equal is True, info.detail
+        plan = plan_interruptions(14, save_every, count, 5)
+        assert [(each.at, each.step) for each in info.interruptions] == [
+            (each.at, each.step) for each in plan
+        ]
+        saved = 0
+        for each in info.interruptions:
+            # Saves at multiples, and at every warning: what lies behind one is never lost.
+            expected = each.step
+            if each.at != "memory warning":
+                whole = (each.step - 1) // save_every * save_every
+                expected = max(saved, whole)
+            else:
+                saved = each.step
+            assert each.resumed_from_step == expected
+            assert each.repeated_steps == each.step - expected
+        codes = [m["code"] for m in messages if m["event"] == "exit"]
+        kills = sum(each.at != "memory warning" for each in plan)
+        assert codes == [-signal.SIGKILL] * kills + [0]
+        assert info.saves == sum(m["event"] == "saved" for m in messages)
+        steps = [m for m in messages if m["event"] == "step"]
+        assert all(m["loss"] == losses[m["index"]] for m in steps)
+        assert len(steps) == 14 + sum(each.repeated_steps for each in info.interruptions)
+
+    def test_does_not_train_twice_where_the_end_is_kept(
+        self, kept: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*arguments: object, **options: object) -> None:
+            raise AssertionError("trained again")
+
+        monkeypatch.setattr(interruption, "replay", refuse)
+        before = kept.saved_checkpoint.read_bytes()
+        assert interrupt(kept, seed=0, count=1, save_every=4).equal
+        assert kept.saved_checkpoint.read_bytes() == before
+        with pytest.raises(AssertionError, match="trained again"):
+            interrupt(change(kept, keep_checkpoint=None), seed=0, count=1, save_every=4)
+
+    def test_trains_where_none_is_kept(self, mlp: Case, tmp_path: Path) -> None:
+        job = long_job(mlp, tmp_path, keep_checkpoint=str(tmp_path / "absent"))
+        info = interrupt(job, seed=1, count=2, save_every=5)
+        assert info.equal is True
+        assert [each.at for each in info.interruptions].count("save") == 1
+        assert not (tmp_path / "absent").exists()
+        assert [path.name for path in tmp_path.iterdir()] == []
+
+    def test_one_bit_is_seen(self, kept: Job, tmp_path: Path) -> None:
+        state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
+        name, array = next(iter(state.arrays(trainable=True).items()))
+        array.view(np.uint8).reshape(-1)[-4] ^= 1
+        CheckpointState.save_checkpoint(state, tmp_path / "end", include_optimizer_state=True)
+        job = change(kept, keep_checkpoint=str(tmp_path / "end"))
+        info = interrupt(job, seed=0, count=1, save_every=4)
+        assert info.equal is False
+        assert f"the first difference is in parameter '{name}'" in info.detail
+
+    def test_running_statistics(self, tmp_path: Path) -> None:
+        job = small_job(
+            tmp_path,
+            (3, 6, 6),
+            {"k": (4, 3, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,)},
+            """spread = Conv (input, k)
+            normal, mean_out, var_out = BatchNormalization <training_mode = 1>
+                (spread, scale, shift, mean, var)
+            bent = Relu (normal)
+            pooled = GlobalAveragePool (bent)
+            features = Flatten (pooled)
+            output = MatMul (features, w)""",
+        )
+        info = interrupt(job, seed=3, count=3, save_every=3)
+        assert info.equal is True, info.detail
+        replay(change(job, evaluate=False))
+        first, last = (read_checkpoint(p).frozen for p in (job.checkpoint, job.saved_checkpoint))
+        assert set(first) == {"mean", "var"}
+        assert all(not np.array_equal(first[name], last[name]) for name in first)
+
+    @linux
+    def test_memory_goes_down_on_a_warning(self, kept: Job) -> None:
+        freed: list[Message] = []
+
+        def listen(message: Message) -> None:
+            if message["event"] == "freed":
+                freed.append(message)
+
+        info = interrupt(kept, seed=1, count=3, save_every=4, on_message=listen)
+        assert len(freed) == 1
+        # The parameters, gradients and moments of the MLP alone take 6.4 MB.
+        assert freed[0]["before_bytes"] - freed[0]["after_bytes"] > 6_000_000
+        assert "on a low-memory warning the training's memory went from" in info.detail
+        assert "did not go down" not in info.detail
+
+    def test_none(self, kept: Job) -> None:
+        info = interrupt(kept, seed=0, count=0, save_every=4)
+        assert (info.interruptions, info.saves, info.equal) == ([], 4, True)
+
+    @pytest.mark.parametrize(
+        "arguments", [{"count": -1}, {"count": True}, {"save_every": 0}, {"seed": -1}]
+    )
+    def test_bad_arguments(self, kept: Job, arguments: dict[str, int]) -> None:
+        with pytest.raises(OdtpackError) as caught:
+            interrupt(kept, **({"seed": 0, "count": 1, "save_every": 4} | arguments))
+        assert caught.value.code == "bad-interruptions"
+
+    def test_end_of_another_training(self, kept: Job) -> None:
+        with pytest.raises(OdtpackError) as caught:
+            interrupt(change(kept, seed=8), seed=0, count=1, save_every=4)
+        assert caught.value.code == "other-run"
+        with pytest.raises(OdtpackError, match="ends at 5") as caught:
+            interrupt(change(kept, max_steps=5), seed=0, count=1, save_every=4)
+        assert caught.value.code == "bad-position"
+
+    def test_a_child_that_fails_is_an_error(self, kept: Job) -> None:
+        with pytest.raises(OdtpackError) as caught:
+            interrupt(change(kept, optimizer_model="gone.onnx"), seed=0, count=1, save_every=4)
+        assert caught.value.code == "model-not-found"
+
+
+class TestKill:
+    @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+    def test_in_the_middle_of_a_save(self, mlp: Case, tmp_path: Path, share: float) -> None:
+        """The old checkpoint is whole, the new one partly written under its temporary name."""
+        target = tmp_path / "checkpoint"
+        job = long_job(mlp, tmp_path, save_every=3, resume=True, evaluate=False)
+        whole = 0
+        with closing(run_child(change(job, pause_at=6, pause_in_save=share))) as messages:
+            for message in messages:
+                if message["event"] == "saved":
+                    assert message["step"] == 3
+                    whole = target.stat().st_size
+                if message["event"] == "paused":
+                    (torn,) = tmp_path.glob(".checkpoint.*.tmp")
+                    assert torn.stat().st_size == message["written"]
+                    assert message["written"] == max(1, int(share * _tensor_bytes(target)))
+                    assert 0 < message["written"] < whole
+                    assert target.stat().st_size == whole
+                    os.kill(_pid(torn), signal.SIGKILL)
+                if message["event"] == "exit":
+                    assert message["code"] == -signal.SIGKILL
+        assert torn.exists()
+        state = CheckpointState.load_checkpoint(target)
+        assert load_position(state, job, run_digest(job)).step == 3
+        begun = [m["step"] for m in run_child(job) if m["event"] == "begun"]
+        assert begun == [3]
+        assert not torn.exists()
+
+    def test_before_the_first_save(self, mlp: Case, tmp_path: Path) -> None:
+        job = long_job(mlp, tmp_path, save_every=3, resume=True, evaluate=False)
+        for message in run_child(change(job, pause_at=2)):
+            if message["event"] == "started":
+                pid = message["pid"]
+            if message["event"] == "paused":
+                assert message["written"] is None
+                os.kill(pid, signal.SIGKILL)
+        assert not job.saved_checkpoint.exists()
+        events = list(run_child(job))
+        assert [m["step"] for m in events if m["event"] == "begun"] == [0]
+        assert sum(m["event"] == "step" for m in events) == 14
+
+    def test_a_training_that_is_over_makes_no_step(self, kept: Job) -> None:
+        before = kept.saved_checkpoint.read_bytes()
+        events = [m["event"] for m in run_child(change(kept, resume=True))]
+        assert "step" not in events
+        assert events[-2:] == ["trained", "exit"]
+        assert kept.saved_checkpoint.read_bytes() == before
+
+    def test_nobody_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pauses, "PATIENCE_SECONDS", 0)
+        told: list[object] = []
+        with pytest.raises(OdtpackError, match="nobody did"):
+            pauses.wait_to_be_killed(lambda *a, **k: told.append((a, k)), step=3, written=None)
+        assert told == [(("paused",), {"step": 3, "written": None})]
+
+
+def _pid(torn: Path) -> int:
+    return int(torn.name.split(".")[2].split("-")[0])
+
+
+def _tensor_bytes(checkpoint: Path) -> int:
+    data = read_checkpoint(checkpoint)
+    assert data.optimizer is not None
+    moments = [moment for own in data.optimizer.moments.values() for moment in own]
+    return sum(a.nbytes for a in (*data.trainable.values(), *data.frozen.values(), *moments))
+
+
+def small_job(
+    folder: Path, shape: tuple[int, ...], weights: dict[str, tuple[int, ...]], nodes: str
+) -> Job:
+    """A training of a small network that ends in the product with ``w``, on 40 samples."""
+    dims = ", ".join(map(str, shape))
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[batch, {dims}] input) => (float[batch, 3] output) {{ {nodes} }}"""
+    )
+    random = np.random.default_rng(0)
+    for name, each in {**weights, "w": (4 if weights else shape[0], 3)}.items():
+        value = random.random(each, dtype=np.float32) + 0.1
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    build_package(
+        model, folder / "package", loss="cross_entropy", freeze=["mean", "var"] * bool(weights)
+    )
+    inputs = random.standard_normal((40, *shape), np.float32)
+    case = Case("small", folder, 4, inputs, random.integers(0, 3, 40))
+    for name, array in (("input", inputs), ("labels", case.labels)):
+        np.save(folder / f"{name}.npy", array)
+    (folder / "child").mkdir()
+    return case.job(folder / "child")
+
+
+def dropout_job(folder: Path, seed: str) -> Job:
+    """A network whose dropout trains."""
+    return small_job(
+        folder,
+        (6,),
+        {},
+        f"""ratio = Constant <value_float = 0.5> ()
+        training = Constant <value = bool {{1}}> ()
+        thinned = Dropout {seed} (input, ratio, training)
+        output = MatMul (thinned, w)""",
+    )
+
+
+class TestDropout:
+    def test_masks_are_a_function_of_the_position(self, tmp_path: Path) -> None:
+        job = dropout_job(tmp_path, "")
+        assert interrupt(job, seed=0, count=3, save_every=3).equal is True
+        one, same, other = (replay(change(job, seed=seed)).losses for seed in (1, 1, 2))
+        assert one == same != other
+        masks_differ = replay(change(job, learning_rate=0.0, batch_size=32, epochs=3)).losses
+        assert len(set(masks_differ)) == 3
+
+    def test_masks_of_a_seeded_node_start_anew(self, tmp_path: Path) -> None:
+        """Its generator belongs to the session: the result says why nothing can be expected."""
+        job = dropout_job(tmp_path, "<seed = 4>")
+        info = interrupt(job, seed=0, count=2, save_every=3)
+        assert info.equal is None
+        assert "with the attribute seed draws random numbers from a generator" in info.detail
+        assert "the first difference is in" in info.detail
+
+    def test_operators_with_a_generator_of_their_own(self, tmp_path: Path) -> None:
+        assert "RandomNormalLike" in OWN_GENERATOR
+        text = """<ir_version: 8, opset_import: ["": 17]> g (float[N] x, bool c) => (float[N] y) {
+            y = If (c) <
+                then_branch = a () => (float[N] p) { p = RandomNormalLike (x) },
+                else_branch = b () => (float[N] q) { q = Identity (x) } >
+        }"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / "inner.onnx")
+        assert (unrepeatable_operators(tmp_path / "inner.onnx") or "").startswith("RandomNormal")
+        plain = onnx.parser.parse_model(text.replace("RandomNormalLike", "Neg"))
+        onnx.save(plain, tmp_path / "plain.onnx")
+        assert unrepeatable_operators(tmp_path / "plain.onnx") is None
+
+
+class TestPosition:
+    """Checkpoints that a training must not go on from."""
+
+    @pytest.mark.parametrize(
+        ("position", "problem"),
+        [
+            (None, "does not say at which step"),
+            ("", "is no position"),
+            ("[]", "is no position"),
+            ("[" * 100_000, "is no position"),
+            ('{"step": 3}', "is no position"),
+            ('{"step": 3, "optimizer_step": 3, "run": "x", "more": 1}', "is no position"),
+            ({"step": True}, "is no position"),
+            ({"step": 3.0}, "is no position"),
+            ({"run": 7}, "is no position"),
+            ({"step": -1}, "step -1 is not one of the 14 steps"),
+            ({"step": 15}, "step 15 is not one of the 14 steps"),
+            ({"optimizer_step": 13}, "has made 14 steps, and the position says 13"),
+        ],
+    )
+    def test_bad(self, kept: Job, position: str | dict[str, object] | None, problem: str) -> None:
+        state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
+        good = json.loads(str(state.properties[PROPERTY]))
+        del state.properties[PROPERTY]
+        if isinstance(position, dict):
+            position = json.dumps(good | position)
+        if position is not None:
+            state.properties[PROPERTY] = position
+        with pytest.raises(OdtpackError, match=problem) as caught:
+            load_position(state, kept, run_digest(kept))
+        assert caught.value.code == "bad-position"
+        assert caught.value.hint == "remove it to begin the training anew"
+
+    def test_without_the_optimizers_state(self, kept: Job) -> None:
+        state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
+        state.optimizer = None
+        with pytest.raises(OdtpackError, match="has made no steps"):
+            load_position(state, kept, run_digest(kept))
+
+    def test_of_another_package(
+        self, kept: Job, case: Callable[[str], Case], tmp_path: Path
+    ) -> None:
+        """The child says it in one clear error, before it changes anything."""
+        (tmp_path / "checkpoint").write_bytes(kept.saved_checkpoint.read_bytes())
+        job = case("cnn").job(tmp_path, resume=True)
+        with pytest.raises(OdtpackError, match="another package") as caught:
+            replay(job)
+        assert caught.value.code == "other-run"
+        assert caught.value.where == str(tmp_path / "checkpoint")
+        assert (tmp_path / "checkpoint").read_bytes() == kept.saved_checkpoint.read_bytes()
+
+    def test_a_packages_checkpoint(self, mlp: Case, tmp_path: Path) -> None:
+        (tmp_path / "checkpoint").write_bytes(Path(mlp.package.checkpoint).read_bytes())
+        with pytest.raises(OdtpackError) as caught:
+            replay(mlp.job(tmp_path, resume=True))
+        assert caught.value.code == "bad-position"
+
+    def test_no_checkpoint(self, mlp: Case, tmp_path: Path) -> None:
+        (tmp_path / "checkpoint").write_bytes(b"nonsense")
+        with pytest.raises(OdtpackError) as caught:
+            replay(mlp.job(tmp_path, resume=True))
+        assert caught.value.code == "checkpoint-corrupt"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"seed": 9}, {"epochs": 2}, {"batch_size": 13}, {"learning_rate": 0.5}, {"pieces": 1}],
+    )
+    def test_digest_tells_trainings_apart(self, kept: Job, changes: dict[str, int]) -> None:
+        assert run_digest(change(kept, **changes)) != run_digest(kept)
+        assert run_digest(change(kept, save_every=2, threads=2)) == run_digest(kept)
+
+
+def test_first_difference(kept: Job) -> None:
+    one = read_checkpoint(kept.saved_checkpoint)
+
+    def other() -> CheckpointState:
+        return CheckpointState.load_checkpoint(kept.saved_checkpoint)
+
+    assert first_difference(one, other().snapshot(True)) is None
+    state = other()
+    assert state.optimizer is not None
+    name = next(iter(state.optimizer.moments))
+    state.optimizer.moments[name][1].reshape(-1)[0] = -0.0
+    one.optimizer.moments[name][1].reshape(-1)[0] = 0.0  # type: ignore[union-attr]
+    assert first_difference(one, state.snapshot(True)) == f"moment 1 of '{name}'"
+    state = other()
+    state.optimizer.learning_rate += 1  # type: ignore[union-attr]
+    one = read_checkpoint(kept.saved_checkpoint)
+    assert first_difference(one, state.snapshot(True)) == "the optimizer's learning rate"
+    lacks = first_difference(one, state.snapshot(False))
+    assert lacks is not None
+    assert lacks.endswith("which one of them lacks")
