@@ -48,8 +48,8 @@ class Job:
         ignored_label: Label of samples that do not count; None if all do.
         pieces: See Schedule.
         evaluate: Evaluate on the held-out samples before, during and after training.
-        max_steps: Make at most so many optimizer steps, and evaluate on at most so many
-            batches each time: the memory of a training without its time. None for all.
+        max_steps: Make at most so many optimizer steps, 1 or more, and evaluate on at most so
+            many batches each time: the memory of a training without its time. None for all.
         keep_checkpoint: Absolute path of the checkpoint that is saved; None for ``checkpoint``
             in ``folder``.
         save_every: Optimizer steps after which it is saved, again and again, besides the
