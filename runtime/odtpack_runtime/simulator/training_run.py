@@ -244,7 +244,11 @@ def _purge_allocator() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What makes optimizer steps; the batches' size is at most that of ``batches``."""
+    """What makes optimizer steps; the batches' size is at most that of ``batches``.
+
+    What Dropout draws is a function of ``seed``, the optimizer's step count and the number of
+    the batch in the step.
+    """
 
     module: Module
     optimizer: Optimizer
