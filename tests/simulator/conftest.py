@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.replay import replay
+from tests.simulator.interrupted import long_job
 from tests.simulator.packages import Case, make_case
 
 
@@ -20,3 +23,20 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
         return built[name]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    case: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Job, list[float | None]]:
+    """A job whose training is over, and its losses."""
+    folder = tmp_path_factory.mktemp("kept")
+    job = long_job(case("mlp"), folder, keep_checkpoint=str(folder / "end"))
+    result = replay(job)
+    assert result.outcome == "completed"
+    return job, result.losses
+
+
+@pytest.fixture
+def kept(undisturbed: tuple[Job, list[float | None]]) -> Job:
+    return undisturbed[0]

@@ -88,6 +88,92 @@ class TestTraining:
         assert len(measured.steps_ms) == measured.steps_done
         assert measured.detail == ""
 
+    def test_counts_are_those_of_the_metric(self, mlp: Case, measured: ReplayResult) -> None:
+        assert measured.metric_counts is not None
+        right, total = measured.metric_counts
+        assert total == mlp.schedule.held_out_samples
+        assert measured.metric_after == right / total
+
+    def test_the_curve_ends_in_the_evaluations_before_and_after(
+        self, measured: ReplayResult
+    ) -> None:
+        first, last = measured.curve[0], measured.curve[-1]
+        assert (first.step, last.step) == (0, measured.steps_done)
+        assert (first.loss, first.metric) == (measured.eval_loss_before, measured.metric_before)
+        assert (last.loss, last.metric) == (measured.eval_loss_after, measured.metric_after)
+
+    def test_the_curve_is_what_shorter_trainings_end_with(self, mlp: Case, tmp_path: Path) -> None:
+        """The evaluation after each epoch, against a training that ends there."""
+        options = {"logits": 1, "labels": 1}
+        result = replay(mlp.job(tmp_path, epochs=3, **options))
+        each = mlp.schedule.steps
+        assert [point.step for point in result.curve] == [0, each, 2 * each, 3 * each]
+        for epochs in (1, 2):
+            shorter = replay(mlp.job(tmp_path, epochs=epochs, **options))
+            assert result.curve[epochs].loss == shorter.eval_loss_after
+            assert result.curve[epochs].metric == shorter.metric_after
+            assert result.losses[: each * epochs] == shorter.losses
+        assert len({point.loss for point in result.curve}) == 4
+
+    def test_many_epochs_have_a_short_curve(self, mlp: Case, tmp_path: Path) -> None:
+        result = replay(mlp.job(tmp_path, epochs=40, samples=20, batch_size=16))
+        assert result.steps_done == 40
+        steps = [point.step for point in result.curve]
+        assert steps == [0, 3, 7, 10, 14, 18, 21, 25, 29, 32, 36, 40]
+        assert result.metric_counts is None  # no output has a score per class here
+
+    def test_data_in_pieces(self, mlp: Case, tmp_path: Path) -> None:
+        """Two pieces are two trainings, the second with the later half of the samples."""
+        job = mlp.job(tmp_path, pieces=2, epochs=2, batch_size=50)
+        result = replay(job)
+        assert result.outcome == "completed"
+        schedule = job.schedule
+        held_out = {i for b in schedule.held_out_batches() for i in b.tolist()}
+        train = [i for i in range(job.samples) if i not in held_out]
+        half = len(train) - len(train) // 2
+        package = mlp.package
+        state = CheckpointState.load_checkpoint(package.checkpoint)
+        module = Module(package.training_model, state)
+        optimizer = Optimizer(package.optimizer_model, module)
+        optimizer.set_learning_rate(job.learning_rate)
+        losses = []
+        for piece, part in enumerate((train[:half], train[half:])):
+            for epoch in range(2):
+                batches = list(schedule.training_batches(epoch, piece))
+                assert sorted(i for b in batches for i in b.tolist()) == part
+                for indices in batches:
+                    losses.append(float(module(mlp.inputs[indices], mlp.labels[indices])[0]))
+                    optimizer.step()
+                    module.lazy_reset_grad()
+        assert result.losses == pytest.approx(losses, rel=1e-6)
+        assert [point.step for point in result.curve] == [0, 2, 4, 6, 8]
+
+    def test_a_few_steps_only(self, mlp: Case, tmp_path: Path) -> None:
+        """Every phase of a training, and the first of its steps."""
+        options = {"batch_size": 10, "epochs": 2, "logits": 1, "labels": 1}
+        whole = replay(mlp.job(tmp_path, **options))
+        events: list[str] = []
+        result = replay(
+            mlp.job(tmp_path, max_steps=2, **options),
+            on_message=lambda message: events.append(message["event"]),
+        )
+        assert result.outcome == "completed"
+        assert result.losses == whole.losses[:2]
+        assert [point.step for point in result.curve] == [0, 2]
+        assert result.metric_counts is not None
+        assert result.metric_counts[1] == 20  # two batches of the held-out samples
+        assert events.count("saved") == 1
+        if result.peak_bytes is not None:
+            assert result.phase_peaks.keys() == whole.phase_peaks.keys()
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        assert state.optimizer is not None
+        assert state.optimizer.step == 2
+
+    def test_without_evaluations(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+        result = replay(mlp.job(tmp_path, evaluate=False))
+        assert result.curve == []
+        assert result.losses == measured.losses
+
     def test_saves_a_checkpoint_that_continues(
         self, mlp: Case, measured: ReplayResult, tmp_path: Path
     ) -> None:
@@ -285,7 +371,7 @@ class TestErrors:
         assert events.count("step") == mlp.schedule.steps
 
     def test_job_survives_its_file(self, mlp: Case, tmp_path: Path) -> None:
-        job = mlp.job(tmp_path, limit_bytes=5, logits=1)
+        job = mlp.job(tmp_path, limit_bytes=5, logits=1, memory_warnings=[2], pause_in_save=0.1)
         job.write(tmp_path / "job.json")
         assert Job.read(tmp_path / "job.json") == job
         assert json.loads((tmp_path / "job.json").read_text())["limit_bytes"] == 5

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,14 +57,120 @@ def test_seed_decides() -> None:
     assert one == two
 
 
+@given(
+    samples=st.integers(1, 200),
+    batch=st.integers(1, 50),
+    epochs=st.integers(1, 3),
+    pieces=st.integers(1, 12),
+    accumulate=st.integers(1, 3),
+    full=st.booleans(),
+)
+def test_pieces_come_in_order(
+    samples: int, batch: int, epochs: int, pieces: int, accumulate: int, full: bool
+) -> None:
+    schedule = Schedule(samples, batch, epochs, 4, full, accumulate, pieces)
+    held_out = {i for b in Schedule(samples, batch, 1, 4).held_out_batches() for i in b.tolist()}
+    sizes = [schedule.piece_samples(piece) for piece in range(pieces)]
+    assert sum(sizes) == schedule.train_samples
+    assert max(sizes) - min(sizes) <= 1
+    arrived: list[int] = []
+    made = 0
+    for piece in range(pieces):
+        for epoch in range(epochs):
+            assert schedule.steps_before(piece * epochs + epoch) == made
+            steps = list(schedule.training_steps(epoch, piece))
+            assert len(steps) == schedule.piece_steps(piece)
+            made += len(steps)
+            batches = [each for step in steps for each in step]
+            assert all(len(each) <= schedule.largest_batch for each in batches)
+            seen = [i for each in batches for i in each.tolist()]
+            assert len(set(seen)) == len(seen)
+            if not full:
+                assert len(seen) == sizes[piece]
+            assert not held_out & set(seen)
+            assert all(i > last for i in seen for last in arrived[-1:])
+        arrived += sorted(seen)
+    assert made == schedule.steps == schedule.steps_before(schedule.passes)
+    assert schedule.steps == epochs * schedule.steps_per_epoch
+    if not full or sizes[0] >= batch:  # make_schedule refuses others
+        assert all(len(b) <= schedule.largest_batch for b in schedule.held_out_batches())
+    if not full:
+        assert {i for b in schedule.held_out_batches() for i in b.tolist()} == held_out
+
+
+def test_one_piece_is_the_training_without_pieces() -> None:
+    """The order of earlier versions, from the formula: results must not change under users."""
+    schedule = Schedule(23, 4, 2, 9)
+    train = np.random.default_rng([9, 0]).permutation(23)[:19]
+    order = np.random.default_rng([9, 2]).permutation(train)
+    assert np.concatenate(list(schedule.training_batches(1))).tolist() == order.tolist()
+
+
+@given(
+    samples=st.integers(5, 60),
+    epochs=st.integers(1, 4),
+    pieces=st.integers(1, 4),
+    accumulate=st.integers(1, 3),
+    data=st.data(),
+)
+def test_steps_from_the_middle(
+    samples: int, epochs: int, pieces: int, accumulate: int, data: st.DataObject
+) -> None:
+    schedule = Schedule(samples, 3, epochs, 2, False, accumulate, pieces)
+
+    def listed(done: int) -> list[list[list[int]]]:
+        return [[b.tolist() for b in step] for step in schedule.steps_from(done)]
+
+    whole = listed(0)
+    assert len(whole) == schedule.steps
+    done = data.draw(st.integers(0, schedule.steps))
+    assert listed(done) == whole[done:]
+
+
+@given(epochs=st.integers(1, 2**31 - 1), pieces=st.integers(1, 100))
+def test_evaluations_are_few_and_even(epochs: int, pieces: int) -> None:
+    schedule = Schedule(125 * pieces, 3, epochs, 2, pieces=pieces)
+    each = schedule.steps_before(1)
+    steps = schedule.evaluation_steps()
+    assert 2 <= len(steps) <= 12
+    assert (steps[0], steps[-1]) == (0, schedule.steps)
+    assert len(steps) == min(schedule.passes, 11) + 1
+    passes = [divmod(step, each) for step in steps]
+    assert not any(rest for _, rest in passes)
+    gaps = [right - left for (left, _), (right, _) in itertools.pairwise(passes)]
+    assert 1 <= min(gaps) <= max(gaps) <= min(gaps) + 1
+
+
+def test_evaluations_end_passes() -> None:
+    assert Schedule(10, 4, 3, 0).evaluation_steps() == (0, 2, 4, 6)
+    assert Schedule(10, 4, 2, 0, pieces=2).evaluation_steps() == (0, 1, 2, 3, 4)
+    assert Schedule(5, 4, 22, 0).evaluation_steps() == tuple(range(0, 23, 2))
+
+
 def test_fixed_batch_size() -> None:
     schedule = make_schedule(FIXED, 14, batch_size=4, epochs=1, seed=0)
     assert schedule.full_batches
     assert [len(b) for b in schedule.training_batches(0)] == [4, 4, 4]
     with pytest.raises(OdtpackError, match="batches of 4 samples only"):
         make_schedule(FIXED, 14, batch_size=8, epochs=1, seed=0)
-    with pytest.raises(OdtpackError, match="have 3 samples, and training needs at least 5"):
+    with pytest.raises(OdtpackError, match="have 3 samples, and training needs at least 4"):
         make_schedule(FIXED, 3, batch_size=4, epochs=1, seed=0)
+    assert make_schedule(FIXED, 4, batch_size=4, epochs=1, seed=0).steps == 1
+
+
+def test_too_few_samples_for_the_pieces() -> None:
+    """The error names the least number, and that is the least."""
+    for inputs, pieces in ((FREE, 7), (FIXED, 3), (FIXED, 11)):
+        with pytest.raises(OdtpackError, match=f"in {pieces} pieces needs at least") as caught:
+            make_schedule(inputs, 6, batch_size=4, epochs=1, seed=0, pieces=pieces)
+        assert caught.value.code == "too-few-samples"
+        assert caught.value.hint is not None
+        assert "fewer pieces" in caught.value.hint
+        needed = int(caught.value.what.split()[-1].rstrip("."))
+        schedule = make_schedule(inputs, needed, batch_size=4, epochs=1, seed=0, pieces=pieces)
+        assert schedule.steps == pieces
+        with pytest.raises(OdtpackError, match=f"needs at least {needed}"):
+            make_schedule(inputs, needed - 1, batch_size=4, epochs=1, seed=0, pieces=pieces)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +181,12 @@ def test_fixed_batch_size() -> None:
         ({"seed": -1}, "bad-seed"),
         ({"epochs": True}, "bad-epochs"),
         ({"batch_size": 2**31}, "bad-batch-size"),
+        ({"pieces": 0}, "bad-pieces"),
+        ({"pieces": 10_001}, "bad-pieces"),
+        ({"pieces": 1.0}, "bad-pieces"),
     ],
 )
-def test_bad_parameters(changes: dict[str, int], code: str) -> None:
+def test_bad_parameters(changes: dict[str, Any], code: str) -> None:
     with pytest.raises(OdtpackError) as caught:
         make_schedule(FREE, 10, **({"batch_size": 2, "epochs": 1, "seed": 0} | changes))
     assert caught.value.code == code

@@ -46,6 +46,22 @@ class Job:
             accuracy is taken; None if there are none.
         labels: Index among the user inputs of the labels.
         ignored_label: Label of samples that do not count; None if all do.
+        pieces: See Schedule.
+        evaluate: Evaluate on the held-out samples before, during and after training.
+        max_steps: Make at most so many optimizer steps, 1 or more, and evaluate on at most so
+            many batches each time: the memory of a training without its time. None for all.
+        keep_checkpoint: Absolute path of the checkpoint that is saved; None for ``checkpoint``
+            in ``folder``.
+        save_every: Optimizer steps after which it is saved, again and again, besides the
+            end; None for the end only.
+        resume: Go on from the saved checkpoint. Where there is none yet, begin.
+        pause_at: Optimizer steps after which to stop and wait to be killed; None for never.
+        pause_in_save: None to stop there before the save of that step, if there is one; or a
+            number from 0 to 1, to stop in the middle of this save, once this share of the
+            tensors' bytes is written.
+        memory_warnings: After each of these numbers of optimizer steps the system warns that
+            memory is low. The training then saves, frees everything and starts anew from the
+            checkpoint, in the same process.
     """
 
     task: Literal["train", "time"]
@@ -69,6 +85,36 @@ class Job:
     logits: int | None = None
     labels: int | None = None
     ignored_label: int | None = None
+    pieces: int = 1
+    evaluate: bool = True
+    max_steps: int | None = None
+    keep_checkpoint: str | None = None
+    save_every: int | None = None
+    resume: bool = False
+    pause_at: int | None = None
+    pause_in_save: float | None = None
+    memory_warnings: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps to make."""
+        whole = self.schedule.steps
+        return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    @property
+    def saved_checkpoint(self) -> Path:
+        """Where the training saves its checkpoint."""
+        return Path(self.keep_checkpoint or Path(self.folder) / "checkpoint")
+
+    @property
+    def keeps_position(self) -> bool:
+        """Whether the saved checkpoint holds the position, so that the training can go on."""
+        again = self.save_every is not None or bool(self.memory_warnings)
+        return again or self.resume or self.keep_checkpoint is not None
+
+    def saves_after(self, step: int) -> bool:
+        """Whether the training saves after so many steps."""
+        return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 
     @property
     def schedule(self) -> Schedule:
@@ -80,6 +126,7 @@ class Job:
             self.seed,
             self.full_batches,
             self.accumulation_steps,
+            self.pieces,
         )
 
     def set_rate(self, optimizer: Optimizer) -> LRScheduler | None:
@@ -109,8 +156,17 @@ Message = dict[str, Any]
 
 - ``limit``: ``problem`` (null, or why the limit cannot be held);
 - ``phase``: ``name`` of what begins now;
-- ``evaluation``: ``when`` (``before`` or ``after``), ``loss``, ``metric``;
+- ``begun``: all is loaded; ``step`` is the number of optimizer steps made before: 0, or that of
+  the checkpoint that the training goes on from;
+- ``evaluation``: ``when`` (``before``, ``during`` or ``after``), ``step`` (optimizer steps made),
+  ``loss``, ``metric``, ``right`` and ``total`` (labels; null without a metric);
 - ``step``: ``index`` from 0, ``loss``, ``ms``;
+- ``saved``: ``step`` (optimizer steps made), after each save;
+- ``paused``: ``step``, ``written`` (bytes of the save so far; null between two steps): the
+  child waits to be killed;
+- ``freed``: ``step``, ``before_bytes``, ``after_bytes``: memory above that of the process
+  before it loaded the package, before and after a low-memory warning was heeded; null if not
+  measured;
 - ``out-of-memory``: ``message``;
 - ``trained``: ``peak_bytes`` (null if not measured), ``phase_peaks`` (bytes of ``loading``,
   ``evaluation``, ``step``, ``saving``), ``unmeasured`` (why not);

@@ -26,6 +26,7 @@ import odtpack_runtime
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.job import Job, Message
 from odtpack_runtime.simulator.process_memory import child_environment
+from odtpack_runtime.simulator.result_training import EvaluationPoint
 
 STALL_SECONDS = 900.0
 """Longest silence of a child: one step, or loading a package, must not take longer."""
@@ -50,6 +51,9 @@ class ReplayResult:
         eval_loss_after: The same after training.
         metric_before: Accuracy on the held-out samples; None if not defined.
         metric_after: The same after training.
+        metric_counts: Labels that it counts as right, and all that it counts: see
+            :func:`~odtpack_runtime.simulator.wilson.wilson_interval` for what they prove.
+        curve: Every evaluation, those before and after training included.
         peak_bytes: Peak of anonymous memory above the process's state before the
             package was loaded; None if killed, or if this system cannot tell.
         phase_peaks: The same by phase: ``loading``, ``evaluation``, ``step``, ``saving``.
@@ -66,6 +70,8 @@ class ReplayResult:
     eval_loss_after: float | None = None
     metric_before: float | None = None
     metric_after: float | None = None
+    metric_counts: tuple[int, int] | None = None
+    curve: list[EvaluationPoint] = field(default_factory=list)
     peak_bytes: int | None = None
     phase_peaks: dict[str, int] = field(default_factory=dict)
     detail: str = ""
@@ -104,9 +110,7 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
         case "limit" if message["problem"]:
             result.detail = f"the memory limit was not held: {message['problem']}"
         case "evaluation":
-            when = message["when"]
-            setattr(result, f"eval_loss_{when}", message["loss"])
-            setattr(result, f"metric_{when}", message["metric"])
+            _take_evaluation(message, result)
         case "step":
             result.losses.append(message["loss"])
             result.steps_ms.append(message["ms"])
@@ -123,6 +127,18 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
         case "exit" if phase != _ENDED:
             result.detail = _cause_of_exit(message, result.limit_bytes is not None, phase)
     return phase
+
+
+def _take_evaluation(message: Message, result: ReplayResult) -> None:
+    loss, metric = message["loss"], message["metric"]
+    result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
+    match message["when"]:
+        case "before":
+            result.eval_loss_before, result.metric_before = loss, metric
+        case "after":
+            result.eval_loss_after, result.metric_after = loss, metric
+            if message["total"] is not None:
+                result.metric_counts = (message["right"], message["total"])
 
 
 def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
