@@ -49,7 +49,8 @@ AppState = Literal["foreground", "background"]
 OS_CLASSES: Final[tuple[str, ...]] = get_args(OsClass)
 """The classes of devices that budgets can be written for: one per operating system."""
 
-_NAME: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
+NAME_PATTERN: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
+"""What a profile may be called: ``vendor/device`` in lower case."""
 
 
 class ProfileFigure(BaseModel):
@@ -71,7 +72,7 @@ class DeviceProfile(Strict):
     """One device. Times it predicts were never compared with it unless ``validated``."""
 
     schema_version: Literal[1]
-    name: str = Field(pattern=f"^{_NAME}$", max_length=100)
+    name: str = Field(pattern=f"^{NAME_PATTERN}$", max_length=100)
     title: str = Field(min_length=1, max_length=100)
     vendor: str = Field(min_length=1, max_length=100)
     soc: str | None = Field(default=None, min_length=1, max_length=200)
@@ -303,7 +304,7 @@ def list_profiles() -> list[str]:
     """
     root = _profile_directory()
     found = (path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.toml"))
-    return sorted(name for name in found if re.fullmatch(_NAME, name))
+    return sorted(name for name in found if re.fullmatch(NAME_PATTERN, name))
 
 
 def _read(path: Path) -> bytes:

@@ -17,6 +17,7 @@ from odtpack_runtime.simulator.figures import (
     Quantity,
     Ratio,
     Strict,
+    ThreadedQuantity,
     bounds,
 )
 
@@ -85,6 +86,14 @@ class CpuFigures(Strict):
         efficiency = self.gemm_efficiency
         if isinstance(efficiency, Quantity) and efficiency.low is None:
             msg = "gemm_efficiency needs low and high: it is never known as a point"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _single_is_one_thread(self) -> CpuFigures:
+        single = self.fp32_gemm_single
+        if isinstance(single, ThreadedQuantity) and single.threads != 1:
+            msg = f"fp32_gemm_single is the rate of one thread, found threads = {single.threads}"
             raise ValueError(msg)
         return self
 
