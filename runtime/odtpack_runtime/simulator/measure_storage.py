@@ -48,14 +48,17 @@ class StorageTiming:
     cached: str | None
 
 
-def measure_storage(folder: Path, *, size: int, repeats: int, syncs: int) -> StorageTiming:
+def measure_storage(
+    folder: Path, *, size: int, repeats: int, syncs: int, seconds: float = 20.0
+) -> StorageTiming:
     """Write, read and remove files in ``folder``.
 
     Args:
         folder: Where checkpoints would be; it must exist and be writable.
         size: Bytes of the file, a multiple of 1 MiB.
-        repeats: How often it is written and read.
-        syncs: Number of small writes.
+        repeats: How often it is written and read, if time allows.
+        syncs: Number of small writes, if time allows.
+        seconds: Time after which neither is repeated once more.
 
     Raises:
         OdtpackError: The folder cannot be written, or has no space left.
@@ -65,14 +68,14 @@ def measure_storage(folder: Path, *, size: int, repeats: int, syncs: int) -> Sto
     read: list[float] = []
     reason: str | None = None
     try:
-        for _ in range(repeats):
+        for _ in _within(seconds, repeats):
             with _temporary(folder) as path:
                 write.append(size / _write(path, chunk, size // _CHUNK))
                 reason = _drop(path)
                 if reason is None:
                     read.append(size / _read(path))
         with _temporary(folder) as path:
-            sync = [_write(path, chunk[:_SMALL], 1) for _ in range(syncs)]
+            sync = [_write(path, chunk[:_SMALL], 1) for _ in _within(seconds, syncs)]
     except OSError as error:
         raise OdtpackError(
             "storage-not-measured",
@@ -86,6 +89,15 @@ def measure_storage(folder: Path, *, size: int, repeats: int, syncs: int) -> Sto
 def spread(values: tuple[float, ...]) -> tuple[float, float, float]:
     """Lowest, median and highest."""
     return min(values), statistics.median(values), max(values)
+
+
+def _within(seconds: float, times: int) -> Iterator[int]:
+    """Count to ``times``, but begin nothing after so many seconds; always once."""
+    end = time.perf_counter() + seconds
+    for index in range(times):
+        if index and time.perf_counter() > end:
+            return
+        yield index
 
 
 @contextmanager
