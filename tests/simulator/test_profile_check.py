@@ -120,7 +120,11 @@ def test_a_board_that_does_not_throttle_needs_no_time() -> None:
     assert not any("time_to_throttle" in warning for warning in report.warnings)
 
 
-EXPECTED = ("known figures are assumed", "the matrix rate is for 6 threads and a training uses 2")
+EXPECTED = (
+    "known figures are assumed",
+    "the matrix rate is for 6 threads and a training uses 2",
+    "time_to_throttle is given without sustained_fraction",
+)
 """What a shipped profile may be warned of: nobody measured more."""
 
 
