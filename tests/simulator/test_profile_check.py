@@ -45,7 +45,7 @@ def test_the_documented_example_lacks_three_figures_and_warns_of_nothing() -> No
         "background windows": ["not tried"],
     }
     assert len(report.judged) == 7
-    assert report.kinds == {"measured": 9, "published": 6, "assumed": 3, "unknown": 11}
+    assert report.kinds == {"measured": 10, "published": 6, "assumed": 3, "unknown": 10}
 
 
 NOT_JUDGED = [
@@ -95,7 +95,8 @@ ODD: list[tuple[str, tuple[str, str]]] = [
     ("entitled is below", added("memory", "app_limit_entitled", "value = 1", "GiB")),
     ("background is above", added("memory", "app_limit_background", "value = 3", "GiB")),
     ("bandwidth is published", (COPY, COPY.replace("measured", "published"))),
-    ("idle is not below", added("power", "idle", "value = 5", "W")),
+    ("idle is not below", ("idle = { value = 0.3", "idle = { value = 5")),
+    ("power.load is given without power.idle", ("idle = {", "# {")),
     ("arena_overhead is below 1", added("memory", "arena_overhead", "value = 0.5", "1")),
 ]
 
@@ -110,7 +111,7 @@ def test_mostly_assumed() -> None:
     text = EXAMPLE.replace('"measured"', '"assumed"')
     warnings = check_profile(parse(text)).warnings
     assert warnings == [
-        "12 of 18 known figures are assumed: verdicts rest on assumptions more than on facts"
+        "13 of 19 known figures are assumed: verdicts rest on assumptions more than on facts"
     ]
 
 
@@ -124,6 +125,7 @@ EXPECTED = (
     "known figures are assumed",
     "the matrix rate is for 6 threads and a training uses 2",
     "time_to_throttle is given without sustained_fraction",
+    "power.load is given without power.idle",
 )
 """What a shipped profile may be warned of: nobody measured more."""
 

@@ -142,6 +142,8 @@ def _warnings(profile: DeviceProfile, counts: dict[str, int]) -> Iterator[str]:
     if sustained is None and seconds is not None:
         yield "time_to_throttle is given without sustained_fraction: it judges nothing"
     idle, load = profile.idle_watts(), profile.load_watts()
+    if load is not None and idle is None:
+        yield "power.load is given without power.idle: what the device draws anyway counts as well"
     if idle is not None and load is not None and idle.typical >= load.typical:
         yield "power.idle is not below power.load: work would cost no energy"
     known = sum(count for kind, count in counts.items() if kind != "unknown")
