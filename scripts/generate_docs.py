@@ -11,6 +11,10 @@ from odtpack.diff_model import PackageDiff
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.simulator.figures import Quantity, Unknown
+from odtpack_runtime.simulator.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_runtime.simulator.profile_check import check_profile
+from odtpack_runtime.simulator.units import Interval, format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -86,7 +90,85 @@ def recipe_page() -> str:
     return f"{written}{_KEYS}\n{reference()}"
 
 
+_DEVICES = """# Devices
+
+Generated from `device_profiles/` by `scripts/generate_docs.py`; a test holds the two together.
+`odtpack devices show NAME` names kind and source of every figure,
+[device-profile.md](formats/device-profile.md) says how to write or measure a profile of your own.
+
+**None of these profiles has been validated on the hardware.** A figure with a star is assumed:
+taken from a neighbour or computed, for the reason that the profile gives. A dash is unknown, and
+what it would have judged is reported as "not judged".
+
+- **app memory**: what an app in the foreground may hold; behind the slash, with the entitlement.
+- **rate**: large single-precision matrix product with the threads of a training, typical and
+  interval in GFLOPS.
+- **storage**: sequential read / write in MB/s.
+- **power**: whole device under load, in watts. **battery**: in watt-hours.
+- **unknown**: number of figures that nobody could name.
+"""
+
+_COLUMNS = (
+    *("device", "system", "app memory", "threads", "rate", "memory GB/s", "storage", "power"),
+    *("battery", "not judged", "unknown"),
+)
+
+
+def devices_page() -> str:
+    """The table of shipped devices as Markdown."""
+    profiles = [load_profile(name) for name in list_profiles()]
+    lines = [_DEVICES, f"{len(profiles)} devices.", ""]
+    lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    lines += [f"| {' | '.join(_device_row(profile))} |" for profile in profiles]
+    return "\n".join(lines) + "\n"
+
+
+def _device_row(profile: DeviceProfile) -> list[str]:
+    memory, cpu, power = profile.memory, profile.cpu, profile.power
+    report = check_profile(profile)
+    limit = _sized(memory.app_limit_foreground)
+    if isinstance(memory.app_limit_entitled, Quantity):
+        limit += f" / {_sized(memory.app_limit_entitled)}"
+    threads = profile.training_threads()
+    rests_on = cpu.fp32_gemm if isinstance(cpu.fp32_gemm, Quantity) else cpu.gemm_efficiency
+    read, write = profile.storage_bandwidth("read"), profile.storage_bandwidth("write")
+    return [
+        f"{profile.title}<br>`{profile.name}`",
+        profile.os,
+        limit,
+        "-" if threads is None else str(threads),
+        _ranged(profile.gemm_flops(threads), 1e9, rests_on),
+        _ranged(profile.copy_bandwidth(), 1e9, memory.bandwidth),
+        f"{_ranged(read, 1e6, profile.storage.read)} / {_ranged(write, 1e6, profile.storage.write)}"
+        if read or write
+        else "-",
+        _ranged(profile.load_watts(), 1, power.load),
+        _ranged(profile.battery_joules(), 3600, power.battery),
+        ", ".join(item.subject for item in report.not_judged) or "-",
+        str(report.kinds["unknown"]),
+    ]
+
+
+def _star(figure: Quantity | Unknown | None) -> str:
+    return "\\*" if isinstance(figure, Quantity) and figure.kind == "assumed" else ""
+
+
+def _sized(figure: Quantity | Unknown | None) -> str:
+    if not isinstance(figure, Quantity):
+        return "-"
+    return format_bytes(figure.interval("bytes").typical) + _star(figure)
+
+
+def _ranged(interval: Interval | None, factor: float, figure: Quantity | Unknown | None) -> str:
+    if interval is None:
+        return "-"
+    ends = (interval.low, interval.typical, interval.high)
+    low, typical, high = (f"{float(f'{end / factor:.3g}'):g}" for end in ends)
+    return f"{typical}{_star(figure)}" + ("" if low == high else f" ({low} to {high})")
+
+
 PAGES = {
+    ROOT / "docs" / "devices.md": devices_page,
     ROOT / "docs" / "operators.md": operators_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,

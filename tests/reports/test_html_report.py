@@ -194,7 +194,7 @@ def test_hostile_names_stay_text(html: str) -> None:
     [
         make_result([]),
         judge(make_result([])),
-        make_result(["apple/iphone-12-mini"]),
+        make_result(["web/phone"]),
         judge(make_result(["google/pixel-8a"])),
     ],
     ids=["no devices", "no devices, judged", "not judged", "no budgets"],
@@ -205,7 +205,7 @@ def test_sparse_results(result: SimulationResult) -> None:
 
 
 def test_empty_measurements() -> None:
-    result = make_result(["apple/iphone-12-mini"])
+    result = make_result(["web/phone"])
     training = result.training.model_copy(
         update={
             "losses": [],

@@ -6,6 +6,7 @@ import pytest
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.simulator import profile as profile_module
+from odtpack_runtime.simulator.figures import bounds
 from odtpack_runtime.simulator.profile import (
     DeviceProfile,
     list_profiles,
@@ -27,11 +28,34 @@ def changed(old: str, new: str) -> str:
     return EXAMPLE.replace(old, new)
 
 
+CLASSES = {
+    "entry Android": "samsung/galaxy-a12",
+    "Helio G99": "samsung/galaxy-a15",
+    "older middle class": "google/pixel-4a",
+    "middle class": "google/pixel-9a",
+    "Snapdragon 8 Gen 2": "samsung/galaxy-s23",
+    "flagship": "google/pixel-10-pro",
+    "oldest iPhone": "apple/iphone-xr",
+    "newest iPhone": "apple/iphone-17-pro",
+    "tablet": "apple/ipad-pro-11-m1",
+    "watch": "apple/watch-series-6",
+    "headset": "meta/quest-3",
+    "Jetson": "nvidia/jetson-orin-nano",
+    "smallest board": "raspberrypi/zero-2-w",
+    "browser on a desktop": "web/desktop",
+    "browser on a phone": "web/phone",
+}
+
+
 def test_shipped_names() -> None:
     names = list_profiles()
-    assert len(names) >= 8
-    assert names == sorted(names)
-    assert {load_profile(name).os for name in names} >= {"android", "ios", "linux"}
+    assert len(names) >= 18
+    assert names == sorted(set(names))
+    assert set(CLASSES.values()) <= set(names)
+    assert {load_profile(name).os for name in names} == {"android", "ios", "linux", "web"}
+    titles = [load_profile(name).title for name in names]
+    assert len(set(titles)) == len(titles)
+    assert len({load_profile(name).digest for name in names}) == len(names)
 
 
 @pytest.mark.parametrize("name", list_profiles())
@@ -44,8 +68,46 @@ def test_every_shipped_figure_has_kind_and_source(name: str) -> None:
             assert figure.kind == "unknown"
         else:
             assert figure.kind in {"measured", "published", "assumed"}
-            assert len(figure.source) > 10
             assert figure.unit
+        # Long enough to be followed, short enough to be read, and never only "unknown".
+        if not figure.key.startswith(NOT_GIVEN):
+            assert 10 < len(figure.source) < 400, figure
+            assert len(set(re.findall(r"[a-z]{3,}", figure.source.lower()))) > 1, figure
+            assert not re.search(r"/(home|work|tmp|Users)/", figure.source), figure
+        if figure.kind == "published":
+            assert "memory" not in figure.source.partition("from ")[2], "not looked up: assumed"
+
+
+NOT_GIVEN = ("memory.arena", "memory.heap", "cpu.fp32_conv", "cpu.fp32_gemm")
+"""Figures that only a measurement of one's own gives."""
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_limits_of_shipped_profiles_are_in_order(name: str) -> None:
+    device = load_profile(name)
+    ram = bounds(device.memory.ram, "bytes")
+    foreground = bounds(device.memory.app_limit_foreground, "bytes")
+    background = bounds(device.memory.app_limit_background, "bytes")
+    entitled = bounds(device.memory.app_limit_entitled, "bytes")
+    known = [limit.typical for limit in (background, foreground, entitled, ram) if limit]
+    assert known == sorted(known)
+    burst, load = device.sustained(), device.load_watts()
+    idle = device.idle_watts()
+    assert burst is None or 0 < burst.low <= burst.high <= 1
+    assert load is None or idle is None or idle.high < load.low
+    assert device.training_threads() is not None
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_training_uses_no_more_threads_than_cores(name: str) -> None:
+    device = load_profile(name)
+    cores = [bounds(cluster.cores, "count") for cluster in device.cpu.clusters]
+    threads = device.training_threads()
+    assert threads is not None
+    assert device.os == "web" or threads <= sum(count.typical for count in cores if count)
+    rate, scaled = device.gemm_flops(), device.gemm_flops(threads)
+    assert (rate is None) == (scaled is None)
+    assert rate is None or scaled is None or scaled.typical <= rate.typical
 
 
 @pytest.mark.parametrize("name", list_profiles())
@@ -88,8 +150,54 @@ def test_matrix_rate_is_peak_times_efficiency_unless_measured() -> None:
     assert measured.gemm_threads() == 4
 
 
-def test_unknown_and_absent_figures_read_as_null() -> None:
+def test_matrix_rate_follows_the_threads() -> None:
+    """66 GFLOPS on two fast cores, 84 on six slow ones, 150 together; 40 % of it in a product."""
     device = parse(EXAMPLE)
+    for threads, peak in ((1, 33), (2, 66), (3, 80), (8, 150), (9, 150)):
+        rate = device.gemm_flops(threads)
+        assert rate is not None
+        expected = tuple(share * peak * 1e9 for share in (0.25, 0.4, 0.5))
+        assert (rate.low, rate.typical, rate.high) == pytest.approx(expected), threads
+    assert device.gemm_flops() == device.gemm_flops(8)
+    gap = parse(changed("fp32_peak = { value = 84", "# fp32_peak = { value = 84"))
+    assert gap.gemm_flops(2) == gap.gemm_flops()  # nobody knows how the clusters compare
+    gemm = 'unit = "GFLOPS", kind = "measured", source = "lab"'
+    both = f"fp32_gemm = {{ value = 70, threads = 8, {gemm} }}\n"
+    both += f"fp32_gemm_single = {{ value = 20, threads = 1, {gemm} }}\n"
+    measured = parse(changed("[cpu]\n", f"[cpu]\n{both}"))
+    rates = [measured.gemm_flops(threads) for threads in (1, 2, 8)]
+    assert [rate.typical for rate in rates if rate] == pytest.approx([20e9, 70e9 * 66 / 150, 70e9])
+    with pytest.raises(OdtpackError, match="one thread, found threads = 2"):
+        parse(changed("[cpu]\n", f"[cpu]\n{both}".replace("threads = 1,", "threads = 2,")))
+
+
+def test_a_wrong_line_is_named() -> None:
+    with pytest.raises(OdtpackError) as caught:
+        parse(changed("value = 2.2,", "value = -2.2,"))
+    line = EXAMPLE.splitlines().index(next(x for x in EXAMPLE.splitlines() if "value = 2.2," in x))
+    assert caught.value.where == f"example.toml:{line + 1}"
+    assert "cpu.clusters[0].clock" in caught.value.what
+
+
+MINIMAL = """
+schema_version = 1
+name = "acme/phone-1"
+title = "Acme Phone 1"
+vendor = "Acme"
+os = "android"
+validated = false
+sustained_fraction = { unknown = "nobody ran it for long" }
+[memory]
+app_limit_foreground = { value = 2, unit = "GiB", kind = "assumed", source = "half of it" }
+bandwidth = { value = 5.1, unit = "GB/s", kind = "measured", source = "our lab" }
+"""
+
+
+def test_unknown_and_absent_figures_read_as_null() -> None:
+    device = parse(MINIMAL)
+    assert device.gemm_flops() is device.gemm_flops(2) is device.gemm_threads() is None
+    assert device.throttle_seconds() is device.battery_joules() is device.idle_watts() is None
+    assert device.training_threads() is device.warning_bytes() is None
     assert device.sustained() is None
     assert device.background_seconds() is None
     assert device.memory_limit_bytes("background") is None
@@ -127,7 +235,14 @@ HOSTILE = [
     ("low = 0.25, high = 0.5, ", "", "cpu", "gemm_efficiency needs low and high"),
     ("high = 0.5, unit", "high = 1.5, unit", "cpu.gemm_efficiency", "more than 1"),
     ("threads = 8, ", "", "cpu.fp32_peak.threads", "is missing"),
-    ("value = 2, unit", "value = 5, unit", "memory", "app_limit_foreground is more than ram"),
+    ('value = 2, unit = "GiB"', 'value = 5, unit = "GiB"', "memory", "is more than ram"),
+    ('value = 6, unit = "cores"', 'value = 2.5, unit = "cores"', "cores", "whole number"),
+    ('value = 6, unit = "cores"', 'value = 1e9, unit = "cores"', "cores", "more than 1024"),
+    ('value = 6, unit = "cores"', 'value = 6, unit = "GHz"', "clusters[1].cores", "not a unit of"),
+    ('core = "Cortex-A76"', 'core = ""', "cpu.clusters[0].core", "at least 1 character"),
+    ('value = 4, unit = "min"', 'value = 4, unit = "W"', "time_to_throttle", "unit of duration"),
+    ('unit = "Wh"', 'unit = "mAh"', "power.battery", "not a unit of energy"),
+    ("[storage]", "[storege]", "storege", "did you mean 'storage'"),
     ('os = "android"', 'os = "andriod"', "os", "did you mean 'android'"),
     ("schema_version = 1", "schema_version = 2", "schema_version", "not one of 1"),
     ('name = "acme/phone-1"', 'name = "../../etc/passwd"', "name", "pattern"),
@@ -143,7 +258,8 @@ def test_wrong_profile_is_named_in_one_line(old: str, new: str, key: str, messag
         parse(changed(old, new))
     error = caught.value
     assert error.code == "profile-invalid"
-    assert error.where == "example.toml"
+    assert error.where is not None
+    assert error.where.startswith("example.toml")
     assert key in error.what
     assert message in error.what
     assert "\n" not in error.what

@@ -1,7 +1,8 @@
-"""``odtpack devices``: the device profiles that ship, and what they rest on."""
+"""``odtpack devices``: the profiles that ship, one's own checked, and one made of this machine."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,12 +11,13 @@ from odtpack.cli import _console
 
 if TYPE_CHECKING:
     from odtpack_runtime.simulator.profile import DeviceProfile, ProfileFigure
+    from odtpack_runtime.simulator.profile_check import ProfileReport
 
 devices = typer.Typer(
     no_args_is_help=False,
     invoke_without_command=True,
-    help="List device profiles, or show where the figures of one come from.",
-    short_help="List device profiles, or show one with its sources.",
+    help="List, show, check and measure device profiles.",
+    short_help="List, show, check and measure device profiles.",
 )
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
@@ -39,7 +41,8 @@ def list_devices(as_json: _AsJson = False) -> None:
     profiles = [load_profile(name) for name in list_profiles()]
     rows = []
     for profile in profiles:
-        limit, rate = profile.memory_limit_bytes(), profile.gemm_flops()
+        limit, threads = profile.memory_limit_bytes(), profile.training_threads()
+        rate = profile.gemm_flops(threads)
         rows.append(
             (
                 profile.name,
@@ -47,11 +50,12 @@ def list_devices(as_json: _AsJson = False) -> None:
                 profile.os,
                 "unknown" if limit is None else format_bytes(limit),
                 "unknown" if rate is None else f"{rate.typical / 1e9:.3g} GFLOPS",
+                "unknown" if threads is None else str(threads),
                 "yes" if profile.validated else "no",
             )
         )
-    header = ("Name", "Device", "System", "App memory", "fp32 GEMM", "Validated")
-    _console.table(rows, header, figures="App memory,fp32 GEMM")
+    header = ("Name", "Device", "System", "App memory", "fp32 GEMM", "Threads", "Validated")
+    _console.table(rows, header, figures="App memory,fp32 GEMM,Threads")
     _console.say("odtpack devices show NAME names the source of every figure.")
     if as_json:
         _console.print_json([_summary(profile) for profile in profiles])
@@ -90,6 +94,129 @@ def show_device(
     if as_json:
         content = [figure.model_dump(mode="json") for figure in figures]
         _console.print_json({**_summary(profile), "figures": content})
+
+
+@devices.command(
+    "check",
+    epilog="\b\nExamples:\n  odtpack devices check my-phone.toml\n"
+    "  odtpack devices check phone.toml tablet.toml --json",
+)
+def check_devices(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            show_default=False,
+            help="Paths of .toml files, or names of shipped profiles.",
+        ),
+    ],
+    as_json: _AsJson = False,
+) -> None:
+    """Check profiles of your own.
+
+    Says what is wrong and where (exit code 2), or what a simulation will judge with the
+    profile, what it will not for lack of which figure, and what looks odd.
+    """
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_runtime.simulator.profile import load_profile
+    from odtpack_runtime.simulator.profile_check import check_profile
+
+    entries: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            report = check_profile(load_profile(file))
+        except OdtpackError as error:
+            _console.error(error.code, error.what, where=error.where, hint=error.hint)
+            problem = {k: getattr(error, k) for k in ("code", "what", "where", "hint")}
+            entries.append({"file": file, "valid": False, "error": problem, "report": None})
+        else:
+            _say_report(file, report)
+            content = report.model_dump(mode="json")
+            entries.append({"file": file, "valid": True, "error": None, "report": content})
+    if as_json:
+        _console.print_json(entries)
+    if not all(entry["valid"] for entry in entries):
+        raise typer.Exit(2)
+
+
+def _say_report(file: str, report: ProfileReport) -> None:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items())
+    _console.say(f"{file} is a valid profile: {report.name}", style="bold")
+    _console.say(f"  figures     {kinds}")
+    _console.say(f"  judged      {', '.join(report.judged) or 'nothing'}")
+    for item in report.not_judged:
+        _console.say(f"  not judged  {item.subject}, for lack of {' and '.join(item.lacking)}")
+        for why in dict.fromkeys(item.why):
+            _console.say(f"                {why}", style="dim")
+    for warning in report.warnings:
+        _console.warn(warning)
+
+
+@devices.command(
+    "measure",
+    epilog="\b\nExamples:\n  odtpack devices measure --out my-machine.toml\n"
+    "  odtpack devices measure --out edge.toml --name acme/edge-1 --title 'Edge 1' --threads 4",
+)
+def measure_devices(
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.toml",
+            show_default=False,
+            help="File to write; the storage of its folder is measured.",
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option(metavar="VENDOR/DEVICE", help="Name of the profile.")
+    ] = "local/machine",
+    title: Annotated[
+        str, typer.Option(metavar="TEXT", help="Name of the machine for people.")
+    ] = "This machine",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default=False,
+            help="Threads that a training would use; one per performance core by default.",
+        ),
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Make a profile of this machine, through ONNX Runtime itself.
+
+    Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
+    that the file is written to, in less than two minutes. Let nothing else run meanwhile.
+    """
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime.atomic import atomic_write
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_runtime.simulator.measure_device import measure_device
+    from odtpack_runtime.simulator.profile_check import check_profile
+    from odtpack_runtime.simulator.profile_toml import profile_toml
+
+    if out.suffix != ".toml":
+        raise OdtpackError(
+            "profile-suffix",
+            f"--out {str(out)!r} does not end in .toml, by which a profile is known",
+            hint=f"--out {out.with_suffix('.toml')}",
+        )
+    check_writable(out, "--out")
+    with _console.Progress("measuring this machine") as progress:
+        profile = measure_device(
+            out.parent, name=name, title=title, threads=threads, on_progress=progress.update
+        )
+    with atomic_write(out) as stream:
+        stream.write(profile_toml(profile, comment=_MEASURED).encode())
+    _console.say(f"wrote {out}")
+    _say_report(str(out), check_profile(profile))
+    if as_json:
+        figures = [figure.model_dump(mode="json") for figure in profile.figures()]
+        _console.print_json({**_summary(profile), "figures": figures})
+
+
+_MEASURED = """\
+Made by odtpack devices measure. What no measurement shows is unknown: fill it in
+where you know it, with its kind (measured, published or assumed) and its source."""
 
 
 def _summary(profile: DeviceProfile) -> dict[str, Any]:

@@ -101,13 +101,21 @@ class _In:
         return figure
 
 
+def _whole(figure: Any) -> Any:
+    if isinstance(figure, Quantity) and not figure.value.is_integer():
+        msg = f"must be a whole number, found {figure.value:g}"
+        raise ValueError(msg)
+    return figure
+
+
 Bytes = Annotated[Figure, AfterValidator(_In("bytes"))]
 Bandwidth = Annotated[Figure, AfterValidator(_In("bandwidth"))]
 Frequency = Annotated[Figure, AfterValidator(_In("frequency"))]
-Count = Annotated[Figure, AfterValidator(_In("count"))]
+Count = Annotated[Figure, AfterValidator(_In("count", at_most=1024)), AfterValidator(_whole)]
 Duration = Annotated[Figure, AfterValidator(_In("duration"))]
 Power = Annotated[Figure, AfterValidator(_In("power"))]
 Energy = Annotated[Figure, AfterValidator(_In("energy"))]
+Ratio = Annotated[Figure, AfterValidator(_In("ratio"))]
 Fraction = Annotated[Figure, AfterValidator(_In("ratio", at_most=1.0))]
 Compute = Annotated[ThreadedFigure, AfterValidator(_In("compute"))]
 

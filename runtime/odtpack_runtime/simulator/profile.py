@@ -17,28 +17,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.simulator.figures import (
-    Bandwidth,
-    Bytes,
-    Compute,
-    Count,
     Duration,
-    Energy,
     FigureKind,
     Fraction,
-    Frequency,
-    Power,
     Quantity,
     Strict,
     ThreadedQuantity,
     Unknown,
     bounds,
 )
+from odtpack_runtime.simulator.profile_parts import (
+    CpuFigures,
+    MemoryFigures,
+    PowerFigures,
+    StorageFigures,
+)
 from odtpack_runtime.simulator.schema_errors import first_problem, near_name
-from odtpack_runtime.simulator.textfile import parse_toml, read_bounded
+from odtpack_runtime.simulator.textfile import key_lines, parse_toml, read_bounded
 from odtpack_runtime.simulator.units import Interval
 
 SCHEMA_VERSION: Final = 1
@@ -50,82 +49,8 @@ AppState = Literal["foreground", "background"]
 OS_CLASSES: Final[tuple[str, ...]] = get_args(OsClass)
 """The classes of devices that budgets can be written for: one per operating system."""
 
-_NAME: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
-
-
-class MemoryFigures(Strict):
-    """What the device's memory holds, what one app gets of it, and how fast it copies."""
-
-    ram: Bytes | None = None
-    """Memory of the device as sold."""
-    app_limit_foreground: Bytes | None = None
-    """Memory at which an app in the foreground is ended."""
-    app_limit_background: Bytes | None = None
-    """Memory at which an app in the background is ended."""
-    app_limit_entitled: Bytes | None = None
-    """Foreground limit with the platform's entitlement for more memory (iOS)."""
-    low_memory_warning: Fraction | None = None
-    """Share of the limit from which the system warns the app that memory is low."""
-    bandwidth: Bandwidth | None = None
-    """Rate of a large ``memcpy`` by one thread, in bytes copied (the traffic is twice that)."""
-
-    @model_validator(mode="after")
-    def _limits_within_ram(self) -> MemoryFigures:
-        ram = bounds(self.ram, "bytes")
-        for key in ("app_limit_foreground", "app_limit_background", "app_limit_entitled"):
-            limit = bounds(getattr(self, key), "bytes")
-            if ram and limit and limit.typical > ram.typical:
-                msg = f"{key} is more than ram"
-                raise ValueError(msg)
-        return self
-
-
-class Cluster(Strict):
-    """Cores of one kind."""
-
-    core: str = Field(min_length=1, max_length=64)
-    cores: Count
-    clock: Frequency
-    fp32_peak: Compute | None = None
-    """Single-precision rate of the cluster's cores together."""
-
-
-class CpuFigures(Strict):
-    """What the processor computes.
-
-    ``fp32_gemm`` is the rate of a large single-precision matrix product. Where
-    nobody measured it, it is ``fp32_peak`` times ``gemm_efficiency``.
-    """
-
-    clusters: list[Cluster] = Field(default_factory=list, max_length=16)
-    fp32_peak: Compute | None = None
-    gemm_efficiency: Fraction | None = None
-    fp32_gemm: Compute | None = None
-    training_threads: Count | None = None
-    """Threads that a training should use: more would wait for slower cores."""
-
-    @model_validator(mode="after")
-    def _efficiency_is_an_interval(self) -> CpuFigures:
-        efficiency = self.gemm_efficiency
-        if isinstance(efficiency, Quantity) and efficiency.low is None:
-            msg = "gemm_efficiency needs low and high: it is never known as a point"
-            raise ValueError(msg)
-        return self
-
-
-class StorageFigures(Strict):
-    """Sequential rates of the storage that holds checkpoints."""
-
-    read: Bandwidth | None = None
-    write: Bandwidth | None = None
-
-
-class PowerFigures(Strict):
-    """Power of the whole device at the wall or battery, and the battery's energy."""
-
-    idle: Power | None = None
-    load: Power | None = None
-    battery: Energy | None = None
+NAME_PATTERN: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
+"""What a profile may be called: ``vendor/device`` in lower case."""
 
 
 class ProfileFigure(BaseModel):
@@ -147,7 +72,7 @@ class DeviceProfile(Strict):
     """One device. Times it predicts were never compared with it unless ``validated``."""
 
     schema_version: Literal[1]
-    name: str = Field(pattern=f"^{_NAME}$", max_length=100)
+    name: str = Field(pattern=f"^{NAME_PATTERN}$", max_length=100)
     title: str = Field(min_length=1, max_length=100)
     vendor: str = Field(min_length=1, max_length=100)
     soc: str | None = Field(default=None, min_length=1, max_length=200)
@@ -181,11 +106,29 @@ class DeviceProfile(Strict):
         limit = self.memory_limit(state)
         return None if limit is None else int(limit.interval("bytes").typical)
 
-    def gemm_flops(self) -> Interval | None:
+    def gemm_flops(self, threads: int | None = None) -> Interval | None:
         """Rate of a large fp32 matrix product in FLOP/s; None if the profile cannot say.
 
         The measured ``fp32_gemm`` wins; else ``fp32_peak`` times ``gemm_efficiency``.
+
+        Args:
+            threads: Threads that compute it, on the fastest cores; without it, those of
+                :meth:`gemm_threads`. Another number scales the rate by the peak rates of the
+                clusters. Where the profile does not give these, the rate stays as it is.
         """
+        rate, known = self._known_gemm(), self.gemm_threads()
+        if rate is None or threads is None or threads == known:
+            return rate
+        if threads == 1:
+            single = bounds(self.cpu.fp32_gemm_single, "compute")
+            if single is not None:
+                return single
+        peaks = self._core_peaks()
+        if peaks is None or known is None:
+            return rate
+        return rate.scaled(sum(peaks[:threads]) / sum(peaks[:known]))
+
+    def _known_gemm(self) -> Interval | None:
         measured = bounds(self.cpu.fp32_gemm, "compute")
         if measured is not None:
             return measured
@@ -198,6 +141,16 @@ class DeviceProfile(Strict):
             typical=peak.typical * share.typical,
             high=peak.high * share.high,
         )
+
+    def _core_peaks(self) -> list[float] | None:
+        """FLOP/s of every core, the fastest first; None if a cluster's rate is unknown."""
+        peaks: list[float] = []
+        for cluster in self.cpu.clusters:
+            peak, cores = bounds(cluster.fp32_peak, "compute"), bounds(cluster.cores, "count")
+            if peak is None or cores is None:
+                return None
+            peaks += [peak.typical / cores.typical] * round(cores.typical)
+        return sorted(peaks, reverse=True) or None
 
     def gemm_threads(self) -> int | None:
         """Threads for which :meth:`gemm_flops` holds; None if the profile cannot say."""
@@ -229,7 +182,7 @@ class DeviceProfile(Strict):
     def training_threads(self) -> int | None:
         """Threads that a training should use; None if the profile cannot say."""
         count = bounds(self.cpu.training_threads, "count")
-        return None if count is None else max(1, int(count.typical))
+        return None if count is None else int(count.typical)
 
     def warning_bytes(self, state: AppState = "foreground") -> int | None:
         """Memory from which the system warns the app; None if unknown."""
@@ -293,12 +246,21 @@ def parse_profile(data: bytes, where: str) -> DeviceProfile:
         return DeviceProfile.model_validate(content)
     except ValidationError as error:
         key, problem = first_problem(error, DeviceProfile)
+        line = _line(data.decode("utf-8"), key)
         raise OdtpackError(
             "profile-invalid",
             f"the device profile is wrong at {key}: {problem}",
-            where=where,
+            where=where if line is None else f"{where}:{line}",
             hint="docs/formats/device-profile.md shows a whole profile",
         ) from error
+
+
+def _line(text: str, key: str) -> int | None:
+    """Line of a key such as ``memory.ram.value``, or of the nearest table around it."""
+    path = tuple(re.findall(r"[^.\[\]]+", key))
+    lines = key_lines(text)
+    found = (lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines)
+    return next(found, None)
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
@@ -342,7 +304,7 @@ def list_profiles() -> list[str]:
     """
     root = _profile_directory()
     found = (path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.toml"))
-    return sorted(name for name in found if re.fullmatch(_NAME, name))
+    return sorted(name for name in found if re.fullmatch(NAME_PATTERN, name))
 
 
 def _read(path: Path) -> bytes:

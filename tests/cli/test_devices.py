@@ -1,0 +1,155 @@
+"""``odtpack devices check`` and ``measure``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from odtpack_runtime.simulator import measure_device
+from odtpack_runtime.simulator.profile import list_profiles, load_profile
+from odtpack_runtime.simulator.profile_check import check_profile
+from tests.cli.conftest import Run, Shared, assert_refused
+
+DOCUMENT = Path(__file__).parents[2] / "docs/formats/device-profile.md"
+EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    path = tmp_path / "example.toml"
+    path.write_text(EXAMPLE, "utf-8")
+    return path
+
+
+class TestCheck:
+    def test_the_documented_example(self, run: Run, example: Path) -> None:
+        outcome = run("devices", "check", example)
+        assert outcome.code == 0
+        assert outcome.out == ""
+        assert "is a valid profile: acme/phone-1" in outcome.err
+        assert "judged      memory in the foreground, step time" in outcome.err
+        lack = "not judged  memory in the background, for lack of memory.app_limit_background"
+        assert lack in outcome.err
+        assert "the system warns by pressure" in outcome.err
+        assert "warning: " not in outcome.err
+
+    def test_all_shipped_profiles_pass(self, run: Run) -> None:
+        names = list_profiles()
+        outcome = run("devices", "check", *names, "--json")
+        assert outcome.code == 0
+        assert [entry["file"] for entry in outcome.json()] == names
+        for entry in outcome.json():
+            assert entry["valid"] is True
+            assert entry["error"] is None
+            expected = check_profile(load_profile(entry["file"]))
+            assert entry["report"] == expected.model_dump(mode="json")
+
+    def test_a_warning_is_no_error(self, run: Run, example: Path) -> None:
+        text = EXAMPLE.replace(
+            "value = 0.4, low = 0.25, high = 0.5", "value = 1, low = 1, high = 1"
+        )
+        example.write_text(text, "utf-8")
+        outcome = run("devices", "check", example)
+        assert outcome.code == 0
+        assert "warning: cpu.gemm_efficiency is 1" in outcome.err
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            ("value = 5.1", "value = -5.1", ("memory.bandwidth.value", "greater than 0")),
+            ('unit = "GB/s"', 'unit = "GBps"', ("memory.bandwidth", "did you mean GB/s")),
+            ("[storage]", "[strage]", ("strage", "did you mean 'storage'")),
+            (EXAMPLE, "", ("schema_version", "is missing")),
+            (EXAMPLE, "x = [", ("not valid TOML",)),
+            (EXAMPLE, "a = " + "[" * 20_000, ("not valid TOML",)),
+        ],
+    )
+    def test_a_wrong_profile_is_named(
+        self, run: Run, example: Path, old: str, new: str, words: tuple[str, ...]
+    ) -> None:
+        assert EXAMPLE.count(old) == 1
+        example.write_text(EXAMPLE.replace(old, new), "utf-8")
+        outcome = run("devices", "check", example)
+        code = "profile-malformed" if "not valid TOML" in words else "profile-invalid"
+        assert_refused(outcome, code, f"in: {example}", *words)
+        line = EXAMPLE.partition(old)[0].count("\n") + 1
+        if old != EXAMPLE:
+            assert f"in: {example}:{line}" in outcome.err
+
+    def test_one_of_several_is_wrong(self, run: Run, example: Path, tmp_path: Path) -> None:
+        outcome = run("devices", "check", tmp_path / "gone.toml", example, "pixel-8", "--json")
+        assert outcome.code == 2
+        entries = outcome.json()
+        assert [entry["valid"] for entry in entries] == [False, True, False]
+        assert entries[0]["error"]["code"] == "profile-missing"
+        assert entries[0]["error"]["where"] == str(tmp_path / "gone.toml")
+        assert entries[2]["error"]["code"] == "device-unknown"
+        assert entries[2]["error"]["hint"]
+        assert entries[1]["report"]["name"] == "acme/phone-1"
+        assert outcome.err.count("error[") == 2
+
+    def test_control_characters_of_a_profile_do_not_reach_the_terminal(
+        self, run: Run, example: Path
+    ) -> None:
+        example.write_text(EXAMPLE.replace("not tried", "\\u001b[31mred"), "utf-8")
+        outcome = run("devices", "check", example)
+        assert outcome.code == 0
+        assert "red" in outcome.err
+        assert "\x1b[31mred" not in outcome.err
+
+
+class TestMeasure:
+    @pytest.fixture(autouse=True)
+    def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        quick = measure_device.Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)
+        monkeypatch.setattr(measure_device, "Effort", lambda: quick)
+
+    def test_check_and_simulate_take_the_file(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "here.toml"
+        named = "--name", "acme/edge-1", "--title", "Edge 1"
+        outcome = run("devices", "measure", "--out", out, "--threads", 1, *named, "--json")
+        assert outcome.code == 0, outcome.err
+        assert [path.name for path in tmp_path.iterdir()] == ["here.toml"]
+        content = outcome.json()
+        assert content["name"] == "acme/edge-1"
+        assert content["digest"] == load_profile(out).digest
+        assert "storage: 2 of 3" in outcome.err
+        assert f"wrote {out}" in outcome.err
+        assert out.read_text().startswith("# Made by odtpack devices measure.")
+        checked = run("devices", "check", out, "--json")
+        assert checked.code == 0
+        assert checked.json()[0]["report"]["warnings"] == []
+        simulated = run(
+            *("simulate", shared.package, "--data", shared.data, "--device", out),
+            *("--epochs", 1, "--batch-size", 8, "--json"),
+        )
+        assert simulated.code == 0, simulated.err
+        (device,) = simulated.json()["devices"]
+        assert device["name"] == "acme/edge-1"
+        assert device["latency"]["step_ms"] is not None
+
+    @pytest.mark.parametrize(
+        ("arguments", "code"),
+        [
+            (("--out", "profile.json"), "profile-suffix"),
+            (("--out", "absent/profile.toml"), "cannot-write"),
+            (("--out", "profile.toml", "--name", "Pixel"), "profile-name"),
+            (("--out", "profile.toml", "--threads", 0), "threads-range"),
+            (("--out", "profile.toml", "--title", ""), "profile-title"),
+        ],
+    )
+    def test_refused_before_anything_is_measured(
+        self,
+        run: Run,
+        arguments: tuple[object, ...],
+        code: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert_refused(run("devices", "measure", *arguments), code)
+        assert list(tmp_path.iterdir()) == []
