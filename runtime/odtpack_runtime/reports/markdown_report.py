@@ -60,7 +60,7 @@ def _fitted(block: _Block, room: int) -> str:
 
 def _blocks(result: SimulationResult) -> Iterator[_Block]:
     headline = f"## {_SYMBOLS[result.verdict]} {_text(view.headline(result))}\n\n"
-    figures = [f"**{name}** {_text(value)}" for name, value, _ in view.key_figures(result)]
+    figures = [f"**{_text(name)}** {_text(value)}" for name, value, _ in view.key_figures(result)]
     yield _Block(f"{headline}`{_code(result.package.path)}`: {', '.join(figures)}\n\n", ())
     tally = [f"- {_SYMBOLS[state]} {_text(text)}\n" for state, text in view.tally(result)]
     if tally:

@@ -13,10 +13,10 @@ from odtpack_runtime.simulator.units import format_limit, format_number
 _TOPICS: Final = {
     "Memory": ("memory_limit", "peak_memory", "memory_headroom", "low_memory_warning"),
     "Step": ("step_latency", "step_latency_p90", "first_step"),
-    "Finish": ("time_to_finish", "days"),
+    "Finish": ("time_to_finish", "days", "finishes"),
     "Energy": ("energy", "battery_share", "battery_per_session"),
-    "Sessions": ("sessions", "steps_done", "written_per_day", "interruption"),
-    "Metric": ("metric_floor", "final_loss", "finite_loss", "small_data"),
+    "Sessions": ("sessions", "steps_done", "written_per_day", "repeated_steps"),
+    "Metric": ("metric_floor", "final_loss", "finite_loss", "held_out_samples"),
 }
 TOPICS: Final = tuple(_TOPICS)
 
@@ -73,7 +73,7 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
 
 
 def _words(check: Check, state: Verdict) -> str:
-    if check.limit is None or check.metric in {"finite_loss", "steps_done", "interruption"}:
+    if check.limit is None or check.metric in {"finite_loss", "steps_done"}:
         return view.VERDICT_WORDS[state].lower()
     limit = format_limit(check.limit, check.unit)
     kept = check.actual is not None and check.actual <= check.limit

@@ -66,16 +66,25 @@ def x_ticks(axis: Axis, label: Callable[[float], str], *, most: float | None = N
     """Labels under a drawing; ``most`` is the value at its right end if not the axis's own."""
     end = axis.high if most is None else most
     return Markup("").join(
-        x_label(axis.position(tick) if most is None else tick / end, "100%", label(tick), dy="18")
+        x_label(
+            axis.position(tick) if most is None else tick / end,
+            "100%",
+            label(tick),
+            dy="18",
+            roomy=not axis.is_round(tick),
+        )
         for tick in axis.ticks
         if tick <= end
     )
 
 
-def x_label(x: float, y: float | str, text: str, dy: str | None = None) -> Markup:
-    """A tick's label that stays inside the drawing."""
+def x_label(
+    x: float, y: float | str, text: str, dy: str | None = None, *, roomy: bool = False
+) -> Markup:
+    """A tick's label that stays inside the drawing; a roomy one is left out on small screens."""
     anchor = "start" if x < 0.02 else "end" if x > 0.97 else "middle"
-    return element("text", text, x=percent(x), y=y, dy=dy, text_anchor=anchor, class_="tick")
+    style = "tick roomy" if roomy else "tick"
+    return element("text", text, x=percent(x), y=y, dy=dy, text_anchor=anchor, class_=style)
 
 
 def marked_point(x: float, y: float, label: str, *, beside: bool = False) -> Markup:

@@ -142,7 +142,10 @@ def empty_row(axis: Axis) -> Markup:
 
 def axis_row(axis: Axis, label: Callable[[float], str]) -> Markup:
     """The labels under a stack of rows that share an axis."""
-    texts = [x_label(axis.position(tick), 12, label(tick)) for tick in axis.ticks]
+    texts = [
+        x_label(axis.position(tick), 12, label(tick), roomy=not axis.is_round(tick))
+        for tick in axis.ticks
+    ]
     return element("svg", *texts, class_="axis-row", height=18, aria_hidden="true")
 
 

@@ -19,11 +19,12 @@ METRIC_TITLES: Final = {
     "memory_limit": "Device memory limit",
     "finite_loss": "Finite loss",
     "steps_done": "Replay completed",
-    "interruption": "Resumed after interruptions",
+    "finishes": "Training comes to its end",
+    "interruption": "Interruption",
     "package_size": "Package size",
     "peak_memory": "Peak memory",
     "memory_headroom": "Memory headroom",
-    "low_memory_warning": "Low-memory warning",
+    "low_memory_warning": "Low memory warning",
     "step_latency": "Step latency",
     "step_latency_p90": "Step latency, P90",
     "first_step": "First step",
@@ -34,13 +35,14 @@ METRIC_TITLES: Final = {
     "battery_share": "Battery",
     "battery_per_session": "Battery per session",
     "written_per_day": "Written per day",
+    "repeated_steps": "Repeated steps",
     "final_loss": "Final loss",
     "metric_floor": "Metric floor",
-    "small_data": "Little data",
+    "held_out_samples": "Held-out samples",
 }
 """Titles in the order of importance; a metric without one is called by its own name."""
 
-AT_LEAST: Final = frozenset({"memory_headroom", "metric_floor"})
+AT_LEAST: Final = frozenset({"memory_headroom", "metric_floor", "held_out_samples"})
 """Metrics whose limit is a floor."""
 
 VERDICT_WORDS: Final[dict[Verdict, str]] = {
