@@ -116,12 +116,13 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def screenshot(self, *, height: int | None = None) -> bytes:
-        """A PNG of the page from its top, as high as it is or as asked for."""
+    def screenshot(self, *, top: int = 0, height: int | None = None) -> bytes:
+        """A PNG of the page from ``top`` on, as high as it is or as asked for."""
         width, whole = self.evaluate(
             "[document.documentElement.clientWidth, document.documentElement.scrollHeight]"
         )
-        clip = {"x": 0, "y": 0, "width": width, "height": height or whole, "scale": 1}
+        high = whole - top if height is None else height
+        clip = {"x": 0, "y": top, "width": width, "height": high, "scale": 1}
         parameters = {"format": "png", "clip": clip, "captureBeyondViewport": True}
         return base64.b64decode(self.send("Page.captureScreenshot", parameters)["data"])
 

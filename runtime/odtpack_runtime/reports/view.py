@@ -121,7 +121,7 @@ def not_validated_words(result: SimulationResult) -> str:
     open_ones = sum(not device.validated for device in result.devices)
     if not open_ones:
         return ""
-    who = "Its profile is" if total == 1 else "All profiles are"
+    who = "The profile is" if total == 1 else "The profiles are"
     if open_ones < total:
         who = f"{open_ones} of {total} profiles {'is' if open_ones == 1 else 'are'}"
     return f"{who} {NOT_VALIDATED}: times and energy are estimates."
