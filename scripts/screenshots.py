@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from odtpack_runtime.reports.html_report import render_html
-from odtpack_runtime.simulator.result import load_result
 from tests.reports.browser import Browser
-from tests.reports.demo import demo_result
+from tests.reports.demo import STORED, demo_result, stored_result
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
-STORED = ROOT / "tests" / "reports" / "demo.json"
 RECORD = IMAGES / "pictures.json"
 DEVICES = [
     "apple/iphone-12-mini",
@@ -57,7 +55,7 @@ PICTURES = {
 
 def page() -> bytes:
     """The page that the pictures show."""
-    return render_html(load_result(STORED))
+    return render_html(stored_result())
 
 
 def take(folder: Path, names: list[str] | None = None) -> dict[str, Path]:

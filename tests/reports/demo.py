@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
@@ -25,6 +26,7 @@ from odtpack_runtime.simulator.result import (
     PhasePeak,
     Policy,
     SimulationResult,
+    load_result,
 )
 from odtpack_runtime.simulator.units import Interval
 from tests.simulator.factory import make_result
@@ -40,6 +42,7 @@ metric_floor = 0.95
 [class.linux]
 step_latency = "150 ms"
 """
+STORED = Path(__file__).with_name("demo.json")
 STEPS = 240
 CHECKPOINT_BYTES = 14_480_000
 PER_STEP_FLOPS = {"Conv": 1.62e9, "MatMul": 1.31e9, "ConvTranspose": 0.71e9, "Mul": 2.1e7,
@@ -47,6 +50,20 @@ PER_STEP_FLOPS = {"Conv": 1.62e9, "MatMul": 1.31e9, "ConvTranspose": 0.71e9, "Mu
 PER_STEP_BYTES = {"Conv": 2.1e8, "MatMul": 9.4e7, "ConvTranspose": 8.2e7, "Mul": 5.1e7,
                   "Where": 4.2e7, "Slice": 3.3e7, "Pad": 2.4e7, "Add": 1.7e7, "ReduceSum": 1.2e7,
                   "MaxPool": 6.1e6, "Transpose": 7.0e6, "Softmax": 8.2e4}  # fmt: skip
+
+
+def stored_result(names: Sequence[str] | None = None) -> SimulationResult:
+    """The made-up result of six devices as it is stored, so that tests of reports depend on
+    reports alone, and not on what profiles say or the judge finds today.
+
+    Args:
+        names: Devices to keep, all by default.
+    """
+    result = load_result(STORED)
+    if names is None:
+        return result
+    kept = [device for device in result.devices if device.name in names]
+    return result.model_copy(update={"devices": kept})
 
 
 def demo_result(names: Sequence[str] | None = None, *, scale: float = 2.0) -> SimulationResult:

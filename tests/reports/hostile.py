@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from odtpack_runtime.simulator.result import NotJudged, SimulationResult
-from tests.reports.demo import demo_result
+from tests.reports.demo import stored_result
 
 HOSTILE = (
     "</style></title>\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}\x00\u202e"
@@ -13,7 +13,7 @@ HOSTILE = (
 
 def hostile_result() -> SimulationResult:
     """Names, messages, locations and reasons are all :data:`HOSTILE`."""
-    result = demo_result()
+    result = stored_result()
     device = result.devices[0]
     check = device.checks[0]
     fails = {"status": "fail", "metric": HOSTILE, "message": HOSTILE, "advice": HOSTILE}

@@ -11,7 +11,7 @@ import pytest
 from odtpack_runtime.reports.html_report import render_html
 from odtpack_runtime.simulator.result import SimulationResult
 from tests.reports.browser import CHROMIUM, Browser
-from tests.reports.demo import demo_result
+from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
 
 pytestmark = [
@@ -99,12 +99,12 @@ def write(folder: Path, result: SimulationResult) -> Path:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("page"), demo_result())
+    return write(tmp_path_factory.mktemp("page"), stored_result())
 
 
 def fifty() -> SimulationResult:
-    result = demo_result()
-    return result.model_copy(update={"devices": result.devices * 5})
+    result = stored_result()
+    return result.model_copy(update={"devices": result.devices * 9})
 
 
 def test_it_opens_without_a_word_on_the_console(browser: Browser, page: Path) -> None:
@@ -125,7 +125,7 @@ def test_console_messages_would_be_seen(browser: Browser, page: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("result", "widths"),
-    [(demo_result, WIDTHS), (hostile_result, WIDTHS), (fifty, [360, 1280])],
+    [(stored_result, WIDTHS), (hostile_result, WIDTHS), (fifty, [360, 1280])],
     ids=["demo", "hostile", "fifty devices"],
 )
 def test_it_fits_every_width(

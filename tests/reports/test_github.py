@@ -7,7 +7,7 @@ import pytest
 from odtpack_runtime.reports.github_report import MOST_MESSAGE, MOST_OF_A_LEVEL, render_github
 from odtpack_runtime.simulator.budgets import judge
 from odtpack_runtime.simulator.result import SimulationResult
-from tests.reports.demo import demo_result
+from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
 from tests.simulator.factory import make_result
 
@@ -50,7 +50,7 @@ def commands(result: SimulationResult) -> list[Command]:
 
 @pytest.fixture(scope="module")
 def result() -> SimulationResult:
-    return demo_result()
+    return stored_result()
 
 
 def test_levels_places_and_advice(result: SimulationResult) -> None:
@@ -63,7 +63,7 @@ def test_levels_places_and_advice(result: SimulationResult) -> None:
     assert step.properties["line"] == "10"
     assert "Raspberry Pi Zero 2 W (not validated on hardware): estimated at" in step.data
     assert "Change first: Conv takes 33 % of the step" in step.data
-    assert "4 of 10 devices pass" in [c.properties["title"] for c in found if c.name == "notice"]
+    assert "2 of 6 devices pass" in [c.properties["title"] for c in found if c.name == "notice"]
 
 
 def test_every_check_that_does_not_pass_is_in_one_annotation(result: SimulationResult) -> None:

@@ -8,7 +8,7 @@ import pytest
 from odtpack_runtime.reports.junit_report import render_junit
 from odtpack_runtime.reports.view import check_state
 from odtpack_runtime.simulator.result import SimulationResult
-from tests.reports.demo import demo_result
+from tests.reports.demo import stored_result
 from tests.reports.hostile import HOSTILE, hostile_result
 from tests.simulator.factory import make_result
 
@@ -55,7 +55,7 @@ def check_element(element: ET.Element) -> None:
 
 @pytest.fixture(scope="module")
 def result() -> SimulationResult:
-    return demo_result()
+    return stored_result()
 
 
 def test_it_is_valid_and_counts_right(result: SimulationResult) -> None:
@@ -112,7 +112,7 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_equal_names_of_checks_are_told_apart() -> None:
-    result = demo_result(["google/pixel-8a"])
+    result = stored_result(["google/pixel-8a"])
     device = result.devices[0]
     twice = device.model_copy(update={"checks": [*device.checks, device.checks[0]]})
     root = parsed(render_junit(result.model_copy(update={"devices": [twice]})))
@@ -124,4 +124,4 @@ def test_without_devices_and_deterministic() -> None:
     root = parsed(render_junit(make_result([])))
     check_element(root)
     assert root.attrib["tests"] == "0"
-    assert render_junit(demo_result()) == render_junit(demo_result())
+    assert render_junit(stored_result()) == render_junit(stored_result())

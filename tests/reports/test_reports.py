@@ -16,7 +16,7 @@ from odtpack_runtime.reports.console import print_result
 from odtpack_runtime.reports.matrix import TOPICS
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
 from odtpack_runtime.simulator.result import SimulationResult, load_result
-from tests.reports.demo import demo_result
+from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
 
 
@@ -113,7 +113,7 @@ def test_console_defuses_control_characters(result: SimulationResult) -> None:
 
 
 def test_console_shows_the_campaign_where_there_is_room() -> None:
-    result = demo_result()
+    result = stored_result()
     wide, narrow = printed(result, 160), printed(result, 60)
     for topic in TOPICS:
         assert topic in wide
@@ -125,7 +125,7 @@ def test_console_shows_the_campaign_where_there_is_room() -> None:
 
 def test_console_drops_what_passes_first() -> None:
     """At 60 columns there is room for two topics: those that fail."""
-    result = demo_result(["google/pixel-8a", "raspberrypi/pi-4"])
+    result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     heads = printed(result, 60).split("Device", 1)[1].splitlines()[0].split()
     assert heads == ["Step", "Finish"]
 
