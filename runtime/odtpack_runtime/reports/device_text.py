@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from odtpack_runtime.simulator.result import DeviceCampaign, DeviceResult
@@ -10,8 +11,10 @@ from odtpack_runtime.simulator.units import (
     format_bytes,
     format_duration,
     format_interval,
+    format_limit,
     format_number,
     format_percent,
+    format_value,
 )
 
 UNKNOWN: Final = "–"
@@ -80,10 +83,27 @@ def duration(interval: Interval | None, reason: str, *, unit: str = "s") -> tupl
 
 
 def joules(value: float) -> str:
-    """Energy for people: ``38.2 J``, ``4.10 kJ``; ``12.0 Wh`` from a tenth of a large battery."""
-    if value >= 3.6e4:
-        return f"{value / 3600:.3g} Wh"
-    return f"{value / 1e3:.3g} kJ" if value >= 999.5 else f"{value:.3g} J"
+    """Energy for people, in three digits: ``38.2 J``, ``4.10 kJ``, ``1.20 MJ``."""
+    unit, factor = next(
+        ((unit, factor) for unit, factor in (("MJ", 1e6), ("kJ", 1e3)) if value >= 0.9995 * factor),
+        ("J", 1.0),
+    )
+    shown = float(f"{value / factor:.3g}")
+    decimals = 0 if shown == 0 else max(0, 2 - math.floor(math.log10(shown)))
+    return f"{shown:.{decimals}f} {unit}"
+
+
+def limit(value: float, unit: str) -> str:
+    """A figure somebody chose, without the zeros that would pretend precision."""
+    if unit == "J":
+        number, _, prefix = joules(value).partition(" ")
+        return f"{float(number):g} {prefix}"
+    return format_limit(value, unit)
+
+
+def figure(value: float, unit: str) -> str:
+    """A figure of a check, by its unit."""
+    return joules(value) if unit == "J" else format_value(value, unit)
 
 
 def joules_interval(interval: Interval) -> str:

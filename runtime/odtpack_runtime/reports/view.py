@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from odtpack_runtime.reports import device_text
 from odtpack_runtime.simulator.result import Check, DeviceResult, SimulationResult, Verdict
 from odtpack_runtime.simulator.units import (
     format_bytes,
     format_duration,
-    format_limit,
-    format_value,
 )
 
 METRIC_TITLES: Final = {
@@ -151,8 +150,8 @@ def check_rows(result: SimulationResult) -> list[CheckRow]:
             state=check_state(check),
             title=metric_title(check.metric),
             device=device.title if device else "Package",
-            actual="–" if check.actual is None else format_value(check.actual, check.unit),
-            limit="–" if check.limit is None else format_limit(check.limit, check.unit),
+            actual="–" if check.actual is None else device_text.figure(check.actual, check.unit),
+            limit="–" if check.limit is None else device_text.limit(check.limit, check.unit),
             message=check.message,
             advice=check.advice,
             location=check.budget_location,
