@@ -1,12 +1,13 @@
 """Annotations for GitHub Actions: workflow commands that a step prints.
 
-GitHub shows at most ten errors, ten warnings and ten notices of one step and
-drops the others without a word. Checks of one metric that stand on one line of
-the budgets are therefore one annotation for all its devices, and where there
-are still more than ten, the last one says how many it stands for.
+GitHub shows at most ten errors and ten warnings of one step and drops the
+others without a word; notices are kept to ten as well. Checks of one metric
+that stand on one line of the budgets are therefore one annotation for all its
+devices, and where there are still more than ten, the last one names the rest.
 
-Sources: GitHub's documentation of workflow commands, "Setting an error
-message", and the runner's ``ActionCommand`` for what is escaped.
+Sources: ``docs/problem-matchers.md`` of actions/toolkit for the limits (ten
+warnings and ten errors of a step, fifty of a job), and the runner's
+``ActionCommand`` for what is escaped.
 """
 
 from __future__ import annotations
