@@ -60,6 +60,52 @@ def test_a_floor_that_is_missed() -> None:
     assert found[-1].words == "below 0.99"
 
 
+def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
+    result = stored_result(["google/pixel-8a"])
+    device = result.devices[0]
+    written = device.checks[0].model_copy(
+        update={"metric": "written_per_day", "limit": 20e6, "actual": 43e6, "status": "fail"}
+    )
+    bad = device.model_copy(update={"checks": [*device.checks, written]})
+    sessions = matrix.cells(result, bad)[TOPICS.index("Sessions")]
+    assert (sessions.figure, sessions.words) == ("1", "Written per day: over 20 MB")
+    kept = written.model_copy(update={"status": "pass", "limit": 50e6})
+    good = device.model_copy(update={"checks": [kept, *device.checks]})
+    assert matrix.cells(result, good)[TOPICS.index("Sessions")].words == "within 3"
+
+
+def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
+    """A failure before a warning; a figure near its limit before one far below it."""
+    result = stored_result(["google/pixel-8a", "raspberrypi/pi-4", "samsung/galaxy-a12"])
+    base = (
+        result.devices[0]
+        .checks[0]
+        .model_copy(update={"metric": "energy", "unit": "J", "limit": 100.0, "status": "fail"})
+    )
+    for levels, actuals, expected in (
+        (("warn", "warn", "warn"), (28.0, 90.0, 50.0), 1),
+        (("warn", "error", "warn"), (400.0, 120.0, 50.0), 1),
+        (("error", "error", "error"), (120.0, 150.0, 400.0), 2),
+    ):
+        devices = [
+            device.model_copy(
+                update={
+                    "checks": [
+                        base.model_copy(
+                            update={"level": level, "actual": actual, "advice": device.name}
+                        )
+                    ]
+                }
+            )
+            for device, level, actual in zip(result.devices, levels, actuals, strict=True)
+        ]
+        (fix,) = view.first_fixes(result.model_copy(update={"devices": devices, "checks": []}))
+        assert fix.advice == devices[expected].name
+    floor = base.model_copy(update={"metric": "metric_floor", "limit": 0.9})
+    pair = [(None, floor.model_copy(update={"actual": actual})) for actual in (0.8, 0.5)]
+    assert view.worst(pair)[1].actual == 0.5
+
+
 def test_a_metric_without_a_title_is_called_by_its_name() -> None:
     check = Check(
         metric="ink_used", limit=1, actual=2, unit="1", level="error", status="fail",

@@ -79,7 +79,7 @@ def _of_group(
         lines.append(f"{device.title}{mark}: {check.message}" if device else check.message)
     if len(members) > _MOST_DEVICES:
         lines.append(f"and {len(members) - _MOST_DEVICES} more devices")
-    advice = max(members, key=lambda member: view.excess(member[1]))[1].advice
+    advice = view.worst(members)[1].advice
     if advice:
         lines.append(f"Change first: {advice}")
     return _Annotation(_LEVELS[state], title, tuple(lines), location(place))

@@ -16,9 +16,14 @@ _TOPICS: Final = {
     "Finish": ("time_to_finish", "days", "finishes"),
     "Energy": ("energy", "battery_share", "battery_per_session"),
     "Sessions": ("sessions", "steps_done", "written_per_day", "repeated_steps"),
-    "Metric": ("metric_floor", "final_loss", "finite_loss", "held_out_samples"),
+    "Metric": ("metric_floor", "final_loss", "finite_loss", "small_data"),
 }
 TOPICS: Final = tuple(_TOPICS)
+_OWN: Final = frozenset({
+    "memory_limit", "peak_memory", "memory_headroom", "low_memory_warning", "step_latency",
+    "time_to_finish", "energy", "sessions", "metric_floor", "finite_loss",
+})  # fmt: skip
+"""Metrics that a topic's figure speaks for; of another one the words say its name."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,18 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
         return Cell(None, text, "no budget" if known else "unknown", reason)
     worst = min(checks, key=view.severity)
     state = view.check_state(worst)
-    # Where several checks pass, the one that somebody wrote a budget for says more.
+    # Where several checks pass, one of the figure that somebody wrote a budget for says more.
     if state == "pass":
-        worst = next((check for check in checks if check.budget_location), worst)
+        own = [check for check in checks if check.metric in _OWN] or checks
+        worst = next((check for check in own if check.budget_location), own[0])
     if state == "not judged" and text != device_text.UNKNOWN:
         return Cell(state, text, "not judged", worst.message)
     if state == "not judged":
         return Cell(state, "not judged", "", worst.message)
-    return Cell(state, text, _words(worst, state), worst.message)
+    words = _words(worst, state)
+    if worst.metric not in _OWN:
+        words = f"{view.metric_title(worst.metric)}: {words}"
+    return Cell(state, text, words, worst.message)
 
 
 def _words(check: Check, state: Verdict) -> str:

@@ -37,11 +37,11 @@ METRIC_TITLES: Final = {
     "repeated_steps": "Repeated steps",
     "final_loss": "Final loss",
     "metric_floor": "Metric floor",
-    "held_out_samples": "Held-out samples",
+    "small_data": "Small data",
 }
 """Titles in the order of importance; a metric without one is called by its own name."""
 
-AT_LEAST: Final = frozenset({"memory_headroom", "metric_floor", "held_out_samples"})
+AT_LEAST: Final = frozenset({"memory_headroom", "metric_floor", "small_data"})
 """Metrics whose limit is a floor."""
 
 VERDICT_WORDS: Final[dict[Verdict, str]] = {
@@ -170,7 +170,7 @@ def first_fixes(result: SimulationResult) -> list[FirstFix]:
             groups.setdefault(check.metric, []).append((device, check))
     fixes = []
     for metric, members in groups.items():
-        device, check = max(members, key=lambda member: excess(member[1]))
+        device, check = worst(members)
         names = [other.title for other, _ in members if other]
         where = (
             name_list([device.title, *(n for n in names if n != device.title)]) if device else ""
@@ -192,12 +192,20 @@ def first_fixes(result: SimulationResult) -> list[FirstFix]:
     )
 
 
-def excess(check: Check) -> float:
-    """How far a failing check is off; larger is worse, a killed replay (no limit) is worst."""
+Member = tuple[DeviceResult | None, Check]
+
+
+def worst(members: Sequence[Member]) -> Member:
+    """The check of one metric that is furthest off, failures before warnings."""
+    return max(members, key=lambda member: (-severity(member[1]), _excess(member[1])))
+
+
+def _excess(check: Check) -> float:
+    """How far a failing check is off; larger is worse, a killed replay (no figure) is worst."""
     if check.actual is None or not check.limit:
         return float("inf")
-    ratio = abs(check.actual / check.limit)
-    return 1.0 / max(ratio, 1e-12) if ratio < 1.0 else ratio
+    ratio = max(0.0, check.actual / check.limit)
+    return 1.0 / max(ratio, 1e-12) if check.metric in AT_LEAST else ratio
 
 
 def name_list(names: Sequence[str], most: int = 3) -> str:
