@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_runtime.reports import charts
+from odtpack_runtime.reports import charts, row_charts
 from odtpack_runtime.reports.axes import linear_axis, log_axis
 from odtpack_runtime.reports.svg import element, number
+from odtpack_runtime.simulator.result import EvaluationPoint
 from odtpack_runtime.simulator.units import Interval
 
 
@@ -107,7 +108,7 @@ def test_timeline_is_a_staircase_with_its_peak_marked() -> None:
 
 def test_limit_bar_stands_at_its_shares() -> None:
     scale = linear_axis(2.0, count=4)
-    markup = charts.limit_bar(0.5, 1.5, scale, over=True)
+    markup = row_charts.limit_bar(0.5, 1.5, scale, over=True)
     bar = re.search(r'width="([\d.]+)%"[^>]*class="bar over"', markup)
     tick = re.search(r'x1="([\d.]+)%"[^>]*class="tick-mark"', markup)
     limit = re.search(r'x1="([\d.]+)%"[^>]*class="limit"', markup)
@@ -116,7 +117,7 @@ def test_limit_bar_stands_at_its_shares() -> None:
 
 def test_interval_stands_on_the_logarithm() -> None:
     axis = log_axis(10.0, 1000.0)
-    markup = charts.interval_bar(Interval(low=10, typical=100, high=1000), axis, 100.0)
+    markup = row_charts.interval_bar(Interval(low=10, typical=100, high=1000), axis, 100.0)
     dot = re.search(r'cx="([\d.]+)%"', markup)
     limit = re.search(r'x1="([\d.]+)%"[^>]*class="limit"', markup)
     assert dot is not None
@@ -124,8 +125,74 @@ def test_interval_stands_on_the_logarithm() -> None:
     assert dot[1] == limit[1] == "50"
 
 
+def test_held_out_losses_stand_at_their_steps() -> None:
+    points = [EvaluationPoint(step=0, loss=4.0), EvaluationPoint(step=2, loss=1.0)]
+    markup = charts.loss_chart([2.0, 2.0, 2.0, 2.0], 4.0, None, points)
+    axis = linear_axis(4.4)
+    found = polyline(markup, "series second")[0]
+    assert found[0] == pytest.approx((0.0, 4.0 / axis.high), abs=2e-6)
+    assert found[1] == pytest.approx((0.5, 1.0 / axis.high), abs=2e-6)
+
+
+def test_limits_within_range_become_lines_and_the_others_are_named() -> None:
+    limits = [("c", 500), ("a", 90), ("b", 92), ("d", 150), ("e", 171)]
+    lines, beyond = charts.limit_lines(100, limits)
+    assert [(line.letter, line.limit_bytes, line.devices) for line in lines] == [
+        ("A", 90, ("a", "b")),
+        ("B", 150, ("d",)),
+    ]
+    assert beyond == [("e", 171), ("c", 500)]
+    assert charts.limit_lines(0, limits) == ([], sorted(limits, key=lambda limit: limit[1]))
+
+
+def test_limit_lines_stand_at_their_bytes() -> None:
+    lines, _ = charts.limit_lines(30_000_000, [("a", 40_000_000)])
+    markup = charts.timeline_chart([10_000_000, 30_000_000], lines)
+    axis = linear_axis(44.0)
+    line = re.search(r'y1="([\d.]+)%"[^>]*class="limit"', markup)
+    assert line is not None
+    assert 1 - float(line[1]) / 100 == pytest.approx(40 / axis.high, abs=1e-5)
+    assert "limit A 40.0 MB" in markup
+
+
+def test_a_small_curve_ends_at_its_last_point() -> None:
+    markup = charts.curve_chart([(0.0, 0.1), (2.0, 0.6), (4.0, 0.9)], "alt")
+    assert polyline(markup, "series")[0] == [
+        pytest.approx(point, abs=2e-6) for point in ((0.0, 0.1), (0.5, 0.6), (1.0, 0.9))
+    ]
+    assert 'aria-label="alt"' in markup
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    markup = charts.curve_chart([(0.0, 1.0), (3.0, 2.0)], "alt", whole=True)
+    assert re.findall(r'dy="18"[^>]*>([^<]*)<', markup) == ["0", "1", "2", "3"]
+
+
+def test_operators_stand_under_the_roof() -> None:
+    """The roof bends where intensity times bandwidth is the peak: at 100 / 20 = 5."""
+    points = [charts.RooflinePoint(1, 5.0, 100.0), charts.RooflinePoint(2, 0.5, 10.0)]
+    markup = charts.roofline_chart(points, 100.0, 20.0)
+    roof = polyline(markup, "roof")[0]
+    discs = re.findall(r'cx="([\d.]+)%" cy="([\d.]+)%"', markup)
+    places = [(float(x) / 100, 1 - float(y) / 100) for x, y in discs]
+    assert places[1] == pytest.approx(roof[1], abs=1e-5)
+    slope = (roof[1][1] - roof[0][1]) / (roof[1][0] - roof[0][0])
+    below = roof[1][1] + slope * (places[0][0] - roof[1][0])
+    assert places[0][1] == pytest.approx(below, abs=1e-4)
+    assert roof[2][1] == roof[1][1]
+
+
+def test_interruptions_stand_at_their_steps() -> None:
+    markup = row_charts.event_row([(0.5, 0.25)], "M0 0")
+    lines = re.findall(r'x1="([\d.]+)%" x2="([\d.]+)%"', markup)
+    assert ("25", "50") in lines
+    assert 'x="50%"' in markup
+
+
 def test_drawings_of_nothing() -> None:
     assert "<svg" in charts.loss_chart([], None, None)
     assert "<svg" in charts.loss_chart([None, None], None, None)
     assert "<svg" in charts.timeline_chart([])
     assert "<svg" in charts.timeline_chart([0, 0])
+    assert "<svg" in charts.curve_chart([(0.0, 0.0), (0.0, 0.0)], "alt")
+    assert "<svg" in row_charts.pair_bar(0.0, None, 0.0)

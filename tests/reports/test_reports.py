@@ -6,10 +6,17 @@ import pytest
 from rich.console import Console
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_runtime.reports import parse_destination, report_formats, write_report
+from odtpack_runtime.reports import (
+    parse_destination,
+    render_report,
+    report_formats,
+    write_report,
+)
 from odtpack_runtime.reports.console import print_result
+from odtpack_runtime.reports.matrix import TOPICS
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
 from odtpack_runtime.simulator.result import SimulationResult, load_result
+from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
 
 
@@ -20,14 +27,16 @@ def result() -> SimulationResult:
 
 
 def test_every_format_is_written_whole(result: SimulationResult, tmp_path: Path) -> None:
-    assert report_formats() == ["html", "json"]
+    assert report_formats() == ["github", "html", "json", "junit", "markdown"]
     for name in report_formats():
         path = tmp_path / f"report.{name}"
         path.write_text("old", "utf-8")
         assert write_report(result, f"{name}:{path}") == path
     assert load_result(tmp_path / "report.json") == result
     assert (tmp_path / "report.html").read_bytes().startswith(b"<!doctype html>")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"report.{name}" for name in report_formats()
+    ]
     assert json.loads((tmp_path / "report.json").read_bytes())["verdict"] == "fail"
 
 
@@ -35,11 +44,34 @@ def test_destinations() -> None:
     assert parse_destination("html:a/b.html") == ("html", Path("a/b.html"))
     assert parse_destination("json:C:\\report.json")[1] == Path("C:\\report.json")
     for text in ("pdf:x", "x", "", ":x", "HTML:x"):
-        with pytest.raises(UnknownNameError, match="known formats: html, json"):
+        with pytest.raises(
+            UnknownNameError, match="known formats: github, html, json, junit, markdown"
+        ):
             parse_destination(text)
     for text in ("html", "html:"):
         with pytest.raises(OdtpackError, match="needs a path"):
             parse_destination(text)
+
+
+def test_a_dash_is_standard_output_for_text(
+    result: SimulationResult, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    for name in report_formats():
+        if name == "html":
+            with pytest.raises(OdtpackError, match="a page for a browser"):
+                parse_destination("html:-")
+            continue
+        assert write_report(result, f"{name}:-") == Path("-")
+        assert capfdbinary.readouterr().out == render_report(result, name)
+
+
+def test_standard_output_without_bytes(
+    result: SimulationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stdout", stream)
+    write_report(result, "markdown:-")
+    assert stream.getvalue().encode() == render_report(result, "markdown")
 
 
 def test_unwritable_place(result: SimulationResult, tmp_path: Path) -> None:
@@ -78,6 +110,24 @@ def test_console_defuses_control_characters(result: SimulationResult) -> None:
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "[red]evil" in text
+
+
+def test_console_shows_the_campaign_where_there_is_room() -> None:
+    result = stored_result()
+    wide, narrow = printed(result, 160), printed(result, 60)
+    for topic in TOPICS:
+        assert topic in wide
+    heads = narrow.split("Device", 1)[1].splitlines()[0]
+    assert sum(topic in heads for topic in TOPICS) == 2
+    assert "657 J" in wide
+    assert "over 250 J" in wide
+
+
+def test_console_drops_what_passes_first() -> None:
+    """At 60 columns there is room for two topics: those that fail."""
+    result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
+    heads = printed(result, 60).split("Device", 1)[1].splitlines()[0].split()
+    assert heads == ["Step", "Finish"]
 
 
 def test_console_goes_to_stderr(

@@ -6,6 +6,7 @@ To add a format, write ``reports/<name>_report.py`` with a function from
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
 
 # Format -> module and function; imported on use, so that JSON needs no template engine.
 _FORMATS: Final = {
+    "github": ("odtpack_runtime.reports.github_report", "render_github"),
     "html": ("odtpack_runtime.reports.html_report", "render_html"),
     "json": ("odtpack_runtime.reports.json_report", "render_json"),
+    "junit": ("odtpack_runtime.reports.junit_report", "render_junit"),
+    "markdown": ("odtpack_runtime.reports.markdown_report", "render_markdown"),
 }
+_SUFFIXES: Final = {"github": "txt", "junit": "xml", "markdown": "md"}
+STDOUT: Final = Path("-")
+"""The path that means standard output, for every format but HTML."""
 
 
 def report_formats() -> list[str]:
@@ -29,11 +36,11 @@ def report_formats() -> list[str]:
 
 
 def parse_destination(destination: str) -> tuple[str, Path]:
-    """Split ``"html:out/report.html"`` into format and path.
+    """Split ``"html:out/report.html"`` into format and path; ``"json:-"`` has the path ``-``.
 
     Raises:
         UnknownNameError: The format is not known; the message lists those that are.
-        OdtpackError: No path after the colon.
+        OdtpackError: No path after the colon, or a page for standard output.
     """
     name, colon, path = destination.partition(":")
     if name not in _FORMATS:
@@ -49,7 +56,14 @@ def parse_destination(destination: str) -> tuple[str, Path]:
             "report-path-missing",
             f"the report {name!r} needs a path after a colon",
             where=destination[:200],
-            hint=f"write for example: --report {name}:report.{name}",
+            hint=f"write for example: --report {name}:report.{_SUFFIXES.get(name, name)}",
+        )
+    if name == "html" and Path(path) == STDOUT:
+        raise OdtpackError(
+            "report-not-text",
+            "an HTML report is a page for a browser, it is not written to standard output",
+            where=destination[:200],
+            hint="write for example: --report html:report.html",
         )
     return name, Path(path)
 
@@ -67,7 +81,7 @@ def write_report(result: SimulationResult, destination: str) -> Path:
     Args:
         result: A judged result; one that was not judged shows no verdicts.
         destination: Format and path, ``"html:report.html"`` or ``"json:report.json"``.
-            The folder must exist.
+            The folder must exist. ``-`` as the path is standard output.
 
     Returns:
         The path written.
@@ -75,10 +89,28 @@ def write_report(result: SimulationResult, destination: str) -> Path:
     Raises:
         OdtpackError: Unknown format, no path, or a place that cannot be written.
     """
+    name, path = parse_destination(destination)
+    return write_out(render_report(result, name), path)
+
+
+def write_out(data: bytes, path: Path) -> Path:
+    """Write a file whole or not at all, or to standard output where the path is ``-``.
+
+    Raises:
+        OdtpackError: A place that cannot be written.
+    """
     from odtpack_runtime.atomic import atomic_write
 
-    name, path = parse_destination(destination)
-    data = render_report(result, name)
+    if path == STDOUT:
+        # As bytes: the formats are UTF-8 whatever the terminal's encoding.
+        sys.stdout.flush()
+        buffer = getattr(sys.stdout, "buffer", None)
+        if buffer is None:
+            sys.stdout.write(data.decode("utf-8"))
+        else:
+            buffer.write(data)
+        sys.stdout.flush()
+        return path
     with atomic_write(path) as stream:
         stream.write(data)
     return path

@@ -31,6 +31,13 @@ class Axis:
             share = (value - self.low) / (self.high - self.low)
         return min(1.0, max(0.0, share))
 
+    def is_round(self, tick: float) -> bool:
+        """Whether a tick is one to keep where there is little room: a power of ten."""
+        if not self.logarithmic:
+            return True
+        exponent = math.log10(tick)
+        return abs(exponent - round(exponent)) < 1e-9
+
 
 def linear_axis(high: float, *, low: float = 0.0, count: int = 5) -> Axis:
     """An axis over ``low`` to ``high`` in about ``count`` steps of 1, 2, 2.5 or 5 times 10^n."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from odtpack_runtime.reports import view
-from odtpack_runtime.simulator.result import DeviceResult, SimulationResult, Verdict
-from odtpack_runtime.simulator.units import format_bytes, format_percent
+from odtpack_runtime.reports import device_text, matrix, view
+from odtpack_runtime.reports.plain import clean
+from odtpack_runtime.simulator.result import SimulationResult, Verdict
 
 _SYMBOLS: Final[dict[Verdict, tuple[str, str]]] = {
     "pass": ("✓", "green"),
@@ -20,8 +20,9 @@ _SYMBOLS: Final[dict[Verdict, tuple[str, str]]] = {
     "fail": ("✗", "bold red"),
     "not judged": ("?", "dim"),
 }
-# Control characters of a hostile name could move the cursor or recolour the terminal.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+_NARROW: Final = 60
+_NAME_COLUMNS: Final = 22
+_TOPIC_COLUMNS: Final = 17
 
 
 def print_result(result: SimulationResult, console: Console | None = None) -> None:
@@ -37,43 +38,58 @@ def print_result(result: SimulationResult, console: Console | None = None) -> No
     for verdict, text in view.tally(result):
         console.print(Text("  ") + _verdict(verdict, text))
     if result.devices:
-        console.print(_device_table(result))
+        console.print(_device_table(result, console.width))
     for fix in view.first_fixes(result):
         where = f" on {fix.devices}" if fix.devices else ""
         console.print(_verdict(fix.state, f"{fix.title}{where}"))
-        console.print(Text(f"  {_clean(fix.message)}"))
-        console.print(Text(f"  change first: {_clean(fix.advice)}"))
+        for line in (clean(fix.message), f"change first: {clean(fix.advice)}"):
+            console.print(Padding(Text(line), (0, 0, 0, 2)))
     for text in _not_judged(result):
         console.print(_verdict("not judged", text))
     if any(not device.validated for device in result.devices):
-        console.print(Text(f"* {view.NOT_VALIDATED}: times are estimates", style="dim"))
+        console.print(Text(f"* {view.NOT_VALIDATED}: times and energy are estimates", style="dim"))
 
 
-def _device_table(result: SimulationResult) -> Table:
+def _device_table(result: SimulationResult, width: int) -> Table:
+    """Devices against checks; a narrow terminal shows what fails first, not every topic."""
+    shown = _topics(result, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Device", overflow="fold")
-    for title in ("Peak memory", "Step", "Whole training"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for topic in shown:
+        table.add_column(topic, justify="right", no_wrap=width >= _NARROW, overflow="fold")
     for device in result.devices:
         name = _verdict(device.verdict, device.title + ("" if device.validated else " *"))
         name.append(f"\n  {view.VERDICT_WORDS[device.verdict]}", style="dim")
-        step, finish = view.step_text(device), view.finish_text(device)
-        table.add_row(
-            name,
-            _pair(*_memory(device)),
-            _pair(step[0], step[1] if device.latency.step_ms else ""),
-            _pair(finish[0], finish[1]),
-        )
+        cells = dict(zip(matrix.TOPICS, matrix.cells(result, device), strict=True))
+        table.add_row(name, *(_cell(cells[topic]) for topic in shown))
     return table
 
 
-def _memory(device: DeviceResult) -> tuple[str, str]:
-    """As in the other reports, but narrow enough for a terminal of 80 columns."""
-    memory = device.memory
-    if memory.outcome == "killed" or not memory.limit_bytes:
-        return view.memory_text(device)
-    share = format_percent(memory.peak_bytes / memory.limit_bytes)
-    return format_bytes(memory.peak_bytes), f"{share} of {format_bytes(memory.limit_bytes)}"
+def _topics(result: SimulationResult, width: int) -> list[str]:
+    """The topics that a terminal of this width has room for, in the order of the matrix."""
+    room = max(1, (width - _NAME_COLUMNS) // _TOPIC_COLUMNS)
+    rows = [matrix.cells(result, device) for device in result.devices]
+    known = [
+        topic
+        for place, topic in enumerate(matrix.TOPICS)
+        if any(row[place].figure != device_text.UNKNOWN for row in rows)
+    ]
+    bad = {
+        topic: any(row[matrix.TOPICS.index(topic)].state in {"fail", "warn"} for row in rows)
+        for topic in known
+    }
+    first = sorted(known, key=lambda topic: not bad[topic])[:room]
+    return [topic for topic in matrix.TOPICS if topic in first]
+
+
+def _cell(cell: matrix.Cell) -> Text:
+    symbol, style = _SYMBOLS[cell.state] if cell.state else ("", "")
+    text = Text(
+        f"{symbol} {clean(cell.figure)}".strip(), style="" if cell.state == "pass" else style
+    )
+    if cell.words and cell.words != "no budget":
+        text.append(f"\n{clean(cell.words)}", style="dim")
+    return text
 
 
 def _not_judged(result: SimulationResult) -> list[str]:
@@ -87,15 +103,4 @@ def _not_judged(result: SimulationResult) -> list[str]:
 
 def _verdict(verdict: Verdict, text: str) -> Text:
     symbol, style = _SYMBOLS[verdict]
-    return Text(f"{symbol} {_clean(text)}", style=style)
-
-
-def _pair(figure: str, remark: str) -> Text:
-    text = Text(figure)
-    if remark:
-        text.append(f"\n{remark}", style="dim")
-    return text
-
-
-def _clean(text: str) -> str:
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return Text(f"{symbol} {clean(text)}", style=style)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from odtpack_runtime.atomic import atomic_write
-from odtpack_runtime.reports import parse_destination
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.reports import parse_destination, write_out
 from odtpack_runtime.reports.anatomy import Part
+from odtpack_runtime.reports.html_report import template_environment
 from odtpack_runtime.reports.svg import element, percent
 from odtpack_runtime.reports.treemap import treemap
 from odtpack_runtime.simulator.units import format_bytes
@@ -40,22 +40,21 @@ def write_size_report(root: Part, checkpoint: str, destination: str) -> Path:
     name, path = parse_destination(destination)
     if name == "html":
         data = render_size_html(root, checkpoint)
-    else:
+    elif name == "json":
         data = (json.dumps(root.as_dict(), indent=1) + "\n").encode()
-    with atomic_write(path) as stream:
-        stream.write(data)
-    return path
+    else:
+        raise OdtpackError(
+            "report-format-unknown",
+            f"sizes are reported as html or json, not as {name}",
+            where=destination[:200],
+            hint="write for example: --report html:sizes.html",
+        )
+    return write_out(data, path)
 
 
 def render_size_html(root: Part, checkpoint: str) -> bytes:
     """The page as UTF-8 HTML. The same tree gives the same bytes."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = template_environment()
     others = tuple(part for part in root.parts if part.name != checkpoint)
     rest = Part("without the checkpoint", sum(part.nbytes for part in others), others)
     pictures = [("All files", root), ("Without the checkpoint", rest)]

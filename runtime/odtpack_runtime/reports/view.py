@@ -7,28 +7,43 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from odtpack_runtime.reports import device_text
 from odtpack_runtime.simulator.result import Check, DeviceResult, SimulationResult, Verdict
 from odtpack_runtime.simulator.units import (
     format_bytes,
     format_duration,
-    format_interval,
-    format_limit,
-    format_percent,
-    format_value,
 )
 
 METRIC_TITLES: Final = {
     "memory_limit": "Device memory limit",
     "finite_loss": "Finite loss",
     "steps_done": "Replay completed",
+    "finishes": "Training comes to its end",
+    "interruption": "Interruption",
     "package_size": "Package size",
     "peak_memory": "Peak memory",
     "memory_headroom": "Memory headroom",
+    "low_memory_warning": "Low memory warning",
     "step_latency": "Step latency",
+    "step_latency_p90": "Step latency, P90",
+    "first_step": "First step",
     "time_to_finish": "Time to finish",
+    "sessions": "Sessions",
+    "days": "Days",
+    "energy": "Energy",
+    "battery_share": "Battery",
+    "battery_per_session": "Battery per session",
+    "written_per_day": "Written per day",
+    "repeated_steps": "Repeated steps",
     "final_loss": "Final loss",
     "metric_floor": "Metric floor",
+    "small_data": "Small data",
 }
+"""Titles in the order of importance; a metric without one is called by its own name."""
+
+AT_LEAST: Final = frozenset({"memory_headroom", "metric_floor", "small_data"})
+"""Metrics whose limit is a floor."""
+
 VERDICT_WORDS: Final[dict[Verdict, str]] = {
     "pass": "Pass",
     "warn": "Warning",
@@ -41,7 +56,7 @@ NOT_VALIDATED: Final = "not validated on hardware"
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A check as a line of a table; ``state`` is a verdict, ``count`` how many devices share it."""
+    """A check as a line of a table; ``note`` says where its device was never compared."""
 
     state: Verdict
     title: str
@@ -51,6 +66,7 @@ class CheckRow:
     message: str
     advice: str | None
     location: str | None
+    note: str
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,7 @@ class FirstFix:
     devices: str
     message: str
     advice: str
+    note: str
 
 
 def headline(result: SimulationResult) -> str:
@@ -97,6 +114,18 @@ def tally(result: SimulationResult) -> list[tuple[Verdict, str]]:
     return counts
 
 
+def not_validated_words(result: SimulationResult) -> str:
+    """A sentence where verdicts rest on profiles that nobody compared with the device."""
+    total = len(result.devices)
+    open_ones = sum(not device.validated for device in result.devices)
+    if not open_ones:
+        return ""
+    who = "The profile is" if total == 1 else "The profiles are"
+    if open_ones < total:
+        who = f"{open_ones} of {total} profiles {'is' if open_ones == 1 else 'are'}"
+    return f"{who} {NOT_VALIDATED}: times and energy are estimates."
+
+
 def check_state(check: Check) -> Verdict:
     """A check's status and level as one verdict."""
     if check.status == "fail":
@@ -104,18 +133,29 @@ def check_state(check: Check) -> Verdict:
     return check.status
 
 
+def metric_title(metric: str) -> str:
+    """What a metric is called in reports."""
+    return METRIC_TITLES.get(metric, metric.replace("_", " ").capitalize())
+
+
+def severity(check: Check) -> int:
+    """A number for sorting checks, worst first."""
+    return _SEVERITY[check_state(check)]
+
+
 def check_rows(result: SimulationResult) -> list[CheckRow]:
     """Every check, worst first, else in stored order."""
     rows = [
         CheckRow(
             state=check_state(check),
-            title=METRIC_TITLES.get(check.metric, check.metric),
+            title=metric_title(check.metric),
             device=device.title if device else "Package",
-            actual="–" if check.actual is None else format_value(check.actual, check.unit),
-            limit="–" if check.limit is None else format_limit(check.limit, check.unit),
+            actual="–" if check.actual is None else device_text.figure(check.actual, check.unit),
+            limit="–" if check.limit is None else device_text.limit(check.limit, check.unit),
             message=check.message,
             advice=check.advice,
             location=check.budget_location,
+            note=NOT_VALIDATED if device is not None and not device.validated else "",
         )
         for device, check in result.all_checks()
     ]
@@ -126,67 +166,52 @@ def first_fixes(result: SimulationResult) -> list[FirstFix]:
     """What to change first: one entry per failing metric, each from its worst device."""
     groups: dict[str, list[tuple[DeviceResult | None, Check]]] = {}
     for device, check in result.all_checks():
-        if check.status == "fail" and check.advice and check.metric in METRIC_TITLES:
+        if check.status == "fail" and check.advice:
             groups.setdefault(check.metric, []).append((device, check))
     fixes = []
     for metric, members in groups.items():
-        device, check = max(members, key=lambda member: _excess(member[1]))
+        device, check = worst(members)
         names = [other.title for other, _ in members if other]
-        where = _names([device.title, *(n for n in names if n != device.title)]) if device else ""
+        where = (
+            name_list([device.title, *(n for n in names if n != device.title)]) if device else ""
+        )
         states = [check_state(other) for _, other in members]
         fixes.append(
             FirstFix(
                 state=min(states, key=_SEVERITY.__getitem__),
-                title=METRIC_TITLES[metric],
+                title=metric_title(metric),
                 devices=where,
                 message=check.message,
                 advice=check.advice or "",
+                note=NOT_VALIDATED if any(d and not d.validated for d, _ in members) else "",
             )
         )
-    titles = list(METRIC_TITLES.values())
-    return sorted(fixes, key=lambda fix: (_SEVERITY[fix.state], titles.index(fix.title)))
+    order = {title: place for place, title in enumerate(METRIC_TITLES.values())}
+    return sorted(
+        fixes, key=lambda fix: (_SEVERITY[fix.state], order.get(fix.title, len(order)), fix.title)
+    )
+
+
+Member = tuple[DeviceResult | None, Check]
+
+
+def worst(members: Sequence[Member]) -> Member:
+    """The check of one metric that is furthest off, failures before warnings."""
+    return max(members, key=lambda member: (-severity(member[1]), _excess(member[1])))
 
 
 def _excess(check: Check) -> float:
-    """How far a failing check is off; larger is worse, a killed replay (no limit) is worst."""
+    """How far a failing check is off; larger is worse, a killed replay (no figure) is worst."""
     if check.actual is None or not check.limit:
         return float("inf")
-    ratio = abs(check.actual / check.limit)
-    return 1.0 / max(ratio, 1e-12) if ratio < 1.0 else ratio
+    ratio = max(0.0, check.actual / check.limit)
+    return 1.0 / max(ratio, 1e-12) if check.metric in AT_LEAST else ratio
 
 
-def _names(names: Sequence[str], most: int = 3) -> str:
+def name_list(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many there are more."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def memory_text(device: DeviceResult) -> tuple[str, str]:
-    """Peak against limit, and the share of the limit in words."""
-    memory = device.memory
-    peak = format_bytes(memory.peak_bytes)
-    if memory.outcome == "killed" and memory.limit_bytes is not None:
-        return f"over {format_bytes(memory.limit_bytes)}", f"predicted {peak}"
-    if memory.limit_bytes is None:
-        return f"{peak} of unknown", "limit unknown"
-    text = f"{peak} of {format_bytes(memory.limit_bytes)}"
-    share = memory.peak_bytes / max(1, memory.limit_bytes)
-    return text, f"{format_percent(share)} of the limit"
-
-
-def step_text(device: DeviceResult) -> tuple[str, str]:
-    """Typical step time and its interval, or "not judged" and the reason."""
-    interval = device.latency.step_ms
-    if interval is None:
-        return "not judged", device.latency.not_judged or ""
-    return format_duration(interval.typical / 1e3), format_interval(interval, "ms")
-
-
-def finish_text(device: DeviceResult) -> tuple[str, str]:
-    """Typical time of the whole training and its interval, or "not judged"."""
-    interval = device.latency.finish_s
-    if interval is None:
-        return "not judged", ""
-    return format_duration(interval.typical), format_interval(interval, "s")
 
 
 def replay_text(device: DeviceResult, steps: int) -> tuple[str, str]:

@@ -1,0 +1,133 @@
+"""Workflow commands read by the rules of GitHub's runner (its ActionCommand.TryParseV2)."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from odtpack_runtime.reports.github_report import MOST_MESSAGE, MOST_OF_A_LEVEL, render_github
+from odtpack_runtime.simulator.budgets import judge
+from odtpack_runtime.simulator.result import SimulationResult
+from tests.reports.demo import stored_result
+from tests.reports.hostile import hostile_result
+from tests.simulator.factory import make_result
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    properties: dict[str, str]
+    data: str
+
+
+def unescaped(text: str, pairs: list[tuple[str, str]]) -> str:
+    for escaped, plain in pairs:
+        text = text.replace(escaped, plain)
+    return text
+
+
+DATA = [("%0D", "\r"), ("%0A", "\n"), ("%25", "%")]
+PROPERTY = [("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")]
+
+
+def parse(line: str) -> Command:
+    """As the runner does: ``::name key=value,key=value::data``."""
+    assert line.startswith("::")
+    end = line.index("::", 2)
+    head, data = line[2:end], line[end + 2 :]
+    name, _, rest = head.partition(" ")
+    properties = {}
+    for pair in filter(None, rest.split(",")):
+        key, _, value = pair.partition("=")
+        properties[key] = unescaped(value, PROPERTY)
+    return Command(name, properties, unescaped(data, DATA))
+
+
+def commands(result: SimulationResult) -> list[Command]:
+    text = render_github(result).decode("utf-8")
+    assert text.endswith("\n")
+    return [parse(line) for line in text.split("\n")[:-1]]
+
+
+@pytest.fixture(scope="module")
+def result() -> SimulationResult:
+    return stored_result()
+
+
+def test_levels_places_and_advice(result: SimulationResult) -> None:
+    found = commands(result)
+    assert {command.name for command in found} == {"error", "warning", "notice"}
+    names = [command.name for command in found]
+    assert names == sorted(names, key=["error", "warning", "notice"].index)
+    step = next(c for c in found if c.name == "error" and c.properties["title"].startswith("Step"))
+    assert step.properties["file"] == "budgets.toml"
+    assert step.properties["line"] == "10"
+    assert "Raspberry Pi Zero 2 W (not validated on hardware): estimated at" in step.data
+    assert "Change first: Conv takes 33 % of the step" in step.data
+    assert "2 of 6 devices pass" in [c.properties["title"] for c in found if c.name == "notice"]
+
+
+def test_every_check_that_does_not_pass_is_in_one_annotation(result: SimulationResult) -> None:
+    found = commands(result)
+    levels = {"fail": "error", "warn": "warning"}
+    for device, check in result.all_checks():
+        if check.status == "pass":
+            continue
+        level = (
+            "notice"
+            if check.status == "not judged"
+            else levels["fail" if check.level == "error" else "warn"]
+        )
+        where = f"{device.title} (not validated on hardware): " if device else ""
+        held = [c for c in found if c.name == level and f"{where}{check.message}" in c.data]
+        assert held, (device and device.title, check.metric)
+
+
+def test_the_limits_of_github_are_kept_and_the_rest_is_counted(result: SimulationResult) -> None:
+    device = result.devices[0]
+    check = device.checks[0]
+    checks = [
+        check.model_copy(
+            update={"metric": f"metric_{i:03}", "status": "fail", "level": level, "message": "m"}
+        )
+        for level in ("error", "warn")
+        for i in range(37)
+    ]
+    crowded = result.model_copy(
+        update={"devices": [device.model_copy(update={"checks": checks})], "checks": []}
+    )
+    found = commands(crowded)
+    for level in ("error", "warning"):
+        of_level = [command for command in found if command.name == level]
+        assert len(of_level) == MOST_OF_A_LEVEL == 10
+        assert of_level[-1].properties["title"].startswith("28 more")
+        told = "\n".join(c.properties["title"] + c.data for c in of_level)
+        assert all(f"Metric {i:03}" in told for i in range(37))
+
+
+def test_long_messages_are_cut(result: SimulationResult) -> None:
+    device = result.devices[0]
+    check = device.checks[0].model_copy(update={"status": "fail", "message": "x" * 4000})
+    devices = [device.model_copy(update={"checks": [check]})] * 300
+    found = commands(result.model_copy(update={"devices": devices, "checks": []}))
+    assert max(len(command.data) for command in found) <= MOST_MESSAGE
+    assert max(len(command.properties["title"]) for command in found) <= 255
+
+
+def test_hostile_names_cannot_start_a_command() -> None:
+    text = render_github(hostile_result()).decode("utf-8")
+    lines = text.split("\n")[:-1]
+    assert "\r" not in text
+    for line in lines:
+        command = parse(line)
+        assert command.name in {"error", "warning", "notice"}
+        assert set(command.properties) <= {"file", "line", "title"}
+    errors = [parse(line) for line in lines if line.startswith("::error")]
+    assert any("::error::x%0A" in command.data for command in errors)
+    assert any(command.properties.get("line") == "3" for command in errors)
+
+
+def test_a_passing_result_is_one_notice() -> None:
+    passing = judge(make_result(["google/pixel-8a"]))
+    assert passing.verdict == "pass"
+    assert [command.name for command in commands(passing)] == ["notice"]
+    assert commands(make_result([]))[0].name == "notice"

@@ -1,0 +1,200 @@
+"""What each cell of the device matrix says, and figures as text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odtpack_runtime.reports import device_text, matrix, view
+from odtpack_runtime.reports.campaign_view import interruption_words, missing_figures
+from odtpack_runtime.reports.matrix import TOPICS, Cell
+from odtpack_runtime.reports.plain import clean, location, shortened
+from odtpack_runtime.simulator.result import Check, InterruptionInfo, NotJudged
+from odtpack_runtime.simulator.units import Interval
+from tests.reports.demo import stored_result
+from tests.simulator.factory import make_result
+
+
+def cell(name: str, topic: str) -> Cell:
+    result = stored_result()
+    device = next(device for device in result.devices if device.name == name)
+    return matrix.cells(result, device)[TOPICS.index(topic)]
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "state", "figure", "words"),
+    [
+        ("google/pixel-8a", "Memory", "pass", "338 MB", "within 500 MB"),
+        ("google/pixel-8a", "Metric", "pass", "0.9659", "at least 0.95"),
+        ("samsung/galaxy-a12", "Step", "warn", "140 ms", "over 100 ms"),
+        ("samsung/galaxy-a12", "Finish", "warn", "40.5 s", "may pass 60 s"),
+        ("raspberrypi/zero-2-w", "Step", "fail", "549 ms", "over 150 ms"),
+        ("raspberrypi/zero-2-w", "Memory", "fail", "> 336 MB", "ended there"),
+        ("raspberrypi/zero-2-w", "Metric", None, "ended early", ""),
+        ("raspberrypi/zero-2-w", "Energy", "warn", "657 J", "over 250 J"),
+        ("apple/iphone-12-mini", "Step", "not judged", "not judged", ""),
+    ],
+)
+def test_cells(name: str, topic: str, state: str | None, figure: str, words: str) -> None:
+    found = cell(name, topic)
+    assert (found.state, found.figure, found.words) == (state, figure, words)
+
+
+def test_without_a_budget_a_figure_stands_alone() -> None:
+    result = stored_result(["google/pixel-8a"])
+    device = result.devices[0].model_copy(update={"checks": []})
+    found = matrix.cells(result.model_copy(update={"checks": []}), device)
+    assert {each.state for each in found} == {None}
+    assert {each.words for each in found} == {"no budget"}
+    assert found[TOPICS.index("Step")].figure == "50.5 ms"
+
+
+def test_a_floor_that_is_missed() -> None:
+    result = stored_result(["google/pixel-8a"])
+    checks = [
+        check.model_copy(update={"limit": 0.99, "status": "fail"})
+        if check.metric == "metric_floor"
+        else check
+        for check in result.checks
+    ]
+    found = matrix.cells(result.model_copy(update={"checks": checks}), result.devices[0])
+    assert found[-1].words == "below 0.99"
+
+
+def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
+    result = stored_result(["google/pixel-8a"])
+    device = result.devices[0]
+    written = device.checks[0].model_copy(
+        update={"metric": "written_per_day", "limit": 20e6, "actual": 43e6, "status": "fail"}
+    )
+    bad = device.model_copy(update={"checks": [*device.checks, written]})
+    sessions = matrix.cells(result, bad)[TOPICS.index("Sessions")]
+    assert (sessions.figure, sessions.words) == ("1", "Written per day: over 20 MB")
+    kept = written.model_copy(update={"status": "pass", "limit": 50e6})
+    good = device.model_copy(update={"checks": [kept, *device.checks]})
+    assert matrix.cells(result, good)[TOPICS.index("Sessions")].words == "within 3"
+
+
+def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
+    """A failure before a warning; a figure near its limit before one far below it."""
+    result = stored_result(["google/pixel-8a", "raspberrypi/pi-4", "samsung/galaxy-a12"])
+    base = (
+        result.devices[0]
+        .checks[0]
+        .model_copy(update={"metric": "energy", "unit": "J", "limit": 100.0, "status": "fail"})
+    )
+    for levels, actuals, expected in (
+        (("warn", "warn", "warn"), (28.0, 90.0, 50.0), 1),
+        (("warn", "error", "warn"), (400.0, 120.0, 50.0), 1),
+        (("error", "error", "error"), (120.0, 150.0, 400.0), 2),
+    ):
+        devices = [
+            device.model_copy(
+                update={
+                    "checks": [
+                        base.model_copy(
+                            update={"level": level, "actual": actual, "advice": device.name}
+                        )
+                    ]
+                }
+            )
+            for device, level, actual in zip(result.devices, levels, actuals, strict=True)
+        ]
+        (fix,) = view.first_fixes(result.model_copy(update={"devices": devices, "checks": []}))
+        assert fix.advice == devices[expected].name
+    floor = base.model_copy(update={"metric": "metric_floor", "limit": 0.9})
+    pair = [(None, floor.model_copy(update={"actual": actual})) for actual in (0.8, 0.5)]
+    assert view.worst(pair)[1].actual == 0.5
+
+
+def test_a_metric_without_a_title_is_called_by_its_name() -> None:
+    check = Check(
+        metric="ink_used", limit=1, actual=2, unit="1", level="error", status="fail",
+        message="m", advice="write less",
+    )  # fmt: skip
+    result = stored_result().model_copy(update={"checks": [check]})
+    assert "Ink used" in [row.title for row in view.check_rows(result)]
+    assert "Ink used" in [fix.title for fix in view.first_fixes(result)]
+
+
+def test_the_time_to_finish_is_that_of_the_campaign() -> None:
+    device = stored_result(["google/pixel-8a"]).devices[0]
+    assert device.campaign is not None
+    assert device_text.finish_interval(device) == device.campaign.active_s
+    bare = device.model_copy(update={"campaign": None})
+    assert device_text.sessions(bare) == ("–", "")
+    assert device_text.energy(bare)[0] == "–"
+
+
+def test_reasons_are_grouped_by_what_they_leave_out() -> None:
+    result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
+    reason = NotJudged(figure="days", reason="r")
+    devices = [
+        device.model_copy(
+            update={"campaign": device.campaign.model_copy(update={"not_judged": [reason]})}
+        )
+        for device in result.devices
+        if device.campaign
+    ]
+    (entry,) = missing_figures(result.model_copy(update={"devices": devices}))
+    assert (entry.figures, entry.reason) == ("days", "r")
+    assert entry.devices == "Google Pixel 8a, Raspberry Pi 4 (4 GB)"
+
+
+def test_interruptions_in_words() -> None:
+    info = InterruptionInfo(interruptions=[], save_every=5, saves=3, equal=None, detail="why")
+    assert interruption_words(info) == (
+        "The training was not interrupted; it repeated 0 steps; whether it ended with the same "
+        "weights was not judged. Why."
+    )
+
+
+@given(st.floats(1e-3, 1e9))
+def test_energy_has_three_digits_and_its_unit(value: float) -> None:
+    number, unit = device_text.joules(value).split(" ")
+    factor = {"J": 1.0, "kJ": 1e3, "MJ": 1e6}[unit]
+    assert float(number) * factor == pytest.approx(value, rel=6e-3)
+    assert unit == "MJ" or float(number) < 1000
+
+
+def test_counts_and_ends_in_words() -> None:
+    assert device_text.whole(3.0) == "3"
+    assert device_text.whole(2.5) == "2.5"
+    assert device_text.whole_interval(Interval(low=1, typical=1, high=1)) == "1"
+    assert device_text.joules_interval(Interval(low=20, typical=30, high=40)) == "20.0 to 40.0 J"
+    assert (
+        device_text.joules_interval(Interval(low=200, typical=300, high=4000)) == "200 J to 4.00 kJ"
+    )
+
+
+def test_not_validated_in_words() -> None:
+    result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
+    assert view.not_validated_words(result).startswith("The profiles are not validated")
+    one = result.devices[0].model_copy(update={"validated": True})
+    mixed = result.model_copy(update={"devices": [one, result.devices[1]]})
+    assert view.not_validated_words(mixed).startswith("1 of 2 profiles is not validated")
+    assert view.not_validated_words(make_result([])) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("budgets.toml:12", ("budgets.toml", 12)),
+        ("C:\\ci\\budgets.toml:3", ("C:\\ci\\budgets.toml", 3)),
+        ("budgets.toml", None),
+        (":3", None),
+        ("a:b", None),
+        ("a:1234567890", None),
+        (None, None),
+    ],
+)
+def test_locations(text: str | None, place: tuple[str, int] | None) -> None:
+    assert location(text) == place
+
+
+@given(st.text())
+def test_clean_text_is_one_line_of_printable_characters(text: str) -> None:
+    found = clean(text)
+    assert len(found) == len(text)
+    assert "\n" not in found
+    assert len(shortened(found, 5)) <= 5
+    found.encode("utf-8")
