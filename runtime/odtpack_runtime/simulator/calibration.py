@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from odtpack_runtime.simulator.roofline import Roof
 
 _GEMM_SIZES: Final = (256, 512, 1024)
 _COPY_ELEMENTS: Final = 16 * 2**20  # 64 MiB: several times any cache of a phone
-_GEMM_SECONDS: Final = 0.3
+_SECONDS: Final = 0.3
 _CHAIN: Final = (200, 10)
 """Lengths of two chains of operators: their difference is free of what a run costs."""
 _CHAIN_ELEMENTS: Final = 16
@@ -83,17 +83,31 @@ def calibrate(threads: int) -> Calibration:
 
 def gemm_flops(threads: int) -> float:
     """FLOP/s of a square single-precision matrix product in ONNX Runtime, best of three sizes."""
-    rates = []
-    for size in _GEMM_SIZES:
-        work = _operator("MatMul", [_random((size, size)), _random((size, size))], threads)
-        rates.append(2 * size**3 / min(_seconds(work)))
-    return max(rates)
+    return max(
+        2 * size**3 / min(operator_seconds("MatMul", [(size, size)] * 2, threads))
+        for size in _GEMM_SIZES
+    )
 
 
 def copy_bandwidth(threads: int, elements: int = _COPY_ELEMENTS) -> float:
     """Bytes per second that an elementwise operator in ONNX Runtime reads and writes anew."""
-    values = _random((elements,))
-    return values.nbytes / min(_seconds(_operator("Neg", [values], threads)))
+    return 4 * elements / min(operator_seconds("Neg", [(elements,)], threads))
+
+
+def operator_seconds(
+    op_type: str, shapes: Sequence[tuple[int, ...]], threads: int, seconds: float = _SECONDS
+) -> list[float]:
+    """Durations of one operator on float32 tensors, run again and again.
+
+    Args:
+        op_type: An operator whose result has the shape of its last input.
+        shapes: Of its inputs.
+        threads: Intra-operator threads.
+        seconds: Time that it may take; five runs are made in any case.
+    """
+    names = [f"input{index}" for index in range(len(shapes))]
+    feeds = {name: _random(shape) for name, shape in zip(names, shapes, strict=True)}
+    return list(_seconds(_session([(op_type, names, "output")], feeds, threads), seconds))
 
 
 def runtime_costs() -> tuple[float, float]:
@@ -130,13 +144,6 @@ def clock_hz() -> float | None:
 
 def _random(shape: tuple[int, ...]) -> Array:
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-
-
-def _operator(op_type: str, inputs: list[Array], threads: int) -> Callable[[], object]:
-    """One operator whose result has the shape of its last input."""
-    names = [f"input{index}" for index in range(len(inputs))]
-    feeds = dict(zip(names, inputs, strict=True))
-    return _session([(op_type, names, "output")], feeds, threads)
 
 
 def _chain(length: int, profile: Path | None = None) -> Callable[[], object]:
@@ -195,9 +202,9 @@ def _median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(itertools.islice(_seconds(work), 2, None))
 
 
-def _seconds(work: Callable[[], object]) -> Iterator[float]:
-    """Durations of five calls, and of more while the calibration's time lasts."""
-    end = time.perf_counter() + _GEMM_SECONDS
+def _seconds(work: Callable[[], object], seconds: float = _SECONDS) -> Iterator[float]:
+    """Durations of five calls, and of more while the time lasts."""
+    end = time.perf_counter() + seconds
     for count in range(200):
         start = time.perf_counter()
         if count >= 5 and start > end:

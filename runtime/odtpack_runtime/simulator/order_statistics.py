@@ -49,7 +49,7 @@ def quantile_interval(
     for k in range(count):
         below += math.comb(count, k) * share**k * (1 - share) ** (count - k)
         if below <= tail:
-            low = min(k + 1, count - 1)
+            low = k
         if below >= 1 - tail:
             high = k
             break
