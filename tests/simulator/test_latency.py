@@ -95,11 +95,16 @@ class TestHost:
     def test_a_profile_that_adds_more_than_was_known(self) -> None:
         """Operators sum to the step; each run loses the same, so that long ones keep theirs."""
         rows = [row("Gemm", 1, 8.0, 400e6, 4e6), row("Slice", 1000, 6.0, None, 1e6)]
-        host = timing(operators=rows)
+        host = timing(operators=rows, calibration={"profile_us": 2.0})
         times = {cost.op_type: cost.total_ms / 2 for cost in host.operators()}
         added = 4 / 1001
         assert times == pytest.approx({"Gemm": 8 - added, "Slice": 6 - 1000 * added})
         assert host.rest_ms == pytest.approx(0, abs=1e-9)
+
+    def test_a_profile_that_was_slowed_down_as_a_whole(self) -> None:
+        rows = [row("Gemm", 1, 15.0, 400e6, 4e6), row("Mul", 1, 10.0, None, 1e6)]
+        host = timing(operators=rows, calibration={"profile_us": 1.0})
+        assert [group.ms for group in host.groups] == pytest.approx([6, 4], rel=1e-3)
 
     def test_a_step_shorter_than_the_runtime_can_be(self) -> None:
         host = timing(operators=[row("Slice", 1000, 6.0, None, 1e6)], steps_ms=[0.1] * 9)
