@@ -10,6 +10,7 @@ predicted the steps of the others:
   holds for another process at all: the floor of all errors.
 - ``batch``: another batch size, one thread. Of the other size only the shapes are
   known here, from a profile whose times are thrown away.
+- ``between``: a batch size between two that are calibrated, the largest and the smallest.
 - ``threads``: two threads, the same batch size.
 
 They take turns within a fraction of a second, round by round, so that a machine
@@ -35,17 +36,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.fidelity.latency_prediction import Curves, Node, scaled_step
+from benchmarks.fidelity.latency_prediction import Curves, Node, scaled_step, step_between
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.operator_work import Work
 
-Group = Literal["process", "batch", "threads"]
-GROUPS: tuple[Group, ...] = ("process", "batch", "threads")
+Group = Literal["process", "batch", "between", "threads"]
+GROUPS: tuple[Group, ...] = ("process", "batch", "between", "threads")
 Clock = Literal["wall", "processor"]
 Steps = Sequence[tuple[float, float]]
 WORKER = Path(__file__).with_name("latency_worker.py")
@@ -57,7 +58,7 @@ INTERRUPTED = 1.02
 class Effort:
     """Rounds per model, seconds of steps in a turn, and of each calibrated size."""
 
-    rounds: int = 6
+    rounds: int = 5
     seconds: float = 0.12
     scaling: float = 0.004
     profiled: int = 12
@@ -124,76 +125,95 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
     """Calibrate and predict one model's steps, and measure them."""
     largest, smallest = max(built.case.batches), min(built.case.batches)
     middle = max(1, round((largest * smallest) ** 0.5))
-    kinds: dict[str, tuple[Group, int, int]] = {
-        "twin": ("process", largest, 1),
-        "middle": ("batch", middle, 1),
-        "small": ("batch", smallest, 1),
-        "two": ("threads", largest, 2),
+    configurations = {
+        "calibrated": (largest, 1),
+        "twin": (largest, 1),
+        "middle": (middle, 1),
+        "small": (smallest, 1),
+        "two": (largest, 2),
     }
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="odtpack-bench-")))
-
-        def start(name: str, batch_size: int, threads: int) -> Process:
+        processes: dict[str, Process] = {}
+        for name, (batch_size, threads) in configurations.items():
             place = folder / name
             place.mkdir()
             job = built.job(place, batch_size, threads, task="time")
-            return stack.enter_context(Process(job))
-
-        calibrated = start("calibrated", largest, 1)
-        others = {name: start(name, size, count) for name, (_, size, count) in kinds.items()}
-        costs = calibrated.ask("costs")
-        nodes = [
-            Node(op_type, us, Work(flops, moved))
-            for op_type, flops, moved, us in calibrated.ask("nodes", steps=effort.profiled)["nodes"]
-        ]
-        works = {"calibrated": [node.work for node in nodes]}
-        for name in ("middle", "small"):
-            rows = others[name].ask("nodes", steps=1)["nodes"]
-            works[name] = [Work(flops, moved) for _, flops, moved, _ in rows]
-            if len(rows) != len(nodes):
-                raise RuntimeError(f"{built.case.name} runs other nodes at another batch size")
-        rounds = [_round(calibrated, others, effort) for _ in range(effort.rounds)]
-    scaling = {
-        1: Curves.best([turns["calibrated"] for turns in rounds], costs["node_us"]),
-        2: Curves.best([turns["two"] for turns in rounds], costs["node_us"]),
-    }
-    drift = _drift([turns["calibrated"] for turns in rounds])
-    compared = []
-    for name, (group, batch_size, threads) in kinds.items():
-        pairs = [(turns["calibrated"]["steps"], turns[name]["steps"]) for turns in rounds]
-        clock = which_clock([step for pair in pairs for steps in pair for step in steps])
-        predictions = [
-            scaled_step(
-                nodes,
-                statistics.median(times(here, clock) or [wall for wall, _ in here]),
-                (costs["node_us"], costs["profile_us"]),
-                scaling[1],
-                scaling[threads],
-                works.get(name, works["calibrated"]),
+            processes[name] = stack.enter_context(Process(job))
+        for process in processes.values():
+            process.wait_until_ready()
+        costs = processes["calibrated"].ask("costs")
+        nodes = {
+            name: [
+                Node(op_type, us, Work(flops, moved))
+                for op_type, flops, moved, us in processes[name].ask("nodes", steps=steps)["nodes"]
+            ]
+            for name, steps in (
+                ("calibrated", effort.profiled),
+                ("small", effort.profiled),
+                ("middle", 1),
             )
-            for here, _ in pairs
-        ]
-        compared.append(
+        }
+        if len(set(map(len, nodes.values()))) > 1:
+            raise RuntimeError(f"{built.case.name} runs other nodes at another batch size")
+        rounds = [_round(processes, effort) for _ in range(effort.rounds)]
+    prediction = Prediction(nodes, (costs["node_us"], costs["profile_us"]), rounds)
+    questions: tuple[tuple[Group, str], ...] = (
+        ("process", "twin"),
+        ("batch", "middle"),
+        ("batch", "small"),
+        ("between", "middle"),
+        ("threads", "two"),
+    )
+    rows = []
+    for group, name in questions:
+        clock = which_clock(
+            step for turns in rounds for who in ("calibrated", name) for step in turns[who]["steps"]
+        )
+        rows.append(
             compare(
-                (built.case.name, group, batch_size, threads, clock),
-                predictions,
-                [there for _, there in pairs],
-                drift,
+                (built.case.name, group, *configurations[name], clock),
+                [prediction.of(group, name, turns, clock) for turns in rounds],
+                [turns[name]["steps"] for turns in rounds],
+                _drift([turns["calibrated"] for turns in rounds]),
             )
         )
-    return compared
+    return rows
 
 
-def _round(calibrated: Process, others: dict[str, Process], effort: Effort) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What predicts the steps of a model: the nodes by process, the costs, all rounds."""
+
+    nodes: dict[str, list[Node]]
+    costs: tuple[float, float]
+    rounds: list[dict[str, Any]]
+
+    def of(self, group: Group, name: str, turns: dict[str, Any], clock: Clock) -> float:
+        """Milliseconds of a step of process ``name`` in one round."""
+        large = (self.nodes["calibrated"], _typical(turns["calibrated"]["steps"], clock))
+        works = [node.work for node in self.nodes.get(name, self.nodes["calibrated"])]
+        here = self._curves("calibrated")
+        if group == "between":
+            small = (self.nodes["small"], _typical(turns["small"]["steps"], clock))
+            return step_between(small, large, self.costs, here, works)
+        there = self._curves("two") if group == "threads" else here
+        return scaled_step(*large, self.costs, here, there, works)
+
+    def _curves(self, name: str) -> Curves:
+        return Curves.best([turns[name] for turns in self.rounds], self.costs[0])
+
+
+def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:
     """A turn of each; the calibrated process has one before and one after the others."""
-    before = calibrated.ask("steps", seconds=effort.seconds)["steps"]
-    turns: dict[str, Any] = {"calibrated": calibrated.ask("scaling", seconds=effort.scaling)}
-    for name, process in others.items():
-        turns[name] = process.ask("steps", seconds=effort.seconds)
-        if name == "two":
-            turns[name] |= process.ask("scaling", seconds=effort.scaling)
-    after = calibrated.ask("steps", seconds=effort.seconds)["steps"]
-    turns["calibrated"]["steps"] = [*before, *after]
+    turns: dict[str, Any] = {
+        name: process.ask("steps", seconds=effort.seconds) for name, process in processes.items()
+    }
+    for name in ("two", "calibrated"):
+        turns[name] |= processes[name].ask("scaling", seconds=effort.scaling)
+    turns["calibrated"]["steps"] += processes["calibrated"].ask("steps", seconds=effort.seconds)[
+        "steps"
+    ]
     return turns
 
 
@@ -239,9 +259,10 @@ def waited(step: tuple[float, float]) -> bool:
     return step[0] > INTERRUPTED * step[1]
 
 
-def which_clock(steps: Steps) -> Clock:
+def which_clock(steps: Iterable[tuple[float, float]]) -> Clock:
     """The wall clock, unless more than half of the steps waited for the processor."""
-    return "processor" if 2 * sum(map(waited, steps)) > len(steps) else "wall"
+    waiting = [waited(step) for step in steps]
+    return "processor" if 2 * sum(waiting) > len(waiting) else "wall"
 
 
 def times(steps: Steps, clock: Clock) -> list[float]:
@@ -316,8 +337,11 @@ class Process:
         )
 
     def __enter__(self) -> Process:
-        self._answer()
         return self
+
+    def wait_until_ready(self) -> None:
+        """Wait for it to have loaded its package."""
+        self._answer()
 
     def __exit__(self, *_: object) -> None:
         with self._process:
@@ -341,6 +365,10 @@ class Process:
             raise RuntimeError(f"a worker ended with exit code {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _typical(steps: Steps, clock: Clock) -> float:
+    return statistics.median(times(steps, clock) or [wall for wall, _ in steps])
 
 
 def _drift(turns: Sequence[dict[str, Any]]) -> float:

@@ -16,7 +16,13 @@ from benchmarks.fidelity.latency import (
     times,
     which_clock,
 )
-from benchmarks.fidelity.latency_prediction import Curves, Node, rate, scaled_step
+from benchmarks.fidelity.latency_prediction import (
+    Curves,
+    Node,
+    rate,
+    scaled_step,
+    step_between,
+)
 from odtpack_runtime.simulator.operator_work import Work
 
 FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])
@@ -81,6 +87,28 @@ class TestScaling:
         double = Work(400e6, 2e6)
         found = scaled_step([node], 0.01, (2.0, 0.0), FLAT, FLAT, [double])
         assert found == pytest.approx(0.002 + 2 * 0.008)
+
+
+class TestBetween:
+    def test_linear_in_the_work_through_both_sizes(self) -> None:
+        """A node of 1 ms + 1 ms per 100 MFLOP, one that is always the same, a rest of 2 ms."""
+
+        def nodes(mflops: float) -> list[Node]:
+            product = Node("Gemm", 1000 + 10 * mflops, Work(1e6 * mflops, 1e3))
+            return [product, Node("Mul", 500.0, Work(None, 1e5))]
+
+        works = [node.work for node in nodes(150)]
+        small, large = (nodes(100), 4.5), (nodes(400), 7.5)
+        found = step_between(small, large, (0.0, 0.0), FLAT, works)
+        assert found == pytest.approx(2 + 1 + 1.5 + 0.5)
+
+    def test_ends_at_the_calibrated_steps(self) -> None:
+        small = ([Node("Conv", 900.0, Work(1e8, 1e3))], 1.3)
+        large = ([Node("Conv", 1900.0, Work(3e8, 1e3))], 2.3)
+        for nodes, step_ms in (small, large):
+            works = [node.work for node in nodes]
+            found = step_between(small, large, (0.5, 0.0), FLAT, works)
+            assert found == pytest.approx(step_ms)
 
 
 class TestComparing:
