@@ -2,132 +2,354 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
-from odtpack_runtime.simulator.latency import (
-    COMPUTE_BOUND,
-    SMALL,
-    HostTiming,
-    carry,
-    measure_host,
-    operator_class,
-)
-from odtpack_runtime.simulator.profile import list_profiles, load_profile
+from odtpack_runtime.simulator.latency import HostTiming, carry, measure_host
+from odtpack_runtime.simulator.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_runtime.simulator.result import DeviceLatency, HostLatency
 from odtpack_runtime.simulator.units import Interval
 from tests.simulator.packages import Case, make_profile
+from tests.simulator.timings import GIGA, row, timing
 
-GIGA = 1e9
-
-
-def timing(**changes: Any) -> HostTiming:
-    """Ten milliseconds: 5 of products, 3 of elementwise work, 1 of small operators, 1 outside."""
-    message = {
-        "first_step_ms": 30.0,
-        "steps_ms": [10.0] * 11,
-        "profiled_steps": 2,
-        "operators": [
-            {"op_type": "Reshape", "calls": 4, "total_ms": 2.0},
-            {"op_type": "Gemm", "calls": 4, "total_ms": 10.0},
-            {"op_type": "Mul", "calls": 6, "total_ms": 6.0},
-        ],
-        "gemm_flops": 100 * GIGA,
-        "copy_bandwidth": 10 * GIGA,
-    }
-    return HostTiming.from_message(message | changes)
+INTERVALS = (
+    *("step_ms", "p90_ms", "first_step_ms", "session_creation_ms"),
+    *("checkpoint_load_ms", "checkpoint_save_ms"),
+)
 
 
-def test_operators_by_time() -> None:
-    host = timing()
-    assert [cost.op_type for cost in host.operators] == ["Gemm", "Mul", "Reshape"]
-    assert [cost.operator_class for cost in host.operators] == ["compute", "memory", "other"]
-    assert sum(cost.share for cost in host.operators) == pytest.approx(1)
+def changed(device: DeviceProfile, **sections: dict[str, object]) -> DeviceProfile:
+    """The profile with other figures: ``cpu={"fp32_peak": {...}}``."""
+    content = device.model_dump(mode="json", exclude_none=True)
+    for section, figures in sections.items():
+        content[section] = content.get(section, {}) | figures
+    return DeviceProfile.model_validate(content)
 
 
-def test_classes_sum_to_the_step() -> None:
-    assert timing().class_ms() == pytest.approx({"compute": 5, "memory": 3, "other": 2})
+def figure(value: float, unit: str, **more: object) -> dict[str, object]:
+    return {"value": value, "unit": unit, "kind": "assumed", "source": "made up", **more}
 
 
-def test_a_profile_that_slows_down_is_scaled_to_the_step() -> None:
-    times = timing(steps_ms=[4.5] * 3).class_ms()
-    assert times == pytest.approx({"compute": 2.5, "memory": 1.5, "other": 0.5})
+def cluster(cores: int, clock: float, peak: float | None = None) -> dict[str, object]:
+    made = {"core": "X", "cores": figure(cores, "cores"), "clock": figure(clock, "GHz")}
+    return made | ({"fp32_peak": figure(peak, "GFLOPS", threads=cores)} if peak else {})
 
 
-def test_carried_step() -> None:
-    """Device: 40 GFLOPS at 25, 50 or 60 %; 2, 4 or 8 GB/s. Here: 100 GFLOPS and 10 GB/s."""
-    latency = carry(timing(), make_profile("device", 10**9), steps=101)
-    compute = Interval(low=100 / 24, typical=100 / 20, high=100 / 10)
-    memory = Interval(low=10 / 8, typical=10 / 4, high=10 / 2)
-    assert latency.step_ms is not None
-    assert latency.step_ms.typical == pytest.approx(
-        5 * compute.typical + 3 * memory.typical + 2 * (compute.typical * memory.typical) ** 0.5
+@pytest.fixture
+def device() -> DeviceProfile:
+    """40 GFLOPS at 25, 50 or 60 % with 4 threads; copies 2, 4 or 8 GB/s; storage as a phone's."""
+    return changed(
+        make_profile("device", 10**9),
+        cpu={"clusters": [cluster(4, 1.0)]},
+        storage={"read": figure(400, "MB/s"), "write": figure(100, "MB/s", low=50, high=200)},
     )
-    assert latency.step_ms.low == pytest.approx(5 * compute.low + 3 * memory.low + 2 * memory.low)
-    assert latency.step_ms.high == pytest.approx(
-        5 * compute.high + 3 * memory.high + 2 * compute.high
-    )
-    # A hundred steps and a first one of three; 80 % of the burst rate, between 50 and 100.
-    assert latency.finish_s is not None
-    assert latency.finish_s.typical == pytest.approx(latency.step_ms.typical * 103 / 1e3 / 0.8)
-    assert latency.finish_s.low == pytest.approx(latency.step_ms.low * 103 / 1e3)
-    assert latency.finish_s.high == pytest.approx(latency.step_ms.high * 103 / 1e3 / 0.5)
-    assert latency.not_judged is None
-    assert "100 GFLOPS" in latency.basis
-    assert "with 4 threads" in latency.basis
 
 
-def test_spread_of_the_steps_widens_the_interval() -> None:
-    device = make_profile("device", None)
-    steady = carry(timing(), device, steps=10).step_ms
-    spread = carry(timing(steps_ms=list(np.linspace(5, 15, 11))), device, steps=10).step_ms
-    assert steady is not None
-    assert spread is not None
-    assert spread.typical == pytest.approx(steady.typical)
-    assert spread.low == pytest.approx(0.6 * steady.low)
-    assert spread.high == pytest.approx(1.4 * steady.high)
-
-
-def test_same_machine_gives_the_same_time() -> None:
-    """A device with the rates of this machine takes as long as this machine."""
-    host = timing(gemm_flops=20 * GIGA, copy_bandwidth=4 * GIGA)
-    latency = carry(host, make_profile("twin", None), steps=1)
+def step(latency: DeviceLatency) -> Interval:
     assert latency.step_ms is not None
-    assert latency.step_ms.typical == pytest.approx(10)
+    return latency.step_ms
 
 
-def test_one_step_only() -> None:
-    host = timing(steps_ms=[])
-    assert host.median_ms == 30
-    assert host.spread() == (1, 1)
+class TestHost:
+    def test_operators_by_time(self) -> None:
+        costs = timing().operators()
+        assert [cost.op_type for cost in costs] == ["Gemm", "Mul", "Reshape"]
+        assert [cost.operator_class for cost in costs] == ["compute", "memory", "other"]
+        assert [cost.calls for cost in costs] == [8, 12, 8]  # of both profiled steps
+        assert [cost.total_ms for cost in costs] == pytest.approx([10, 6, 2])
+        assert [cost.flops for cost in costs] == [800e6, None, None]
+        assert [cost.moved_bytes for cost in costs] == [8e6, 60e6, 0]
+        assert sum(cost.share for cost in costs) == pytest.approx(1)
+
+    def test_one_operator_may_be_of_two_classes(self) -> None:
+        """A Gemm with a single row reads its weights for two operations per element."""
+        rows = [row("Gemm", 1, 2.0, 400e6, 4e6), row("Gemm", 1, 1.0, 20e6, 40e6)]
+        costs = timing(operators=rows).operators()
+        assert [(c.op_type, c.operator_class) for c in costs] == [
+            ("Gemm", "compute"),
+            ("Gemm", "memory"),
+        ]
+
+    def test_classes_sum_to_the_step(self) -> None:
+        assert timing().class_ms() == pytest.approx({"compute": 5, "memory": 3, "other": 2})
+        assert timing().rest_ms == pytest.approx(1)
+
+    def test_what_the_profile_adds_is_taken_away(self) -> None:
+        rows = [row("Gemm", 2, 4.0, 400e6, 4e6), row("Reshape", 100, 0.4, None, 0)]
+        host = timing(operators=rows, calibration={"profile_us": 3.0})
+        times = {cost.op_type: cost.total_ms / 2 for cost in host.operators()}
+        # Two runs less 3 µs each; a hundred of 4 µs have 1 µs left.
+        assert times == pytest.approx({"Gemm": 4 - 0.006, "Reshape": 0.1})
+
+    def test_never_less_than_the_runtime_takes_itself(self) -> None:
+        rows = [row("Reshape", 100, 0.3, None, 0)]
+        host = timing(operators=rows, calibration={"profile_us": 3.0})
+        assert host.groups[0].ms == pytest.approx(100 * 0.5 / 1e3)
+
+    def test_a_profile_that_adds_more_than_was_known(self) -> None:
+        """Operators sum to the step; each run loses the same, so that long ones keep theirs."""
+        rows = [row("Gemm", 1, 8.0, 400e6, 4e6), row("Slice", 1000, 6.0, None, 1e6)]
+        host = timing(operators=rows, calibration={"profile_us": 2.0})
+        times = {cost.op_type: cost.total_ms / 2 for cost in host.operators()}
+        added = 4 / 1001
+        assert times == pytest.approx({"Gemm": 8 - added, "Slice": 6 - 1000 * added})
+        assert host.rest_ms == pytest.approx(0, abs=1e-9)
+
+    def test_a_profile_that_was_slowed_down_as_a_whole(self) -> None:
+        rows = [row("Gemm", 1, 15.0, 400e6, 4e6), row("Mul", 1, 10.0, None, 1e6)]
+        host = timing(operators=rows, calibration={"profile_us": 1.0})
+        assert [group.ms for group in host.groups] == pytest.approx([6, 4], rel=1e-3)
+
+    def test_a_step_shorter_than_the_runtime_can_be(self) -> None:
+        host = timing(operators=[row("Slice", 1000, 6.0, None, 1e6)], steps_ms=[0.1] * 9)
+        assert sum(host.class_ms().values()) == pytest.approx(0.1)
+
+    def test_as_a_result_stores_it(self) -> None:
+        found = timing(steps_ms=list(np.arange(1.0, 41.0))).host_latency()
+        assert found.p50_ms == Interval(low=14, typical=20.5, high=27)  # B(40, 1/2): 13 to 27
+        assert found.p90_ms is not None
+        assert found.p90_ms.typical == pytest.approx(36.1)
+        assert found.session_creation_ms == 50
+        assert (found.checkpoint_load_ms, found.checkpoint_save_ms) == (5, 20)
+        assert found.checkpoint_bytes == 12_000_000
+        assert HostLatency.model_validate_json(found.model_dump_json()) == found
+
+    def test_one_step_only(self) -> None:
+        host = timing(steps_ms=[])
+        assert host.median_ms == 30
+        assert host.quantile_ms(0.9) == Interval(low=30, typical=30, high=30)
 
 
-def test_unknown_rates_are_not_judged() -> None:
-    latency = carry(timing(), make_profile("silent", None, rates=False), steps=10)
-    assert latency.step_ms is None
-    assert latency.finish_s is None
-    assert latency.not_judged == "the profile gives no matrix rate and no memory bandwidth"
+class TestCarrying:
+    def test_by_hand(self, device: DeviceProfile) -> None:
+        """Products at 20 GFLOPS are 5 times slower, copies at 4 GB/s 2.5 times.
 
+        One core makes 5 GFLOPS here: its ratio lies between 2.5 and 20, the copies' ratio
+        and that of products by one thread.
+        """
+        latency = carry(timing(), device, steps=101)
+        core = math.sqrt(2.5 * 20)
+        assert step(latency).typical == pytest.approx(5 * 5 + 3 * 2.5 + 2 * core)
+        # 80 % of the products' time is explained by their roof, half of the elementwise time.
+        assert step(latency).low == pytest.approx(
+            5 * (0.8 * 100 / 24 + 0.2 * 2.5) + 3 * (0.5 * 1.25 + 0.5 * 1.25) + 2 * 2.5
+        )
+        assert step(latency).high == pytest.approx(
+            5 * (0.8 * 10 + 0.2 * 20) + 3 * (0.5 * 5 + 0.5 * 20) + 2 * 20
+        )
+        assert latency.threads == 4
+        assert latency.not_judged is None
+        assert "100 GFLOPS" in latency.basis
+        assert "with 4 threads" in latency.basis
 
-@pytest.mark.parametrize("name", list_profiles())
-def test_shipped_profiles(name: str) -> None:
-    """Every shipped profile gives an interval with a basis, or the reason why not."""
-    latency = carry(timing(), load_profile(name), steps=10)
-    assert (latency.step_ms is None) == bool(latency.not_judged)
-    if latency.step_ms is not None:
-        assert latency.step_ms.low < latency.step_ms.typical < latency.step_ms.high
+    def test_classes_sum_to_the_step(self, device: DeviceProfile) -> None:
+        latency = carry(timing(), device, steps=2)
+        assert [part.operator_class for part in latency.by_class] == ["compute", "memory", "other"]
+        assert [part.host_ms for part in latency.by_class] == pytest.approx([5, 3, 2])
+        for end in ("low", "typical", "high"):
+            total = sum(getattr(part.device_ms, end) for part in latency.by_class)
+            assert total == pytest.approx(getattr(latency.step_ms, end))
+
+    def test_an_operator_may_change_sides(self, device: DeviceProfile) -> None:
+        """Bound by arithmetic here, by memory there: it takes as long as the slower roof says."""
+        host = timing(operators=[row("Conv", 1, 10.0, 400e6, 60e6)])
+        assert host.groups[0].operator_class == "compute"
+        fast = changed(
+            device,
+            cpu={"fp32_gemm": figure(1000, "GFLOPS", threads=4)},
+            memory={"bandwidth": figure(1, "GB/s")},
+        )
+        # Here 4 ms of arithmetic, in 10; there 30 ms of traffic.
+        assert step(carry(host, fast, steps=1)).typical == pytest.approx(10 * 30 / 4)
+
+    def test_products_whose_arithmetic_is_unknown(self, device: DeviceProfile) -> None:
+        host = timing(operators=[row("Einsum", 1, 10.0, None, 1e9)])
+        assert step(carry(host, device, steps=1)).typical == pytest.approx(10 * 5)
+
+    def test_clocks_bound_the_small_operators(self, device: DeviceProfile) -> None:
+        host = timing(operators=[row("Shape", 10, 10.0, None, 0)], calibration={"clock_hz": 3e9})
+        found = step(carry(host, device, steps=1))
+        assert found.low == pytest.approx(10 * 3)
+        assert found.typical == pytest.approx(10 * math.sqrt(3 * 20))
+        assert found.high == pytest.approx(10 * 20)
+
+    def test_quantiles(self, device: DeviceProfile) -> None:
+        steady = carry(timing(), device, steps=10)
+        host = timing(steps_ms=[9.0, *[10.0] * 30, *[16.0] * 9])
+        spread = carry(host, device, steps=10)
+        assert steady.p90_ms == steady.step_ms
+        assert spread.p90_ms is not None
+        assert spread.p90_ms.typical == pytest.approx(1.6 * step(spread).typical)
+        assert spread.p90_ms.low >= step(spread).low
+        assert step(spread).typical == pytest.approx(step(steady).typical)
+
+    def test_the_median_is_an_interval_of_its_own(self, device: DeviceProfile) -> None:
+        certain = step(carry(timing(steps_ms=[10.0] * 11), device, steps=2))
+        steps = [8.0] * 5 + [10.0] + [14.0] * 5  # the interval spans all that far
+        vague = step(carry(timing(steps_ms=steps), device, steps=2))
+        assert vague.typical == pytest.approx(certain.typical)
+        assert vague.low == pytest.approx(0.8 * certain.low)
+        assert vague.high == pytest.approx(1.4 * certain.high)
+
+    def test_the_first_step_apart(self, device: DeviceProfile) -> None:
+        """Twenty milliseconds more here, which memory and the runtime may have taken."""
+        latency = carry(timing(), device, steps=10)
+        assert latency.first_step_ms is not None
+        extra = 20 * math.sqrt(2.5 * math.sqrt(2.5 * 20))
+        assert latency.first_step_ms.typical == pytest.approx(step(latency).typical + extra)
+        assert latency.first_step_ms.low == pytest.approx(step(latency).low + 20 * 1.25)
+        early = carry(timing(first_step_ms=7.0), device, steps=10)
+        assert early.first_step_ms == early.step_ms
+
+    def test_storage(self, device: DeviceProfile) -> None:
+        latency = carry(timing(), device, steps=10)
+        core = math.sqrt(2.5 * 20)
+        assert latency.session_creation_ms is not None
+        assert latency.session_creation_ms.typical == pytest.approx(40 * core + 1.5)
+        both = math.sqrt(2.5 * core)
+        assert latency.checkpoint_load_ms is not None
+        assert latency.checkpoint_load_ms.typical == pytest.approx(30 + 2 * both)
+        assert latency.checkpoint_save_ms is not None
+        assert latency.checkpoint_save_ms.typical == pytest.approx(120 + 3 * both)
+        assert latency.checkpoint_save_ms.low == pytest.approx(60 + 3 * 1.25)
+        assert latency.checkpoint_save_ms.high == pytest.approx(240 + 3 * 20)
+
+    def test_unknown_storage(self) -> None:
+        latency = carry(timing(), make_profile("device", None), steps=10)
+        assert latency.checkpoint_load_ms is None
+        assert latency.checkpoint_save_ms is None
+        assert latency.session_creation_ms is not None
+        assert "storage unknown" in latency.basis
+
+    def test_unknown_rates_are_not_judged(self) -> None:
+        latency = carry(timing(), make_profile("silent", None, rates=False), steps=10)
+        assert latency.step_ms is None
+        assert latency.by_class == []
+        assert latency.not_judged == "the profile gives no matrix rate and no memory bandwidth"
+
+    def test_time_to_finish(self, device: DeviceProfile) -> None:
+        """A hundred steps and a first one of three; 80 % of the burst rate, from 50 to 100."""
+        latency = carry(timing(), device, steps=101)
         assert latency.finish_s is not None
+        assert latency.finish_s.typical == pytest.approx(step(latency).typical * 0.103 / 0.8)
+        assert latency.finish_s.high == pytest.approx(step(latency).high * 0.103 / 0.5)
 
 
-def test_classes_do_not_overlap() -> None:
-    assert not COMPUTE_BOUND & SMALL
-    assert operator_class("Conv") == "compute"
-    assert operator_class("ReduceSum") == "memory"
-    assert operator_class("Shape") == "other"
+class TestThreads:
+    def test_as_many_as_the_profile_suggests(self, device: DeviceProfile) -> None:
+        """Two of four equal cores make half the rate."""
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        two = changed(device, cpu={"training_threads": figure(2, "cores")})
+        latency = carry(host, two, steps=1)
+        assert latency.threads == 2
+        assert step(latency).typical == pytest.approx(
+            2 * step(carry(host, device, steps=1)).typical
+        )
+
+    def test_on_the_fastest_cores(self, device: DeviceProfile) -> None:
+        """Two big cores of 15 GFLOPS, two small ones of 5: two threads keep three quarters."""
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        clusters = [cluster(2, 1.8, 10), cluster(2, 2.2, 30)]
+        both = changed(device, cpu={"clusters": clusters})
+        two = changed(both, cpu={"training_threads": figure(2, "cores")})
+        assert step(carry(host, two, steps=1)).typical == pytest.approx(
+            step(carry(host, both, steps=1)).typical * 4 / 3
+        )
+
+    def test_by_the_clock_where_peaks_are_unknown(self, device: DeviceProfile) -> None:
+        """The big cores' share is between what their clock says and all."""
+        host = timing(operators=[row("Conv", 1, 10.0, 800e6, 4e6)])  # reaches 80 % of the roof
+        both = changed(device, cpu={"clusters": [cluster(2, 1.0), cluster(2, 3.0)]})
+        two = changed(both, cpu={"training_threads": figure(2, "cores")})
+        four, found = (step(carry(host, profile, steps=1)) for profile in (both, two))
+        assert found.typical == pytest.approx(four.typical / math.sqrt(0.75))
+        assert found.low == pytest.approx(four.low)
+        assert found.high > four.high
+
+    def test_without_clusters(self) -> None:
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        plain = make_profile("plain", None)
+        one = changed(plain, cpu={"training_threads": figure(1, "cores")})
+        four, found = (step(carry(host, profile, steps=1)) for profile in (plain, one))
+        assert found.typical == pytest.approx(four.typical * 2)  # between 1 and 4
+
+
+class TestProperties:
+    def scaled(self, device: DeviceProfile, factor: float, *only: str) -> DeviceProfile:
+        """The device with some of its rates (all by default) times a factor."""
+        content = device.model_dump(mode="json", exclude_none=True)
+        places = {
+            "peak": content["cpu"]["fp32_peak"],
+            "clock": content["cpu"]["clusters"][0]["clock"],
+            "copy": content["memory"]["bandwidth"],
+            "read": content["storage"]["read"],
+            "write": content["storage"]["write"],
+        }
+        for name in only or places:
+            for end in ("low", "value", "high"):
+                if end in places[name]:
+                    places[name][end] *= factor
+        return DeviceProfile.model_validate(content)
+
+    @pytest.mark.parametrize("clock", [None, 3e9])
+    def test_twice_as_fast_in_everything_takes_half(
+        self, device: DeviceProfile, clock: float | None
+    ) -> None:
+        host = timing(calibration={"clock_hz": clock})
+        slow, fast = carry(host, device, steps=7), carry(host, self.scaled(device, 2), steps=7)
+        for name in INTERVALS:
+            one, other = getattr(slow, name), getattr(fast, name)
+            for end in ("low", "typical", "high"):
+                assert getattr(other, end) == pytest.approx(getattr(one, end) / 2), name
+
+    @pytest.mark.parametrize("rate", ["peak", "clock", "copy", "read", "write"])
+    @pytest.mark.parametrize("clock", [None, 3e9])
+    def test_a_faster_device_is_never_slower(
+        self, device: DeviceProfile, rate: str, clock: float | None
+    ) -> None:
+        host = timing(calibration={"clock_hz": clock})
+        before = carry(host, device, steps=7)
+        for factor in (1.01, 1.5, 4, 50):
+            after = carry(host, self.scaled(device, factor, rate), steps=7)
+            for name in INTERVALS:
+                one, other = getattr(before, name), getattr(after, name)
+                for end in ("low", "typical", "high"):
+                    assert getattr(other, end) <= getattr(one, end) * (1 + 1e-12), (name, end)
+            before = after
+
+    def test_same_machine_gives_the_same_time(self) -> None:
+        """A device with one core at the rates of this machine takes as long as this machine."""
+        twin = changed(
+            make_profile("twin", None),
+            cpu={
+                "fp32_gemm": figure(100, "GFLOPS", threads=1),
+                "clusters": [cluster(1, 3.0)],
+            },
+            memory={"bandwidth": figure(10, "GB/s")},
+        )
+        latency = carry(timing(calibration={"clock_hz": 3e9}), twin, steps=1)
+        assert latency.step_ms is not None
+        assert latency.step_ms.model_dump() == pytest.approx({"low": 10, "typical": 10, "high": 10})
+
+    @pytest.mark.parametrize("name", list_profiles())
+    def test_shipped_profiles(self, name: str) -> None:
+        """Every shipped profile gives intervals with a basis, or the reason why not."""
+        latency = carry(timing(calibration={"clock_hz": 3e9}), load_profile(name), steps=10)
+        assert (latency.step_ms is None) == bool(latency.not_judged)
+        if latency.step_ms is not None:
+            assert latency.step_ms.low < latency.step_ms.typical < latency.step_ms.high
+            assert latency.threads is not None
+
+    def test_pure(self, device: DeviceProfile) -> None:
+        host = timing()
+        again = dataclasses.replace(host)
+        assert carry(host, device, steps=9) == carry(again, device, steps=9)
 
 
 @pytest.fixture(scope="module")
@@ -138,20 +360,45 @@ def host(case: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory) 
 class TestMeasuring:
     def test_figures(self, host: HostTiming) -> None:
         assert min(host.gemm_flops, host.copy_bandwidth) > 1e8
+        assert host.calibration.core_flops == host.gemm_flops  # one thread
         assert host.first_step_ms > 0
+        assert len(host.steps_ms) >= 3
         assert all(ms > 0 for ms in host.steps_ms)
-        assert 1 <= host.profiled_steps <= 5
+        assert host.profiled_steps >= 1
         assert sum(host.class_ms().values()) == pytest.approx(host.median_ms)
+        for spent in (host.session_creation, host.checkpoint_load, host.checkpoint_save):
+            assert 0 < spent.cpu_ms <= spent.ms
+
+    def test_the_checkpoint_holds_parameters_and_moments(self, host: HostTiming) -> None:
+        parameters = 4 * (784 * 500 + 500 + 500 * 10 + 10)
+        assert 3 * parameters < host.checkpoint_bytes < 3 * parameters + 20_000
 
     def test_both_models_are_profiled_without_the_first_step(self, host: HostTiming) -> None:
-        calls = {cost.op_type: cost.calls for cost in host.operators}
+        calls: dict[str, int] = {}
+        for cost in host.operators():
+            calls[cost.op_type] = calls.get(cost.op_type, 0) + cost.calls
         assert calls["LogSoftmax"] == host.profiled_steps  # once per step of the training model
         assert calls["Sqrt"] % host.profiled_steps == 0  # AdamW, chunk by chunk
         assert calls["Sqrt"] >= host.profiled_steps
         assert "If" not in calls
+
+    def test_arithmetic_of_the_model(self, host: HostTiming) -> None:
+        """Two layers forward and their weights' gradients, and the second one's input gradient.
+
+        The gradient of the data is not needed.
+        """
+        batch = 64
+        large, small = 2 * batch * 784 * 500, 2 * batch * 500 * 10
+        flops = sum(cost.flops or 0 for cost in host.operators())
+        assert flops / host.profiled_steps == 2 * large + 3 * small
 
     def test_failure_of_the_child(self, case: Callable[[str], Case], tmp_path: Path) -> None:
         job = case("mlp").job(tmp_path, task="time", checkpoint=str(tmp_path / "gone"))
         with pytest.raises(OdtpackError) as caught:
             measure_host(job)
         assert caught.value.code == "checkpoint-not-found"
+
+
+def test_rates_are_those_of_the_machine() -> None:
+    host = timing(calibration={"gemm_flops": 3 * GIGA})
+    assert host.gemm_flops == 3 * GIGA

@@ -1,146 +1,37 @@
-"""Carry the step time of this machine to a device.
+"""Carry the times of this machine to a device through a calibrated roofline.
 
-The step is split by operator into work that arithmetic bounds, work that memory
-bounds, and the rest. A class's time scales by the ratio of this machine's rate
-to the device's: of a large matrix product, measured here through ONNX Runtime
-and known of the device from its profile, for the first; of a large copy for the
-second. The rest (many small operators, and what surrounds them) has no rate in
-a profile: it scales by the geometric mean of the two ratios, and lies between
-them.
+Operators are carried one group of equal work at a time. The device takes for
+them what this machine took, times the ratio of the two machines' roofs for that
+work (see :mod:`odtpack_runtime.simulator.roofline`): an operator that reaches
+a third of the roof here is taken to reach a third of it there. The runtime's
+own time, of small operators and around operators, scales with the speed of one
+core, for which a profile has two bounds: the clock, and the rate of a matrix
+product, in which wider vectors count too.
 
-The result is an interval: the device's rates are intervals, mostly because
-matrix products reach an unknown share of the published peak, and steps on this
-machine vary from their 10th to their 90th percentile.
+The result is an interval. A device's rates are intervals, mostly because
+matrix products reach an unknown share of the published peak. Of the time of an
+operator here its roof explains a part; the rest is bounded by whatever bounds
+it, so that it lies between the ratio of the roofs and that of the cores. The
+quantiles of the steps here have confidence intervals of their own.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Final
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.simulator.device_rates import DeviceRates, device_rates
+from odtpack_runtime.simulator.host_timing import HostTiming, OperatorGroup
 from odtpack_runtime.simulator.job import Job, Message
 from odtpack_runtime.simulator.profile import DeviceProfile
 from odtpack_runtime.simulator.replay import STALL_SECONDS, OnMessage, run_child
-from odtpack_runtime.simulator.result import (
-    DeviceLatency,
-    HostLatency,
-    OperatorClass,
-    OperatorCost,
-)
+from odtpack_runtime.simulator.result import ClassTime, DeviceLatency, OperatorClass
+from odtpack_runtime.simulator.roofline import Roof
 from odtpack_runtime.simulator.units import Interval
 
-COMPUTE_BOUND: Final = frozenset(
-    {
-        *("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "Gemm", "FusedGemm", "MatMul"),
-        *("FusedMatMul", "TransposeMatMul", "MatMulInteger", "Einsum", "Attention"),
-        *("MultiHeadAttention", "GRU", "LSTM", "RNN"),
-    }
-)
-"""Operators whose time is arithmetic: matrix products in one form or another."""
-
-SMALL: Final = frozenset(
-    {
-        *("Cast", "Constant", "ConstantOfShape", "Flatten", "Gather", "Identity", "Range"),
-        *("ReduceProd", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze", "If", "Loop", "Scan"),
-    }
-)
-"""Operators that move little or nothing: their time is the runtime's own."""
-
-
-def operator_class(op_type: str) -> OperatorClass:
-    """What bounds an operator; elementwise operators, reductions and copies are memory-bound."""
-    if op_type in COMPUTE_BOUND:
-        return "compute"
-    return "other" if op_type in SMALL else "memory"
-
-
-@dataclass(frozen=True, slots=True)
-class HostTiming:
-    """What a timing child measured on this machine.
-
-    Attributes:
-        first_step_ms: The first step, which also touches its memory for the first time.
-        steps_ms: The steps after it.
-        operators: Time per operator over the profiled steps.
-        profiled_steps: Their number.
-        gemm_flops: FLOP/s of a large matrix product.
-        copy_bandwidth: Bytes per second of a large copy.
-    """
-
-    first_step_ms: float
-    steps_ms: tuple[float, ...]
-    operators: tuple[OperatorCost, ...]
-    profiled_steps: int
-    gemm_flops: float
-    copy_bandwidth: float
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
-        """Read the child's message ``timed``."""
-        rows = message["operators"]
-        total = sum(row["total_ms"] for row in rows) or 1.0
-        operators = [
-            OperatorCost(
-                op_type=row["op_type"],
-                operator_class=operator_class(row["op_type"]),
-                calls=row["calls"],
-                total_ms=row["total_ms"],
-                share=row["total_ms"] / total,
-            )
-            for row in rows
-        ]
-        operators.sort(key=lambda cost: (-cost.total_ms, cost.op_type))
-        steps = tuple(message["steps_ms"]) or (message["first_step_ms"],)
-        return cls(
-            message["first_step_ms"],
-            steps,
-            tuple(operators),
-            message["profiled_steps"],
-            message["gemm_flops"],
-            message["copy_bandwidth"],
-        )
-
-    @property
-    def median_ms(self) -> float:
-        """The typical step in milliseconds."""
-        return statistics.median(self.steps_ms)
-
-    def spread(self) -> tuple[float, float]:
-        """The 10th and the 90th percentile of the steps as shares of their median."""
-        if len(self.steps_ms) < 2:
-            return 1.0, 1.0
-        deciles = statistics.quantiles(self.steps_ms, n=10, method="inclusive")
-        return deciles[0] / self.median_ms, deciles[-1] / self.median_ms
-
-    def class_ms(self) -> dict[OperatorClass, float]:
-        """Milliseconds of a typical step per class; they sum to the median step.
-
-        Time outside operators counts as ``other``. A profile slows small
-        operators down: if operators took longer than the step without a
-        profile, their times are scaled to it.
-        """
-        times: dict[OperatorClass, float] = {"compute": 0.0, "memory": 0.0, "other": 0.0}
-        for cost in self.operators:
-            times[cost.operator_class] += cost.total_ms / self.profiled_steps
-        kernels = sum(times.values())
-        step = self.median_ms
-        if kernels > step:
-            return {kind: ms * step / kernels for kind, ms in times.items()}
-        times["other"] += step - kernels
-        return times
-
-    def host_latency(self) -> HostLatency:
-        """The measurements as the result of a simulation stores them."""
-        return HostLatency(
-            first_step_ms=self.first_step_ms,
-            steps_ms=list(self.steps_ms),
-            by_operator=list(self.operators),
-        )
+__all__ = ["HostTiming", "carry", "measure_host"]
 
 
 def measure_host(
@@ -165,46 +56,148 @@ def measure_host(
 
 
 def carry(host: HostTiming, profile: DeviceProfile, *, steps: int) -> DeviceLatency:
-    """Estimate step time and time to finish on a device.
+    """Estimate the times of a training on a device. A pure function.
 
     Args:
         host: Measurements on this machine.
         profile: The device; ``not_judged`` says what it lacks, if it does.
         steps: Number of steps of the training.
     """
-    gemm, copy = profile.gemm_flops(), profile.copy_bandwidth()
-    missing = [
-        name
-        for name, figure in (("matrix rate", gemm), ("memory bandwidth", copy))
-        if figure is None
-    ]
-    basis = "host times by operator class"
-    if gemm is None or copy is None:
+    device = device_rates(profile)
+    if isinstance(device, str):
         return DeviceLatency(
-            step_ms=None,
-            basis=basis,
-            not_judged=f"the profile gives no {' and no '.join(missing)}",
+            step_ms=None, basis="host times operator by operator", not_judged=device
         )
-    times = host.class_ms()
-    arithmetic = _ratio(host.gemm_flops, gemm)
-    memory = _ratio(host.copy_bandwidth, copy)
-    rest = _between(arithmetic, memory)
-    step = _weighted(
-        (times["compute"], arithmetic), (times["memory"], memory), (times["other"], rest)
+    core = core_ratio(host, device)
+    memory = _ratio(host.copy_bandwidth, device.copy)
+    by_class = _by_class(host, device, core)
+    typical = host.median_ms
+    mean = _sum(time.device_ms for time in by_class)
+    p50, p90 = host.quantile_ms(0.5), host.quantile_ms(0.9)
+    step = _product(mean, p50, 1 / typical)
+    # Where the intervals of both quantiles overlap, the 90th is still not below the median.
+    tail = Interval(
+        low=max(typical, p90.low), typical=max(typical, p90.typical), high=max(typical, p90.high)
     )
-    low, high = host.spread()
-    step = Interval(low=step.low * low, typical=step.typical, high=step.high * max(1.0, high))
+    # The first step touches memory for the first time and lets the runtime prepare.
+    extra = _hull(core, memory).scaled(max(0.0, host.first_step_ms - typical))
     sustained = profile.sustained()
+    saved = host.checkpoint_bytes
+    return DeviceLatency(
+        step_ms=step,
+        p90_ms=_product(mean, tail, 1 / typical),
+        first_step_ms=_sum((step, extra)),
+        session_creation_ms=_sum(
+            part
+            for part in (
+                core.scaled(host.session_creation.cpu_ms),
+                _transfer(host.model_bytes, profile.storage_bandwidth("read")),
+            )
+            if part is not None
+        ),
+        checkpoint_load_ms=_stored(
+            host.checkpoint_load.cpu_ms, core, memory, saved, profile.storage_bandwidth("read")
+        ),
+        checkpoint_save_ms=_stored(
+            host.checkpoint_save.cpu_ms, core, memory, saved, profile.storage_bandwidth("write")
+        ),
+        threads=device.threads,
+        by_class=by_class,
+        finish_s=_finish(host, step, sustained, steps),
+        basis=_basis(host, device, profile, sustained is not None),
+    )
+
+
+def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
+    """How many times longer one core of the device takes for what does not use vectors.
+
+    Two ratios bound it, each at its typical value: that of the clocks, since a phone's
+    core does no more per cycle, and that of matrix products by one thread, in which
+    wider vectors count too. Their geometric mean is the typical value. Where a clock
+    is unknown, the ratio of the copies takes its place.
+    """
+    vectors = host.calibration.core_flops / device.core.typical
+    clock = host.calibration.clock_hz
+    if clock is not None and device.clock_hz is not None:
+        other = clock / device.clock_hz
+    else:
+        other = host.copy_bandwidth / device.copy.typical
+    return Interval(
+        low=min(vectors, other), typical=math.sqrt(vectors * other), high=max(vectors, other)
+    )
+
+
+def group_ratio(
+    group: OperatorGroup, host: HostTiming, device: DeviceRates, core: Interval
+) -> Interval:
+    """How many times longer the device takes for some operators.
+
+    Args:
+        group: Runs of one operator with the same work.
+        host: Measurements on this machine.
+        device: The device's rates.
+        core: What :func:`core_ratio` says.
+    """
+    if group.operator_class == "other":
+        return core
+    roof = host.calibration.roof
+    if group.operator_class == "compute" and group.work.flops is None:
+        ratio, explained = _ratio(host.gemm_flops, device.gemm), 1.0
+    else:
+        least = roof.seconds(group.work)
+        if least == 0:
+            return core
+        fast, middle, slow = (
+            Roof(getattr(device.gemm, end), 2 * getattr(device.copy, end)).seconds(group.work)
+            for end in ("high", "typical", "low")
+        )
+        ratio = Interval(low=fast / least, typical=middle / least, high=slow / least)
+        explained = min(1.0, 1e3 * least / group.ms) if group.ms else 1.0
+    unexplained = _hull(ratio, core)
+    return Interval(
+        low=explained * ratio.low + (1 - explained) * unexplained.low,
+        typical=ratio.typical,
+        high=explained * ratio.high + (1 - explained) * unexplained.high,
+    )
+
+
+def _by_class(host: HostTiming, device: DeviceRates, core: Interval) -> list[ClassTime]:
+    parts: dict[OperatorClass, list[Interval]] = {"compute": [], "memory": [], "other": []}
+    for group in host.groups:
+        carried = group_ratio(group, host, device, core).scaled(group.ms)
+        parts[group.operator_class].append(carried)
+    parts["other"].append(core.scaled(host.rest_ms))
+    here = host.class_ms()
+    return [
+        ClassTime(operator_class=kind, host_ms=here[kind], device_ms=_sum(times))
+        for kind, times in parts.items()
+    ]
+
+
+def _transfer(nbytes: int, rate: Interval | None) -> Interval | None:
+    """Milliseconds to read or write some bytes; None where the storage is unknown."""
+    if rate is None:
+        return None
+    ms = 1e3 * nbytes
+    return Interval(low=ms / rate.high, typical=ms / rate.typical, high=ms / rate.low)
+
+
+def _stored(
+    cpu_ms: float, core: Interval, memory: Interval, nbytes: int, rate: Interval | None
+) -> Interval | None:
+    """A checkpoint's way through the storage, and the processor's part in it."""
+    transfer = _transfer(nbytes, rate)
+    return None if transfer is None else _sum((transfer, _hull(core, memory).scaled(cpu_ms)))
+
+
+def _finish(host: HostTiming, step: Interval, sustained: Interval | None, steps: int) -> Interval:
     share = sustained or Interval(low=1.0, typical=1.0, high=1.0)
     # The first step is longer by the same factor as here.
     count = steps - 1 + max(1.0, host.first_step_ms / host.median_ms)
-    finish = Interval(
+    return Interval(
         low=step.low * count / 1e3 / share.high,
         typical=step.typical * count / 1e3 / share.typical,
         high=step.high * count / 1e3 / share.low,
-    )
-    return DeviceLatency(
-        step_ms=step, finish_s=finish, basis=_basis(host, times, profile, sustained is not None)
     )
 
 
@@ -213,7 +206,8 @@ def _ratio(host: float, device: Interval) -> Interval:
     return Interval(low=host / device.high, typical=host / device.typical, high=host / device.low)
 
 
-def _between(first: Interval, second: Interval) -> Interval:
+def _hull(first: Interval, second: Interval) -> Interval:
+    """The ends of both; the geometric mean of what is typical."""
     return Interval(
         low=min(first.low, second.low),
         typical=math.sqrt(first.typical * second.typical),
@@ -221,26 +215,32 @@ def _between(first: Interval, second: Interval) -> Interval:
     )
 
 
-def _weighted(*parts: tuple[float, Interval]) -> Interval:
-    low, typical, high = (
-        sum(ms * getattr(ratio, end) for ms, ratio in parts) for end in ("low", "typical", "high")
-    )
+def _sum(parts: Iterable[Interval]) -> Interval:
+    low = typical = high = 0.0
+    for part in parts:
+        low, typical, high = low + part.low, typical + part.typical, high + part.high
     return Interval(low=low, typical=typical, high=high)
 
 
-def _basis(
-    host: HostTiming,
-    times: Mapping[OperatorClass, float],
-    profile: DeviceProfile,
-    throttled: bool,
-) -> str:
+def _product(one: Interval, other: Interval, factor: float) -> Interval:
+    return Interval(
+        low=one.low * other.low * factor,
+        typical=one.typical * other.typical * factor,
+        high=one.high * other.high * factor,
+    )
+
+
+def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile, throttled: bool) -> str:
+    times = host.class_ms()
     total = sum(times.values()) or 1.0
-    shares: Sequence[str] = [f"{kind} {100 * ms / total:.0f} %" for kind, ms in times.items()]
-    threads = profile.gemm_threads()
-    device = f"its matrix rate{f' with {threads} threads' if threads else ''} and copy bandwidth"
+    shares = ", ".join(f"{kind} {100 * ms / total:.0f} %" for kind, ms in times.items())
+    threads = f" with {device.threads} threads" if device.threads else ""
+    reading = profile.storage_bandwidth("read")
     return (
-        f"host step of {host.median_ms:.3g} ms by operator class ({', '.join(shares)}), carried "
-        f"from {host.gemm_flops / 1e9:.3g} GFLOPS and {host.copy_bandwidth / 1e9:.3g} GB/s here "
-        f"to {device}; "
-        + ("time to finish under sustained load" if throttled else "throttling unknown, left out")
+        f"host step of {host.median_ms:.3g} ms ({shares}), carried operator by operator through "
+        f"a roofline from {host.gemm_flops / 1e9:.3g} GFLOPS and "
+        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} and copy "
+        "bandwidth"
+        + ("; storage unknown: sessions without reading models" if reading is None else "")
+        + ("; time to finish under sustained load" if throttled else "; throttling unknown")
     )

@@ -21,7 +21,7 @@ from odtpack_runtime.simulator.measure_allocator import allocator_overhead
 from odtpack_runtime.simulator.measure_storage import measure_storage
 from odtpack_runtime.simulator.measured_profile import Measurements, measured_profile
 from odtpack_runtime.simulator.profile import NAME_PATTERN, DeviceProfile
-from odtpack_runtime.simulator.timing_run import copy_bandwidth, gemm_flops
+from odtpack_runtime.simulator.calibration import copy_bandwidth, gemm_flops
 
 MAX_THREADS: Final = 1024
 _CONVOLUTIONS: Final = ((4, 64, 64, 56), (4, 128, 128, 28), (4, 256, 256, 14))

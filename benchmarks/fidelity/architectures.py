@@ -1,0 +1,294 @@
+"""Networks of the sizes that phones train, in plain PyTorch.
+
+Their blocks are those of the tests of exported models; here they are widened, deepened and
+joined to whole networks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.exported.sequence import Bert, BertLayer, CausalLanguageModel
+from tests.exported.vision import ChannelNorm, ConvNeXtBlock, InvertedResidual, conv_norm
+
+
+class KeywordGru(nn.Module):
+    """Frames [N, T, 40] to a keyword: a convolution over time and a GRU."""
+
+    def __init__(self, width: int = 64, hidden: int = 96, classes: int = 12) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(40, width, 5, stride=2, padding=2)
+        self.gru = nn.GRU(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.silu(self.conv(x.transpose(1, 2))).transpose(1, 2)
+        return self.head(self.gru(x)[0][:, -1])
+
+
+class BidirectionalLstm(nn.Module):
+    """Tokens [N, T] to a class."""
+
+    def __init__(self, vocabulary: int = 6000, d: int = 64, hidden: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, d)
+        self.lstm = nn.LSTM(d, hidden, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * hidden, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(tokens))[0].mean(dim=1))
+
+
+class UNet(nn.Module):
+    """Images [N, 3, S, S] to a class for each pixel, three levels down and up."""
+
+    def __init__(self, width: int = 16, classes: int = 5) -> None:
+        super().__init__()
+        widths = [width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(
+            nn.Sequential(conv_norm(i, o, 3, nn.ReLU), conv_norm(o, o, 3, nn.ReLU))
+            for i, o in zip([3, *widths], widths, strict=False)
+        )
+        self.pool = nn.MaxPool2d(2)
+        self.bottom = conv_norm(widths[-1], widths[-1], 3, nn.ReLU)
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(i, o, 2, stride=2)
+            for i, o in zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=True)
+        )
+        self.join = nn.ModuleList(conv_norm(2 * o, o, 3, nn.ReLU) for o in widths[::-1])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for block in self.down:
+            kept.append(block(x))
+            x = self.pool(kept[-1])
+        x = self.bottom(x)
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat([kept.pop(), up(x)], dim=1))
+        return self.head(x)
+
+
+class Mobile(nn.Module):
+    """Inverted residuals with squeeze-excite: MobileNetV3 or EfficientNet by its activations."""
+
+    def __init__(self, activation: type[nn.Module], gate: type[nn.Module], width: int = 16) -> None:
+        super().__init__()
+        self.stem = conv_norm(3, width, 3, activation, stride=2)
+        plan = [(1, 3, 1), (2, 3, 2), (2, 3, 1), (4, 5, 2), (4, 5, 1), (6, 5, 2), (6, 3, 1)]
+        blocks, fan_in = [], width
+        for factor, size, stride in plan:
+            fan_out = factor * width
+            blocks.append(
+                InvertedResidual(
+                    fan_in, fan_out, size=size, stride=stride, activation=activation, gate=gate
+                )
+            )
+            fan_in = fan_out
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential(
+            nn.Linear(fan_in, 256), activation(), nn.Dropout(0.0), nn.Linear(256, 20)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
+
+
+class ConvNeXt(nn.Module):
+    """Depthwise 7x7 convolutions, layer normalization over channels, GELU."""
+
+    def __init__(self, width: int = 32, depths: tuple[int, ...] = (1, 2, 1)) -> None:
+        super().__init__()
+        stages: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), ChannelNorm(width)]
+        for level, depth in enumerate(depths):
+            if level:
+                stages += [ChannelNorm(width), nn.Conv2d(width, 2 * width, 2, stride=2)]
+                width *= 2
+            stages += [ConvNeXtBlock(width) for _ in range(depth)]
+        self.stages = nn.Sequential(*stages)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.stages(x).mean([-2, -1])))
+
+
+class VisionTransformer(nn.Module):
+    """Patches of 8x8 pixels, a class token, blocks of nn.MultiheadAttention."""
+
+    def __init__(self, size: int = 64, d: int = 128, depth: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, d, 8, stride=8)
+        self.class_token = nn.Parameter(0.1 * torch.randn(1, 1, d))
+        self.positions = nn.Parameter(0.1 * torch.randn(1, (size // 8) ** 2 + 1, d))
+        self.norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(2 * depth + 1))
+        self.attention = nn.ModuleList(
+            nn.MultiheadAttention(d, 4, batch_first=True) for _ in range(depth)
+        )
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(d, 3 * d), nn.GELU(), nn.Linear(3 * d, d)) for _ in range(depth)
+        )
+        self.head = nn.Linear(d, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        for index, (attention, mlp) in enumerate(zip(self.attention, self.mlp, strict=True)):
+            y = self.norms[2 * index](x)
+            x = x + attention(y, y, y, need_weights=False)[0]
+            x = x + mlp(self.norms[2 * index + 1](x))
+        return self.head(self.norms[-1](x)[:, 0])
+
+
+def bert(vocabulary: int, length: int, d: int, depth: int) -> Bert:
+    """Tokens, segments and a mask [N, length] to a class of three."""
+    model = Bert(vocabulary, d, depth)
+    model.positions = nn.Embedding(length, d)
+    model.layers = nn.ModuleList(BertLayer(d, 4) for _ in range(depth))
+    return model
+
+
+def causal_lm(vocabulary: int, length: int, d: int, depth: int) -> CausalLanguageModel:
+    """Tokens [N, length] to logits [N, V, length]; tied embeddings, attention written out."""
+    model = CausalLanguageModel(vocabulary, d, depth, attention="masked")
+    model.positions = nn.Parameter(0.1 * torch.randn(length, d))
+    return model
+
+
+class Autoencoder(nn.Module):
+    """Strided convolutions down to 128 numbers, transposed ones up; the target is the input."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv2d(1, width, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.Tanh(),
+            nn.Flatten(), nn.Linear(2 * width * 16 * 16, 128),
+        )  # fmt: skip
+        self.decoder = nn.Sequential(
+            nn.Linear(128, 2 * width * 16 * 16), nn.Unflatten(1, (2 * width, 16, 16)), nn.ELU(),
+            nn.ConvTranspose2d(2 * width, width, 3, stride=2, padding=1, output_padding=1),
+            nn.Softplus(),
+            nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1), nn.Sigmoid(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x))
+
+
+class Siamese(nn.Module):
+    """One tower, two images, and the contrastive loss (Hadsell et al., 2006)."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(
+            nn.Conv2d(1, width, 5, stride=2), nn.SiLU(),
+            nn.Conv2d(width, 2 * width, 3), nn.SiLU(), nn.MaxPool2d(2),
+            nn.Conv2d(2 * width, 4 * width, 3), nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 64),
+        )  # fmt: skip
+
+    def forward(self, left: Tensor, right: Tensor, same: Tensor) -> Tensor:
+        distance = functional.pairwise_distance(self.tower(left), self.tower(right))
+        apart = torch.clamp(1.5 - distance, min=0.0)
+        return torch.mean(same * distance**2 + (1 - same) * apart**2)
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions and a shortcut (He et al., 2015)."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
+        super().__init__()
+        self.first = conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride)
+        self.second = conv_norm(fan_out, fan_out, 3, nn.Identity)
+        same = stride == 1 and fan_in == fan_out
+        self.shortcut = (
+            nn.Identity() if same else conv_norm(fan_in, fan_out, 1, nn.Identity, stride=stride)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.second(self.first(x)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-18, with a width of its own."""
+
+    def __init__(self, width: int = 32, classes: int = 20) -> None:
+        super().__init__()
+        blocks, fan_in = [], width
+        for level in range(4):
+            fan_out = width << level
+            blocks += [
+                BasicBlock(fan_in, fan_out, 2 if level else 1),
+                BasicBlock(fan_out, fan_out, 1),
+            ]
+            fan_in = fan_out
+        self.backbone = nn.Sequential(
+            conv_norm(3, width, 7, nn.ReLU, stride=2), nn.MaxPool2d(3, 2, 1), *blocks
+        )
+        self.head = nn.Linear(fan_in, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x).mean([2, 3]))
+
+
+class SignalNet(nn.Module):
+    """A signal of twelve channels, [N, 12, T], to a class: 1-D convolutions with group norm."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        fan_in = 12
+        for level in range(4):
+            fan_out = width << level
+            layers += [
+                nn.Conv1d(fan_in, fan_out, 7, stride=2, padding=3),
+                nn.GroupNorm(4, fan_out),
+                nn.ReLU(),
+            ]
+            fan_in = fan_out
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten())
+        self.head = nn.Linear(fan_in, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))
+
+
+class Mixer(nn.Module):
+    """MLP-Mixer (Tolstikhin et al., 2021) on patches of 8x8 pixels."""
+
+    def __init__(self, size: int = 64, d: int = 128, depth: int = 4) -> None:
+        super().__init__()
+        tokens = (size // 8) ** 2
+        self.patches = nn.Conv2d(3, d, 8, stride=8)
+        self.norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(2 * depth + 1))
+        self.across, self.within = (
+            nn.ModuleList(
+                nn.Sequential(nn.Linear(n, 2 * n), nn.GELU(), nn.Linear(2 * n, n))
+                for _ in range(depth)
+            )
+            for n in (tokens, d)
+        )
+        self.head = nn.Linear(d, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        for index, (across, within) in enumerate(zip(self.across, self.within, strict=True)):
+            x = x + across(self.norms[2 * index](x).transpose(1, 2)).transpose(1, 2)
+            x = x + within(self.norms[2 * index + 1](x))
+        return self.head(self.norms[-1](x).mean(dim=1))
+
+
+class Tabular(nn.Module):
+    """Thirty measurements to a class: as small as packages get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))

@@ -1,0 +1,113 @@
+"""A process of the fidelity benchmark for latency: one job, some threads, steps on command.
+
+It reads commands, one JSON object per line, from standard input and answers each
+with one on standard output:
+
+- ``{"do": "scaling"}``: seconds of matrix products and copies of several sizes;
+- ``{"do": "steps", "seconds": s}``: wall and processor milliseconds of steps;
+- ``{"do": "nodes", "steps": n}``: the nodes of a typical step, profiled in a session
+  of its own: operator, work, and microseconds of the profile;
+- ``{"do": "costs"}``: what the runtime takes per node, and what a profile adds to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from odtpack_runtime.layout import Array
+from odtpack_runtime.simulator.calibration import operator_seconds, runtime_costs
+from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.schedule import Indices
+from odtpack_runtime.simulator.timing_run import open_trainer, profiled_step, whole_steps
+from odtpack_runtime.simulator.training_run import Batches
+
+GEMM_SIZES = (16, 32, 64, 128, 256, 512)
+COPY_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24)
+WARM_STEPS = 3
+
+
+class TimedBatches(Batches):
+    """Batches that know how much processor time it took to gather them."""
+
+    def __init__(self, files: Sequence[str], rows: int) -> None:
+        super().__init__(files, rows)
+        self.seconds = 0.0
+
+    def gather(self, indices: Indices) -> list[Array]:
+        """The samples of one batch."""
+        start = time.thread_time()
+        batch = super().gather(indices)
+        self.seconds += time.thread_time() - start
+        return batch
+
+
+class Worker:
+    """A trainer that makes steps when it is told to."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._batches = TimedBatches(list(job.data.values()), job.schedule.largest_batch)
+        self._trainer = open_trainer(job, self._batches)
+        self._source: Iterator[list[Indices]] = whole_steps(job)
+        for _ in range(WARM_STEPS):
+            self._trainer.step(next(self._source))
+
+    def scaling(self, seconds: float) -> dict[str, Any]:
+        """Quickest seconds of products by FLOP, of copies by bytes, and of next to nothing."""
+        threads = self._job.threads
+        least = min(operator_seconds("Neg", [(1,)], threads, seconds))
+        products = [
+            (2 * n**3, min(operator_seconds("MatMul", [(n, n)] * 2, threads, seconds)))
+            for n in GEMM_SIZES
+        ]
+        copies = [
+            (8 * n, min(operator_seconds("Neg", [(n,)], threads, seconds))) for n in COPY_SIZES
+        ]
+        return {"products": products, "copies": copies, "least": least}
+
+    def steps(self, seconds: float) -> dict[str, Any]:
+        """Steps for some time, at least two; the one before them brings the caches back."""
+        self._trainer.step(next(self._source))
+        times: list[tuple[float, float]] = []
+        end = time.perf_counter() + seconds
+        while len(times) < 2 or time.perf_counter() < end:
+            indices = next(self._source)
+            start = time.thread_time() - self._batches.seconds
+            wall = self._trainer.step(indices)[1]
+            processor = time.thread_time() - self._batches.seconds - start
+            times.append((wall * 1e3, processor * 1e3))
+        return {"steps": times}
+
+    def nodes(self, steps: int) -> dict[str, Any]:
+        """The nodes of a typical step, in order."""
+        _, nodes = profiled_step(self._job, self._batches, seconds=1.5, most=steps)
+        rows = [(n.op_type, n.work.flops, n.work.moved_bytes, n.us) for n in nodes]
+        return {"nodes": rows}
+
+    def costs(self) -> dict[str, Any]:
+        """What the runtime takes per node, and what a profile adds."""
+        node_us, profile_us = runtime_costs()
+        return {"node_us": node_us, "profile_us": profile_us}
+
+
+def main(path: str) -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    worker = Worker(Job.read(Path(path)))
+    actions = {name: getattr(worker, name) for name in ("scaling", "steps", "nodes", "costs")}
+    answers.write("{}\n")
+    answers.flush()
+    for line in sys.stdin:
+        command = json.loads(line)
+        answers.write(json.dumps(actions[command.pop("do")](**command)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,295 @@
+"""The held-out models: what they are, how they are trained, and where their packages are built.
+
+Constants of the predictor were fitted to the zoo's networks (see ``benchmarks.memory_prediction``)
+and to models of one operator. None of the models here took part in that; they are exported
+from PyTorch, as users' models are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from benchmarks.fidelity import architectures
+from odtpack import optimizers
+from odtpack.build import build_package
+from odtpack.optimizers import SGD, Adafactor, AdamW, Clip, Lion
+from odtpack.storage import Storage
+from odtpack.update import PLAIN_UPDATE, Update
+from odtpack_runtime.package import Package
+from odtpack_runtime.simulator.job import Job
+from tests.exported.export import export
+from tests.exported.sequence import Recommender
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 4
+"""Optimizer steps of a training: then a fifth of the samples is one batch for the evaluation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model and how it is trained.
+
+    Attributes:
+        name: As the command line has it.
+        title: What a reader of the table must know.
+        module: Makes the network.
+        inputs: One sample's shape of each input of the network, in order.
+        ranges: For an input or target of whole numbers, how many there are.
+        batches: Batch sizes.
+        loss: As odtpack names it; None where the model returns its loss.
+        optimizer: What trains it.
+        update: Clipping and the like.
+        accumulation_steps: Batches of one optimizer step.
+        target: One sample's shape of the target, where the model leaves it open.
+        norms: How batch normalizations are exported: in training mode, or folded.
+        freeze: Patterns of the parameters that stay as they are.
+        storage: How frozen weights are stored.
+        threads: Numbers of threads.
+    """
+
+    name: str
+    title: str
+    module: Callable[[], nn.Module]
+    inputs: Mapping[str, tuple[int, ...]]
+    batches: tuple[int, ...]
+    ranges: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loss: str | None = "cross_entropy"
+    optimizer: optimizers.Optimizer = dataclasses.field(default_factory=AdamW)
+    update: Update = PLAIN_UPDATE
+    accumulation_steps: int = 1
+    target: tuple[int, ...] = ()
+    norms: bool = False
+    freeze: tuple[str, ...] = ()
+    storage: Storage | None = None
+    threads: tuple[int, ...] = (1, 2)
+
+    def model(self) -> onnx.ModelProto:
+        """Export the network, with random weights of a fixed seed; the batch size stays open."""
+        with torch.random.fork_rng(devices=()), tempfile.TemporaryDirectory() as folder:
+            torch.manual_seed(7)
+            module = self.module().train(self.norms)
+            samples = {name: self._sample(name, shape) for name, shape in self.inputs.items()}
+            dynamic = {name: {0: "batch"} for name in (*self.inputs, "output")}
+            path = export(
+                module, samples, Path(folder) / "model.onnx", "torchscript", opset=17,
+                dynamic=dynamic,
+            )  # fmt: skip
+            return onnx.load(path)
+
+    def _sample(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name in self.ranges and name != "same":
+            return torch.randint(self.ranges[name], (2, *shape))
+        return torch.rand(2, *shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A case with its package and data on disk; the data serve every batch size."""
+
+    case: Case
+    folder: Path
+
+    @property
+    def package(self) -> Package:
+        """The package."""
+        return Package.open(self.folder / "package")
+
+    @property
+    def data(self) -> dict[str, str]:
+        """For each user input, in order, the file of its data."""
+        names = (spec.name for spec in self.package.manifest.input_specs())
+        return {name: str(self.folder / f"{name}.npy") for name in names}
+
+    def shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
+        """Shape of one batch of each user input."""
+        return {
+            name: (batch_size, *np.load(file, "r").shape[1:]) for name, file in self.data.items()
+        }
+
+    def job(self, folder: Path, batch_size: int, threads: int = 1, **changes: object) -> Job:
+        """A training of :data:`STEPS` full batches, in a child that may write to ``folder``."""
+        package = self.package
+        arguments: dict[str, object] = {
+            "task": "train",
+            "training_model": str(package.training_model),
+            "eval_model": str(package.eval_model),
+            "optimizer_model": str(package.optimizer_model),
+            "checkpoint": str(package.checkpoint),
+            "folder": str(folder),
+            "data": self.data,
+            "samples": _samples(self.case, batch_size),
+            "batch_size": batch_size,
+            "epochs": 1,
+            "seed": 3,
+            "full_batches": True,
+            "learning_rate": 1e-4,
+            "threads": threads,
+            "accumulation_steps": self.case.accumulation_steps,
+        }
+        return Job(**(arguments | changes))  # type: ignore[arg-type]
+
+
+def build(case: Case, root: Path | None = None) -> Built:
+    """Build the package of a case and random data for it, unless that was done before.
+
+    Args:
+        case: The case.
+        root: Where all of them are kept; ``build/fidelity`` of the repository if None.
+    """
+    folder = (root or ROOT / "build" / "fidelity") / f"{case.name}-{_version()}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
+        try:
+            _fill(case, scratch)
+            with contextlib.suppress(OSError):  # another process was first
+                scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return Built(case, folder)
+
+
+def _fill(case: Case, folder: Path) -> None:
+    manifest = build_package(
+        case.model(),
+        folder / "package",
+        loss=case.loss,
+        optimizer=case.optimizer,
+        update=case.update,
+        accumulation_steps=case.accumulation_steps,
+        freeze=case.freeze,
+        frozen_storage=case.storage,
+    )
+    random = np.random.default_rng(5)
+    count = _samples(case, max(case.batches))
+    for item in manifest.inputs:
+        spec = item.spec()
+        sizes = case.target if case.target and item.role != "data" else spec.shape[1:]
+        shape = (count, *(int(size or 0) for size in sizes))
+        if item.name in case.ranges or item.class_count:
+            high = case.ranges.get(item.name) or item.class_count
+            array = random.integers(0, high, shape).astype(spec.dtype)
+        else:
+            array = random.standard_normal(shape).astype(spec.dtype)
+        np.save(folder / f"{item.name}.npy", array)
+
+
+def _samples(case: Case, batch_size: int) -> int:
+    return math.ceil(STEPS * batch_size * case.accumulation_steps * 5 / 4)
+
+
+def _version() -> str:
+    """A digest of everything that a package and its data are made by."""
+    digest = hashlib.sha256(f"{onnx.__version__} {torch.__version__}".encode())
+    sources = [ROOT / "benchmarks/fidelity/architectures.py", Path(__file__)]
+    sources += sorted((ROOT / "tests/exported").glob("*.py"))
+    sources += sorted((ROOT / "packager").rglob("*.py"))
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+_CASES = (
+    Case(
+        "keyword-gru", "GRU over 60 frames of sound, AdamW",
+        architectures.KeywordGru, {"x": (60, 40)}, (8, 32),
+    ),
+    Case(
+        "lstm", "bidirectional LSTM over 32 tokens, SGD with momentum",
+        architectures.BidirectionalLstm, {"tokens": (32,)}, (8, 32),
+        ranges={"tokens": 6000}, optimizer=SGD(momentum=0.9),
+    ),
+    Case(
+        "unet", "U-Net 64x64, batch norm trained, AdamW",
+        architectures.UNet, {"x": (3, 64, 64)}, (2, 4, 8), norms=True,
+    ),
+    Case(
+        "mobilenet-v3", "MobileNetV3 96x96, batch norm trained, SGD with momentum",
+        partial(architectures.Mobile, nn.Hardswish, nn.Hardsigmoid), {"x": (3, 96, 96)}, (4, 16),
+        norms=True, optimizer=SGD(momentum=0.9),
+    ),
+    Case(
+        "efficientnet", "EfficientNet 96x96, batch norm folded, Lion",
+        partial(architectures.Mobile, nn.SiLU, nn.Sigmoid), {"x": (3, 96, 96)}, (4, 12),
+        optimizer=Lion(),
+    ),
+    Case(
+        "convnext", "ConvNeXt 64x64, AdamW, gradients clipped",
+        architectures.ConvNeXt, {"x": (3, 64, 64)}, (4, 16), update=Update(Clip(norm=1.0)),
+    ),
+    Case(
+        "vit", "ViT 64x64, d128 L4, AdamW",
+        architectures.VisionTransformer, {"x": (3, 64, 64)}, (4, 16),
+    ),
+    Case(
+        "bert", "BERT d128 L3 T64 with mask, AdamW",
+        partial(architectures.bert, 8000, 64, 128, 3),
+        {"tokens": (64,), "segments": (64,), "mask": (64,)}, (4, 16),
+        ranges={"tokens": 8000, "segments": 2, "mask": 2},
+    ),
+    Case(
+        "causal-lm", "causal LM d128 L3 T48, tied embeddings, Adafactor",
+        partial(architectures.causal_lm, 4000, 48, 128, 3), {"tokens": (48,)}, (2, 8),
+        ranges={"tokens": 4000}, target=(48,), optimizer=Adafactor(),
+    ),
+    Case(
+        "recommender", "wide and deep, 60000 users and 30000 items, SGD",
+        partial(Recommender, 60_000, 30_000, 500), {"user": (), "item": (), "tags": (8,)},
+        (64, 2048), ranges={"user": 60_000, "item": 30_000, "tags": 500, "targets": 2},
+        loss="bce_with_logits", optimizer=SGD(),
+    ),
+    Case(
+        "autoencoder", "convolutional autoencoder 64x64, AdamW",
+        architectures.Autoencoder, {"x": (1, 64, 64)}, (8, 32), loss="mse",
+    ),
+    Case(
+        "siamese", "Siamese towers 48x48, loss in the model, SGD",
+        architectures.Siamese, {"left": (1, 48, 48), "right": (1, 48, 48), "same": ()}, (8, 24),
+        ranges={"same": 2}, loss=None, optimizer=SGD(),
+    ),
+    Case(
+        "resnet18", "ResNet-18 of width 24, 64x64, batch norm trained, SGD with momentum",
+        partial(architectures.ResNet, 24), {"x": (3, 64, 64)}, (4, 16), norms=True,
+        optimizer=SGD(momentum=0.9),
+    ),
+    Case(
+        "signal", "1-D convolutions over 1024 samples of 12 channels, Lion",
+        architectures.SignalNet, {"x": (12, 1024)}, (8, 32), optimizer=Lion(),
+    ),
+    Case(
+        "mixer", "MLP-Mixer 64x64, d128 L4, AdamW, two batches a step",
+        architectures.Mixer, {"x": (3, 64, 64)}, (4, 16), accumulation_steps=2,
+    ),
+    Case(
+        "transfer-int8", "ResNet-18 of width 64, all but the head frozen in int8, AdamW",
+        partial(architectures.ResNet, 64), {"x": (3, 64, 64)}, (8, 24),
+        freeze=("backbone*",), storage="int8",
+    ),
+    Case(
+        "transfer-half", "BERT d256 L4 T32, all but the head frozen in float16, SGD",
+        partial(architectures.bert, 8000, 32, 256, 4),
+        {"tokens": (32,), "segments": (32,), "mask": (32,)}, (4, 16),
+        ranges={"tokens": 8000, "segments": 2, "mask": 2}, optimizer=SGD(),
+        freeze=("words*", "positions*", "segments*", "norm*", "layers*"), storage="float16",
+    ),
+    Case(
+        "tabular", "MLP 30-64-32-4, as small as packages get, AdamW",
+        architectures.Tabular, {"x": (30,)}, (16, 256),
+    ),
+)  # fmt: skip
+
+CASES = {case.name: case for case in _CASES}
+"""The held-out cases by name."""

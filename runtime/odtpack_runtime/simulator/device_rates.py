@@ -1,0 +1,90 @@
+"""The rates of a device at the number of threads that a training should use there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from odtpack_runtime.simulator.figures import bounds
+from odtpack_runtime.simulator.profile import DeviceProfile
+from odtpack_runtime.simulator.units import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What a profile says about speed.
+
+    Attributes:
+        threads: Threads of the training; None if the profile cannot say.
+        gemm: FLOP/s of a large matrix product with these threads.
+        core: The same with one thread, on the fastest core.
+        copy: Bytes per second that one thread copies in memory.
+        clock_hz: Clock of the fastest core in Hz; None if unknown.
+    """
+
+    threads: int | None
+    gemm: Interval
+    core: Interval
+    copy: Interval
+    clock_hz: float | None
+
+
+def device_rates(profile: DeviceProfile) -> DeviceRates | str:
+    """The rates of a profile; the reason, for people, where it lacks one that is needed."""
+    rate, copy = profile.gemm_flops(), profile.copy_bandwidth()
+    if rate is None or copy is None:
+        missing = [
+            name
+            for name, figure in (("matrix rate", rate), ("memory bandwidth", copy))
+            if figure is None
+        ]
+        return f"the profile gives no {' and no '.join(missing)}"
+    measured = profile.gemm_threads()
+    threads = profile.training_threads() or measured
+    gemm = core = rate
+    if measured is not None:
+        gemm = _product(rate, thread_share(profile, threads or measured, measured))
+        core = _product(rate, thread_share(profile, 1, measured))
+    clocks = [cluster.clock for cluster in profile.cpu.clusters]
+    known = [clock.typical for figure in clocks if (clock := bounds(figure, "frequency"))]
+    return DeviceRates(threads, gemm, core, copy, max(known, default=None))
+
+
+def thread_share(profile: DeviceProfile, threads: int, measured: int) -> Interval:
+    """Rate of ``threads`` threads as a share of that of ``measured`` threads.
+
+    Threads run on the fastest cores there are. Where the profile has a peak per
+    cluster, rates are in proportion to the sum of the cores' peaks; where all
+    cores are of one kind, to their number. Otherwise the slow cores' share is only
+    known to be between nothing and what their clock (or else their number) says.
+    """
+    if threads == measured:
+        return Interval(low=1, typical=1, high=1)
+    peaks: list[float] = []
+    clocks: list[float] = []
+    for cluster in profile.cpu.clusters:
+        cores = bounds(cluster.cores, "count")
+        clock, peak = bounds(cluster.clock, "frequency"), bounds(cluster.fp32_peak, "compute")
+        count = int(cores.typical) if cores else 0
+        clocks += [clock.typical if clock else 0.0] * count
+        peaks += [peak.typical / count if peak and count else 0.0] * count
+    if peaks and all(peaks):
+        share = _fastest(peaks, threads) / _fastest(peaks, measured)
+        return Interval(low=share, typical=share, high=share)
+    share = threads / measured
+    if len(profile.cpu.clusters) == 1:
+        share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
+        return Interval(low=share, typical=share, high=share)
+    if clocks and all(clocks):
+        share = _fastest(clocks, threads) / _fastest(clocks, measured)
+    return Interval(low=min(1, share), typical=math.sqrt(share), high=max(1, share))
+
+
+def _fastest(rates: list[float], count: int) -> float:
+    return sum(sorted(rates, reverse=True)[:count])
+
+
+def _product(one: Interval, other: Interval) -> Interval:
+    return Interval(
+        low=one.low * other.low, typical=one.typical * other.typical, high=one.high * other.high
+    )
