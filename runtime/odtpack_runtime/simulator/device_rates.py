@@ -43,34 +43,32 @@ def device_rates(profile: DeviceProfile) -> DeviceRates | str:
     threads = profile.training_threads() or measured
     gemm = core = rate
     if measured is not None:
-        gemm = _product(rate, thread_share(profile, threads or measured, measured))
-        core = _product(rate, thread_share(profile, 1, measured))
+        gemm = _rate(profile, rate, threads or measured, measured)
+        core = _rate(profile, rate, 1, measured)
     clocks = [cluster.clock for cluster in profile.cpu.clusters]
     known = [clock.typical for figure in clocks if (clock := bounds(figure, "frequency"))]
     return DeviceRates(threads, gemm, core, copy, max(known, default=None))
 
 
-def thread_share(profile: DeviceProfile, threads: int, measured: int) -> Interval:
-    """Rate of ``threads`` threads as a share of that of ``measured`` threads.
+def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -> Interval:
+    """Rate of a matrix product by so many threads: by the cores' peaks, else by their clocks."""
+    scaled = profile.gemm_flops(threads)
+    if threads == measured or (scaled is not None and scaled != rate):
+        return scaled or rate
+    return _product(rate, clock_share(profile, threads, measured))
 
-    Threads run on the fastest cores there are. Where the profile has a peak per
-    cluster, rates are in proportion to the sum of the cores' peaks; where all
-    cores are of one kind, to their number. Otherwise the slow cores' share is only
-    known to be between nothing and what their clock (or else their number) says.
+
+def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval:
+    """Rate of ``threads`` threads as a share of that of ``measured``, without knowing peaks.
+
+    Threads run on the fastest cores there are. Where all cores are of one kind, rates are in
+    proportion to their number. Otherwise the slow cores' share is only known to be between
+    nothing and what their clock (or else their number) says.
     """
-    if threads == measured:
-        return Interval(low=1, typical=1, high=1)
-    peaks: list[float] = []
     clocks: list[float] = []
     for cluster in profile.cpu.clusters:
-        cores = bounds(cluster.cores, "count")
-        clock, peak = bounds(cluster.clock, "frequency"), bounds(cluster.fp32_peak, "compute")
-        count = int(cores.typical) if cores else 0
-        clocks += [clock.typical if clock else 0.0] * count
-        peaks += [peak.typical / count if peak and count else 0.0] * count
-    if peaks and all(peaks):
-        share = _fastest(peaks, threads) / _fastest(peaks, measured)
-        return Interval(low=share, typical=share, high=share)
+        cores, clock = bounds(cluster.cores, "count"), bounds(cluster.clock, "frequency")
+        clocks += [clock.typical if clock else 0.0] * (int(cores.typical) if cores else 0)
     share = threads / measured
     if len(profile.cpu.clusters) == 1:
         share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
