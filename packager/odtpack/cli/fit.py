@@ -91,6 +91,10 @@ def fit(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Candidates to train.")] = 24,
+    finalists: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Candidates of these to train to the end and time."),
+    ] = 6,
     seed: Annotated[
         int,
         typer.Option(
@@ -102,6 +106,7 @@ def fit(
         int,
         typer.Option(
             min=0,
+            max=4096,
             metavar="N",
             help="Processes that build and train at a time, 0 for one per core. What is timed "
             "is timed alone.",
@@ -172,6 +177,7 @@ def fit(
         folder=out or Path(),
         epochs=epochs,
         trials=trials,
+        finalists=finalists,
         seed=seed,
         threads=threads,
     )
@@ -239,32 +245,36 @@ def _tell(progress: _console.Progress, now: FitProgress) -> None:
 
 
 def _show(result: FitResult) -> None:
-    """Print the Pareto set, or what comes nearest to the budgets."""
+    """Print the Pareto set and what it beats, or what comes nearest to the budgets."""
     from odtpack_runtime.simulator.units import format_percent
 
-    trained = f"{result.looked_at} of {result.candidates} candidates planned, " + ", ".join(
-        f"{rung.trained} trained for {rung.epochs} epochs" for rung in result.rungs
-    )
+    rungs = (f"{rung.trained} trained for {rung.epochs} epochs" for rung in result.rungs)
     finished = len(result.pareto) + len(result.beaten) + len(result.over_budget)
-    _console.say(f"{trained}, {finished} to the end on {len(result.devices)} devices")
+    planned = f"{result.looked_at} of {result.candidates} candidates planned"
+    _console.say(", ".join((planned, *rungs, f"{finished} to the end")))
+    over = sum(each.stage == "plan" for each in result.left)
+    if over:
+        _console.say(f"{over} were not trained: their planned memory or their size is over a limit")
     _console.say()
     if result.found:
         _table(result, result.pareto)
-    for each in result.beaten:
-        by = ", ".join(f"{number}" for number in each.beaten_by)
-        _console.say(f"candidate {each.number} is beaten by {by}")
+    if result.beaten:
+        _console.say()
+        _console.say("Within the budgets, but beaten:", style="bold")
+        _table(result, result.beaten, best=False)
     nearest = result.nearest
     if nearest is not None:
         _console.say("No candidate keeps every budget. The nearest is:", style="bold")
-        _table(result, [nearest])
-        for where, check in _errors(nearest):
-            _console.say(f"  {where}: {check.metric}: {check.message}")
-        if nearest.miss is not None and nearest.miss < 1e6:
-            _console.say(f"  it misses a limit by {format_percent(nearest.miss)} of it")
+        _table(result, [nearest], best=False)
     elif not result.found:
         _console.say("No candidate could be trained to the end.", style="bold")
         for left in result.left[:5]:
             _console.say(f"  candidate {left.number}: {left.reason}")
+    for each in result.over_budget if result.found else result.over_budget[:1]:
+        for where, check in _errors(each):
+            _console.say(f"candidate {each.number} on {where}: {check.metric}: {check.message}")
+        if each.miss is not None and each.miss < 1e6:
+            _console.say(f"  it misses a limit by {format_percent(each.miss)} of it")
     for unknown in result.not_judged:
         _console.say(f"not compared: {unknown.figure}: {unknown.reason}", style="yellow")
 
@@ -275,45 +285,37 @@ def _errors(found: Solution) -> list[tuple[str, Check]]:
     return [(where, check) for where, check in checks if check.level == "error"]
 
 
-def _table(result: FitResult, solutions: list[Solution]) -> None:
+def _table(result: FitResult, solutions: list[Solution], *, best: bool = True) -> None:
+    """Print candidates: those of the Pareto set with their recipes, others with what beats them."""
     from odtpack_runtime.simulator.units import format_bytes, format_number, format_value
 
     metric = result.objectives[0].name
+
+    def told(value: float | None, unit: str) -> str:
+        return "unknown" if value is None else format_value(value, unit)
+
     rows = []
     for index, each in enumerate(solutions, 1):
-        choice, unknown = each.choice, "unknown"
+        choice = each.choice
         quality = each.metric if metric == "accuracy" else each.loss
+        cut = choice.micro_batch != choice.batch_size
+        stored = "" if choice.frozen_dtype == "float32" else f", {choice.frozen_dtype}"
         rows.append(
             (
-                f"{index}",
+                f"{index}" if best else ", ".join(f"{number}" for number in each.beaten_by),
                 f"{each.number}",
-                unknown if quality is None else format_number(quality),
+                "unknown" if quality is None else format_number(quality),
                 format_bytes(each.peak_bytes),
-                unknown if each.time_s is None else format_value(each.time_s, "s"),
-                unknown if each.energy_j is None else format_value(each.energy_j, "J"),
-                f"{choice.batch_size}"
-                + (
-                    ""
-                    if choice.micro_batch == choice.batch_size
-                    else f" in batches of {choice.micro_batch}"
-                ),
-                choice.frozen
-                + ("" if choice.frozen_dtype == "float32" else f", {choice.frozen_dtype}"),
+                told(each.time_s, "s"),
+                told(each.energy_j, "J"),
+                f"{choice.batch_size}" + (f" in batches of {choice.micro_batch}" if cut else ""),
+                choice.frozen + stored,
                 f"{choice.optimizer}, rate {choice.learning_rate:g}",
             )
         )
-    header = (
-        "recipe",
-        "candidate",
-        metric,
-        "peak memory",
-        "time",
-        "energy",
-        "batch",
-        "frozen",
-        "optimizer",
-    )
-    _console.table(rows, header, figures=f"{metric},peak memory,time,energy")
+    figures = (metric, "peak memory", "time", "energy")
+    header = ("recipe" if best else "beaten by", "candidate", *figures)
+    _console.table(rows, (*header, "batch", "frozen", "optimizer"), figures=",".join(figures))
 
 
 def _check_folder(out: Path) -> list[str]:

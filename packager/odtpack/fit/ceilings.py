@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from odtpack_runtime.simulator.budgets import Budgets
@@ -44,24 +44,29 @@ def memory_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceili
     """The lowest limit on peak memory that is an error to exceed; None if there is none."""
     found = []
     for profile in profiles:
-        limit = profile.memory_limit_bytes()
-        if limit is not None:
-            found.append(Ceiling(limit, profile.title))
-        limits = budgets.for_device(profile.name, profile.os)
-        for key in ("peak_memory", "memory_headroom"):
-            placed = limits.get(key)
-            if placed is None or placed.level != "error":
-                continue
-            if key == "peak_memory":
-                found.append(Ceiling(placed.limit, placed.location))
-            elif limit is not None:
-                found.append(Ceiling(limit * (1 - placed.limit / 100), placed.location))
+        granted = profile.memory_limit_bytes()
+        if granted is not None:
+            found.append(Ceiling(granted, profile.title))
+        for limit, where in _errors(profile, budgets, "peak_memory"):
+            found.append(Ceiling(limit, where))
+        for share, where in _errors(profile, budgets, "memory_headroom"):
+            if granted is not None:
+                found.append(Ceiling(granted * (1 - share / 100), where))
     return min(found, key=lambda each: each.limit, default=None)
 
 
 def size_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceiling | None:
     """The lowest limit on a package's size that is an error to exceed; None if there is none."""
-    limits = [budgets.for_device(profile.name, profile.os) for profile in profiles]
-    placed = [each["package_size"] for each in limits if "package_size" in each]
-    found = [Ceiling(each.limit, each.location) for each in placed if each.level == "error"]
+    found = [
+        Ceiling(limit, where)
+        for profile in profiles
+        for limit, where in _errors(profile, budgets, "package_size")
+    ]
     return min(found, key=lambda each: each.limit, default=None)
+
+
+def _errors(profile: DeviceProfile, budgets: Budgets, key: str) -> Iterator[tuple[float, str]]:
+    """Limits of one metric on a device that are errors to exceed, and where they stand."""
+    placed = budgets.for_device(profile.name, profile.os).get(key)
+    if placed is not None and placed.level == "error":
+        yield placed.limit, placed.location

@@ -122,6 +122,8 @@ def halve(
         here, dropped = _cut(here, wanted, count)
         behind += dropped
         made.append(Rung(epochs=count, trained=begun, kept=len(here)))
+        if not here:
+            break
     return here, behind, made
 
 

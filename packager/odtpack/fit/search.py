@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from odtpack.recipe import BuildSettings, Recipe
 
 DEFAULT_TRIALS: Final = 24
-_FINALISTS: Final = 8
+DEFAULT_FINALISTS: Final = 6
 _LOOKS: Final = 4
 """So many times the wanted trials are planned at most, in search of ones that may fit."""
 
@@ -68,6 +68,7 @@ class FitRequest:
         folder: Where the recipes to paste will lie.
         epochs: Passes over the training samples.
         trials: Candidates to train.
+        finalists: Candidates of these to train to the end and to time.
         seed: Seed of the choice of candidates, of the split and of the order.
         threads: Threads of the replays.
     """
@@ -83,6 +84,7 @@ class FitRequest:
     folder: Path = Path()
     epochs: int = 3
     trials: int = DEFAULT_TRIALS
+    finalists: int = DEFAULT_FINALISTS
     seed: int = 0
     threads: int = 1
 
@@ -91,7 +93,7 @@ class FitRequest:
             raise OdtpackError(
                 "no-device", "no device was named to fit to", hint="pass --device NAME"
             )
-        for name in ("epochs", "trials", "threads"):
+        for name in ("epochs", "trials", "finalists", "threads"):
             value = getattr(self, name)
             if not 1 <= value < 2**31:
                 raise OdtpackError(
@@ -158,11 +160,11 @@ class _Search:
         )
         candidates = space.candidates()
         runners, looked_at = self._screen(candidates)
-        levels = self._that_fit(rungs(len(runners), request.epochs, _FINALISTS), candidates)
+        levels = self._that_fit(rungs(len(runners), request.epochs, request.finalists), candidates)
         ceiling = memory_ceiling(request.profiles, request.budgets)
-        finalists_, behind, made = halve(runners, levels, _FINALISTS, ceiling, self._train)
+        ahead, behind, made = halve(runners, levels, request.finalists, ceiling, self._train)
         self.left += behind
-        simulated = self._simulate(finalists_)
+        simulated = self._simulate(ahead)
         around = Surroundings(
             request.folder, "package", request.device_names, request.budget_source
         )
