@@ -12,6 +12,7 @@ import pytest
 from odtpack import zoo
 from odtpack.fit.ground import Ground, lay_ground
 from odtpack.recipe import BuildSettings
+from odtpack_runtime.simulator.profile import DeviceProfile, parse_profile
 from tests.cli.conftest import Run, run
 
 __all__ = ["Run", "run"]
@@ -44,6 +45,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     images = patterns[labels] + random.normal(0, 0.2, (SAMPLES, 1, 16, 16))
     np.savez(folder / "data.npz", input=images.astype(np.float32), labels=labels)
     return Files(folder, folder / "model.onnx", folder / "data.npz")
+
+
+def device(name: str, *, gflops: float, watts: float) -> DeviceProfile:
+    """A made-up device without a memory limit, of which time and energy are known."""
+    figure = 'kind = "assumed", source = "made up for a test"'
+    lines = [
+        "schema_version = 1",
+        f'name = "test/{name}"',
+        f'title = "Test {name}"',
+        'vendor = "Test"',
+        'os = "linux"',
+        "validated = false",
+        "[memory]",
+        f'bandwidth = {{ value = 4, low = 2, high = 8, unit = "GB/s", {figure} }}',
+        "[cpu]",
+        f'fp32_gemm = {{ value = {gflops}, threads = 1, unit = "GFLOPS", {figure} }}',
+        "[power]",
+        f'idle = {{ value = 1, unit = "W", {figure} }}',
+        f'load = {{ value = {watts}, unit = "W", {figure} }}',
+    ]
+    return parse_profile("\n".join(lines).encode(), f"{name}.toml")
 
 
 @pytest.fixture(scope="session")

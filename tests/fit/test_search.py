@@ -17,7 +17,7 @@ from odtpack.recipe import BuildSettings, Recipe, read_recipe
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
 from odtpack_runtime.simulator.executor import LocalExecutor
 from odtpack_runtime.simulator.simulate import simulate
-from tests.fit.conftest import Files
+from tests.fit.conftest import Files, device
 from tests.fit.test_candidates import recipe_of, space_of
 from tests.simulator.packages import make_profile
 
@@ -63,11 +63,11 @@ def test_a_budget_that_only_smaller_batches_keep(
     assert plans[64] * 0.9 > limit > plans[4]
     budgets = parse_budgets(f'[budgets]\npeak_memory = "{limit} B"\n'.encode())
     told: list[FitProgress] = []
-    profile = make_profile("phone", None)
+    profiles = device("slow", gflops=1, watts=2), device("hot", gflops=100, watts=30)
     request = FitRequest(
         BuildSettings.of(recipe),
         files.data,
-        (profile,),
+        profiles,
         recipe=recipe,
         budgets=budgets,
         device_names=("pixel-8a",),
@@ -84,9 +84,21 @@ def test_a_budget_that_only_smaller_batches_keep(
     assert result.found
     assert {each.choice.micro_batch for each in result.pareto} <= {32, 16, 8, 4}
     assert all(each.peak_bytes <= limit for each in result.pareto)
-    assert {o.name for o in result.objectives} >= {"accuracy", "peak_bytes", "time_s"}
+    assert [o.name for o in result.objectives] == ["accuracy", "peak_bytes", "time_s", "energy_j"]
+    assert result.not_judged == []
     assert [(rung.epochs, rung.trained, rung.kept) for rung in result.rungs] == [(1, 4, 1)]
     assert told[0].title == "build the recipe as it is"
+
+    for each in result.pareto:
+        slow, hot = each.devices
+        assert slow.time_s is not None
+        assert hot.time_s is not None
+        assert slow.energy_j is not None
+        assert hot.energy_j is not None
+        assert each.time_s == slow.time_s.typical > hot.time_s.typical
+        assert slow.energy_j.typical == pytest.approx(1 * slow.time_s.typical)
+        assert hot.energy_j.typical == pytest.approx(29 * hot.time_s.typical)
+        assert each.energy_j == max(slow.energy_j.typical, hot.energy_j.typical)
 
     # The whole batch, trained as it would have been, does as well: a step is the same.
     best = result.pareto[0]
@@ -108,14 +120,14 @@ def test_a_budget_that_only_smaller_batches_keep(
         simulate(
             read.package,
             files.data,
-            [profile],
+            profiles,
             batch_size=read.table.batch.at_once,
             epochs=4,
             seed=0,
         ),
         budgets,
     )
-    assert again.verdict == "pass"
+    assert not again.over_budget
     assert again.training.metric_after == best.metric
     assert again.training.eval_loss_after == best.loss
     assert again.package.package_bytes == best.package_bytes

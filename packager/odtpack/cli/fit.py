@@ -276,7 +276,7 @@ def _show(result: FitResult) -> None:
         if each.miss is not None and each.miss < 1e6:
             _console.say(f"  it misses a limit by {format_percent(each.miss)} of it")
     for unknown in result.not_judged:
-        _console.say(f"not compared: {unknown.figure}: {unknown.reason}", style="yellow")
+        _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
 
 
 def _errors(found: Solution) -> list[tuple[str, Check]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from odtpack.fit.campaigns import with_campaigns
 from odtpack.fit.candidates import Candidate
 from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
 from odtpack.fit.pareto import Point, beaten_by, on_grid
@@ -80,7 +81,8 @@ def run(candidate: Candidate, simulation: Simulation, folder: Path) -> Simulatio
         seed=simulation.seed,
         threads=simulation.threads,
     )
-    return judge(measured, simulation.budgets)
+    profiles = {profile.name: profile for profile in simulation.profiles}
+    return judge(with_campaigns(measured, profiles), simulation.budgets)
 
 
 def solution(candidate: Candidate, result: SimulationResult) -> Solution:
@@ -127,9 +129,7 @@ def choice(candidate: Candidate) -> Choice:
 
 def time_of(device: DeviceResult) -> Interval | None:
     """Seconds of work until the training is done."""
-    if device.campaign is not None:
-        return device.campaign.active_s
-    return device.latency.finish_s
+    return None if device.campaign is None else device.campaign.active_s
 
 
 def energy_of(device: DeviceResult) -> Interval | None:
@@ -173,7 +173,7 @@ _FAR: Final = 1e9
 def objectives(
     solutions: Sequence[Solution], reasons: Sequence[NotJudged]
 ) -> tuple[list[Objective], list[NotJudged]]:
-    """What can be compared, and what is unknown of every solution.
+    """What can be compared, and what is unknown on some device or on all.
 
     Args:
         solutions: All that were simulated.
@@ -186,28 +186,29 @@ def objectives(
         else Objective(name="loss", better="smaller", tolerance=0),
         Objective(name="peak_bytes", better="smaller", tolerance=MEMORY_TOLERANCE),
     ]
-    unknown = []
+    unknown = list[NotJudged]()
     for name in ("time_s", "energy_j"):
-        if any(getattr(each, name) is not None for each in solutions):
+        known = any(getattr(each, name) is not None for each in solutions)
+        if known:
             found.append(Objective(name=name, better="smaller", tolerance=TIME_TOLERANCE))
-        else:
-            unknown += [each for each in reasons if each.figure == name][:1] or [
-                NotJudged(figure=name, reason="no device says")
-            ]
+        why = {each.reason: each for each in reasons if each.figure == name}
+        if not known and not why:
+            why = {"": NotJudged(figure=name, reason="no device says")}
+        unknown += why.values()
     return found, unknown
 
 
 def reasons(results: Iterable[SimulationResult]) -> list[NotJudged]:
     """Why a device has no time or energy, as far as it says."""
-    found = []
-    for device in (device for result in results for device in result.devices):
-        if device.latency.not_judged:
-            found.append(NotJudged(figure="time_s", reason=device.latency.not_judged))
-        for each in device.campaign.not_judged if device.campaign else ():
-            name = {"active_s": "time_s", "energy_j": "energy_j"}.get(each.figure)
-            if name is not None:
-                found.append(NotJudged(figure=name, reason=each.reason))
-    return found
+    names = {"active_s": "time_s", "energy_j": "energy_j"}
+    return [
+        NotJudged(figure=names[each.figure], reason=f"{device.title}: {each.reason}"[:4000])
+        for result in results
+        for device in result.devices
+        if device.campaign is not None
+        for each in device.campaign.not_judged
+        if each.figure in names
+    ]
 
 
 def costs(each: Solution, wanted: Sequence[Objective]) -> Point:

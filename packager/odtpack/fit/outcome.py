@@ -151,7 +151,8 @@ class FitResult(Part):
     rungs: list[Rung]
     objectives: list[Objective]
     not_judged: list[NotJudged]
-    """Objectives of which nothing is known, and why."""
+    """Objectives that are unknown on a device, and why; on all devices, if it is none of the
+    objectives."""
     pareto: list[Solution]
     """Best metric first."""
     beaten: list[Solution]
