@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from odtpack.cli.fit import _check_folder, _write
 from odtpack.fit.outcome import FitResult
 from odtpack_runtime.simulator.budgets import parse_budgets
 from tests.cli.conftest import Run, assert_refused, tree
@@ -108,3 +109,26 @@ class TestBadInput:
         assert_refused(start(*device, "--out", tmp_path), "folder-not-empty", str(tmp_path))
         assert_refused(start(*device, "--out", tmp_path / "diary.txt"), "cannot-write")
         assert tree(tmp_path) == {"diary.txt": b"mine"}
+
+
+def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
+    """Recipes of the old one go, and what else was put there stays."""
+    for name in ("fit.json", "recipe-1.toml", "recipe-2.toml", "recipe-x.toml"):
+        (tmp_path / name).write_text("old")
+    (tmp_path / "package-1").mkdir()
+    empty: dict[str, list[object]] = {
+        key: []
+        for key in (
+            *("devices", "space", "rungs", "objectives", "not_judged"),
+            *("pareto", "beaten", "over_budget", "left"),
+        )
+    }
+    counts = dict.fromkeys(("samples", "held_out_samples", "candidates", "looked_at", "seed"), 0)
+    result = FitResult.model_validate(
+        {"tool_version": "0", "model": "m.onnx", "epochs": 1, **counts, **empty}
+    )
+    _write(result, tmp_path, _check_folder(tmp_path))
+    found = tree(tmp_path)
+    assert set(found) == {"fit.json", "recipe.schema.json", "recipe-x.toml", "package-1"}
+    assert found["fit.json"] == result.to_json().encode()
+    assert found["recipe-x.toml"] == b"old"
