@@ -95,6 +95,14 @@ app.command(
     )
 )(build)
 app.command(
+    epilog=_examples(
+        "odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \\",
+        "    --budget budgets.toml --out fitted",
+        "odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \\",
+        "    --trials 40 --jobs 4",
+    )
+)(fit)
+app.command(
     name="import",
     epilog=_examples(
         "odtpack import artifacts --out package",
@@ -183,14 +191,6 @@ app.command(
         "    --budget budgets.toml --report html:report.html --report json:report.json",
     )
 )(simulate)
-app.command(
-    epilog=_examples(
-        "odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \\",
-        "    --budget budgets.toml --out fitted",
-        "odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \\",
-        "    --trials 40 --jobs 4",
-    )
-)(fit)
 app.command(
     epilog=_examples(
         "odtpack demo",
