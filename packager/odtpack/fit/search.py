@@ -158,9 +158,13 @@ class _Search:
             train_samples=ground.whole.train_samples,
             fixed_batch=ground.fixed_batch,
         )
-        candidates = space.candidates()
+        candidates = self._fitting(space.candidates())
         runners, looked_at = self._screen(candidates)
-        levels = self._that_fit(rungs(len(runners), request.epochs, request.finalists), candidates)
+        levels = [
+            epochs
+            for epochs in rungs(len(runners), request.epochs, request.finalists)
+            if not any(self._problem(runner.candidate, epochs) for runner in runners)
+        ] or [request.epochs]
         ceiling = memory_ceiling(request.profiles, request.budgets)
         ahead, behind, made = halve(runners, levels, request.finalists, ceiling, self._train)
         self.left += behind
@@ -182,28 +186,31 @@ class _Search:
             left=self.left,
         )
 
-    def _that_fit(self, levels: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
-        """Numbers of epochs that the recipe's schedule of the learning rate fits in.
+    def _fitting(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those whose training is as long as the recipe's schedule of the learning rate asks.
 
         Raises:
-            OdtpackError: ``bad-schedule`` if it does not even fit in the whole training.
+            OdtpackError: ``bad-schedule`` if it does not fit in any.
         """
+        fitting = [each for each in candidates if not self._problem(each, self.request.epochs)]
+        if fitting:
+            return fitting
+        problem = self._problem(candidates[0], self.request.epochs)
+        assert problem is not None  # noqa: S101 - nothing would have been left out
+        steps = self._schedule(candidates[0], self.request.epochs).steps
+        problem.hint = f"the training makes {steps} steps: pass more --epochs"
+        raise problem
+
+    def _problem(self, candidate: Candidate, epochs: int) -> OdtpackError | None:
+        """Why the recipe's schedule does not fit in so many epochs of a candidate."""
         schedule = self.ground.base.schedule
         if schedule is None:
-            return list(levels)
-        largest = max(candidates, key=lambda each: each.batch_size)
-        fitting = []
-        for epochs in (*levels, self.request.epochs):
-            steps = self._schedule(largest, epochs).steps
-            try:
-                schedule.schedule(steps)
-            except OdtpackError as error:
-                if epochs == self.request.epochs:
-                    error.hint = f"the training makes {steps} steps: pass more --epochs"
-                    raise
-            else:
-                fitting.append(epochs)
-        return list(dict.fromkeys(fitting))[: len(levels)]
+            return None
+        try:
+            schedule.schedule(self._schedule(candidate, epochs).steps)
+        except OdtpackError as error:
+            return error
+        return None
 
     def _schedule(self, candidate: Candidate, epochs: int) -> Schedule:
         return self.ground.schedule(candidate.micro_batch, candidate.accumulation_steps, epochs)
