@@ -213,6 +213,24 @@ class TestRecipes:
                     assert "peak_memory" in given.overall()
                     assert "final_loss" in given.narrowed("any", "ios")
 
+    def test_a_group_goes_with_the_last_of_its_parameters(
+        self, ground: Ground, tmp_path: Path
+    ) -> None:
+        """``conv1.*`` is the first pattern that matches conv1, and has nothing else."""
+        groups = (("conv1.*", 2.0, None), ("conv*", 3.0, None), ("fc.*", 4.0, None))
+        base = dataclasses.replace(ground.base, groups=groups)
+        scales = {}
+        for freeze in ground.freezes:
+            candidate = next(c for c in space_of(ground).candidates() if c.freeze == freeze)
+            settings = candidate.settings(base)
+            settings.build(tmp_path / f"{len(scales)}")
+            scales[freeze.title] = [scale for _, scale, _ in settings.groups]
+        assert scales == {
+            "nothing": [2.0, 3.0, 4.0],
+            "first 1 of 3 layers": [3.0, 4.0],
+            "all but the head": [4.0],
+        }
+
     def test_a_spread_of_them_builds(self, ground: Ground, tmp_path: Path) -> None:
         candidates = space_of(ground).candidates()
         for candidate in itertools.islice(spread(candidates, None, 5), 10):

@@ -14,7 +14,7 @@ from odtpack_runtime.simulator.units import Interval
 from tests.simulator.factory import make_result
 
 NAMES = ["google/pixel-8a", "raspberrypi/pi-5"]
-CANDIDATE = Candidate(7, 32, 8, Freeze("nothing", (), 10, False), "sgd", (), 0.1, None)
+CANDIDATE = Candidate(7, 32, 8, Freeze("nothing", (), ("w",), 10, False), "sgd", (), 0.1, None)
 
 
 def made(budgets: str = "", *, times: tuple[float, ...] = (3.0, 5.0)) -> SimulationResult:

@@ -15,7 +15,7 @@ from odtpack.fit.workshop import Planned
 
 
 def runner(number: int, *, peak: int = 100, work: float = 1.0, cost: str = "") -> Runner:
-    freeze = Freeze("nothing", (), 10, False)
+    freeze = Freeze("nothing", (), ("w",), 10, False)
     candidate = Candidate(number, 32, 32, freeze, "sgd", (), number / 100, None)
     return Runner(candidate, Planned("", peak, 10, work), cost or f"{number}", 8)
 

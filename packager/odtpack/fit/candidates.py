@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from odtpack_runtime.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSettings
+    from odtpack.recipe.settings import Group
     from odtpack.storage import Storage
 
 Options = tuple[tuple[str, object], ...]
@@ -55,11 +57,22 @@ class Candidate:
         return dataclasses.replace(
             base,
             freeze=(*base.freeze, *self.freeze.patterns),
+            groups=tuple(group for group in base.groups if self._has(group, base)),
             optimizer=self.optimizer,
             optimizer_options=dict(self.optimizer_options),
             accumulation_steps=self.accumulation_steps,
             frozen_storage=self.frozen_storage,
         )
+
+    def _has(self, group: Group, base: BuildSettings) -> bool:
+        """Whether a parameter group still has parameters, of which the first pattern decides."""
+        if not self.freeze.patterns:
+            return True  # a group that has none without freezing more is a mistake to be told
+        firsts = (
+            next((each for each in base.groups if fnmatchcase(name, each[0])), None)
+            for name in self.freeze.names
+        )
+        return any(first is group for first in firsts)
 
     def settings(self, base: BuildSettings) -> BuildSettings:
         """Its package with the learning rate, as the recipe to paste has it."""

@@ -34,12 +34,14 @@ class Freeze:
     Attributes:
         title: What it freezes, for people.
         patterns: For ``freeze`` in a recipe; empty for nothing more.
-        trained: Number of elements that are still trained.
+        names: Parameters that are still trained.
+        trained: Number of their elements.
         storable: Whether a frozen weight is large enough for another storage.
     """
 
     title: str
     patterns: tuple[str, ...]
+    names: tuple[str, ...]
     trained: int
     storable: bool
 
@@ -105,6 +107,7 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
             Freeze(
                 _title(step, count),
                 patterns(model, chosen),
+                tuple(rest),
                 sum(_size(model.graph.initializers[name]) for name in rest),
                 any(storage.is_weight(value) for value in values),
             )
