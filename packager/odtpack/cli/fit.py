@@ -254,7 +254,7 @@ def _show(result: FitResult) -> None:
     _console.say(", ".join((planned, *rungs, f"{finished} to the end")))
     over = sum(each.stage == "plan" for each in result.left)
     if over:
-        _console.say(f"{over} were not trained: their planned memory or their size is over a limit")
+        _console.say(f"not trained, because planned memory or package size is over a limit: {over}")
     _console.say()
     if result.found:
         _table(result, result.pareto)
