@@ -8,6 +8,7 @@ from pathlib import Path
 
 from odtpack.autodiff.coverage import coverage
 from odtpack.diff_model import PackageDiff
+from odtpack.fit.outcome import json_schema as fit_json_schema
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack_runtime.manifest import Manifest
@@ -78,6 +79,11 @@ def diff_schema() -> str:
         **{k: v for k, v in content.items() if k != "title"},
     }
     return json.dumps(schema, indent=2) + "\n"
+
+
+def fit_schema() -> str:
+    """The JSON Schema of what ``odtpack fit --json`` prints."""
+    return json.dumps(fit_json_schema(), indent=2) + "\n"
 
 
 _RECIPE = ROOT / "docs" / "recipe.md"
@@ -172,6 +178,7 @@ PAGES = {
     ROOT / "docs" / "operators.md": operators_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,
+    ROOT / "docs" / "schemas" / "fit.schema.json": fit_schema,
     ROOT / "docs" / "schemas" / "recipe.schema.json": schema_text,
     _RECIPE: recipe_page,
 }

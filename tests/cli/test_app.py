@@ -18,6 +18,7 @@ from tests.cli.conftest import Run, assert_refused
 COMMANDS = [
     (),
     ("build",),
+    ("fit",),
     ("train",),
     ("export",),
     ("inspect",),

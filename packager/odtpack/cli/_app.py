@@ -22,6 +22,7 @@ from odtpack.cli.demo import demo
 from odtpack.cli.devices import devices
 from odtpack.cli.diff import diff
 from odtpack.cli.export import export
+from odtpack.cli.fit import fit
 from odtpack.cli.import_ import import_
 from odtpack.cli.init import init
 from odtpack.cli.inspect import inspect
@@ -93,6 +94,14 @@ app.command(
         "odtpack build --recipe recipe.toml --if-changed",
     )
 )(build)
+app.command(
+    epilog=_examples(
+        "odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \\",
+        "    --budget budgets.toml --out fitted",
+        "odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \\",
+        "    --trials 40 --jobs 4",
+    )
+)(fit)
 app.command(
     name="import",
     epilog=_examples(

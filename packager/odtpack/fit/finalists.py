@@ -1,0 +1,239 @@
+"""Trains what is left to the end, as ``odtpack simulate`` does, and reads its figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from odtpack.fit.campaigns import with_campaigns
+from odtpack.fit.candidates import Candidate
+from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
+from odtpack.fit.pareto import Point, beaten_by, on_grid
+from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.recipe import BuildSettings, read_recipe
+from odtpack_runtime.simulator.budgets import Budgets, judge
+from odtpack_runtime.simulator.profile import DeviceProfile
+from odtpack_runtime.simulator.result import (
+    Check,
+    DeviceResult,
+    NotJudged,
+    SimulationResult,
+)
+from odtpack_runtime.simulator.simulate import simulate
+
+if TYPE_CHECKING:
+    from odtpack_runtime.simulator.units import Interval
+
+MEMORY_TOLERANCE: Final = 0.01
+TIME_TOLERANCE: Final = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """What all finalists have in common.
+
+    Attributes:
+        base: What recipe and options say.
+        data: The user's ``.npz`` file.
+        profiles: The devices.
+        budgets: Limits.
+        epochs: Passes over the training samples.
+        seed: Seed of the split and of the order.
+        threads: Threads of the replay.
+    """
+
+    base: BuildSettings
+    data: Path
+    profiles: tuple[DeviceProfile, ...]
+    budgets: Budgets
+    epochs: int
+    seed: int
+    threads: int
+
+
+def run(candidate: Candidate, simulation: Simulation, folder: Path) -> SimulationResult:
+    """Build a finalist from its recipe, simulate it, and judge it.
+
+    Args:
+        candidate: The finalist.
+        simulation: How to simulate it.
+        folder: A new folder for recipe and package.
+
+    Raises:
+        OdtpackError: As :func:`~odtpack_runtime.simulator.simulate.simulate`.
+    """
+    folder.mkdir()
+    text = recipe_text(
+        candidate.settings(simulation.base), candidate.batch_size, Surroundings(folder, "package")
+    )
+    (folder / "recipe.toml").write_text(text, encoding="utf-8")
+    recipe = read_recipe(folder / "recipe.toml")
+    BuildSettings.of(recipe).build(folder / "package")
+    measured = simulate(
+        folder / "package",
+        simulation.data,
+        simulation.profiles,
+        batch_size=recipe.table.batch.at_once,
+        epochs=simulation.epochs,
+        seed=simulation.seed,
+        threads=simulation.threads,
+    )
+    profiles = {profile.name: profile for profile in simulation.profiles}
+    return judge(with_campaigns(measured, profiles), simulation.budgets)
+
+
+def solution(candidate: Candidate, result: SimulationResult) -> Solution:
+    """The figures of a simulated candidate, still without its recipe."""
+    training = result.training
+    loss = training.eval_loss_after
+    if loss is None and result.data.held_out_samples == 0 and training.losses:
+        loss = training.losses[-1]
+    misses = [
+        _miss(check, result if device is None else device)
+        for device, check in result.all_checks()
+        if check.status == "fail" and check.level == "error"
+    ]
+    peaks = [device.memory.peak_bytes for device in result.devices]
+    return Solution(
+        number=candidate.number,
+        choice=choice(candidate),
+        metric=training.metric_after,
+        loss=loss,
+        peak_bytes=max(peaks),
+        time_s=_worst(time_of(device) for device in result.devices),
+        energy_j=_worst(energy_of(device) for device in result.devices),
+        package_bytes=result.package.package_bytes,
+        predicted_peak_bytes=result.memory.predicted.peak_bytes,
+        devices=[_figures(device) for device in result.devices],
+        failed=[check for check in result.checks if check.status == "fail"],
+        miss=max(misses) if misses else None,
+    )
+
+
+def choice(candidate: Candidate) -> Choice:
+    """A candidate as the result stores it."""
+    return Choice(
+        batch_size=candidate.batch_size,
+        micro_batch=candidate.micro_batch,
+        frozen=candidate.freeze.title,
+        freeze=list(candidate.freeze.patterns),
+        trained_parameters=candidate.freeze.trained,
+        optimizer=candidate.optimizer,
+        learning_rate=candidate.learning_rate,
+        frozen_dtype=candidate.frozen_storage or "float32",
+    )
+
+
+def time_of(device: DeviceResult) -> Interval | None:
+    """Seconds of work until the training is done."""
+    return None if device.campaign is None else device.campaign.active_s
+
+
+def energy_of(device: DeviceResult) -> Interval | None:
+    """Joules above idle of the whole training."""
+    return None if device.campaign is None else device.campaign.energy_j
+
+
+def _figures(device: DeviceResult) -> DeviceFigures:
+    return DeviceFigures(
+        name=device.name,
+        verdict=device.verdict,
+        peak_bytes=device.memory.peak_bytes,
+        step_ms=device.latency.step_ms,
+        time_s=time_of(device),
+        energy_j=energy_of(device),
+        failed=[check for check in device.checks if check.status == "fail"],
+    )
+
+
+def _worst(intervals: Iterable[Interval | None]) -> float | None:
+    return max((each.typical for each in intervals if each is not None), default=None)
+
+
+def _miss(check: Check, of: DeviceResult | SimulationResult) -> float:
+    """By which share of its limit a failed check misses it.
+
+    A training that was killed has no peak of its own: what was predicted stands for it.
+    """
+    actual = check.actual
+    if actual is None and check.metric == "memory_limit" and isinstance(of, DeviceResult):
+        actual = of.memory.predicted_peak_bytes
+    if actual is None or not check.limit:
+        return _FAR
+    return min(abs(actual - check.limit) / abs(check.limit), _FAR)
+
+
+_FAR: Final = 1e9
+"""Where no share can be told, as of a loss that is not finite: farther than all others."""
+
+
+def objectives(
+    solutions: Sequence[Solution], reasons: Sequence[NotJudged]
+) -> tuple[list[Objective], list[NotJudged]]:
+    """What can be compared, and what is unknown on some device or on all.
+
+    Args:
+        solutions: All that were simulated.
+        reasons: Why time and energy may be unknown.
+    """
+    has_metric = any(each.metric is not None for each in solutions)
+    found = [
+        Objective(name="accuracy", better="larger", tolerance=0)
+        if has_metric
+        else Objective(name="loss", better="smaller", tolerance=0),
+        Objective(name="peak_bytes", better="smaller", tolerance=MEMORY_TOLERANCE),
+    ]
+    unknown = list[NotJudged]()
+    for name in ("time_s", "energy_j"):
+        known = any(getattr(each, name) is not None for each in solutions)
+        if known:
+            found.append(Objective(name=name, better="smaller", tolerance=TIME_TOLERANCE))
+        why = {each.reason: each for each in reasons if each.figure == name}
+        if not known and not why:
+            why = {"": NotJudged(figure=name, reason="no device says")}
+        unknown += why.values()
+    return found, unknown
+
+
+def reasons(results: Iterable[SimulationResult]) -> list[NotJudged]:
+    """Why a device has no time or energy, as far as it says."""
+    names = {"active_s": "time_s", "energy_j": "energy_j"}
+    return [
+        NotJudged(figure=names[each.figure], reason=f"{device.title}: {each.reason}"[:4000])
+        for result in results
+        for device in result.devices
+        if device.campaign is not None
+        for each in device.campaign.not_judged
+        if each.figure in names
+    ]
+
+
+def costs(each: Solution, wanted: Sequence[Objective]) -> Point:
+    """A solution as a point of costs on the objectives' grids; what is unknown is worst."""
+    point = []
+    for objective in wanted:
+        value = each.metric if objective.name == "accuracy" else getattr(each, objective.name)
+        if value is None:
+            point.append(math.inf)
+        elif objective.better == "larger":
+            point.append(-value)
+        else:
+            point.append(on_grid(value, objective.tolerance))
+    return tuple(point)
+
+
+def compared(
+    solutions: Sequence[Solution], wanted: Sequence[Objective]
+) -> tuple[list[Solution], list[Solution]]:
+    """The Pareto set, best metric first, and the rest, each with what beats it."""
+    points = [costs(each, wanted) for each in solutions]
+    beating = beaten_by(points)
+    best, rest = list[Solution](), list[Solution]()
+    for i in sorted(range(len(points)), key=lambda i: (points[i], solutions[i].number)):
+        numbers = sorted(solutions[j].number for j in beating[i])
+        told = solutions[i].model_copy(update={"beaten_by": numbers})
+        (rest if numbers else best).append(told)
+    return best, rest

@@ -1,0 +1,127 @@
+"""What a search stands on: the package that the recipe builds as it is, and the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from odtpack.fit.depth import Freeze, freezes
+from odtpack.loading import load_model
+from odtpack.patterns import resolve
+from odtpack_runtime.data import load_dataset
+from odtpack_runtime.package import Package
+from odtpack_runtime.signature import TensorSpec
+from odtpack_runtime.simulator.schedule import Schedule, make_schedule
+
+if TYPE_CHECKING:
+    from odtpack.recipe import BuildSettings
+
+_SCORED = ("cross_entropy", "nll")
+"""Losses whose first prediction has one score per class, so that accuracy can be told."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ground:
+    """What all candidates share.
+
+    Attributes:
+        base: What recipe and options say, with scores among the outputs of a classifier.
+        inputs: What the models take.
+        files: For each input, the path of an ``.npy`` file that children map.
+        shapes: Shape of one sample of each input.
+        samples: Number of samples.
+        seed: Seed of the split and of the order.
+        fixed_batch: Size of every batch if the model fixes it.
+        freezes: Choices of what to freeze.
+    """
+
+    base: BuildSettings
+    inputs: tuple[TensorSpec, ...]
+    files: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    samples: int
+    seed: int
+    fixed_batch: int | None
+    freezes: tuple[Freeze, ...]
+
+    def schedule(self, micro_batch: int, accumulation_steps: int, epochs: int) -> Schedule:
+        """Which samples make which batch.
+
+        Raises:
+            OdtpackError: There are too few samples.
+        """
+        return make_schedule(
+            self.inputs,
+            self.samples,
+            batch_size=micro_batch,
+            epochs=epochs,
+            seed=self.seed,
+            accumulation_steps=accumulation_steps,
+        )
+
+    @property
+    def whole(self) -> Schedule:
+        """One epoch in the smallest batches, for the numbers of samples."""
+        return self.schedule(self.fixed_batch or 1, 1, 1)
+
+
+def lay_ground(settings: BuildSettings, data: Path, folder: Path, seed: int) -> Ground:
+    """Build what the recipe says, so that its errors are told, and read the data.
+
+    Args:
+        settings: What recipe and options say.
+        data: The user's ``.npz`` file.
+        folder: Where the package and the data go.
+        seed: Seed of the split and of the order.
+
+    Raises:
+        OdtpackError: The model, the recipe or the data are wrong.
+    """
+    base = _with_scores(settings)
+    base.build(folder / "recipe")
+    manifest = Package.open(folder / "recipe").manifest
+    inputs = tuple(manifest.input_specs())
+    arrays = load_dataset(
+        data, inputs, class_count=manifest.class_count, ignored_label=manifest.ignored_label
+    )
+    files = {}
+    (folder / "data").mkdir()
+    for index, (name, array) in enumerate(arrays.items()):
+        path = folder / "data" / f"{index}.npy"
+        np.save(path, array, allow_pickle=False)
+        files[name] = str(path)
+    sizes = [spec.shape[0] for spec in inputs if spec.shape]
+    return Ground(
+        base,
+        inputs,
+        files,
+        {name: array.shape[1:] for name, array in arrays.items()},
+        len(next(iter(arrays.values()))),
+        seed,
+        next((size for size in sizes if isinstance(size, int)), None),
+        tuple(_freezes(base)),
+    )
+
+
+def _freezes(base: BuildSettings) -> Sequence[Freeze]:
+    """What may be frozen; nothing more where the recipe says what is trained."""
+    model = load_model(base.model, named=(*base.train, *base.freeze))
+    read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
+    trained, frozen = resolve(model, base.train, base.freeze, read)
+    found = freezes(model, trained, frozen)
+    return found[:1] if base.train else found
+
+
+def _with_scores(settings: BuildSettings) -> BuildSettings:
+    """Return the scores of a classifier, so that its accuracy can be told."""
+    if settings.loss not in _SCORED or settings.outputs:
+        return settings
+    read = settings.loss_inputs[:1]
+    if not read:
+        model = load_model(settings.model, named=(*settings.train, *settings.freeze))
+        read = tuple(str(value.name) for value in model.graph.outputs[:1])
+    return dataclasses.replace(settings, outputs=read)

@@ -1,0 +1,187 @@
+"""Successive halving: many candidates for a few epochs, the better ones for more.
+
+Jamieson and Talwalkar (2016), Non-stochastic best arm identification and hyperparameter
+optimization, https://arxiv.org/abs/1502.07943, with a reduction factor of 3. There is more
+than one objective here, so that "better" is decided by the fronts of
+:func:`odtpack.fit.pareto.fronts`, as in Schmucker et al. (2021), Multi-objective asynchronous
+successive halving, https://arxiv.org/abs/2106.12639. All that decides repeats exactly: the
+metric, the planned memory, and the work that is counted in the graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from odtpack.fit.candidates import Candidate
+from odtpack.fit.ceilings import Ceiling
+from odtpack.fit.finalists import choice
+from odtpack.fit.outcome import Left, Rung
+from odtpack.fit.pareto import Point, beats, keep
+from odtpack.fit.replays import Trained
+from odtpack.fit.workshop import Planned
+
+REDUCTION: Final = 3
+
+Train = Callable[[Sequence["Runner"], int], list[Trained]]
+"""Trains so many runners for so many epochs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """A candidate in the race.
+
+    Attributes:
+        candidate: The candidate.
+        planned: What is known of its package.
+        cost: Equal for candidates that differ in the learning rate only.
+        steps_per_epoch: Its optimizer steps in an epoch.
+        trained: How its last training went.
+    """
+
+    candidate: Candidate
+    planned: Planned
+    cost: str
+    steps_per_epoch: int
+    trained: Trained = dataclasses.field(default_factory=Trained)
+
+    def point(self) -> Point:
+        """Loss or error rate, memory and work of an epoch: what is compared before the end."""
+        metric, loss = self.trained.metric, self.trained.loss
+        quality = loss if metric is None else 1.0 - metric
+        work = self.planned.work * self.steps_per_epoch
+        return (math.inf if quality is None else quality, float(self.planned.peak_bytes), work)
+
+    def left(self, stage: str, reason: str, epochs: int = 0, by: Sequence[int] = ()) -> Left:
+        """The record of a candidate that does not go on."""
+        return Left(
+            number=self.candidate.number,
+            choice=choice(self.candidate),
+            stage=stage,  # type: ignore[arg-type]
+            reason=reason[:4000],
+            epochs=epochs,
+            metric=self.trained.metric,
+            loss=self.trained.loss,
+            predicted_peak_bytes=self.planned.peak_bytes,
+            measured_peak_bytes=self.trained.peak_bytes,
+            beaten_by=sorted(by),
+        )
+
+
+def rungs(count: int, epochs: int, finalists: int) -> list[int]:
+    """Epochs of the trainings before the last one, which is for all epochs.
+
+    Args:
+        count: Candidates at the start.
+        epochs: Epochs of the whole training.
+        finalists: Candidates that are to be left at the end.
+    """
+    needed = math.ceil(math.log(max(1.0, count / finalists), REDUCTION))
+    possible = int(math.log(epochs, REDUCTION) + 1e-9)
+    levels = max(1, min(needed, possible))
+    found = (max(1, epochs // REDUCTION**level) for level in range(levels, 0, -1))
+    return list(dict.fromkeys(found))
+
+
+def halve(
+    runners: Sequence[Runner],
+    epochs: Sequence[int],
+    finalists: int,
+    ceiling: Ceiling | None,
+    train: Train,
+) -> tuple[list[Runner], list[Left], list[Rung]]:
+    """Train for ever more epochs, and leave the worse candidates behind each time.
+
+    Args:
+        runners: The candidates.
+        epochs: Epochs of each round, rising, see :func:`rungs`.
+        finalists: Candidates that are to be left at the end; of each cost one only, since
+            learning rates that cost the same differ by the metric alone.
+        ceiling: Limit on measured memory.
+        train: Trains candidates.
+
+    Returns:
+        Those left, in their order; the others; and the rounds.
+    """
+    here, behind, made = list(runners), list[Left](), list[Rung]()
+    for index, count in enumerate(epochs):
+        begun = len(here)
+        here = [
+            dataclasses.replace(runner, trained=trained)
+            for runner, trained in zip(here, train(here, count), strict=True)
+        ]
+        here, dropped = _without_failures(here, count, ceiling)
+        behind += dropped
+        last = index == len(epochs) - 1
+        if last:
+            here, dropped = _best_rates(here, count)
+            behind += dropped
+        wanted = finalists if last else max(finalists, math.ceil(begun / REDUCTION))
+        here, dropped = _cut(here, wanted, count)
+        behind += dropped
+        made.append(Rung(epochs=count, trained=begun, kept=len(here)))
+        if not here:
+            break
+    return here, behind, made
+
+
+def _without_failures(
+    runners: Sequence[Runner], epochs: int, ceiling: Ceiling | None
+) -> tuple[list[Runner], list[Left]]:
+    """Leave behind what failed or needs too much memory, but for the nearest if all do."""
+    good, over, dropped = list[Runner](), list[tuple[float, Runner]](), list[Left]()
+    for runner in runners:
+        peak = runner.trained.peak_bytes
+        if runner.trained.problem is not None:
+            dropped.append(runner.left("training", runner.trained.problem, epochs))
+        elif ceiling is not None and peak is not None and ceiling.excess(peak) > 0:
+            over.append((ceiling.excess(peak), runner))
+        else:
+            good.append(runner)
+    over.sort(key=lambda pair: (pair[0], pair[1].candidate.number))
+    if over and not good:
+        good.append(over.pop(0)[1])
+    for _, runner in over:
+        assert ceiling is not None  # noqa: S101 - nothing is over it otherwise
+        told = ceiling.told("the measured peak", runner.trained.peak_bytes or 0)
+        dropped.append(runner.left("training", told, epochs))
+    return good, dropped
+
+
+def _best_rates(runners: Sequence[Runner], epochs: int) -> tuple[list[Runner], list[Left]]:
+    """Of candidates that cost the same, the one with the best metric; the first of equals."""
+    best: dict[str, Runner] = {}
+    for runner in runners:
+        held = best.setdefault(runner.cost, runner)
+        if _quality(runner) < _quality(held):
+            best[runner.cost] = runner
+    kept, dropped = [], []
+    for runner in runners:
+        winner = best[runner.cost]
+        if winner is runner:
+            kept.append(runner)
+        else:
+            rate = f"{winner.candidate.learning_rate:g}"
+            told = f"the learning rate {rate} did no worse after {epochs} epochs, at the same cost"
+            dropped.append(runner.left("rate", told, epochs, [winner.candidate.number]))
+    return kept, dropped
+
+
+def _quality(runner: Runner) -> tuple[float, float]:
+    loss = runner.trained.loss
+    return (runner.point()[0], math.inf if loss is None else loss)
+
+
+def _cut(runners: Sequence[Runner], count: int, epochs: int) -> tuple[list[Runner], list[Left]]:
+    points = [runner.point() for runner in runners]
+    chosen = set(keep(points, min(count, len(runners))))
+    dropped = []
+    for index, runner in enumerate(runners):
+        if index in chosen:
+            continue
+        by = [runners[i].candidate.number for i in chosen if beats(points[i], points[index])]
+        told = f"after {epochs} epochs others had a better metric, less memory or less work"
+        dropped.append(runner.left("training", told, epochs, by))
+    return [runner for index, runner in enumerate(runners) if index in chosen], dropped

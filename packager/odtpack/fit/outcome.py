@@ -1,0 +1,187 @@
+"""What a search found: the one object between searching and showing.
+
+Units are in the names. A null figure is unknown. Numbers of candidates are their places in
+the space, so that the same space gives a candidate the same number in every search.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from odtpack_runtime.simulator.result import Check, Verdict
+from odtpack_runtime.simulator.result_base import (
+    Bytes,
+    Count,
+    Loss,
+    NonNegative,
+    NotJudged,
+    Part,
+    Text,
+)
+from odtpack_runtime.simulator.units import Interval
+
+SCHEMA_VERSION: Final = 1
+
+Stage = Literal["build", "plan", "training", "rate"]
+"""Where a candidate was left: it could not be built; its plan is over a limit or it was
+beyond what was to be trained; others were better after a few epochs; another learning rate was."""
+
+
+class Choice(Part):
+    """What a candidate chose."""
+
+    batch_size: int = Field(ge=1)
+    """Samples of an optimizer step."""
+    micro_batch: int = Field(ge=1)
+    """Samples that the model sees at once."""
+    frozen: Text
+    """What is frozen besides what the recipe freezes."""
+    freeze: list[Text]
+    """The patterns of it."""
+    trained_parameters: Count
+    """Numbers that are trained."""
+    optimizer: Text
+    learning_rate: NonNegative
+    frozen_dtype: Literal["float32", "float16", "int8"]
+    """How large frozen weights are stored."""
+
+
+class DeviceFigures(Part):
+    """A simulated candidate on one device."""
+
+    name: Text
+    verdict: Verdict
+    peak_bytes: Bytes
+    step_ms: Interval | None
+    """One optimizer step."""
+    time_s: Interval | None
+    """The whole training."""
+    energy_j: Interval | None
+    """Of the whole training, above idle."""
+    failed: list[Check]
+    """Checks that did not pass, those of level `warn` too."""
+
+
+class Solution(Part):
+    """A candidate that was trained for all epochs and simulated on every device."""
+
+    number: int = Field(ge=1)
+    choice: Choice
+    metric: float | None
+    """Accuracy on held-out samples; null where the model has none."""
+    loss: Loss
+    """Loss on held-out samples, else of the last step."""
+    peak_bytes: Bytes
+    """On the device where it is largest; as the next two."""
+    time_s: NonNegative | None
+    energy_j: NonNegative | None
+    package_bytes: Bytes
+    predicted_peak_bytes: Bytes
+    devices: list[DeviceFigures]
+    failed: list[Check]
+    """Checks of the package as a whole that did not pass."""
+    beaten_by: list[int] = Field(default_factory=list)
+    """Numbers of the Pareto set's members that are nowhere worse and somewhere better."""
+    miss: NonNegative | None = None
+    """By which share of the limit the worst failed check misses it; null if none failed."""
+    recipe: str = ""
+    """Text of a recipe.toml that builds it."""
+
+
+class Left(Part):
+    """A candidate that was not trained to the end."""
+
+    number: int = Field(ge=1)
+    choice: Choice
+    stage: Stage
+    reason: Text
+    epochs: Count = 0
+    """Epochs that it was trained for."""
+    metric: float | None = None
+    loss: Loss = None
+    predicted_peak_bytes: Bytes | None = None
+    measured_peak_bytes: Bytes | None = None
+    beaten_by: list[int] = Field(default_factory=list)
+    """Candidates that were nowhere worse and somewhere better at that time."""
+
+
+class Objective(Part):
+    """What the Pareto set compares."""
+
+    name: Literal["accuracy", "loss", "peak_bytes", "time_s", "energy_j"]
+    better: Literal["larger", "smaller"]
+    tolerance: NonNegative
+    """Width of the logarithmic grid on which two figures count as equal, as a share."""
+
+
+class Rung(Part):
+    """Candidates that were trained for so many epochs, and how many went on."""
+
+    epochs: int = Field(ge=1)
+    trained: Count
+    kept: Count
+
+
+class Dimension(Part):
+    """The values of one thing that varied."""
+
+    name: Text
+    values: list[Text]
+
+
+class FitResult(Part):
+    """A search: the Pareto set of the candidates that keep every budget on every device."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    tool_version: Text
+    model: Text
+    devices: list[Text]
+    epochs: int = Field(ge=1)
+    seed: int
+    samples: Count
+    held_out_samples: Count
+    space: list[Dimension]
+    candidates: Count
+    """Candidates in the space."""
+    looked_at: Count
+    """Those that were built and planned."""
+    rungs: list[Rung]
+    objectives: list[Objective]
+    not_judged: list[NotJudged]
+    """Objectives that are unknown on a device, and why; on all devices, if it is none of the
+    objectives."""
+    pareto: list[Solution]
+    """Best metric first."""
+    beaten: list[Solution]
+    """Within the budgets, and beaten."""
+    over_budget: list[Solution]
+    """Simulated, and over a limit; the nearest to its limits first."""
+    left: list[Left]
+
+    @property
+    def found(self) -> bool:
+        """Whether any candidate keeps every budget on every device."""
+        return bool(self.pareto)
+
+    @property
+    def nearest(self) -> Solution | None:
+        """What misses its limits by least, if nothing keeps them."""
+        return None if self.pareto or not self.over_budget else self.over_budget[0]
+
+    def to_json(self) -> str:
+        """The result as JSON text in the order of the fields."""
+        content = self.model_dump(mode="json")
+        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``odtpack fit --json`` prints."""
+    content = FitResult.model_json_schema(mode="serialization")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Result of odtpack fit",
+        **{key: value for key, value in content.items() if key != "title"},
+    }

@@ -1,0 +1,120 @@
+"""Short trainings of candidates, each in a process of its own whose memory is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.package import Package
+from odtpack_runtime.schedules import ScheduleSpec
+from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.replay import replay
+from odtpack_runtime.simulator.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A training to make.
+
+    Attributes:
+        package: Folder of the package.
+        data: For each input, in order, the path of an ``.npy`` file.
+        schedule: Which samples make which batch.
+        learning_rate: Rate of every step, or that the package's schedule starts from.
+        threads: Threads of the sessions.
+    """
+
+    package: str
+    data: Mapping[str, str]
+    schedule: Schedule
+    learning_rate: float
+    threads: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """How a short training went.
+
+    Attributes:
+        metric: Accuracy on the held-out samples; None if there is none.
+        loss: Loss on the held-out samples, else of the last step; None if not finite.
+        peak_bytes: Measured peak of memory; None if it could not be measured.
+        problem: Why there are no figures: it ran out of memory, or failed.
+    """
+
+    metric: float | None = None
+    loss: float | None = None
+    peak_bytes: int | None = None
+    problem: str | None = None
+
+
+def train(trial: Trial) -> Trained:
+    """Train in a child process; what fails is a result."""
+    with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as folder:
+        try:
+            done = replay(make_job(trial, Path(folder)))
+        except OdtpackError as error:
+            return Trained(problem=f"{error.code}: {error.what}")
+    if done.outcome == "killed":
+        return Trained(problem=f"the training was killed: {done.detail}")
+    if None in done.losses:
+        return Trained(peak_bytes=done.peak_bytes, problem="the loss was not finite")
+    loss = done.eval_loss_after
+    if done.eval_loss_before is None and done.losses:
+        loss = done.losses[-1]
+    return Trained(done.metric_after, loss, done.peak_bytes)
+
+
+def make_job(trial: Trial, folder: Path) -> Job:
+    """The job of a child that may write to ``folder``.
+
+    Raises:
+        OdtpackError: The package is damaged, or its schedule does not fit so short a training.
+    """
+    package = Package.open(trial.package)
+    manifest, schedule = package.manifest, trial.schedule
+    follows = None
+    if manifest.schedule is not None:
+        info = manifest.schedule
+        follows = ScheduleSpec(info.kind, info.settings).schedule(schedule.steps)
+    logits, labels = scores(manifest)
+    return Job(
+        task="train",
+        training_model=str(package.training_model),
+        eval_model=str(package.eval_model),
+        optimizer_model=str(package.optimizer_model),
+        checkpoint=str(package.checkpoint),
+        folder=str(folder),
+        data=dict(trial.data),
+        samples=schedule.samples,
+        batch_size=schedule.batch_size,
+        epochs=schedule.epochs,
+        seed=schedule.seed,
+        full_batches=schedule.full_batches,
+        accumulation_steps=schedule.accumulation_steps,
+        learning_rate=trial.learning_rate,
+        rate_kind=None if follows is None else follows.kind,
+        rate_settings={} if follows is None else follows.settings(),
+        threads=trial.threads,
+        logits=logits,
+        labels=labels,
+        ignored_label=manifest.ignored_label,
+    )
+
+
+def scores(manifest: Manifest) -> tuple[int | None, int | None]:
+    """Indices of the output with one score per class and of the labels; None without them."""
+    roles = [item.role for item in manifest.inputs]
+    if "labels" not in roles or manifest.class_count is None:
+        return None, None
+    labels = roles.index("labels")
+    rank = len(manifest.inputs[labels].shape)
+    for index, output in enumerate(manifest.outputs):
+        numbers = output.dtype.startswith("float") and len(output.shape) == rank + 1
+        if output.role == "additional" and numbers and output.shape[1] == manifest.class_count:
+            return index, labels
+    return None, None

@@ -1,0 +1,320 @@
+"""The search from a model to the Pareto set: docs/adr/0006-how-fit-searches.md tells why so."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from odtpack.errors import OdtpackError
+from odtpack.fit import finalists
+from odtpack.fit.candidates import Candidate, spread
+from odtpack.fit.ceilings import PLAN_ERROR, memory_ceiling, size_ceiling
+from odtpack.fit.finalists import Simulation
+from odtpack.fit.ground import Ground, lay_ground
+from odtpack.fit.halving import Runner, halve, rungs
+from odtpack.fit.outcome import FitResult, Left
+from odtpack.fit.recipe_text import Surroundings
+from odtpack.fit.replays import Trained, Trial, train
+from odtpack.fit.space import Wishes, open_space
+from odtpack.fit.summary import summarize
+from odtpack.fit.workshop import Planned, Workshop
+from odtpack_runtime.simulator.budgets import Budgets
+from odtpack_runtime.simulator.executor import Executor, LocalExecutor
+from odtpack_runtime.simulator.profile import DeviceProfile
+from odtpack_runtime.simulator.result import SimulationResult
+from odtpack_runtime.simulator.schedule import Schedule
+
+if TYPE_CHECKING:
+    from odtpack.recipe import BuildSettings, Recipe
+
+DEFAULT_TRIALS: Final = 24
+DEFAULT_FINALISTS: Final = 6
+_LOOKS: Final = 4
+"""So many times the wanted trials are planned at most, in search of ones that may fit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FitProgress:
+    """How far a search is.
+
+    Attributes:
+        title: What is being done.
+        done: Candidates done.
+        count: Candidates to do.
+    """
+
+    title: str
+    done: int = 0
+    count: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class FitRequest:
+    """What to search.
+
+    Attributes:
+        settings: What recipe and options say.
+        data: ``.npz`` file with one array per input.
+        profiles: The devices, at least one.
+        recipe: The recipe, whose keys are fixed; None for none.
+        wishes: What the options fix.
+        budgets: Limits; without them only the devices' own memory limits hold.
+        budget_source: Path of the budget file, or its tables, for the recipes to paste.
+        device_names: The devices as they were named, for the recipes to paste.
+        folder: Where the recipes to paste will lie.
+        epochs: Passes over the training samples.
+        trials: Candidates to train.
+        finalists: Candidates of these to train to the end and to time.
+        seed: Seed of the choice of candidates, of the split and of the order.
+        threads: Threads of the replays.
+    """
+
+    settings: BuildSettings
+    data: Path
+    profiles: tuple[DeviceProfile, ...]
+    recipe: Recipe | None = None
+    wishes: Wishes = dataclasses.field(default_factory=Wishes)
+    budgets: Budgets = dataclasses.field(default_factory=Budgets)
+    budget_source: Path | Mapping[str, Any] | None = None
+    device_names: tuple[str, ...] = ()
+    folder: Path = Path()
+    epochs: int = 3
+    trials: int = DEFAULT_TRIALS
+    finalists: int = DEFAULT_FINALISTS
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.profiles:
+            raise OdtpackError(
+                "no-device", "no device was named to fit to", hint="pass --device NAME"
+            )
+        for name in ("epochs", "trials", "finalists", "threads"):
+            value = getattr(self, name)
+            if not 1 <= value < 2**31:
+                raise OdtpackError(
+                    f"bad-{name}",
+                    f"{name} is {value}; it must be 1 or more",
+                    hint=f"write for example: --{name} 4",
+                )
+        if self.settings.runtime != "onnxruntime":
+            raise OdtpackError(
+                "target-cannot",
+                "the recipe builds for onnxruntime-training, which this ONNX Runtime cannot replay",
+                hint='leave runtime = "ort-training" out of the recipe',
+            )
+
+
+def fit(
+    request: FitRequest,
+    *,
+    executor: Executor | None = None,
+    jobs: int = 1,
+    progress: Callable[[FitProgress], None] = lambda now: None,
+) -> FitResult:
+    """Search what a recipe leaves open.
+
+    Args:
+        request: What to search.
+        executor: What runs the short trainings; ``jobs`` processes of this machine if None.
+        jobs: Processes at a time. Finalists are timed one at a time whatever the number.
+        progress: Called as the search proceeds.
+
+    Raises:
+        OdtpackError: The model, the data, the recipe or an option is wrong. A candidate that
+            fails by itself is a result.
+    """
+    with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as name:
+        folder = Path(name)
+        progress(FitProgress("build the recipe as it is"))
+        ground = lay_ground(request.settings, request.data, folder, request.seed)
+        local = LocalExecutor(jobs)
+        return _Search(request, ground, folder, local, executor or local, progress).run()
+
+
+@dataclasses.dataclass
+class _Search:
+    """One search: what its parts share."""
+
+    request: FitRequest
+    ground: Ground
+    folder: Path
+    local: LocalExecutor
+    executor: Executor
+    progress: Callable[[FitProgress], None]
+    left: list[Left] = dataclasses.field(default_factory=list)
+
+    def run(self) -> FitResult:
+        request, ground = self.request, self.ground
+        space = open_space(
+            ground.base,
+            request.recipe,
+            request.wishes,
+            ground.freezes,
+            train_samples=ground.whole.train_samples,
+            fixed_batch=ground.fixed_batch,
+        )
+        candidates = self._fitting(space.candidates())
+        runners, looked_at = self._screen(candidates)
+        levels = [
+            epochs
+            for epochs in rungs(len(runners), request.epochs, request.finalists)
+            if not any(self._problem(runner.candidate, epochs) for runner in runners)
+        ] or [request.epochs]
+        ceiling = memory_ceiling(request.profiles, request.budgets)
+        ahead, behind, made = halve(runners, levels, request.finalists, ceiling, self._train)
+        self.left += behind
+        simulated = self._simulate(ahead)
+        around = Surroundings(
+            request.folder, "package", request.device_names, request.budget_source
+        )
+        return summarize(
+            simulated,
+            ground,
+            around,
+            model=str(request.settings.model),
+            devices=[profile.name for profile in request.profiles],
+            epochs=request.epochs,
+            space=space,
+            candidates=len(candidates),
+            looked_at=looked_at,
+            rungs=made,
+            left=self.left,
+        )
+
+    def _fitting(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those whose training is as long as the recipe's schedule of the learning rate asks.
+
+        Raises:
+            OdtpackError: ``bad-schedule`` if it does not fit in any.
+        """
+        fitting = [each for each in candidates if not self._problem(each, self.request.epochs)]
+        if fitting:
+            return fitting
+        problem = self._problem(candidates[0], self.request.epochs)
+        assert problem is not None  # noqa: S101 - nothing would have been left out
+        steps = self._schedule(candidates[0], self.request.epochs).steps
+        problem.hint = f"the training makes {steps} steps: pass more --epochs"
+        raise problem
+
+    def _problem(self, candidate: Candidate, epochs: int) -> OdtpackError | None:
+        """Why the recipe's schedule does not fit in so many epochs of a candidate."""
+        schedule = self.ground.base.schedule
+        if schedule is None:
+            return None
+        try:
+            schedule.schedule(self._schedule(candidate, epochs).steps)
+        except OdtpackError as error:
+            return error
+        return None
+
+    def _schedule(self, candidate: Candidate, epochs: int) -> Schedule:
+        return self.ground.schedule(candidate.micro_batch, candidate.accumulation_steps, epochs)
+
+    def _screen(self, candidates: Sequence[Candidate]) -> tuple[list[Runner], int]:
+        """Candidates whose plan may fit, as many as are wanted, spread over the space."""
+        request = self.request
+        workshop = Workshop(
+            self.ground.base,
+            self.folder / "packages",
+            self.ground.shapes,
+            self.ground.whole.train_samples,
+            request.threads,
+        )
+        order = spread(candidates, candidates[0], request.seed)
+        good, over = list[Runner](), list[tuple[float, Runner, str]]()
+        looked_at, most = 0, _LOOKS * request.trials
+        while batch := self._next(order, min(request.trials - len(good), most - looked_at)):
+            looked_at += len(batch)
+            plans = workshop.plan(batch, self.local, on_done=self._teller("build and plan"))
+            for candidate, planned in zip(batch, plans, strict=True):
+                runner = self._runner(candidate, planned)
+                excess, told = self._excess(planned)
+                if planned.problem is not None:
+                    self.left.append(runner.left("build", planned.problem))
+                elif excess > 0:
+                    over.append((excess, runner, told))
+                else:
+                    good.append(runner)
+        over.sort(key=lambda each: (each[0], each[1].candidate.number))
+        if over and not good:  # so that there is a measured answer to how far off it is
+            good.append(over.pop(0)[1])
+        self.left += [runner.left("plan", told) for _, runner, told in over]
+        if not good:
+            raise OdtpackError(
+                "nothing-builds",
+                f"none of {looked_at} candidates can be built; {self.left[0].reason}",
+                hint="odtpack build --recipe recipe.toml shows what the recipe builds",
+            )
+        return good, looked_at
+
+    @staticmethod
+    def _next(order: Iterator[Candidate], count: int) -> list[Candidate]:
+        return list(itertools.islice(order, max(0, count)))
+
+    def _excess(self, planned: Planned) -> tuple[float, str]:
+        """By which share of a limit a plan is over it for certain, and how to say so."""
+        profiles, budgets = self.request.profiles, self.request.budgets
+        excess, told = 0.0, ""
+        for ceiling, what, count, error in (
+            (memory_ceiling(profiles, budgets), "the planned peak", planned.peak_bytes, PLAN_ERROR),
+            (size_ceiling(profiles, budgets), "the package", planned.package_bytes, 0.0),
+        ):
+            if ceiling is not None and ceiling.excess(count * (1 - error)) > excess:
+                excess, told = ceiling.excess(count), ceiling.told(what, count)
+        return excess, told
+
+    def _runner(self, candidate: Candidate, planned: Planned) -> Runner:
+        steps = self._schedule(candidate, 1).steps_per_epoch
+        return Runner(candidate, planned, candidate.cost_key(self.ground.base), steps)
+
+    def _train(self, runners: Sequence[Runner], epochs: int) -> list[Trained]:
+        trials = [
+            Trial(
+                runner.planned.folder,
+                self.ground.files,
+                self._schedule(runner.candidate, epochs),
+                runner.candidate.learning_rate,
+                self.request.threads,
+            )
+            for runner in runners
+        ]
+        return self.executor.map(
+            train,
+            trials,
+            files=[self.folder / "packages", self.folder / "data"],
+            on_done=self._teller(f"train for {epochs} of {self.request.epochs} epochs"),
+        )
+
+    def _simulate(self, runners: Sequence[Runner]) -> list[tuple[Candidate, SimulationResult]]:
+        """Train the finalists to the end and time them, one at a time."""
+        request = self.request
+        simulation = Simulation(
+            self.ground.base,
+            request.data,
+            request.profiles,
+            request.budgets,
+            request.epochs,
+            request.seed,
+            request.threads,
+        )
+        tell = self._teller("train to the end, and time")
+        found = []
+        for index, runner in enumerate(runners):
+            tell(index, len(runners))
+            folder = self.folder / f"finalist-{runner.candidate.number}"
+            try:
+                result = finalists.run(runner.candidate, simulation, folder)
+            except OdtpackError as error:
+                told = f"{error.code}: {error.what}"
+                self.left.append(runner.left("training", told, request.epochs))
+            else:
+                found.append((runner.candidate, result))
+        return found
+
+    def _teller(self, title: str) -> Callable[[int, int], None]:
+        return lambda done, count: self.progress(FitProgress(title, done, count))

@@ -1,0 +1,61 @@
+"""What is dropped before training is what the judge would refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from odtpack.fit.ceilings import Ceiling, memory_ceiling, size_ceiling
+from odtpack_runtime.simulator.budgets import judge, parse_budgets
+from odtpack_runtime.simulator.profile import load_profile
+from tests.simulator.factory import make_result
+
+NAMES = ["google/pixel-8a", "apple/iphone-16-pro"]
+BUDGETS = """
+[budgets]
+package_size = "6 MB"
+memory_headroom = "20 %"
+peak_memory = { limit = "1 MB", level = "warn" }
+[class.android]
+peak_memory = "200 MB"
+[device."apple/iphone-16-pro"]
+package_size = "5 MB"
+"""
+
+
+def profiles() -> list:  # type: ignore[type-arg]
+    return [load_profile(name) for name in NAMES]
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.8, 0.95, 1.0, 1.05, 1.3, 5.0, 30.0])
+@pytest.mark.parametrize("text", ["", BUDGETS])
+def test_excess_agrees_with_the_judge(scale: float, text: str) -> None:
+    budgets = parse_budgets(text.encode())
+    result = judge(make_result(NAMES, scale=scale), budgets)
+    checks = [check for _, check in result.all_checks() if check.level == "error"]
+    memory = ("memory_limit", "peak_memory", "memory_headroom")
+    failed = any(check.metric in memory and check.status == "fail" for check in checks)
+    ceiling = memory_ceiling(profiles(), budgets)
+    assert ceiling is not None
+    peak = max(device.memory.peak_bytes for device in result.devices)
+    assert (ceiling.excess(peak) > 0) == failed
+
+
+def test_size() -> None:
+    budgets = parse_budgets(BUDGETS.encode())
+    ceiling = size_ceiling(profiles(), budgets)
+    assert ceiling is not None
+    assert ceiling.limit == 5e6
+    result = judge(make_result(NAMES), budgets)
+    failed = [check.limit for _, check in result.all_checks() if check.status == "fail"]
+    assert 5e6 in failed
+    assert ceiling.excess(result.package.package_bytes) > 0
+    assert "budgets.toml" in ceiling.told("the package", 6e6)
+
+
+def test_no_limit() -> None:
+    assert size_ceiling(profiles(), parse_budgets(b"")) is None
+    assert memory_ceiling([], parse_budgets(b"")) is None
+
+
+def test_a_limit_of_nothing_is_exceeded_by_anything() -> None:
+    assert Ceiling(0, "a budget").excess(1) == float("inf")

@@ -1,0 +1,134 @@
+"""``odtpack fit`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from odtpack.cli.fit import _check_folder, _write
+from odtpack.fit.outcome import FitResult
+from odtpack_runtime.simulator.budgets import parse_budgets
+from tests.cli.conftest import Run, assert_refused, tree
+from tests.fit.conftest import Files
+
+NARROW = ["--batch-size", 16, "--optimizer", "sgd", "--lr", 0.1, "--trials", 2, "--finalists", 1]
+
+
+@pytest.fixture
+def start(run: Run, files: Files) -> Run:
+    def call(*more: object) -> object:
+        return run(
+            *("fit", files.model, "--data", files.data, "--loss", "cross_entropy"),
+            *("--epochs", 1, *more),
+        )
+
+    return call
+
+
+def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "fitted"
+    outcome = start("--device", "zero-2-w", *NARROW, "--out", out, "--json")
+    assert outcome.code == 0, outcome.err
+    result = FitResult.model_validate_json(outcome.out)
+    assert json.loads((out / "fit.json").read_text()) == outcome.json()
+    count = len(result.pareto)
+    assert count == 1
+    assert set(tree(out)) == {"fit.json", "recipe.schema.json", "recipe-1.toml"}
+    assert (out / "recipe-1.toml").read_text() == result.pareto[0].recipe
+    built = run("build", "--recipe", out / "recipe-1.toml", "--json")
+    assert built.code == 0, built.err
+    manifest = built.json()
+    choice = result.pareto[0].choice
+    assert manifest["optimizer"]["kind"] == choice.optimizer == "sgd"
+    assert manifest["accumulation_steps"] == choice.batch_size // choice.micro_batch
+    assert "raspberrypi/zero-2-w" in result.devices
+    assert f"{result.pareto[0].metric:.4g}" in outcome.err
+    assert "Traceback" not in outcome.err
+    # What the package makes of it, built into the folder, does not hinder the next search.
+    assert (out / "package-1").is_dir()
+
+
+def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
+    """Exit code 1, and the nearest candidate, measured, with what it misses and by how much."""
+    budget = tmp_path / "budgets.toml"
+    budget.write_text('[budgets]\npeak_memory = "500 kB"\n')
+    parse_budgets(budget.read_bytes())
+    out = tmp_path / "fitted"
+    outcome = start(
+        *("--device", "zero-2-w", *NARROW, "--budget", budget),
+        *("--out", out, "--json"),
+    )
+    assert outcome.code == 1, outcome.err
+    result = FitResult.model_validate_json(outcome.out)
+    assert result.pareto == []
+    assert not result.found
+    nearest = result.nearest
+    assert nearest is not None
+    assert nearest.miss == pytest.approx(nearest.peak_bytes / 500e3 - 1)
+    dropped = [each for each in result.left if each.stage == "plan"]
+    assert len(dropped) == result.looked_at - 1
+    assert nearest.predicted_peak_bytes == min(
+        nearest.predicted_peak_bytes, *(each.predicted_peak_bytes or 0 for each in dropped)
+    )
+    assert "No candidate keeps every budget" in outcome.err
+    assert "peak_memory: the measured peak is" in outcome.err
+    assert f"it misses a limit by {100 * nearest.miss:.1f} %" in outcome.err
+    assert set(tree(out)) == {"fit.json", "recipe.schema.json"}
+
+
+class TestBadInput:
+    """Nothing is built or written."""
+
+    def test_what_is_missing(self, run: Run, start: Run, files: Files) -> None:
+        device = ("--device", "pixel-8a")
+        assert_refused(run("fit", files.model, "--loss", "mse", *device), "usage", "--data")
+        given = ("--data", files.data, *device)
+        assert_refused(run("fit", files.model, *given), "usage", "--loss")
+        assert_refused(run("fit", "--loss", "mse", *given), "usage", "MODEL.onnx")
+        assert_refused(start(), "no-device", "--device")
+
+    def test_values(self, start: Run, tmp_path: Path) -> None:
+        device = ("--device", "pixel-8a")
+        assert_refused(start("--device", "nokia-3310"), "device-unknown", "nokia-3310")
+        assert_refused(start(*device, "--lr", -1), "bad-learning-rate", "-1")
+        assert_refused(start(*device, "--lr", "nan"), "bad-learning-rate")
+        assert_refused(start(*device, "--optimizer", "sofia"), "usage")
+        assert_refused(start(*device, "--jobs", 100000), "usage", "--jobs")
+        budget = tmp_path / "budgets.toml"
+        budget.write_text("[budgets]\npeak_memory = 5\n")
+        assert_refused(start(*device, "--budget", budget), "budgets-invalid", f"{budget}:2")
+        budget.write_text('[device."nokia/3310"]\nfinal_loss = 5\n')
+        assert_refused(start(*device, "--budget", budget), "budgets-unknown-device")
+        assert_refused(start(*device, "--freeze", "nothing.*"), "unknown-parameter", "nothing.*")
+
+    def test_a_folder_of_other_things(self, start: Run, tmp_path: Path) -> None:
+        (tmp_path / "diary.txt").write_text("mine")
+        device = ("--device", "pixel-8a")
+        assert_refused(start(*device, "--out", tmp_path), "folder-not-empty", str(tmp_path))
+        assert_refused(start(*device, "--out", tmp_path / "diary.txt"), "cannot-write")
+        assert tree(tmp_path) == {"diary.txt": b"mine"}
+
+
+def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
+    """Recipes of the old one go, and what else was put there stays."""
+    for name in ("fit.json", "recipe-1.toml", "recipe-2.toml", "recipe-x.toml"):
+        (tmp_path / name).write_text("old")
+    (tmp_path / "package-1").mkdir()
+    empty: dict[str, list[object]] = {
+        key: []
+        for key in (
+            *("devices", "space", "rungs", "objectives", "not_judged"),
+            *("pareto", "beaten", "over_budget", "left"),
+        )
+    }
+    counts = dict.fromkeys(("samples", "held_out_samples", "candidates", "looked_at", "seed"), 0)
+    result = FitResult.model_validate(
+        {"tool_version": "0", "model": "m.onnx", "epochs": 1, **counts, **empty}
+    )
+    _write(result, tmp_path, _check_folder(tmp_path))
+    found = tree(tmp_path)
+    assert set(found) == {"fit.json", "recipe.schema.json", "recipe-x.toml", "package-1"}
+    assert found["fit.json"] == result.to_json().encode()
+    assert found["recipe-x.toml"] == b"old"

@@ -1,0 +1,207 @@
+"""Searches with real training."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack.errors import OdtpackError
+from odtpack.fit import FitProgress, FitRequest, fit
+from odtpack.fit.ground import Ground, lay_ground
+from odtpack.fit.replays import Trained, Trial, train
+from odtpack.fit.workshop import Workshop
+from odtpack.recipe import BuildSettings, Recipe, read_recipe
+from odtpack_runtime.simulator.budgets import judge, parse_budgets
+from odtpack_runtime.simulator.executor import LocalExecutor
+from odtpack_runtime.simulator.simulate import simulate
+from tests.fit.conftest import Files, device
+from tests.fit.test_candidates import recipe_of, space_of
+from tests.simulator.packages import make_profile
+
+FIXED = """
+[parameters]
+train = ["*"]
+[optimizer]
+kind = "adamw"
+[schedule]
+kind = "constant"
+learning_rate = 0.01
+[batch]
+size = 64
+"""
+"""All is said but the micro-batch."""
+
+
+@pytest.fixture(scope="module")
+def plans(files: Files, ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> dict[int, int]:
+    """Planned peak by micro-batch of what :data:`FIXED` leaves open."""
+    folder = tmp_path_factory.mktemp("plans")
+    recipe = recipe_of(files, folder, FIXED)
+    candidates = space_of(ground, recipe).candidates()
+    base = dataclasses.replace(BuildSettings.of(recipe), outputs=("output",))
+    workshop = Workshop(base, folder / "packages", ground.shapes, 256, 1)
+    planned = workshop.plan(candidates, LocalExecutor())
+    return {
+        c.micro_batch: p.peak_bytes
+        for c, p in zip(candidates, planned, strict=True)
+        if not c.freeze.patterns
+    }
+
+
+def test_a_budget_that_only_smaller_batches_keep(
+    files: Files, plans: dict[int, int], tmp_path: Path
+) -> None:
+    """The same samples make a step, in smaller batches: less memory, the same training.
+
+    The limit lies between what the whole batch and what a sixteenth of it need.
+    """
+    recipe = recipe_of(files, tmp_path, FIXED)
+    limit = int(0.5 * plans[64] + 0.5 * plans[4])
+    assert plans[64] * 0.9 > limit > plans[4]
+    budgets = parse_budgets(f'[budgets]\npeak_memory = "{limit} B"\n'.encode())
+    told: list[FitProgress] = []
+    profiles = device("slow", gflops=1, watts=2), device("hot", gflops=100, watts=30)
+    request = FitRequest(
+        BuildSettings.of(recipe),
+        files.data,
+        profiles,
+        recipe=recipe,
+        budgets=budgets,
+        device_names=("pixel-8a",),
+        folder=tmp_path,
+        epochs=4,
+        finalists=1,
+    )
+    result = fit(request, progress=told.append)
+
+    assert result.candidates == 5
+    left = {each.choice.micro_batch: each for each in result.left}
+    assert (left[64].stage, left[64].number) == ("plan", 1)
+    assert "the planned peak" in left[64].reason
+    assert result.found
+    assert {each.choice.micro_batch for each in result.pareto} <= {32, 16, 8, 4}
+    assert all(each.peak_bytes <= limit for each in result.pareto)
+    assert [o.name for o in result.objectives] == ["accuracy", "peak_bytes", "time_s", "energy_j"]
+    assert result.not_judged == []
+    assert [(rung.epochs, rung.trained, rung.kept) for rung in result.rungs] == [(1, 4, 1)]
+    assert told[0].title == "build the recipe as it is"
+
+    for each in result.pareto:
+        slow, hot = each.devices
+        assert slow.time_s is not None
+        assert hot.time_s is not None
+        assert slow.energy_j is not None
+        assert hot.energy_j is not None
+        assert each.time_s == slow.time_s.typical > hot.time_s.typical
+        assert slow.energy_j.typical == pytest.approx(1 * slow.time_s.typical)
+        assert hot.energy_j.typical == pytest.approx(29 * hot.time_s.typical)
+        assert each.energy_j == max(slow.energy_j.typical, hot.energy_j.typical)
+
+    # The whole batch, trained as it would have been, does as well: a step is the same.
+    best = result.pareto[0]
+    whole = train_whole(recipe, files, tmp_path)
+    assert whole.metric is not None
+    assert whole.metric > 0.5  # it learned, so that equality means something
+    assert best.loss == pytest.approx(whole.loss, rel=1e-3)
+    assert best.metric == pytest.approx(whole.metric, abs=1 / 64)
+    assert whole.peak_bytes is not None
+    assert whole.peak_bytes > limit
+
+    # The recipe builds, and simulating it gives what the search told.
+    (tmp_path / "recipe-1.toml").write_text(best.recipe)
+    read = read_recipe(tmp_path / "recipe-1.toml")
+    assert read.devices() == ["pixel-8a"]
+    assert read.package is not None
+    BuildSettings.of(read).build(read.package)
+    again = judge(
+        simulate(
+            read.package,
+            files.data,
+            profiles,
+            batch_size=read.table.batch.at_once,
+            epochs=4,
+            seed=0,
+        ),
+        budgets,
+    )
+    assert not again.over_budget
+    assert again.training.metric_after == best.metric
+    assert again.training.eval_loss_after == best.loss
+    assert again.package.package_bytes == best.package_bytes
+    assert again.devices[0].memory.peak_bytes == pytest.approx(best.peak_bytes, rel=0.1)
+
+
+def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:
+    """Train what the recipe says as it is."""
+    settings = dataclasses.replace(BuildSettings.of(recipe), outputs=("output",))
+    (folder / "whole").mkdir()
+    ground = lay_ground(settings, files.data, folder / "whole", 0)
+    package = folder / "whole" / "recipe"
+    return train(Trial(str(package), ground.files, ground.schedule(64, 1, 4), 0.01, 1))
+
+
+def test_training_repeats_and_runs_side_by_side(ground: Ground, tmp_path: Path) -> None:
+    """The figures that decide who goes on are the same in every run, in whatever process."""
+    ground.base.build(tmp_path / "package")
+    trial = Trial(
+        str(tmp_path / "package"), ground.files, ground.schedule(16, 1, 1), 0.003, threads=1
+    )
+    first, second = LocalExecutor(2).map(train, [trial, trial])
+    assert (first.metric, first.loss) == (second.metric, second.loss)
+    assert first.metric is not None
+    assert first.problem is None
+
+
+def test_a_training_that_fails_is_a_result(ground: Ground, tmp_path: Path) -> None:
+    ground.base.build(tmp_path / "package")
+    trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(64, 1, 1), 1e30, 1)
+    assert train(trial).problem == "the loss was not finite"
+    assert "package" in str(train(dataclasses.replace(trial, package="nowhere")).problem)
+
+
+class TestBadInput:
+    def request(self, files: Files, **changes: object) -> FitRequest:
+        arguments: dict[str, object] = {
+            "settings": files.settings,
+            "data": files.data,
+            "profiles": (make_profile("phone", None),),
+        }
+        return FitRequest(**(arguments | changes))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("changes", "code"),
+        [
+            ({"profiles": ()}, "no-device"),
+            ({"epochs": 0}, "bad-epochs"),
+            ({"trials": 0}, "bad-trials"),
+            ({"finalists": 0}, "bad-finalists"),
+            ({"threads": 0}, "bad-threads"),
+        ],
+    )
+    def test_arguments(self, files: Files, changes: dict[str, object], code: str) -> None:
+        with pytest.raises(OdtpackError) as caught:
+            self.request(files, **changes)
+        assert caught.value.code == code
+
+    def test_a_recipe_for_another_runtime(self, files: Files) -> None:
+        settings = dataclasses.replace(files.settings, runtime="ort-training")
+        with pytest.raises(OdtpackError, match="cannot replay") as caught:
+            self.request(files, settings=settings)
+        assert caught.value.code == "target-cannot"
+
+    def test_data_of_another_model(self, files: Files, tmp_path: Path) -> None:
+        np.savez(tmp_path / "other.npz", input=np.zeros((9, 3, 8, 8), np.float32))
+        with pytest.raises(OdtpackError) as caught:
+            fit(self.request(files, data=tmp_path / "other.npz"))
+        assert caught.value.code in ("data-missing", "data-shape")
+
+    def test_a_schedule_longer_than_the_training(self, files: Files, tmp_path: Path) -> None:
+        recipe = recipe_of(files, tmp_path, '[schedule]\nkind = "linear"\nwarmup_steps = 1000\n')
+        request = self.request(files, settings=BuildSettings.of(recipe), recipe=recipe, trials=1)
+        with pytest.raises(OdtpackError) as caught:
+            fit(request)
+        assert caught.value.code == "bad-schedule"
+        assert "pass more --epochs" in str(caught.value.hint)
