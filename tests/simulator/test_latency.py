@@ -272,6 +272,19 @@ class TestThreads:
         assert found.low == pytest.approx(four.low)
         assert found.high > four.high
 
+    def test_a_rate_that_was_measured_with_one_thread_wins(self, device: DeviceProfile) -> None:
+        """4 GFLOPS where the share of four cores would say 5: products, and the core's ratio."""
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        cpu = {
+            "training_threads": figure(1, "cores"),
+            "fp32_gemm_single": figure(4, "GFLOPS", threads=1),
+        }
+        assert step(carry(host, changed(device, cpu=cpu), steps=1)).typical == pytest.approx(250)
+        small = timing(operators=[row("Shape", 9, 10.0, None, 0)])
+        del cpu["training_threads"]
+        found = step(carry(small, changed(device, cpu=cpu), steps=1))
+        assert found.high == pytest.approx(10 * 25)
+
     def test_without_clusters(self) -> None:
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
         plain = make_profile("plain", None)
