@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from benchmarks.fidelity.latency import (
     GROUPS,
+    Effort,
     Row,
     compare,
+    measure_model,
     summarize,
     summary_lines,
     table,
@@ -23,6 +26,7 @@ from benchmarks.fidelity.latency_prediction import (
     scaled_step,
     step_between,
 )
+from benchmarks.fidelity.models import CASES, build
 from odtpack_runtime.simulator.operator_work import Work
 
 FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])
@@ -170,3 +174,20 @@ def test_every_row_is_printed() -> None:
     assert "97%" in lines[0]
     assert "+50.0%" in lines[1]
     assert len([line for line in summary_lines(rows) if "cases" in line]) == 3
+
+
+def test_a_model_for_real(tmp_path: Path) -> None:
+    """Five processes take turns; what they measured answers every question."""
+    case = CASES["tabular"]
+    effort = Effort(rounds=2, seconds=0.01, scaling=0.0005, profiled=2)
+    rows = measure_model(build(case, tmp_path), effort)
+    assert [(row.group, row.batch_size, row.threads) for row in rows] == [
+        ("process", 256, 1),
+        ("batch", 64, 1),
+        ("batch", 16, 1),
+        ("between", 64, 1),
+        ("threads", 256, 2),
+    ]
+    for row in rows:
+        assert row.predicted_ms > 0
+        assert row.steps + row.interrupted >= 2 * effort.rounds
