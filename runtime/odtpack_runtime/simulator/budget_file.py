@@ -9,125 +9,210 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    InstanceOf,
+    Tag,
     ValidationError,
     WithJsonSchema,
+    create_model,
 )
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.simulator.metric import Metric
+from odtpack_runtime.simulator.metrics import METRICS
 from odtpack_runtime.simulator.profile import OsClass
-from odtpack_runtime.simulator.schema_errors import first_problem, near_name
+from odtpack_runtime.simulator.result import CheckUnit
+from odtpack_runtime.simulator.schema_errors import TAG_PREFIX, first_problem, near_name
 from odtpack_runtime.simulator.textfile import key_lines, parse_toml, read_bounded
 from odtpack_runtime.simulator.units import parse_quantity
 
 MAX_BUDGET_BYTES: Final = 64 * 1024
+MAX_LIMITS: Final = 8
+"""Most limits in the list of one key."""
 
 Level = Literal["error", "warn"]
+Kind = Literal["absolute", "percent", "difference"]
+
+_DIMENSIONS: Final[dict[CheckUnit, tuple[str, float]]] = {
+    "B": ("bytes", 1.0),
+    "ms": ("duration", 1e3),
+    "s": ("duration", 1.0),
+    "J": ("energy", 1.0),
+    "%": ("ratio", 100.0),
+}
+"""Unit of a metric -> dimension of its units in the file, and the metric's units per base unit."""
+
+_SIGNED = re.compile(r"\s*([+-])\s*(\S.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The value of a limit, in the unit of its metric.
+
+    ``figure`` is the limit itself (``absolute``), or how far a figure may be above, or
+    below zero under, that of a baseline: in percent of it (``percent``), or in the
+    metric's unit (``difference``).
+    """
+
+    figure: float
+    kind: Kind = "absolute"
 
 
 class Limit(BaseModel):
-    """One limit: the figure in the unit of its metric and what exceeding it means."""
+    """One limit of one metric, and what exceeding it means."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    limit: float
+    limit: InstanceOf[Bound]
     level: Level = "error"
 
 
-def _quantity(dimension: str, per_base: float) -> Callable[[object], float]:
-    def read(value: object) -> float:
-        if not isinstance(value, str):
-            msg = f'needs a number with a unit in quotes, such as "20 MB", found {value!r}'
-            if dimension == "duration":
-                msg = msg.replace("20 MB", "50 ms")
+def _read(value: object, metric: Metric) -> Bound:
+    """Read the value of a key: absolute, or with a sign against a baseline."""
+    signed = _SIGNED.fullmatch(value) if isinstance(value, str) else None
+    if signed is None:
+        bound = Bound(_absolute(value, metric))
+    else:
+        sign, text = signed.groups()
+        allowed = "-" if metric.better == "higher" else "+"
+        if sign != allowed:
+            may = "fall" if metric.better == "higher" else "grow"
+            msg = f"says by how much it may {may}: write {allowed}{text[:40]}, found {value!r:.60}"
             raise ValueError(msg)
-        return parse_quantity(value, dimension) * per_base
+        factor = -1.0 if sign == "-" else 1.0
+        if text.rstrip().endswith("%"):
+            bound = Bound(factor * 100.0 * parse_quantity(text, "ratio"), "percent")
+        else:
+            bound = Bound(factor * _difference(text, metric), "difference")
+    if not math.isfinite(bound.figure):
+        msg = f"{value!r:.60} is not a finite number"
+        raise ValueError(msg)
+    return bound
 
-    return read
 
-
-def _percentage(value: object) -> float:
+def _absolute(value: object, metric: Metric) -> float:
+    if metric.unit == "1":
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(float(value)):  # type: ignore[arg-type]
+            shown = str(value)[:40]
+            msg = f"needs a finite number without quotes, such as {metric.example}, found {shown!r}"
+            raise ValueError(msg)
+        return float(value)  # type: ignore[arg-type]
     if not isinstance(value, str):
-        msg = f'needs a percentage in quotes, such as "20 %", found {value!r}'
+        what = "a percentage" if metric.unit == "%" else "a number with a unit"
+        msg = f'needs {what} in quotes, such as "{metric.example}", found {value!r:.60}'
         raise ValueError(msg)
-    percent = parse_quantity(value, "ratio") * 100.0
-    if percent >= 100.0:
-        msg = f"must be below 100 %, found {value!r}"
+    dimension, per_base = _DIMENSIONS[metric.unit]
+    figure = parse_quantity(value, dimension) * per_base
+    if metric.below is not None and figure >= metric.below:
+        msg = f"must be below {metric.below:g} {metric.unit}, found {value!r:.60}"
         raise ValueError(msg)
-    return percent
+    return figure
 
 
-def _plain(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(float(value)):  # type: ignore[arg-type]
-        msg = f"needs a finite number without quotes, such as 0.5, found {str(value)[:40]!r}"
+def _difference(text: str, metric: Metric) -> float:
+    """How much a figure may change, in its unit, from the text behind the sign."""
+    if metric.unit == "1":
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()) is None:
+            msg = f'{text[:40]!r} is neither a percentage nor a number, such as "2 %" or "0.01"'
+            raise ValueError(msg)
+        return float(text)
+    dimension, per_base = _DIMENSIONS[metric.unit]
+    if dimension == "ratio":
+        msg = f'needs a percentage of the baseline, such as "5 %", found {text[:40]!r}'
         raise ValueError(msg)
-    return float(value)  # type: ignore[arg-type]
+    return parse_quantity(text, dimension) * per_base
 
 
-def _limit(read: Callable[[object], float]) -> BeforeValidator:
-    """Accept a plain value or ``{ limit = ..., level = ... }``; leave other keys to the model."""
+def _one_limit(metric: Metric) -> Any:
+    """The type of one limit: a value, or a table with it and its level."""
 
     def build(value: object) -> object:
         if not isinstance(value, dict):
-            return {"limit": read(value)}
+            return {"limit": _read(value, metric)}
         if "limit" not in value:
             return value
-        return {**value, "limit": read(value["limit"])}
+        return {**value, "limit": _read(value["limit"], metric)}
 
-    return BeforeValidator(build)
+    return Annotated[Limit, BeforeValidator(build)]
 
 
-def _schema(value: dict[str, Any]) -> WithJsonSchema:
-    """What stands in the file: the value, or a table with it and its level."""
+def _few(value: object) -> object:
+    if isinstance(value, list) and not 1 <= len(value) <= MAX_LIMITS:
+        msg = f"must be a list of 1 to {MAX_LIMITS} limits, found {len(value)}"
+        raise ValueError(msg)
+    return value
+
+
+def _variant(value: object) -> str:
+    return f"{TAG_PREFIX}{'several' if isinstance(value, list | tuple) else 'one'}"
+
+
+def _schema(metric: Metric) -> dict[str, Any]:
+    """What stands in the file: a value, a table with it and its level, or a list of these."""
+    sign = "-" if metric.better == "higher" else "+"
+    relative = {"type": "string", "examples": [f"{sign}5 %"]}
+    if metric.unit == "1":
+        value: dict[str, Any] = {"anyOf": [{"type": "number"}, relative]}
+    else:
+        value = {"type": "string", "examples": [metric.example, f"{sign}5 %"]}
     table = {
         "type": "object",
         "properties": {"limit": value, "level": {"enum": ["error", "warn"]}},
         "required": ["limit"],
         "additionalProperties": False,
     }
-    return WithJsonSchema({"anyOf": [value, table]})
+    one = [*value.get("anyOf", [value]), table]
+    several = {
+        "type": "array",
+        "items": {"anyOf": one},
+        "minItems": 1,
+        "maxItems": MAX_LIMITS,
+    }
+    return {"anyOf": [*one, several]}
 
 
-def _text(example: str) -> WithJsonSchema:
-    return _schema({"type": "string", "examples": [example]})
+def _field(metric: Metric) -> Any:
+    one = _one_limit(metric)
+    several = tuple[one, ...]  # type: ignore[valid-type]
+    return (
+        Annotated[
+            Annotated[one, Tag(f"{TAG_PREFIX}one")]
+            | Annotated[several, BeforeValidator(_few), Tag(f"{TAG_PREFIX}several")],
+            Discriminator(_variant),
+            WithJsonSchema(_schema(metric)),
+        ],
+        Field(default=None, description=metric.meaning),
+    )  # fmt: skip
 
 
-_Size = Annotated[Limit | None, _limit(_quantity("bytes", 1.0)), _text("20 MB")]
-_Milliseconds = Annotated[Limit | None, _limit(_quantity("duration", 1e3)), _text("50 ms")]
-_Seconds = Annotated[Limit | None, _limit(_quantity("duration", 1.0)), _text("10 min")]
-_Percent = Annotated[Limit | None, _limit(_percentage), _text("20 %")]
-_Number = Annotated[Limit | None, _limit(_plain), _schema({"type": "number"})]
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Section(BaseModel):
-    """The limits of one table. An absent key sets no limit."""
+if TYPE_CHECKING:
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    package_size: _Size = None
-    """Bytes of all files of the package together."""
-    peak_memory: _Size = None
-    """Bytes of the replay's peak above the process before it."""
-    memory_headroom: _Percent = None
-    """Share of the device's memory limit that must stay free."""
-    step_latency: _Milliseconds = None
-    """Time of one training step on the device."""
-    time_to_finish: _Seconds = None
-    """Time of the whole training on the device."""
-    final_loss: _Number = None
-    """Largest loss at the end: on the held-out samples where there are any."""
-    metric_floor: _Number = None
-    """Smallest metric on the held-out samples at the end."""
+    class Section(_Strict):
+        """The limits of one table. An absent key sets no limit."""
+else:
+    Section = create_model(
+        "Section",
+        __base__=_Strict,
+        __doc__="The limits of one table. An absent key sets no limit.",
+        __module__=__name__,
+        **{metric.key: _field(metric) for metric in METRICS.values()},
+    )
 
 
 class _File(BaseModel):
@@ -146,6 +231,7 @@ class PlacedLimit:
     level: Level
     location: str
     section: str
+    kind: Kind = "absolute"
 
 
 @dataclass(frozen=True)
@@ -158,20 +244,20 @@ class Budgets:
     devices: Mapping[str, Section] = field(default_factory=dict)
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
-    def overall(self) -> dict[str, PlacedLimit]:
+    def overall(self) -> dict[str, tuple[PlacedLimit, ...]]:
         """Limits of ``[budgets]`` by key."""
         return self._placed(("budgets",), self.defaults)
 
-    def narrowed(self, device: str, os_class: str) -> dict[str, PlacedLimit]:
+    def narrowed(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
         """Only what the class and the device override, by key; the device wins."""
-        placed: dict[str, PlacedLimit] = {}
+        placed: dict[str, tuple[PlacedLimit, ...]] = {}
         if os_class in self.classes:
             placed |= self._placed(("class", os_class), self.classes[os_class])
         if device in self.devices:
             placed |= self._placed(("device", device), self.devices[device])
         return placed
 
-    def for_device(self, device: str, os_class: str) -> dict[str, PlacedLimit]:
+    def for_device(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
         """All limits that hold for a device by key."""
         return self.overall() | self.narrowed(device, os_class)
 
@@ -192,13 +278,20 @@ class Budgets:
                     hint="run `odtpack devices list`",
                 )
 
-    def _placed(self, table: tuple[str, ...], section: Section) -> dict[str, PlacedLimit]:
+    def _placed(
+        self, table: tuple[str, ...], section: Section
+    ) -> dict[str, tuple[PlacedLimit, ...]]:
         title = ".".join(table)
-        return {
-            key: PlacedLimit(limit.limit, limit.level, self._location((*table, key)), title)
-            for key in Section.model_fields
-            if isinstance(limit := getattr(section, key), Limit)
-        }
+        placed = {}
+        for key in METRICS:
+            found = getattr(section, key)
+            if found is not None:
+                where = self._location((*table, key))
+                placed[key] = tuple(
+                    PlacedLimit(each.limit.figure, each.level, where, title, each.limit.kind)
+                    for each in ([found] if isinstance(found, Limit) else found)
+                )
+        return placed
 
     def _location(self, path: tuple[str, ...]) -> str:
         line = self.lines.get(path)

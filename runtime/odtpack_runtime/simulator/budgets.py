@@ -1,6 +1,7 @@
 """Budgets in one place: read the file, judge a result by it, suggest one to start from."""
 
 from odtpack_runtime.simulator.budget_file import (
+    Bound,
     Budgets,
     Limit,
     PlacedLimit,
@@ -12,6 +13,7 @@ from odtpack_runtime.simulator.judge import judge
 from odtpack_runtime.simulator.suggest import suggest_budget
 
 __all__ = [
+    "Bound",
     "Budgets",
     "Limit",
     "PlacedLimit",

@@ -122,6 +122,14 @@ def format_duration(seconds: float) -> str:
     return f"{_digits(seconds / 3600.0)} h"
 
 
+def format_energy(joules: float) -> str:
+    """Joules for people: ``850 J``, ``12.4 kJ``, ``1.20 MJ``."""
+    for unit, factor in (("MJ", 1e6), ("kJ", 1e3)):
+        if abs(joules) >= factor * 0.9995:
+            return f"{_digits(joules / factor)} {unit}"
+    return f"{_digits(joules)} J"
+
+
 def format_number(value: float) -> str:
     """A plain number for people: at most four significant digits, no exponent in common sizes."""
     return f"{value:.4g}"
@@ -133,7 +141,7 @@ def format_percent(share: float) -> str:
 
 
 def format_value(value: float, unit: str) -> str:
-    """A figure for people, by the unit it stands in (``B``, ``ms``, ``s``, ``%``, ``1``)."""
+    """A figure for people, by the unit it stands in (``B``, ``ms``, ``s``, ``J``, ``%``, ``1``)."""
     match unit:
         case "B":
             return format_bytes(value)
@@ -141,6 +149,8 @@ def format_value(value: float, unit: str) -> str:
             return format_duration(value / 1e3)
         case "s":
             return format_duration(value)
+        case "J":
+            return format_energy(value)
         case "%":
             return format_percent(value / 100)
         case "1":
