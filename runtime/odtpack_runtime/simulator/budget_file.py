@@ -7,220 +7,35 @@ by key. ``docs/formats/budgets.md`` specifies the format.
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    InstanceOf,
-    Tag,
-    ValidationError,
-    WithJsonSchema,
-    create_model,
-)
+from pydantic import ConfigDict, Field, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.simulator.metric import Metric
+from odtpack_runtime.simulator.budget_values import Kind, Level, Limit, Section, Strict, name_limits
 from odtpack_runtime.simulator.metrics import METRICS
 from odtpack_runtime.simulator.profile import OsClass
-from odtpack_runtime.simulator.result import CheckUnit
-from odtpack_runtime.simulator.schema_errors import TAG_PREFIX, first_problem, near_name
+from odtpack_runtime.simulator.schema_errors import first_problem, near_name
 from odtpack_runtime.simulator.textfile import key_lines, parse_toml, read_bounded
-from odtpack_runtime.simulator.units import parse_quantity
 
 MAX_BUDGET_BYTES: Final = 64 * 1024
-MAX_LIMITS: Final = 8
-"""Most limits in the list of one key."""
-
-Level = Literal["error", "warn"]
-Kind = Literal["absolute", "percent", "difference"]
-
-_DIMENSIONS: Final[dict[CheckUnit, tuple[str, float]]] = {
-    "B": ("bytes", 1.0),
-    "ms": ("duration", 1e3),
-    "s": ("duration", 1.0),
-    "J": ("energy", 1.0),
-    "%": ("ratio", 100.0),
-}
-"""Unit of a metric -> dimension of its units in the file, and the metric's units per base unit."""
-
-_SIGNED = re.compile(r"\s*([+-])\s*(\S.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The value of a limit, in the unit of its metric.
+class _File(Strict):
+    """Limits that a simulation result must keep; the narrower table wins, key by key."""
 
-    ``figure`` is the limit itself (``absolute``), or how far a figure may be above, or
-    below zero under, that of a baseline: in percent of it (``percent``), or in the
-    metric's unit (``difference``).
-    """
-
-    figure: float
-    kind: Kind = "absolute"
-
-
-class Limit(BaseModel):
-    """One limit of one metric, and what exceeding it means."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    limit: InstanceOf[Bound]
-    level: Level = "error"
-
-
-def _read(value: object, metric: Metric) -> Bound:
-    """Read the value of a key: absolute, or with a sign against a baseline."""
-    signed = _SIGNED.fullmatch(value) if isinstance(value, str) else None
-    if signed is None:
-        bound = Bound(_absolute(value, metric))
-    else:
-        sign, text = signed.groups()
-        allowed = "-" if metric.better == "higher" else "+"
-        if sign != allowed:
-            may = "fall" if metric.better == "higher" else "grow"
-            msg = f"says by how much it may {may}: write {allowed}{text[:40]}, found {value!r:.60}"
-            raise ValueError(msg)
-        factor = -1.0 if sign == "-" else 1.0
-        if text.rstrip().endswith("%"):
-            bound = Bound(factor * 100.0 * parse_quantity(text, "ratio"), "percent")
-        else:
-            bound = Bound(factor * _difference(text, metric), "difference")
-    if not math.isfinite(bound.figure):
-        msg = f"{value!r:.60} is not a finite number"
-        raise ValueError(msg)
-    return bound
-
-
-def _absolute(value: object, metric: Metric) -> float:
-    if metric.unit == "1":
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(float(value)):  # type: ignore[arg-type]
-            shown = str(value)[:40]
-            msg = f"needs a finite number without quotes, such as {metric.example}, found {shown!r}"
-            raise ValueError(msg)
-        return float(value)  # type: ignore[arg-type]
-    if not isinstance(value, str):
-        what = "a percentage" if metric.unit == "%" else "a number with a unit"
-        msg = f'needs {what} in quotes, such as "{metric.example}", found {value!r:.60}'
-        raise ValueError(msg)
-    dimension, per_base = _DIMENSIONS[metric.unit]
-    figure = parse_quantity(value, dimension) * per_base
-    if metric.below is not None and figure >= metric.below:
-        msg = f"must be below {metric.below:g} {metric.unit}, found {value!r:.60}"
-        raise ValueError(msg)
-    return figure
-
-
-def _difference(text: str, metric: Metric) -> float:
-    """How much a figure may change, in its unit, from the text behind the sign."""
-    if metric.unit == "1":
-        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()) is None:
-            msg = f'{text[:40]!r} is neither a percentage nor a number, such as "2 %" or "0.01"'
-            raise ValueError(msg)
-        return float(text)
-    dimension, per_base = _DIMENSIONS[metric.unit]
-    if dimension == "ratio":
-        msg = f'needs a percentage of the baseline, such as "5 %", found {text[:40]!r}'
-        raise ValueError(msg)
-    return parse_quantity(text, dimension) * per_base
-
-
-def _one_limit(metric: Metric) -> Any:
-    """The type of one limit: a value, or a table with it and its level."""
-
-    def build(value: object) -> object:
-        if not isinstance(value, dict):
-            return {"limit": _read(value, metric)}
-        if "limit" not in value:
-            return value
-        return {**value, "limit": _read(value["limit"], metric)}
-
-    return Annotated[Limit, BeforeValidator(build)]
-
-
-def _few(value: object) -> object:
-    if isinstance(value, list) and not 1 <= len(value) <= MAX_LIMITS:
-        msg = f"must be a list of 1 to {MAX_LIMITS} limits, found {len(value)}"
-        raise ValueError(msg)
-    return value
-
-
-def _variant(value: object) -> str:
-    return f"{TAG_PREFIX}{'several' if isinstance(value, list | tuple) else 'one'}"
-
-
-def _schema(metric: Metric) -> dict[str, Any]:
-    """What stands in the file: a value, a table with it and its level, or a list of these."""
-    sign = "-" if metric.better == "higher" else "+"
-    relative = {"type": "string", "examples": [f"{sign}5 %"]}
-    if metric.unit == "1":
-        value: dict[str, Any] = {"anyOf": [{"type": "number"}, relative]}
-    else:
-        value = {"type": "string", "examples": [metric.example, f"{sign}5 %"]}
-    table = {
-        "type": "object",
-        "properties": {"limit": value, "level": {"enum": ["error", "warn"]}},
-        "required": ["limit"],
-        "additionalProperties": False,
-    }
-    one = [*value.get("anyOf", [value]), table]
-    several = {
-        "type": "array",
-        "items": {"anyOf": one},
-        "minItems": 1,
-        "maxItems": MAX_LIMITS,
-    }
-    return {"anyOf": [*one, several]}
-
-
-def _field(metric: Metric) -> Any:
-    one = _one_limit(metric)
-    several = tuple[one, ...]  # type: ignore[valid-type]
-    return (
-        Annotated[
-            Annotated[one, Tag(f"{TAG_PREFIX}one")]
-            | Annotated[several, BeforeValidator(_few), Tag(f"{TAG_PREFIX}several")],
-            Discriminator(_variant),
-            WithJsonSchema(_schema(metric)),
-        ],
-        Field(default=None, description=metric.meaning),
-    )  # fmt: skip
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-if TYPE_CHECKING:
-
-    class Section(_Strict):
-        """The limits of one table. An absent key sets no limit."""
-else:
-    Section = create_model(
-        "Section",
-        __base__=_Strict,
-        __doc__="The limits of one table. An absent key sets no limit.",
-        __module__=__name__,
-        **{metric.key: _field(metric) for metric in METRICS.values()},
-    )
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     budgets: Section = Field(default_factory=Section)
+    """For the package and every device."""
     classes: dict[OsClass, Section] = Field(default_factory=dict, alias="class")
+    """`[class.android]`: for the devices of an operating system."""
     device: dict[str, Section] = Field(default_factory=dict)
+    """`[device."google/pixel-8a"]`: for one device."""
 
 
 @dataclass(frozen=True)
@@ -338,6 +153,15 @@ def make_budgets(
         ) from error
     classes = {str(name): section for name, section in file.classes.items()}
     return Budgets(source, file.budgets, classes, file.device, lines)
+
+
+def budget_schema() -> dict[str, Any]:
+    """The JSON Schema of a budget file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **name_limits(_File.model_json_schema()),
+        "title": "odtpack budgets",
+    }
 
 
 def read_budgets(path: str | os.PathLike[str]) -> Budgets:

@@ -1,14 +1,12 @@
 """Budgets in one place: read the file, judge a result by it, suggest one to start from."""
 
 from odtpack_runtime.simulator.budget_file import (
-    Bound,
     Budgets,
-    Limit,
     PlacedLimit,
-    Section,
     parse_budgets,
     read_budgets,
 )
+from odtpack_runtime.simulator.budget_values import Bound, Limit, Section
 from odtpack_runtime.simulator.judge import judge
 from odtpack_runtime.simulator.suggest import suggest_budget
 

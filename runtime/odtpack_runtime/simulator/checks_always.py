@@ -33,20 +33,9 @@ def device_checks(
         checks.append(_steps_done(result, device))
     if device.memory.outcome == "fits" and device.memory.warning_bytes is not None:
         checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
-    endless = _endless(device)
-    if endless:
-        checks.append(
-            Check(
-                metric="finishes",
-                limit=None,
-                actual=None,
-                unit="1",
-                level="error",
-                status="fail",
-                message=f"the training never comes to its end: {endless}",
-                advice=advice_campaign.for_endless(Subject(result, device)),
-            )
-        )
+    endless = getattr(device.campaign, "endless", None)
+    if endless is not None:
+        checks.append(_finishes(result, device, typically=endless == "typical"))
     return checks, device
 
 
@@ -169,7 +158,16 @@ def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning:
     )
 
 
-def _endless(device: DeviceResult) -> str | None:
-    """Why the campaign never ends, where it does not."""
-    found = getattr(device.campaign, "endless", None)
-    return found if isinstance(found, str) and found else None
+def _finishes(result: SimulationResult, device: DeviceResult, *, typically: bool) -> Check:
+    """A training of which every window ends before anything was saved gets nowhere."""
+    when = "" if typically else "in the worst case "
+    return Check(
+        metric="finishes",
+        limit=None,
+        actual=None,
+        unit="1",
+        level="error" if typically else "warn",
+        status="fail",
+        message=f"{when}the training never comes to its end: every session ends before it saves",
+        advice=advice_campaign.for_endless(Subject(result, device)),
+    )
