@@ -44,6 +44,7 @@ _DIMENSIONS: Final[dict[CheckUnit, tuple[str, float]]] = {
 }
 """Unit of a metric -> dimension of its units in the file, and the metric's units per base unit."""
 
+_LARGEST: Final = 1e300  # whole numbers of TOML have no end; NaN is not at most this either
 _SIGNED = re.compile(r"\s*([+-])\s*(\S.*)")
 
 
@@ -95,7 +96,7 @@ def _read(value: object, metric: Metric) -> Bound:
 def _absolute(value: object, metric: Metric) -> float:
     if metric.unit == "1":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(float(value)):  # type: ignore[arg-type]
+        if not is_number or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
             shown = str(value)[:40]
             msg = f"needs a finite number without quotes, such as {metric.example}, found {shown!r}"
             raise ValueError(msg)

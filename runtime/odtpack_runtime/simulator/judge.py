@@ -112,7 +112,7 @@ def _limit_checks(
                 hint = metric.advise(subject, resolved.limit)
             checks.append(_check(metric, placed, reading, resolved, hint))
             if metric.key == "metric_floor" and resolved.limit is not None:
-                checks += _held_out_samples(subject.result, placed, resolved.limit)
+                checks += _small_data(subject.result, placed, resolved.limit)
     return checks
 
 
@@ -174,7 +174,7 @@ def _shown(value: float, metric: Metric) -> str:
     return format_value(value, metric.unit)
 
 
-def _held_out_samples(result: SimulationResult, placed: PlacedLimit, floor: float) -> list[Check]:
+def _small_data(result: SimulationResult, placed: PlacedLimit, floor: float) -> list[Check]:
     """Whether the held-out samples are enough to tell the metric from its floor."""
     interval, metric = result.training.metric_interval, result.training.metric_after
     if interval is None or metric is None:
@@ -192,7 +192,7 @@ def _held_out_samples(result: SimulationResult, placed: PlacedLimit, floor: floa
     needed = advice.samples_to_tell(metric, floor)
     return [
         Check(
-            metric="held_out_samples",
+            metric="small_data",
             limit=max(needed, held + 1) if inside and needed is not None else None,
             actual=held,
             unit="1",

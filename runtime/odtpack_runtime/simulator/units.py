@@ -26,7 +26,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
     "compute": {"MFLOPS": 1e6, "GFLOPS": 1e9, "TFLOPS": 1e12},
     "duration": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0},
     "power": {"mW": 1e-3, "W": 1.0},
-    "energy": {"J": 1.0, "kJ": 1e3, "mWh": 3.6, "Wh": 3600.0},
+    "energy": {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "mWh": 3.6, "Wh": 3600.0},
     "ratio": {"1": 1.0, "%": 0.01},
     "count": {"cores": 1.0},
 }
