@@ -28,10 +28,8 @@ def with_latency(low: float, typical: float, high: float) -> SimulationResult:
     step = Interval(low=low, typical=typical, high=high)
     device = result.devices[0]
     times = dict.fromkeys(("step_ms", "p90_ms", "first_step_ms"), step)
-    whole = dict.fromkeys(
-        ("active_s", "energy_j", "sessions", "days", "written_bytes_per_day", "repeated_steps"),
-        step,
-    )
+    fields = "active_s energy_j sessions days written_bytes_per_day repeated_steps"
+    whole = dict.fromkeys(fields.split(), step)
     shares = dict.fromkeys(("battery_share", "battery_share_per_session"), step.scaled(0.01))
     assert device.campaign is not None
     update = {
@@ -145,7 +143,7 @@ def test_figures_of_a_device_are_judged_as_intervals(
     result = judged(with_latency(*interval), f"[budgets]\n{budget}")
     found = check(result, metric)
     assert (found.status, found.level, result.verdict) == (status, level, verdict)
-    assert (found.actual, found.limit) == (interval[1], 30)
+    assert (found.actual, found.limit) == (pytest.approx(interval[1]), pytest.approx(30))
     assert (found.advice is not None) == (status == "fail")
 
 
