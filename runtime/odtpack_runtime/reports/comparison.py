@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from odtpack_runtime.simulator.compare import Comparison, DeviceComparison, Direction, Figure
+from odtpack_runtime.simulator.metric import shortened
 from odtpack_runtime.simulator.metrics import titles
 from odtpack_runtime.simulator.units import format_value
 
@@ -193,7 +194,7 @@ def _presence(comparison: Comparison) -> list[str]:
     for presence, text in (("new", "only in the head"), ("removed", "only in the base")):
         names = [device.title for device in comparison.devices if device.presence == presence]
         if names:
-            lines.append(f"{text}: {', '.join(names)}")
+            lines.append(f"{text}: {_clean(_named(names, most=20))}")
     return lines
 
 
@@ -203,7 +204,7 @@ def _closing(comparison: Comparison, same: int) -> list[str]:
         lines.append(f"{same} figures are the same.")
     reasons = [f.reason for _, f in comparison.figures() if f.direction == "not compared"]
     reasons += [f.reason for _, f in comparison.figures() if f.direction == "unknown now"]
-    lines += [f"Not compared: {reason}." for reason in dict.fromkeys(filter(None, reasons))]
+    lines += [f"Not compared: {_clean(reason)}." for reason in dict.fromkeys(filter(None, reasons))]
     if any(not device.validated for device in comparison.devices):
         lines.append("* not validated on hardware: times, energy and sessions are estimates.")
     return lines
@@ -231,9 +232,9 @@ def _check_lines(comparison: Comparison) -> list[tuple[str, str, str, str, str]]
     return lines
 
 
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+    shown = ", ".join(shortened(name, 100) for name in names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def _mark(device: DeviceComparison) -> str:

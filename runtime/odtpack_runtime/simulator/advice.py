@@ -138,7 +138,7 @@ def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval |
     if costs:
         worst = max(costs, key=lambda cost: cost.share)
         texts.append(
-            f"{worst.op_type} takes {round(100 * worst.share)} % of the step: "
+            f"{worst.op_type[:100]} takes {round(100 * worst.share)} % of the step: "
             "freeze early layers to drop part of the backward pass"
         )
     return "; ".join(texts) or "a smaller batch shortens the step"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from odtpack_runtime.simulator.metric import Subject
+from odtpack_runtime.simulator.metric import Subject, shortened
 from odtpack_runtime.simulator.result import CheckUnit
 from odtpack_runtime.simulator.units import (
     Interval,
@@ -20,11 +20,16 @@ def _taken(limit: float, interval: Interval) -> float:
     return interval.typical if interval.typical > limit else interval.high
 
 
+def _times(numerator: float, denominator: float) -> float:
+    """A ratio without an infinite end: limits may be as small as they like."""
+    return min(1e6, numerator / denominator) if denominator > 0 else 1e6
+
+
 def _fewer_steps(subject: Subject, limit: float, interval: Interval, unit: CheckUnit) -> str:
     """How many steps keep the limit, and what the training had reached by then."""
     taken = _taken(limit, interval)
     total = subject.result.data.steps
-    steps = int(total * limit / taken) if taken > 0 else total
+    steps = int(total * min(1.0, max(0.0, _times(limit, taken))))
     shown = format_limit(limit, unit)
     if steps < 1:
         return f"not even one step fits in {shown}"
@@ -34,7 +39,7 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, unit: Check
     if reached and training.metric_after is not None:
         last = reached[-1]
         text += (
-            f"; after {last.step} steps {training.metric_name or 'the metric'} is "
+            f"; after {last.step} steps {shortened(training.metric_name or 'the metric', 100)} is "
             f"{format_number(last.metric or 0.0)}, at the end "
             f"{format_number(training.metric_after)}"
         )
@@ -69,7 +74,7 @@ def for_battery_per_session(
     sessions, active = (campaign.sessions, campaign.active_s) if campaign else (None, None)
     if limit <= 0 or sessions is None or active is None:
         return "shorter sessions, or train while the device charges"
-    count = math.ceil(max(1.0, sessions.typical) * _taken(limit, interval) / limit)
+    count = math.ceil(min(1e9, max(1.0, sessions.typical)) * _times(_taken(limit, interval), limit))
     length = format_duration(active.typical / count)
     return (
         f"end a session after about {length}: {count} sessions instead of "
@@ -94,7 +99,7 @@ def for_days(subject: Subject, limit: float, interval: Interval, unit: CheckUnit
     """More sessions a day, or fewer in all."""
     per_day = subject.result.policy.sessions_per_day
     if limit > 0:
-        more = per_day * _taken(limit, interval) / limit
+        more = per_day * _times(_taken(limit, interval), limit)
         return (
             f"{format_number(math.ceil(more))} sessions a day instead of "
             f"{format_number(per_day)} end it in {format_number(limit)} days"
@@ -108,7 +113,7 @@ def for_written(subject: Subject, limit: float, interval: Interval, unit: CheckU
     texts = []
     every = subject.result.policy.save_every
     if every is not None and limit > 0:
-        fewer = math.ceil(every * _taken(limit, interval) / limit)
+        fewer = math.ceil(every * _times(_taken(limit, interval), limit))
         texts.append(f"save every {fewer} instead of every {every} steps")
     parts = subject.result.memory.predicted.breakdown
     stored = parts.parameters + parts.optimizer_state
@@ -123,7 +128,7 @@ def for_repeated_steps(subject: Subject, limit: float, interval: Interval, unit:
     del unit
     every = subject.result.policy.save_every
     if every is not None and every > 1:
-        often = max(1, int(every * limit / _taken(limit, interval)))
+        often = max(1, int(every * min(1.0, _times(limit, _taken(limit, interval)))))
         return f"save every {often} instead of every {every} steps"
     return _save_more_often(subject, interval)
 

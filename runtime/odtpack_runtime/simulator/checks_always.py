@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from odtpack_runtime.simulator import advice, advice_campaign
-from odtpack_runtime.simulator.metric import Subject
+from odtpack_runtime.simulator.metric import Subject, shortened
 from odtpack_runtime.simulator.result import (
     Check,
     CheckStatus,
@@ -59,7 +59,7 @@ def _finite_loss(result: SimulationResult) -> Check:
 def _interruption(info: InterruptionInfo) -> Check:
     times = len(info.interruptions)
     what = f"interrupted {times} times" if times != 1 else "interrupted once"
-    detail = f": {info.detail}" if info.detail else ""
+    detail = f": {shortened(info.detail)}" if info.detail else ""
     if info.equal is None:
         status: CheckStatus = "not judged"
         message = f"{what}; equal weights cannot be expected{detail}"
@@ -126,7 +126,7 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
 def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
     training = device.training
     done = training.steps_done if training else 0
-    reason = training.detail if training and training.detail else "the replay was ended"
+    reason = shortened(training.detail) if training and training.detail else "the replay was ended"
     return Check(
         metric="steps_done",
         limit=result.data.steps,

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from odtpack_runtime.simulator.budget_file import Budgets
 from odtpack_runtime.simulator.judge import judge
-from odtpack_runtime.simulator.metric import Metric, Subject
+from odtpack_runtime.simulator.metric import Metric, Subject, shortened
 from odtpack_runtime.simulator.metrics import of_scope
 from odtpack_runtime.simulator.regression import incomparable, same_host, same_subject
 from odtpack_runtime.simulator.result import Check, CheckUnit, SimulationResult, Verdict
@@ -184,7 +184,7 @@ def _figure(metric: Metric, base: Subject, head: Subject) -> Figure | None:
         change_percent=change,
         noise_percent=noise,
         direction=direction,
-        reason=reason,
+        reason=None if reason is None else shortened(reason),
     )
 
 
@@ -245,8 +245,10 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
 
 def _host(result: SimulationResult) -> str:
     host = result.host
-    return f"{host.cpu} ({host.threads} of {host.cores} cores)"
+    return f"{shortened(host.cpu, 100)} ({host.threads} of {host.cores} cores)"
 
 
 def _value(value: object) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else shortened(str(value), 100)

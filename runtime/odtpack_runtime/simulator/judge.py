@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from odtpack_runtime.simulator import advice
 from odtpack_runtime.simulator.budget_file import Budgets, PlacedLimit
 from odtpack_runtime.simulator.checks_always import device_checks, package_checks
-from odtpack_runtime.simulator.metric import Metric, Reading, Subject
+from odtpack_runtime.simulator.metric import Metric, Reading, Subject, shortened
 from odtpack_runtime.simulator.metrics import of_scope
 from odtpack_runtime.simulator.profile import list_profiles
 from odtpack_runtime.simulator.regression import Resolved, resolve
@@ -107,10 +107,11 @@ def _limit_checks(
             # A package's figures lie in the result, even where a device's table limits them.
             whose = Subject(subject.result) if scope == "package" else subject
             resolved = resolve(metric, placed, whose, baseline)
-            hint = None
-            if reading.actual is not None and resolved.limit is not None:
-                hint = metric.advise(subject, resolved.limit)
-            checks.append(_check(metric, placed, reading, resolved, hint))
+            check = _check(metric, placed, reading, resolved)
+            if check.status == "fail" and resolved.limit is not None:
+                hint = shortened(metric.advise(subject, resolved.limit)) or None
+                check = check.model_copy(update={"advice": hint})
+            checks.append(check)
             if metric.key == "metric_floor" and resolved.limit is not None:
                 checks += _small_data(subject.result, placed, resolved.limit)
     return checks
@@ -121,7 +122,6 @@ def _check(
     placed: PlacedLimit,
     reading: Reading,
     resolved: Resolved,
-    hint: str | None = None,
 ) -> Check:
     """Compare a figure with its limit; without one of them it is not judged."""
     actual, limit = reading.actual, resolved.limit
@@ -157,9 +157,8 @@ def _check(
         unit=metric.unit,
         level=level,
         status=status,
-        message=text,
-        advice=(hint or None) if status == "fail" else None,
-        budget_location=placed.location,
+        message=shortened(text),
+        budget_location=shortened(placed.location),
     )
 
 
@@ -182,7 +181,7 @@ def _small_data(result: SimulationResult, placed: PlacedLimit, floor: float) -> 
     inside = interval[0] < floor < interval[1]
     ends = f"{format_number(interval[0])} to {format_number(interval[1])}"
     held = result.data.held_out_samples
-    name = result.training.metric_name or "the metric"
+    name = shortened(result.training.metric_name or "the metric", 100)
     message = (
         f"the floor {format_number(floor)} lies inside the 95 % interval of {name}, {ends}: "
         f"{held} held-out samples do not tell whether it is kept"
@@ -200,6 +199,6 @@ def _small_data(result: SimulationResult, placed: PlacedLimit, floor: float) -> 
             status="fail" if inside else "pass",
             message=message,
             advice=advice.for_small_data(result, floor) if inside else None,
-            budget_location=placed.location,
+            budget_location=shortened(placed.location),
         )
     ]

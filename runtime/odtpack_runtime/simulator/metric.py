@@ -97,6 +97,11 @@ class Metric:
         return interval.low if self.better == "higher" else interval.high
 
 
+def shortened(text: str, most: int = 1000) -> str:
+    """Text of a result in a sentence: names and reasons of a file may be of any length."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def estimated(interval: Interval | None, unit: CheckUnit, reason: str, noun: str = "") -> Reading:
     """A reading of an interval: the typical figure and both ends, or why there is none."""
     if interval is None:

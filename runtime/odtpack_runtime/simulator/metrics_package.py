@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from odtpack_runtime.simulator import advice
-from odtpack_runtime.simulator.metric import Metric, Reading, Subject
+from odtpack_runtime.simulator.metric import Metric, Reading, Subject, shortened
 from odtpack_runtime.simulator.units import format_bytes, format_number
 
 
@@ -26,7 +26,7 @@ def _final_loss(subject: Subject) -> Reading:
 
 def _metric(subject: Subject) -> Reading:
     training = subject.result.training
-    name = training.metric_name or "metric"
+    name = shortened(training.metric_name or "metric", 100)
     if training.metric_after is None:
         return Reading(None, f"no {name} at the end")
     return Reading(

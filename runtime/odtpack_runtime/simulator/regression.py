@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from odtpack_runtime.simulator.budget_file import PlacedLimit
-from odtpack_runtime.simulator.metric import Metric, Subject
+from odtpack_runtime.simulator.metric import Metric, Subject, shortened
 from odtpack_runtime.simulator.result import HostInfo, SimulationResult
 
 NO_BASELINE: Final = (
@@ -48,15 +48,16 @@ def incomparable(metric: Metric, base: Subject, head: Subject) -> str | None:
     """Why the figures of base and head say nothing about the change; None where they do."""
     if metric.timed and not same_host(base.result.host, head.result.host):
         host = base.result.host
-        return (
-            f"the baseline was measured on another host ({host.cpu}, {host.threads} threads of "
-            f"{host.cores} cores): measure both on one machine"
-        )
+        which = f"{shortened(host.cpu, 100)}, {host.threads} threads of {host.cores} cores"
+        return f"the baseline was measured on another host ({which}): measure both on one machine"
     if metric.of_profile and base.on.profile_digest != head.on.profile_digest:
         return "the device's profile is another than the baseline's: measure the baseline again"
     before, now = metric.read(base).basis, metric.read(head).basis
     if before != now:
-        return f"the baseline's figure is another: {before}, here {now}"
+        return (
+            f"the baseline's figure is another: {shortened(before, 100)}, "
+            f"here {shortened(now, 100)}"
+        )
     return None
 
 
