@@ -25,6 +25,8 @@ COMMANDS = [
     ("delta",),
     ("apply",),
     ("simulate",),
+    ("judge",),
+    ("compare",),
     ("demo",),
     ("devices",),
     ("devices", "list"),

@@ -1,12 +1,16 @@
 import math
+from typing import Literal
 
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
+from odtpack_runtime.simulator.campaign import run_campaign
+from odtpack_runtime.simulator.profile import load_profile
 from odtpack_runtime.simulator.result import (
     Check,
     DeviceCampaign,
+    NotJudged,
     Policy,
     SimulationResult,
 )
@@ -301,17 +305,15 @@ def test_interruptions_must_end_in_equal_weights(
     assert [c.metric for c in without.checks] == ["finite_loss"]
 
 
-class _Endless(DeviceCampaign):
-    endless: str | None = None
-
-
 @pytest.mark.parametrize(
     ("endless", "verdict"), [("typical", "fail"), ("worst case", "warn"), (None, "pass")]
 )
-def test_a_training_without_end_fails(endless: str | None, verdict: str) -> None:
+def test_a_training_without_end_fails(
+    endless: Literal["typical", "worst case"] | None, verdict: str
+) -> None:
     result = make_result([DEVICE], policy=Policy(state="background"))
     memory = result.devices[0].memory.model_copy(update={"limit_bytes": 10**9})
-    campaign = _Endless(endless=endless, active_s=None)
+    campaign = DeviceCampaign(endless=endless)
     device = result.devices[0].model_copy(update={"campaign": campaign, "memory": memory})
     result = judge(result.model_copy(update={"devices": [device]}))
     assert result.verdict == verdict
@@ -320,6 +322,45 @@ def test_a_training_without_end_fails(endless: str | None, verdict: str) -> None
     for c in found:
         assert "foreground" in (c.advice or "")
         assert ("worst case" in c.message) == (endless == "worst case")
+
+
+def test_why_a_real_campaign_never_ends() -> None:
+    """The campaign's own words: what the window lacks."""
+    profile = load_profile(DEVICE)
+    result = make_result([DEVICE], policy=Policy(state="background"))
+    latency = result.devices[0].latency.model_copy(
+        update={"session_creation_ms": Interval(low=3e6, typical=3e6, high=3e6)}
+    )
+    campaign = run_campaign(
+        profile, latency, result.policy, steps=240, checkpoint_bytes=10**6, curve=[]
+    )
+    assert campaign.endless == "typical"
+    device = result.devices[0].model_copy(update={"campaign": campaign})
+    text = b'[budgets]\ntime_to_finish = "1 h"'
+    judged = judge(result.model_copy(update={"devices": [device]}), parse_budgets(text))
+    assert judged.verdict == "fail"
+    assert "ends before a checkpoint is written" in check(judged, "finishes").message
+    assert check(judged, "time_to_finish").status == "not judged"
+    assert "ends before a checkpoint is written" in check(judged, "time_to_finish").message
+
+
+def test_what_a_figure_leaves_out_is_said() -> None:
+    result = make_result([DEVICE])
+    assert result.devices[0].campaign is not None
+    left_out = [
+        NotJudged(figure="power.idle", reason="unknown"),
+        NotJudged(figure="checkpoint_save_ms", reason="unknown"),
+    ]
+    campaign = result.devices[0].campaign.model_copy(update={"left_out": left_out})
+    device = result.devices[0].model_copy(update={"campaign": campaign})
+    result = judged(
+        result.model_copy(update={"devices": [device]}),
+        '[budgets]\nenergy = "1 MJ"\ntime_to_finish = "1 h"',
+    )
+    energy, time = check(result, "energy"), check(result, "time_to_finish")
+    assert "without power.idle, checkpoint_save_ms, which nobody knows" in energy.message
+    assert "without checkpoint_save_ms, which nobody knows" in time.message
+    assert (energy.status, time.status) == ("pass", "pass")
 
 
 @pytest.mark.parametrize(

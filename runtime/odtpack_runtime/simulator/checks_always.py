@@ -7,6 +7,7 @@ from odtpack_runtime.simulator.metric import Subject, shortened
 from odtpack_runtime.simulator.result import (
     Check,
     CheckStatus,
+    DeviceCampaign,
     DeviceResult,
     InterruptionInfo,
     SimulationResult,
@@ -33,9 +34,8 @@ def device_checks(
         checks.append(_steps_done(result, device))
     if device.memory.outcome == "fits" and device.memory.warning_bytes is not None:
         checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
-    endless = getattr(device.campaign, "endless", None)
-    if endless is not None:
-        checks.append(_finishes(result, device, typically=endless == "typical"))
+    if device.campaign is not None and device.campaign.endless is not None:
+        checks.append(_finishes(result, device, device.campaign))
     return checks, device
 
 
@@ -158,9 +158,11 @@ def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning:
     )
 
 
-def _finishes(result: SimulationResult, device: DeviceResult, *, typically: bool) -> Check:
+def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCampaign) -> Check:
     """A training of which every window ends before anything was saved gets nowhere."""
-    when = "" if typically else "in the worst case "
+    typically = campaign.endless == "typical"
+    default = "it never finishes" if typically else "in the worst case it never finishes"
+    reasons = (each.reason for each in campaign.not_judged if "never finishes" in each.reason)
     return Check(
         metric="finishes",
         limit=None,
@@ -168,6 +170,6 @@ def _finishes(result: SimulationResult, device: DeviceResult, *, typically: bool
         unit="1",
         level="error" if typically else "warn",
         status="fail",
-        message=f"{when}the training never comes to its end: every session ends before it saves",
+        message=shortened(next(reasons, default)),
         advice=advice_campaign.for_endless(Subject(result, device)),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final, Literal
 
 from odtpack_runtime.simulator import advice_campaign as advice
-from odtpack_runtime.simulator.metric import Metric, Reading, Subject, estimated
+from odtpack_runtime.simulator.metric import Metric, Reading, Subject, estimated, shortened
 from odtpack_runtime.simulator.metrics_latency import timing_noise
 from odtpack_runtime.simulator.result import CheckUnit
 from odtpack_runtime.simulator.units import Interval
@@ -28,7 +29,14 @@ def _read(subject: Subject, *, field: Field, unit: CheckUnit, noun: str = "") ->
         reasons = [each.reason for each in campaign.not_judged if each.figure == field]
         reasons += [each.reason for each in campaign.not_judged]
         return Reading(None, next(iter(reasons), "the campaign has no such figure"))
-    return estimated(interval.scaled(100.0) if unit == "%" else interval, unit, "", noun)
+    reading = estimated(interval.scaled(100.0) if unit == "%" else interval, unit, "", noun)
+    # The device's idle power only counts where energy does.
+    power = field in ("energy_j", "battery_share", "battery_share_per_session")
+    unknown = [each.figure for each in campaign.left_out if power or each.figure != "power.idle"]
+    if not unknown:
+        return reading
+    without = shortened(", ".join(unknown), 200)
+    return replace(reading, text=f"{reading.text} without {without}, which nobody knows")
 
 
 def _metric(
