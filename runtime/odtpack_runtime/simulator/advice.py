@@ -19,6 +19,7 @@ from odtpack_runtime.simulator.units import (
 
 _MARGIN = 0.95  # aim below a limit: the split into parts is a prediction
 _SHOWN: Final = 3
+_MOST_PIECES: Final = 4096
 _Z: Final = 1.959964  # of a 95 % interval
 
 
@@ -73,9 +74,11 @@ def memory_changes(
     batch = result.data.batch_size
     scaling = parts.inputs + parts.activations
     if batch > 1 and scaling > 0:
-        sizes = [size for size in range(1, batch) if batch % size == 0]
+        # A file may name any batch: nobody accumulates more than a few thousand times.
+        pieces = (count for count in range(2, min(batch, _MOST_PIECES) + 1) if batch % count == 0)
+        sizes = [batch // count for count in pieces]
         fitting = [size for size in sizes if scaling * (1.0 - size / batch) >= over]
-        size = max(fitting, default=1)
+        size = max(fitting) if fitting else min(sizes, default=1)
         saves = scaling * (1.0 - size / batch)
         samples = batch * result.data.accumulation_steps
         changes.append(
@@ -185,16 +188,16 @@ def for_learning(result: SimulationResult) -> str:
     if len(points) >= 3:
         step, lowest = min(points, key=lambda point: (point[1], point[0]))
         last = points[-1][1]
-        if step < points[-1][0] and last > 1.02 * lowest:
+        if step < points[-1][0] and last - lowest > 0.02 * abs(lowest):
             return (
                 f"the loss on held-out samples was lowest after {step} of "
                 f"{result.data.steps} steps, at {format_number(lowest)}: train fewer"
             )
         before = points[-2][1]
-        if last < 0.98 * before:
+        if before - last > 0.02 * abs(before):
+            fallen = format_percent((before - last) / abs(before)) if before else "much"
             return (
-                "the loss was still falling, by "
-                f"{format_percent(1.0 - last / before)} in the last "
+                f"the loss was still falling, by {fallen} in the last "
                 f"{points[-1][0] - points[-2][0]} steps: train more steps"
             )
         return "the loss no longer falls: look at the learning rate and at what is frozen"

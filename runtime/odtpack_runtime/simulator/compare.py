@@ -6,6 +6,7 @@ results and budgets give the same comparison.
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 from pydantic import Field
@@ -14,7 +15,12 @@ from odtpack_runtime.simulator.budget_file import Budgets
 from odtpack_runtime.simulator.judge import judge
 from odtpack_runtime.simulator.metric import Metric, Subject, shortened
 from odtpack_runtime.simulator.metrics import of_scope
-from odtpack_runtime.simulator.regression import incomparable, same_host, same_subject
+from odtpack_runtime.simulator.regression import (
+    chance,
+    incomparable,
+    same_host,
+    same_subject,
+)
 from odtpack_runtime.simulator.result import Check, CheckUnit, SimulationResult, Verdict
 from odtpack_runtime.simulator.result_base import Part, Text
 
@@ -169,7 +175,7 @@ def _figure(metric: Metric, base: Subject, head: Subject) -> Figure | None:
         change, noise = _percent(now.actual - before.actual, before.actual), None
         reason = incomparable(metric, base, head)
         if reason is None:
-            apart = metric.noise(base, head)
+            apart = chance(metric, base, head)
             noise = None if apart is None else _percent(apart, before.actual)
             direction = _direction(metric, before.actual, now.actual, apart)
         else:
@@ -198,7 +204,8 @@ def _direction(metric: Metric, base: float, head: float, noise: float | None) ->
 
 
 def _percent(change: float, base: float) -> float | None:
-    return 100.0 * change / abs(base) if base else None
+    percent = 100.0 * change / abs(base) if base else math.inf
+    return percent if math.isfinite(percent) else None
 
 
 def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:

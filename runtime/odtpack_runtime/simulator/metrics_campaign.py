@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,11 @@ def _read(subject: Subject, *, field: Field, unit: CheckUnit, noun: str = "") ->
         reasons = [each.reason for each in campaign.not_judged if each.figure == field]
         reasons += [each.reason for each in campaign.not_judged]
         return Reading(None, next(iter(reasons), "the campaign has no such figure"))
-    reading = estimated(interval.scaled(100.0) if unit == "%" else interval, unit, "", noun)
+    if unit == "%":
+        if not math.isfinite(100.0 * interval.high):
+            return Reading(None, "the share is beyond all numbers")
+        interval = interval.scaled(100.0)
+    reading = estimated(interval, unit, "", noun)
     # The device's idle power only counts where energy does.
     power = field in ("energy_j", "battery_share", "battery_share_per_session")
     unknown = [each.figure for each in campaign.left_out if power or each.figure != "power.idle"]

@@ -6,6 +6,7 @@ device's profile only with one from the same profile.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,4 +85,13 @@ def resolve(
     change = placed.limit
     if placed.kind == "percent":
         change *= abs(reading.actual) / 100.0
-    return Resolved(reading.actual + change, reading.actual, metric.noise(base, head))
+    limit = reading.actual + change
+    if not math.isfinite(limit):
+        return Resolved(None, reading.actual, reason="the limit is beyond all numbers")
+    return Resolved(limit, reading.actual, chance(metric, base, head))
+
+
+def chance(metric: Metric, base: Subject, head: Subject) -> float | None:
+    """The metric's noise; None where it is unknown, or larger than any number."""
+    noise = metric.noise(base, head)
+    return noise if noise is not None and math.isfinite(noise) else None
