@@ -75,6 +75,8 @@ def _floor(training: TrainingInfo) -> list[str]:
     floor = after - gained * (_ROOM - 1.0)
     if training.metric_interval is not None:
         floor = min(floor, training.metric_interval[0])
+    if abs(floor) > _MOST:
+        return []
     steps = math.floor(floor * 1000)
     steps -= steps / 1000 > floor  # the product was rounded up
     return [f"metric_floor = {steps / 1000:.3f}"]
