@@ -116,7 +116,7 @@ def results(draw: st.DrawFn) -> SimulationResult:
 
 
 @given(st.data())
-@settings(max_examples=80, phases=[Phase.generate], deadline=None, derandomize=True)
+@settings(max_examples=100, phases=[Phase.generate], deadline=None, derandomize=True)
 def test_nothing_that_a_file_can_hold_is_an_exception(data: st.DataObject) -> None:
     base, head = data.draw(_hidden(results())), data.draw(_hidden(results()))
     budgets = parse_budgets(BUDGETS.encode())

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.simulator.calibration import copy_bandwidth, gemm_flops
 from odtpack_runtime.simulator.machine import this_machine
 from odtpack_runtime.simulator.measure_allocator import allocator_overhead
 from odtpack_runtime.simulator.measure_storage import measure_storage
 from odtpack_runtime.simulator.measured_profile import Measurements, measured_profile
 from odtpack_runtime.simulator.profile import NAME_PATTERN, DeviceProfile
-from odtpack_runtime.simulator.calibration import copy_bandwidth, gemm_flops
 
 MAX_THREADS: Final = 1024
 _CONVOLUTIONS: Final = ((4, 64, 64, 56), (4, 128, 128, 28), (4, 256, 256, 14))

@@ -25,9 +25,9 @@ ALWAYS: Final = MappingProxyType({
     "finite_loss": "Finite loss",
     "steps_done": "Replay completed",
     "finishes": "Training comes to its end",
-    "interruption": "Resumed after interruptions",
-    "low_memory_warning": "Low-memory warning",
-    "small_data": "Little data",
+    "interruption": "Interruption",
+    "low_memory_warning": "Low memory warning",
+    "small_data": "Small data",
 })  # fmt: skip
 """Titles of the checks that need no budget, by metric."""
 

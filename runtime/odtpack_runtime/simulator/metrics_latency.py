@@ -60,6 +60,8 @@ def timing_noise(
     (base_low, base_high), (head_low, head_high) = (
         (end.low / end.typical, end.high / end.typical) for end in ends if end is not None
     )
+    if min(base_low, head_low) <= 0.0:  # the ends of a file lie too far apart for a ratio
+        return None
     return figure * max(head_high / base_low - 1.0, base_high / head_low - 1.0)
 
 
