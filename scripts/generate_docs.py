@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from odtpack.autodiff.coverage import coverage
 from odtpack.diff_model import PackageDiff
@@ -12,9 +13,13 @@ from odtpack.fit.outcome import json_schema as fit_json_schema
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.simulator.budget_file import budget_schema
+from odtpack_runtime.simulator.compare import Comparison
 from odtpack_runtime.simulator.figures import Quantity, Unknown
+from odtpack_runtime.simulator.metrics import METRICS
 from odtpack_runtime.simulator.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_runtime.simulator.profile_check import check_profile
+from odtpack_runtime.simulator.result import SimulationResult
 from odtpack_runtime.simulator.units import Interval, format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,20 +67,36 @@ def operators_page() -> str:
 
 def manifest_schema() -> str:
     """The JSON Schema of a package's manifest."""
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Manifest of an odtpack package",
-        **{k: v for k, v in Manifest.model_json_schema().items() if k != "title"},
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return _schema(Manifest.model_json_schema(), "Manifest of an odtpack package")
 
 
 def diff_schema() -> str:
     """The JSON Schema of what ``odtpack diff --format json`` prints."""
     content = PackageDiff.model_json_schema(mode="serialization")
+    return _schema(content, "Difference between two odtpack packages")
+
+
+def result_schema() -> str:
+    """The JSON Schema of what ``odtpack simulate --report json:PATH`` writes."""
+    content = SimulationResult.model_json_schema(mode="serialization")
+    return _schema(content, "Result of an odtpack simulation")
+
+
+def comparison_schema() -> str:
+    """The JSON Schema of what ``odtpack compare --format json`` prints."""
+    content = Comparison.model_json_schema(mode="serialization")
+    return _schema(content, "Comparison of two results of odtpack simulations")
+
+
+def budgets_schema() -> str:
+    """The JSON Schema of a budget file."""
+    return json.dumps(budget_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _schema(content: dict[str, Any], title: str) -> str:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Difference between two odtpack packages",
+        "title": title,
         **{k: v for k, v in content.items() if k != "title"},
     }
     return json.dumps(schema, indent=2) + "\n"
@@ -173,6 +194,29 @@ def _ranged(interval: Interval | None, factor: float, figure: Quantity | Unknown
     return f"{typical}{_star(figure)}" + ("" if low == high else f" ({low} to {high})")
 
 
+_BUDGETS = ROOT / "docs" / "formats" / "budgets.md"
+
+
+def budgets_page() -> str:
+    """The page on budgets, whose table of keys is generated."""
+    written, _, _ = _BUDGETS.read_text().partition(_KEYS)
+    lines = [
+        "## Keys",
+        "",
+        "| key | example | against a baseline | what is judged |",
+        "|---|---|---|---|",
+    ]
+    for metric in METRICS.values():
+        quote = "" if metric.unit == "1" else '"'
+        sign = "-" if metric.better == "higher" else "+"
+        whose = "" if metric.scope == "device" else " Judged once, not per device."
+        lines.append(
+            f"| `{metric.key}` | `{quote}{metric.example}{quote}` | "
+            f'`"{sign}5 %"` | {metric.meaning}{whose} |'
+        )
+    return f"{written}{_KEYS}\n" + "\n".join(lines) + "\n"
+
+
 PAGES = {
     ROOT / "docs" / "devices.md": devices_page,
     ROOT / "docs" / "operators.md": operators_page,
@@ -180,6 +224,10 @@ PAGES = {
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,
     ROOT / "docs" / "schemas" / "fit.schema.json": fit_schema,
     ROOT / "docs" / "schemas" / "recipe.schema.json": schema_text,
+    ROOT / "docs" / "schemas" / "result.schema.json": result_schema,
+    ROOT / "docs" / "schemas" / "comparison.schema.json": comparison_schema,
+    ROOT / "docs" / "schemas" / "budgets.schema.json": budgets_schema,
+    _BUDGETS: budgets_page,
     _RECIPE: recipe_page,
 }
 

@@ -26,6 +26,8 @@ COMMANDS = [
     ("delta",),
     ("apply",),
     ("simulate",),
+    ("judge",),
+    ("compare",),
     ("demo",),
     ("devices",),
     ("devices", "list"),

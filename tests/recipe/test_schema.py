@@ -152,7 +152,7 @@ def make_raw(table: str, kind: str, key: str, value: float) -> object:
         ("[target]\nonnxruntime = 1.20", ("target.onnxruntime", ":7")),
         ("[target]\nonnxruntime = 'new'", ("target.onnxruntime", '"1.20"', "'new'", ":7")),
         ("[target]\nplatforms = ['andriod']", ("did you mean 'android'", ":7")),
-        ("[budgets]\npeak_memory = 200", ("budgets.peak_memory", '"20 MB"', ":7")),
+        ("[budgets]\npeak_memory = 200", ("budgets.peak_memory", '"200 MB"', ":7")),
         ("[budgets]\npeak_memory = '200 Mb'", ("'Mb'", "did you mean MB", ":7")),
         ("[budgets]\npeek_memory = '2 MB'", ("did you mean 'peak_memory'", ":7")),
         ("[budgets.class.android]\nstep_latency = 5", ("step_latency", "50 ms", ":7")),

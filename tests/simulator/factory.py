@@ -9,6 +9,7 @@ import numpy as np
 
 from odtpack_runtime.simulator.profile import DeviceProfile, Quantity, list_profiles, load_profile
 from odtpack_runtime.simulator.result import (
+    ClassTime,
     DataInfo,
     DeviceLatency,
     DeviceMemory,
@@ -21,12 +22,21 @@ from odtpack_runtime.simulator.result import (
     OperatorCost,
     PackageInfo,
     PeakTensor,
+    PhasePeak,
+    Policy,
     PredictedMemory,
     SimulationResult,
     TimelinePoint,
     TrainingInfo,
 )
 from odtpack_runtime.simulator.units import Interval
+from tests.simulator.factory_campaign import (
+    CHECKPOINT_BYTES,
+    campaign,
+    evaluations,
+    interruption,
+    interval,
+)
 
 STEPS = 240
 FORWARD = ["Conv", "Relu", "Conv", "Relu", "MaxPool", "Conv", "Relu", "Flatten", "Gemm", "Softmax"]
@@ -43,13 +53,17 @@ BACKWARD = [
 ]
 
 
-def make_result(names: Sequence[str] | None = None, *, scale: float = 1.0) -> SimulationResult:
+def make_result(
+    names: Sequence[str] | None = None, *, scale: float = 1.0, policy: Policy | None = None
+) -> SimulationResult:
     """A result without checks.
 
     Args:
         names: Shipped profiles to include, all by default.
         scale: Factor on the memory of everything that grows with the batch.
+        policy: How the app trains, in the foreground by default.
     """
+    policy = policy or Policy()
     breakdown = MemoryBreakdown(
         parameters=4_820_000,
         gradients=4_820_000,
@@ -63,6 +77,7 @@ def make_result(names: Sequence[str] | None = None, *, scale: float = 1.0) -> Si
     memory = MemoryInfo(
         predicted=predicted,
         measured_peak_bytes=measured,
+        phases=_phases(breakdown, measured),
         timeline=_timeline(breakdown),
         tensors_at_peak=_tensors(breakdown),
     )
@@ -70,7 +85,7 @@ def make_result(names: Sequence[str] | None = None, *, scale: float = 1.0) -> Si
     host_step = 41.3
     steps = host_step * generator.lognormal(0.0, 0.03, STEPS - 1)
     devices = [
-        _device(load_profile(name), breakdown.total, measured, host_step)
+        _device(load_profile(name), breakdown.total, measured, host_step, policy)
         for name in (list_profiles() if names is None else names)
     ]
     return SimulationResult(
@@ -94,6 +109,7 @@ def make_result(names: Sequence[str] | None = None, *, scale: float = 1.0) -> Si
             steps=STEPS,
             seed=7,
         ),
+        policy=policy,
         host=HostInfo(
             cpu="AMD EPYC 9575F",
             cores=2,
@@ -111,9 +127,20 @@ def make_result(names: Sequence[str] | None = None, *, scale: float = 1.0) -> Si
             metric_name="accuracy",
             metric_before=0.094,
             metric_after=0.9659,
+            metric_interval=(0.9518, 0.976),
+            curve=evaluations(),
         ),
+        interruption=interruption(),
         latency_host=HostLatency(
-            first_step_ms=96.4, steps_ms=[float(v) for v in steps], by_operator=_operators()
+            first_step_ms=96.4,
+            steps_ms=[float(v) for v in steps],
+            by_operator=_operators(),
+            p50_ms=Interval(low=40.9, typical=41.3, high=41.8),
+            p90_ms=Interval(low=42.6, typical=42.9, high=43.3),
+            session_creation_ms=48.2,
+            checkpoint_load_ms=9.6,
+            checkpoint_save_ms=21.4,
+            checkpoint_bytes=CHECKPOINT_BYTES,
         ),
         memory=memory,
         devices=devices,
@@ -124,6 +151,18 @@ def _losses(generator: np.random.Generator) -> list[float | None]:
     index = np.arange(STEPS)
     curve = 0.09 + 2.25 * np.exp(-index / 38.0)
     return [float(v) for v in curve * generator.lognormal(0.0, 0.13, STEPS)]
+
+
+def _phases(breakdown: MemoryBreakdown, measured: int) -> list[PhasePeak]:
+    """The step is the highest phase, and its figures are the result's own."""
+    stored = breakdown.parameters + breakdown.session
+    save = stored + breakdown.optimizer_state + CHECKPOINT_BYTES
+    return [
+        PhasePeak(phase="open", predicted_bytes=stored, measured_bytes=int(stored * 1.08)),
+        PhasePeak(phase="step", predicted_bytes=breakdown.total, measured_bytes=measured),
+        PhasePeak(phase="evaluate", predicted_bytes=stored * 4, measured_bytes=stored * 4),
+        PhasePeak(phase="save", predicted_bytes=save, measured_bytes=None),
+    ]
 
 
 def _timeline(breakdown: MemoryBreakdown) -> list[TimelinePoint]:
@@ -193,16 +232,18 @@ def _operators() -> list[OperatorCost]:
 
 
 def _device(
-    profile: DeviceProfile, predicted: int, measured: int, host_step: float
+    profile: DeviceProfile, predicted: int, measured: int, host_step: float, policy: Policy
 ) -> DeviceResult:
-    limit = profile.memory_limit()
+    limit = profile.memory_limit(policy.state)
     entitled = profile.memory.app_limit_entitled
-    limit_bytes = profile.memory_limit_bytes()
+    limit_bytes = profile.memory_limit_bytes(policy.state)
     entitled_bytes = (
         int(entitled.interval("bytes").typical) if isinstance(entitled, Quantity) else None
     )
     killed = limit_bytes is not None and measured > limit_bytes
     done = 0 if killed else STEPS
+    near = limit_bytes is not None and limit_bytes < 2 * measured
+    latency = _latency(profile, host_step)
     return DeviceResult(
         name=profile.name,
         title=profile.title,
@@ -213,12 +254,16 @@ def _device(
             limit_bytes=limit_bytes,
             limit_kind=limit.kind if limit else None,
             limit_source=limit.source if limit else None,
+            limit_state=policy.state,
             entitled_limit_bytes=entitled_bytes,
             predicted_peak_bytes=predicted,
             measured_peak_bytes=None if killed else measured,
             outcome="killed" if killed else "not judged",
+            held="rlimit" if near else None,
+            warning_bytes=None if limit_bytes is None else int(0.7 * limit_bytes),
         ),
-        latency=_latency(profile, host_step),
+        latency=latency,
+        campaign=campaign(profile, latency.step_ms, policy, STEPS),
         training=DeviceTraining(
             outcome="killed" if killed else "completed",
             steps_done=done,
@@ -253,6 +298,23 @@ def _latency(profile: DeviceProfile, host_step: float) -> DeviceLatency:
     assert math.isfinite(finish.high)
     return DeviceLatency(
         step_ms=step,
+        p90_ms=step.scaled(1.04),
+        first_step_ms=step.scaled(2.3),
+        session_creation_ms=step.scaled(1.2),
+        checkpoint_load_ms=interval(14.0),
+        checkpoint_save_ms=interval(31.0),
+        threads=profile.training_threads() or 1,
+        by_class=[
+            ClassTime(
+                operator_class="compute", host_ms=0.722 * host_step, device_ms=step.scaled(0.7)
+            ),
+            ClassTime(
+                operator_class="memory", host_ms=0.257 * host_step, device_ms=step.scaled(0.28)
+            ),
+            ClassTime(
+                operator_class="other", host_ms=0.021 * host_step, device_ms=step.scaled(0.02)
+            ),
+        ],
         finish_s=finish,
         basis="host times by operator class, carried over by matrix rate and memory bandwidth",
     )

@@ -1,10 +1,13 @@
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.simulator.budget_file import PlacedLimit, budget_schema
 from odtpack_runtime.simulator.budgets import Budgets, parse_budgets, read_budgets
+from odtpack_runtime.simulator.metrics import METRICS
 
 DOCUMENT = Path(__file__).parents[2] / "docs/formats/budgets.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
@@ -14,39 +17,127 @@ def parse(text: str) -> Budgets:
     return parse_budgets(text.encode(), "ci/budgets.toml")
 
 
+def only(limits: tuple[PlacedLimit, ...]) -> PlacedLimit:
+    (limit,) = limits
+    return limit
+
+
 def test_the_documented_example() -> None:
     budgets = parse(EXAMPLE)
-    assert {key: limit.limit for key, limit in budgets.overall().items()} == {
-        "package_size": 12e6,
-        "peak_memory": 200e6,
-        "memory_headroom": 20.0,
-        "final_loss": 0.5,
-        "metric_floor": 0.9,
-        "step_latency": 50.0,
+    assert {
+        key: [(limit.limit, limit.kind) for limit in limits]
+        for key, limits in budgets.overall().items()
+    } == {
+        "package_size": [(12e6, "absolute")],
+        "peak_memory": [(200e6, "absolute"), (5.0, "percent")],
+        "memory_headroom": [(20.0, "absolute")],
+        "final_loss": [(0.5, "absolute")],
+        "metric_floor": [(0.9, "absolute")],
+        "step_latency": [(50.0, "absolute")],
     }
-    assert budgets.overall()["step_latency"].level == "warn"
+    assert only(budgets.overall()["step_latency"]).level == "warn"
     pixel = budgets.for_device("google/pixel-8a", "android")
-    assert pixel["step_latency"].limit == pytest.approx(40.0)
-    assert pixel["step_latency"].level == "error"
-    assert pixel["peak_memory"].limit == 150e6
-    assert pixel["time_to_finish"].limit == 600.0
-    assert budgets.for_device("raspberrypi/pi-5", "linux")["peak_memory"].limit == 200e6
-    assert set(budgets.narrowed("google/pixel-4a", "android")) == {"peak_memory"}
+    assert only(pixel["step_latency"]).limit == pytest.approx(40.0)
+    assert only(pixel["step_latency"]).level == "error"
+    # The list of [budgets] is replaced as a whole.
+    assert only(pixel["peak_memory"]).limit == 150e6
+    assert only(pixel["time_to_finish"]).limit == 600.0
+    assert len(budgets.for_device("raspberrypi/pi-5", "linux")["peak_memory"]) == 2
+    narrowed = budgets.narrowed("google/pixel-4a", "android")
+    assert set(narrowed) == {"peak_memory", "battery_per_session"}
 
 
 def test_locations_are_lines_of_the_file() -> None:
     lines = EXAMPLE.splitlines()
     budgets = parse(EXAMPLE)
-    placed = [*budgets.overall().values(), *budgets.narrowed("google/pixel-8a", "android").values()]
-    keys = [*budgets.overall(), *budgets.narrowed("google/pixel-8a", "android")]
-    for key, limit in zip(keys, placed, strict=True):
-        name, line = limit.location.rsplit(":", 1)
-        assert name == "ci/budgets.toml"
-        assert lines[int(line) - 1].startswith(f"{key} =")
-    dotted = parse('budgets.peak_memory = "1 MB"').overall()["peak_memory"]
+    for placed in (budgets.overall(), budgets.narrowed("google/pixel-8a", "android")):
+        for key, limits in placed.items():
+            for limit in limits:
+                name, line = limit.location.rsplit(":", 1)
+                assert name == "ci/budgets.toml"
+                assert lines[int(line) - 1].startswith(f"{key} =")
+    dotted = only(parse('budgets.peak_memory = "1 MB"').overall()["peak_memory"])
     assert dotted.location == "ci/budgets.toml:1"
-    inline = parse('budgets = { peak_memory = "1 MB" }').overall()["peak_memory"]
+    inline = only(parse('budgets = { peak_memory = "1 MB" }').overall()["peak_memory"])
     assert inline.location == "ci/budgets.toml (budgets.peak_memory)"
+
+
+# Key -> a value in the file, the figure in the metric's unit, kind of limit.
+VALUES = [
+    ("package_size", '"1.5 kB"', 1500.0, "absolute"),
+    ("final_loss", "-3", -3.0, "absolute"),
+    ("final_loss", '"+0.01"', 0.01, "difference"),
+    ("final_loss", '" + 2.5 % "', 2.5, "percent"),
+    ("metric_floor", '"-1 %"', -1.0, "percent"),
+    ("metric_floor", '"-0.01"', -0.01, "difference"),
+    ("peak_memory", '"+10 MiB"', 10 * 2.0**20, "difference"),
+    ("memory_headroom", '"-2%"', -2.0, "percent"),
+    ("step_latency", '"+500 us"', 0.5, "difference"),
+    ("step_latency_p90", '"0.1 s"', 100.0, "absolute"),
+    ("first_step", '"+0 %"', 0.0, "percent"),
+    ("time_to_finish", '"+1 min"', 60.0, "difference"),
+    ("energy", '"20 kJ"', 20_000.0, "absolute"),
+    ("energy", '"+1 Wh"', 3600.0, "difference"),
+    ("battery_share", '"250 %"', 250.0, "absolute"),
+    ("battery_per_session", '"+10 %"', 10.0, "percent"),
+    ("sessions", "10", 10.0, "absolute"),
+    ("sessions", '"+2"', 2.0, "difference"),
+    ("days", "1.5", 1.5, "absolute"),
+    ("written_per_day", '"1 GB"', 1e9, "absolute"),
+    ("repeated_steps", "0", 0.0, "absolute"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "limit", "kind"), VALUES)
+def test_values_stand_in_the_unit_of_their_metric(
+    key: str, value: str, limit: float, kind: str
+) -> None:
+    for text in (value, f"{{ limit = {value} }}", f"[{value}]", f"[{{ limit = {value} }}]"):
+        found = only(parse(f"[budgets]\n{key} = {text}").overall()[key])
+        assert found.limit == pytest.approx(limit)
+        assert (found.kind, found.level) == (kind, "error")
+
+
+def test_every_metric_is_a_key_with_a_value_above() -> None:
+    assert {key for key, *_ in VALUES} == set(METRICS)
+    for metric in METRICS.values():
+        quote = "" if metric.unit == "1" else '"'
+        placed = parse(f"[budgets]\n{metric.key} = {quote}{metric.example}{quote}").overall()
+        assert only(placed[metric.key]).kind == "absolute"
+    page = DOCUMENT.read_text("utf-8")
+    assert [key for key in METRICS if f"| `{key}` |" not in page] == []
+
+
+def test_levels_in_a_list() -> None:
+    text = '[budgets]\npeak_memory = ["200 MB", { limit = "+5 %", level = "warn" }]'
+    hard, soft = parse(text).overall()["peak_memory"]
+    assert (hard.limit, hard.kind, hard.level) == (200e6, "absolute", "error")
+    assert (soft.limit, soft.kind, soft.level) == (5.0, "percent", "warn")
+
+
+def test_the_schema_agrees_with_the_reader() -> None:
+    """What the reader takes is valid by the schema, and what has a wrong form by neither."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = budget_schema()
+    for key, value, _, _ in VALUES:
+        for text in (value, f"{{ limit = {value}, level = 'warn' }}", f"[{value}]"):
+            jsonschema.validate(tomllib.loads(f"[budgets]\n{key} = {text}"), schema)
+    for text in ("", "[class.ios]\ndays = 1", '[device."a/b"]\ndays = 1'):
+        parse(text)
+        jsonschema.validate(tomllib.loads(text), schema)
+    for text in (
+        "[budgets]\npeak = 1",
+        "[budgets]\npeak_memory = 1",
+        "[budgets]\nfinal_loss = []",
+        "[budgets]\nfinal_loss = { level = 'warn' }",
+        "[budgets]\nfinal_loss = { limit = 1, level = 'info' }",
+        "[class.andriod]",
+        "[budget]",
+    ):
+        with pytest.raises(OdtpackError):
+            parse(text)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(tomllib.loads(text), schema)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +153,25 @@ def test_empty_files_set_no_limit(text: str) -> None:
     [
         ("[budget]", "budget", "did you mean 'budgets'"),
         ('[budgets]\npeek_memory = "1 MB"', "budgets.peek_memory", "did you mean 'peak_memory'"),
-        ("[budgets]\npeak_memory = 12", "budgets.peak_memory", 'such as "20 MB"'),
+        ("[budgets]\npeak_memory = 12", "budgets.peak_memory", 'such as "200 MB"'),
         ("[budgets]\nstep_latency = 12", "budgets.step_latency", 'such as "50 ms"'),
         ('[budgets]\npeak_memory = "12"', "budgets.peak_memory", "with a unit"),
         ('[budgets]\npeak_memory = "12 Mb"', "budgets.peak_memory", "did you mean MB"),
         ('[budgets]\npeak_memory = "12 ms"', "budgets.peak_memory", "not a unit of bytes"),
-        ('[budgets]\npeak_memory = "-1 MB"', "budgets.peak_memory", "with a unit"),
+        ('[budgets]\npeak_memory = "-1 MB"', "budgets.peak_memory", "may grow: write +1 MB"),
+        ('[budgets]\npeak_memory = "-5 %"', "budgets.peak_memory", "may grow: write +5 %"),
+        ('[budgets]\nmetric_floor = "+5 %"', "budgets.metric_floor", "may fall: write -5 %"),
+        ('[budgets]\nmemory_headroom = "+1 %"', "budgets.memory_headroom", "may fall"),
+        ('[budgets]\nmemory_headroom = "-1 MB"', "budgets.memory_headroom", "percentage of the"),
+        ('[budgets]\npeak_memory = "+5"', "budgets.peak_memory", "with a unit"),
+        ('[budgets]\npeak_memory = "+5 ms"', "budgets.peak_memory", "not a unit of bytes"),
+        ('[budgets]\npeak_memory = "++5 %"', "budgets.peak_memory", "with a unit"),
+        ('[budgets]\nfinal_loss = "+5 MB"', "budgets.final_loss", "neither a percentage nor"),
+        ('[budgets]\nfinal_loss = "+nan"', "budgets.final_loss", "neither a percentage nor"),
+        ('[budgets]\nenergy = "+1e308 kJ"', "budgets.energy", "not a finite number"),
+        (f'[budgets]\nsessions = "+1{"0" * 400}"', "budgets.sessions", "not a finite number"),
+        (f"[budgets]\nsessions = 1{'0' * 400}", "budgets.sessions", "finite number"),
+        ('[budgets]\nenergy = "5 kcal"', "budgets.energy", "not a unit of energy"),
         ("[budgets]\nmemory_headroom = 0.2", "budgets.memory_headroom", "percentage"),
         ('[budgets]\nmemory_headroom = "100 %"', "budgets.memory_headroom", "below 100 %"),
         ('[budgets]\nfinal_loss = "0.5"', "budgets.final_loss", "without quotes"),
@@ -77,7 +181,11 @@ def test_empty_files_set_no_limit(text: str) -> None:
         ('[budgets]\nfinal_loss = { limit = 1, lvl = "warn" }', "final_loss.lvl", "'level'"),
         ('[budgets]\nfinal_loss = { level = "warn" }', "final_loss.limit", "is missing"),
         ('[budgets]\nfinal_loss = { limit = 1, level = "w" }', "final_loss.level", "not one of"),
-        ("[budgets]\nfinal_loss = []", "budgets.final_loss", "finite number"),
+        ("[budgets]\nfinal_loss = []", "budgets.final_loss", "a list of 1 to 8 limits"),
+        (f"[budgets]\nfinal_loss = {[1] * 9}", "budgets.final_loss", "1 to 8 limits, found 9"),
+        ("[budgets]\nfinal_loss = [[1]]", "budgets.final_loss[0]", "finite number"),
+        ("[budgets]\nfinal_loss = [1, { limit = 1, lvl = 1 }]", "final_loss[1].lvl", "'level'"),
+        ('[budgets]\ndays = { limit = 1, kind = "percent" }', "days.kind", "limit, level"),
         ("[class.andriod]", "class.andriod", "did you mean 'android'"),
         ("[class]\nandroid = 1", "class.android", "must be a table"),
         ('[device."a/b"]\nx = 1', 'device."a/b".x', "unknown key"),
@@ -111,7 +219,7 @@ def test_malformed_and_absent_files(tmp_path: Path) -> None:
     with pytest.raises(OdtpackError, match="larger than"):
         read_budgets(path)
     path.write_text(EXAMPLE, "utf-8")
-    assert read_budgets(path).overall()["package_size"].location == f"{path}:2"
+    assert only(read_budgets(path).overall()["package_size"]).location == f"{path}:2"
 
 
 def test_misspelt_device_is_refused() -> None:

@@ -9,6 +9,7 @@ from odtpack_runtime.simulator.units import (
     Interval,
     format_bytes,
     format_duration,
+    format_energy,
     format_interval,
     format_limit,
     format_value,
@@ -84,7 +85,14 @@ def test_writes_for_people() -> None:
         "12.4 min",
         "3.10 h",
     ]
+    assert [format_energy(j) for j in (0.5, 850.0, 12_400.0, 1_204_000.0)] == [
+        "0.500 J",
+        "850 J",
+        "12.4 kJ",
+        "1.20 MJ",
+    ]
     assert format_value(41.0, "%") == "41.0 %"
+    assert format_value(12_400.0, "J") == "12.4 kJ"
     assert format_limit(60.0, "s") == "60 s"
     assert format_limit(20.0, "%") == "20 %"
 

@@ -16,6 +16,7 @@ import typer
 from odtpack.cli import _console
 from odtpack.cli.build import build
 from odtpack.cli.cache_key import cache_key
+from odtpack.cli.compare import compare
 from odtpack.cli.config import config
 from odtpack.cli.delta import apply, delta
 from odtpack.cli.demo import demo
@@ -27,6 +28,7 @@ from odtpack.cli.import_ import import_
 from odtpack.cli.init import init
 from odtpack.cli.inspect import inspect
 from odtpack.cli.install import install
+from odtpack.cli.judge import judge
 from odtpack.cli.ops import ops
 from odtpack.cli.ort import ort
 from odtpack.cli.sign import sign
@@ -191,6 +193,20 @@ app.command(
         "    --budget budgets.toml --report html:report.html --report json:report.json",
     )
 )(simulate)
+app.command(
+    epilog=_examples(
+        "odtpack judge report.json --budget budgets.toml",
+        "odtpack judge report.json --budget budgets.toml --baseline main.json \\",
+        "    --report html:report.html",
+    )
+)(judge)
+app.command(
+    epilog=_examples(
+        "odtpack compare main.json report.json",
+        "odtpack compare main.json report.json --budget budgets.toml \\",
+        "    --format markdown --out comment.md",
+    )
+)(compare)
 app.command(
     epilog=_examples(
         "odtpack demo",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,21 @@ def check_writable(path: Path, option: str, *, outside: Package | None = None) -
     raise OdtpackError(
         "cannot-write", f"{option} {str(path)!r} cannot be written: {reason}", hint=hint
     )
+
+
+def check_not_input(path: Path, option: str, inputs: Iterable[Path | None]) -> None:
+    """Refuse a destination that is one of the files that are read.
+
+    Raises:
+        OdtpackError: It is.
+    """
+    for each in inputs:
+        if each is not None and path.resolve() == each.resolve():
+            raise OdtpackError(
+                "cannot-write",
+                f"{option} {str(path)!r} cannot be written: it is read by the same command",
+                hint="choose another name",
+            )
 
 
 def _files_of(package: Package) -> set[Path]:

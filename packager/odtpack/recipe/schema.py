@@ -16,7 +16,7 @@ from odtpack.recipe.optimizer_tables import (
     ScheduleTable,
 )
 from odtpack.recipe.ranges import PositiveCount, Switch, Table
-from odtpack_runtime.simulator.budget_file import Section
+from odtpack_runtime.simulator.budget_values import Section, name_limits
 from odtpack_runtime.simulator.profile import OsClass
 from odtpack_runtime.simulator.schema_errors import TAG_PREFIX
 
@@ -154,5 +154,5 @@ def json_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "odtpack recipe",
-        **RecipeFile.model_json_schema(),
+        **name_limits(RecipeFile.model_json_schema()),
     }

@@ -2,16 +2,16 @@
 
 from odtpack_runtime.simulator.budget_file import (
     Budgets,
-    Limit,
     PlacedLimit,
-    Section,
     parse_budgets,
     read_budgets,
 )
+from odtpack_runtime.simulator.budget_values import Bound, Limit, Section
 from odtpack_runtime.simulator.judge import judge
 from odtpack_runtime.simulator.suggest import suggest_budget
 
 __all__ = [
+    "Bound",
     "Budgets",
     "Limit",
     "PlacedLimit",

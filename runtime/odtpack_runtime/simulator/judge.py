@@ -1,51 +1,54 @@
 """Judge a result: budgets become checks, checks become verdicts. Pure and deterministic.
 
-1. Memory limit, per device, always: the measured peak (else the predicted one)
-   against what the device gives an app. A killed replay fails.
-2. Finite loss, always.
-3. Every limit of the budgets. Package size, loss and metric are judged once,
-   and once more on a device whose class or own table sets them.
+1. Without any budget (``checks_always.py``): the device's memory limit, finite
+   losses, equal weights after interruptions, a training that comes to its end.
+2. Every limit of the budgets. What there is one of per package is judged once, and
+   once more on a device whose class or own table sets it.
+3. A limit against a baseline becomes a figure first (``regression.py``).
 4. A figure that is null gives "not judged", never "pass".
-5. Latencies are intervals. The typical figure over the limit fails; only the
-   high end over it fails at level "warn": it may be too slow, nobody knows.
+5. Figures of a device are intervals. The typical figure over the limit fails; only the
+   high end over it fails at level "warn": it may be too much, nobody knows. A figure
+   that is worse than its baseline allows, but by no more than measurements scatter,
+   fails at level "warn" as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 from odtpack_runtime.simulator import advice
 from odtpack_runtime.simulator.budget_file import Budgets, PlacedLimit
+from odtpack_runtime.simulator.checks_always import device_checks, package_checks
+from odtpack_runtime.simulator.metric import Metric, Reading, Subject, shortened
+from odtpack_runtime.simulator.metrics import of_scope
 from odtpack_runtime.simulator.profile import list_profiles
+from odtpack_runtime.simulator.regression import Resolved, resolve
 from odtpack_runtime.simulator.result import (
     Check,
+    CheckLevel,
     CheckStatus,
-    CheckUnit,
     DeviceResult,
     SimulationResult,
     Verdict,
 )
-from odtpack_runtime.simulator.units import (
-    Interval,
-    format_bytes,
-    format_interval,
-    format_limit,
-    format_number,
-    format_percent,
-    format_value,
-)
+from odtpack_runtime.simulator.units import format_limit, format_number, format_value
 
-PACKAGE_METRICS = ("package_size", "final_loss", "metric_floor")
-DEVICE_METRICS = ("peak_memory", "memory_headroom", "step_latency", "time_to_finish")
+_Limits = Mapping[str, tuple[PlacedLimit, ...]]
 
 
-def judge(result: SimulationResult, budgets: Budgets | None = None) -> SimulationResult:
+def judge(
+    result: SimulationResult,
+    budgets: Budgets | None = None,
+    *,
+    baseline: SimulationResult | None = None,
+) -> SimulationResult:
     """The same result with all checks and verdicts filled in.
 
     Args:
         result: What a replay measured; checks and verdicts in it are replaced.
-        budgets: Limits; without them only the device's own memory limit and the
-            finiteness of the loss are judged.
+        budgets: Limits; without them only what needs none is judged.
+        baseline: An earlier result that limits such as "+5 %" refer to; its own checks
+            do not count. Without it such limits are not judged.
 
     Raises:
         OdtpackError: The budgets name a device that is neither in the result nor shipped.
@@ -54,27 +57,33 @@ def judge(result: SimulationResult, budgets: Budgets | None = None) -> Simulatio
     if budgets.devices:
         budgets.check_devices([device.name for device in result.devices] + list_profiles())
     overall = budgets.overall()
-    checks = [_finite_loss(result)]
-    checks += [_PACKAGE[key](result, overall[key]) for key in PACKAGE_METRICS if key in overall]
+    checks = package_checks(result)
+    checks += _limit_checks("package", overall, Subject(result), baseline)
     if not result.devices:
-        checks += [_nothing_to_judge(key, overall[key]) for key in DEVICE_METRICS if key in overall]
-    devices = [_judge_device(result, device, budgets) for device in result.devices]
+        checks += [
+            _check(metric, placed, Reading(None, "no device was simulated"), Resolved(None))
+            for metric in of_scope("device")
+            for placed in overall.get(metric.key, ())
+        ]
+    devices = [_judge_device(result, device, budgets, baseline) for device in result.devices]
     verdicts = [_verdict(checks), *(device.verdict for device in devices)]
     order: tuple[Verdict, ...] = ("fail", "not judged", "warn", "pass")
     worst = next(verdict for verdict in order if verdict in verdicts)
     return result.model_copy(update={"checks": checks, "devices": devices, "verdict": worst})
 
 
-def _judge_device(result: SimulationResult, device: DeviceResult, budgets: Budgets) -> DeviceResult:
-    memory_check, device = _memory_limit(result, device)
-    checks = [memory_check]
-    training = device.training
-    if training and training.outcome == "killed" and device.memory.outcome != "killed":
-        checks.append(_interrupted(result, device))
+def _judge_device(
+    result: SimulationResult,
+    device: DeviceResult,
+    budgets: Budgets,
+    baseline: SimulationResult | None,
+) -> DeviceResult:
+    checks, device = device_checks(result, device)
+    subject = Subject(result, device)
     limits = budgets.for_device(device.name, device.os)
-    checks += [_DEVICE[key](result, device, limits[key]) for key in DEVICE_METRICS if key in limits]
+    checks += _limit_checks("device", limits, subject, baseline)
     own = budgets.narrowed(device.name, device.os)
-    checks += [_PACKAGE[key](result, own[key]) for key in PACKAGE_METRICS if key in own]
+    checks += _limit_checks("package", own, subject, baseline)
     return device.model_copy(update={"checks": checks, "verdict": _verdict(checks)})
 
 
@@ -88,258 +97,108 @@ def _verdict(checks: Iterable[Check]) -> Verdict:
     return "warn" if ("fail", "warn") in outcomes else "pass"
 
 
-def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check, DeviceResult]:
-    """The device's own limit; also settles the outcome stored with the device's memory."""
-    memory = device.memory
-    peak, limit = memory.peak_bytes, memory.limit_bytes
-    how = "predicted" if memory.measured_peak_bytes is None else "measured"
-    status: CheckStatus
-    hint: str | None = None
-    if memory.outcome == "killed":
-        status, outcome = "fail", "killed"
-        steps = f" after {device.training.steps_done} steps" if device.training else ""
-        message = f"the replay hit the memory limit{steps} and was ended"
-        hint = advice.for_device_limit(result, device, limit if limit is not None else peak)
-    elif limit is None:
-        status, outcome = "not judged", "not judged"
-        message = f"{how} peak {format_bytes(peak)}; the device's limit is unknown"
-    else:
-        status = "pass" if peak <= limit else "fail"
-        outcome = "fits" if peak <= limit else "over"
-        share = format_percent(peak / limit) if limit else "more than 100 %"
-        source = " (assumed)" if memory.limit_kind == "assumed" else ""
-        message = (
-            f"{how} peak {format_bytes(peak)} is {share} of the {format_bytes(limit)}{source} "
-            f"that an app gets in the {memory.limit_state}"
-        )
-        if status == "fail":
-            hint = advice.for_device_limit(result, device, limit)
-    check = Check(
-        metric="memory_limit",
-        limit=limit,
-        actual=None if memory.outcome == "killed" else peak,
-        unit="B",
-        level="error",
-        status=status,
-        message=message,
-        advice=hint,
-    )
-    detail = memory.detail or message
-    settled = memory.model_copy(update={"outcome": outcome, "detail": detail})
-    return check, device.model_copy(update={"memory": settled})
-
-
-def _interrupted(result: SimulationResult, device: DeviceResult) -> Check:
-    training = device.training
-    done = training.steps_done if training else 0
-    reason = training.detail if training and training.detail else "the replay was ended"
-    return Check(
-        metric="steps_done",
-        limit=result.data.steps,
-        actual=done,
-        unit="1",
-        level="error",
-        status="fail",
-        message=f"{reason} ({done} of {result.data.steps} steps)",
-    )
-
-
-def _finite_loss(result: SimulationResult) -> Check:
-    bad = sum(loss is None for loss in result.training.losses)
-    total = len(result.training.losses)
-    status: CheckStatus = "fail" if bad else "pass" if total else "not judged"
-    message = f"{total - bad} of {total} training losses are finite" if total else "no step was run"
-    return Check(
-        metric="finite_loss",
-        limit=0,
-        actual=bad,
-        unit="1",
-        level="error",
-        status=status,
-        message=message,
-        advice=advice.for_final_loss(result) if bad else None,
-    )
-
-
-def _nothing_to_judge(metric: str, limit: PlacedLimit) -> Check:
-    units: dict[str, CheckUnit] = {
-        "peak_memory": "B",
-        "memory_headroom": "%",
-        "step_latency": "ms",
-        "time_to_finish": "s",
-    }
-    return _check(metric, limit, None, unit=units[metric], message="no device was simulated")
+def _limit_checks(
+    scope: str, limits: _Limits, subject: Subject, baseline: SimulationResult | None
+) -> list[Check]:
+    checks = []
+    for metric in of_scope(scope):
+        reading = metric.read(subject)
+        for placed in limits.get(metric.key, ()):
+            # A package's figures lie in the result, even where a device's table limits them.
+            whose = Subject(subject.result) if scope == "package" else subject
+            resolved = resolve(metric, placed, whose, baseline)
+            check = _check(metric, placed, reading, resolved)
+            if check.status == "fail" and resolved.limit is not None:
+                hint = shortened(metric.advise(subject, resolved.limit)) or None
+                check = check.model_copy(update={"advice": hint})
+            checks.append(check)
+            if metric.key == "metric_floor" and resolved.limit is not None:
+                checks += _small_data(subject.result, placed, resolved.limit)
+    return checks
 
 
 def _check(
-    metric: str,
-    limit: PlacedLimit,
-    actual: float | None,
-    *,
-    unit: CheckUnit,
-    message: str,
-    hint: Callable[[], str] | None = None,
-    at_least: bool = False,
+    metric: Metric,
+    placed: PlacedLimit,
+    reading: Reading,
+    resolved: Resolved,
 ) -> Check:
-    """Compare a figure with its limit; a null figure is not judged and ``message`` says why."""
+    """Compare a figure with its limit; without one of them it is not judged."""
+    actual, limit = reading.actual, resolved.limit
     status: CheckStatus = "not judged"
-    text = message
-    if actual is not None:
-        kept = actual >= limit.limit if at_least else actual <= limit.limit
-        status = "pass" if kept else "fail"
-        relation = "at least" if at_least else "at most"
-        text = f"{message}, allowed is {relation} {format_limit(limit.limit, unit)}"
+    level: CheckLevel = placed.level
+    text = reading.text
+    if actual is not None and limit is None:
+        text = f"{text}; {resolved.reason}"
+    elif actual is not None and limit is not None:
+        status = "pass" if metric.keeps(actual, limit) else "fail"
+        relation = "at least" if metric.better == "higher" else "at most"
+        allowed = format_limit(limit, metric.unit)
+        text = f"{text}, allowed is {relation} {allowed}"
+        if resolved.baseline is not None:
+            text += f" ({_against(metric, placed, resolved.baseline)})"
+            # Figures of a package repeat with the seed; those of a device are measured.
+            noise = resolved.noise if metric.scope == "device" else None
+            change = abs(actual - resolved.baseline)
+            if status == "fail" and noise is not None and change <= noise:
+                level = "warn"
+                text += f": as far as the measurement scatters (± {_shown(noise, metric)})"
+        elif status == "pass" and reading.interval is not None:
+            end = metric.worse_end(reading.interval)
+            if not metric.keeps(end, limit):
+                status, level = "fail", "warn"
+                side = "low" if metric.better == "higher" else "high"
+                text = f"{reading.text}: the {side} end is over {allowed}"
     return Check(
-        metric=metric,
-        limit=limit.limit,
+        metric=metric.key,
+        limit=placed.limit if placed.kind == "absolute" else limit,
         actual=actual,
-        unit=unit,
-        level=limit.level,
+        baseline=resolved.baseline,
+        unit=metric.unit,
+        level=level,
         status=status,
-        message=text,
-        advice=hint() if hint is not None and status == "fail" else None,
-        budget_location=limit.location,
+        message=shortened(text),
+        budget_location=shortened(placed.location),
     )
 
 
-def _package_size(result: SimulationResult, limit: PlacedLimit) -> Check:
-    size = result.package.package_bytes
-    message = f"the package takes {format_bytes(size)}"
-    return _check(
-        "package_size",
-        limit,
-        size,
-        unit="B",
-        message=message,
-        hint=lambda: advice.for_package_size(result),
-    )
+def _against(metric: Metric, placed: PlacedLimit, baseline: float) -> str:
+    sign = "-" if metric.better == "higher" else "+"
+    amount = abs(placed.limit)
+    change = f"{amount:g} %" if placed.kind == "percent" else _shown(amount, metric)
+    return f"{sign}{change} against the {_shown(baseline, metric)} of the baseline"
 
 
-def _final_loss(result: SimulationResult, limit: PlacedLimit) -> Check:
-    training = result.training
-    where = "on held-out samples"
-    loss = training.eval_loss_after
-    if loss is None and result.data.held_out_samples == 0 and training.losses:
-        loss, where = training.losses[-1], "of the last step"
-    message = f"the loss {where} is {format_number(loss)}" if loss is not None else "no final loss"
-    return _check(
-        "final_loss",
-        limit,
-        loss,
-        unit="1",
-        message=message,
-        hint=lambda: advice.for_final_loss(result),
-    )
+def _shown(value: float, metric: Metric) -> str:
+    return format_value(value, metric.unit)
 
 
-def _metric_floor(result: SimulationResult, limit: PlacedLimit) -> Check:
-    metric = result.training.metric_after
-    name = result.training.metric_name or "metric"
+def _small_data(result: SimulationResult, placed: PlacedLimit, floor: float) -> list[Check]:
+    """Whether the held-out samples are enough to tell the metric from its floor."""
+    interval, metric = result.training.metric_interval, result.training.metric_after
+    if interval is None or metric is None:
+        return []
+    inside = interval[0] < floor < interval[1]
+    ends = f"{format_number(interval[0])} to {format_number(interval[1])}"
+    held = result.data.held_out_samples
+    name = shortened(result.training.metric_name or "the metric", 100)
     message = (
-        f"{name} is {format_number(metric)}" if metric is not None else f"no {name} at the end"
+        f"the floor {format_number(floor)} lies inside the 95 % interval of {name}, {ends}: "
+        f"{held} held-out samples do not tell whether it is kept"
+        if inside
+        else f"the floor {format_number(floor)} lies outside the 95 % interval of {name}, {ends}"
     )
-    return _check(
-        "metric_floor",
-        limit,
-        metric,
-        unit="1",
-        message=message,
-        hint=lambda: advice.for_final_loss(result),
-        at_least=True,
-    )
-
-
-def _peak_memory(result: SimulationResult, device: DeviceResult, limit: PlacedLimit) -> Check:
-    memory = device.memory
-    if memory.outcome == "killed":
-        reason = "the replay was ended at the device's limit, before its peak was known"
-        return _check("peak_memory", limit, None, unit="B", message=reason)
-    how = "predicted" if memory.measured_peak_bytes is None else "measured"
-    message = f"the {how} peak is {format_bytes(memory.peak_bytes)}"
-    return _check(
-        "peak_memory",
-        limit,
-        memory.peak_bytes,
-        unit="B",
-        message=message,
-        hint=lambda: advice.for_memory(result, device, limit.limit),
-    )
-
-
-def _memory_headroom(result: SimulationResult, device: DeviceResult, limit: PlacedLimit) -> Check:
-    memory = device.memory
-    total = memory.limit_bytes
-    if not total:
-        reason = "the device's limit is unknown"
-        return _check("memory_headroom", limit, None, unit="%", message=reason)
-    free = 100.0 * (1.0 - memory.peak_bytes / total)
-    if memory.outcome == "killed":
-        free = min(free, 0.0)  # whatever was predicted, it reached the limit
-    message = f"{format_percent(free / 100)} of {format_bytes(total)} stay free"
-    target = total * (1.0 - limit.limit / 100.0)
-    return _check(
-        "memory_headroom",
-        limit,
-        free,
-        unit="%",
-        message=message,
-        hint=lambda: advice.for_memory(result, device, target),
-        at_least=True,
-    )
-
-
-def _step_latency(result: SimulationResult, device: DeviceResult, limit: PlacedLimit) -> Check:
-    return _latency(
-        "step_latency",
-        limit,
-        device.latency.step_ms,
-        unit="ms",
-        reason=device.latency.not_judged or "the step time is unknown",
-        hint=lambda: advice.for_step_latency(result),
-    )
-
-
-def _time_to_finish(result: SimulationResult, device: DeviceResult, limit: PlacedLimit) -> Check:
-    return _latency(
-        "time_to_finish",
-        limit,
-        device.latency.finish_s,
-        unit="s",
-        reason=device.latency.not_judged or "the time to finish is unknown",
-        hint=lambda: advice.for_time_to_finish(result, device, limit.limit),
-    )
-
-
-def _latency(
-    metric: str,
-    limit: PlacedLimit,
-    interval: Interval | None,
-    *,
-    unit: CheckUnit,
-    reason: str,
-    hint: Callable[[], str],
-) -> Check:
-    if interval is None:
-        return _check(metric, limit, None, unit=unit, message=reason)
-    typical = format_value(interval.typical, unit)
-    message = f"estimated at {typical} ({format_interval(interval, unit)})"
-    check = _check(metric, limit, interval.typical, unit=unit, message=message, hint=hint)
-    if check.status == "pass" and interval.high > limit.limit:
-        doubt = f"{message}: the high end is over {format_limit(limit.limit, unit)}"
-        return check.model_copy(
-            update={"status": "fail", "level": "warn", "message": doubt, "advice": hint()}
+    needed = advice.samples_to_tell(metric, floor)
+    return [
+        Check(
+            metric="small_data",
+            limit=max(needed, held + 1) if inside and needed is not None else None,
+            actual=held,
+            unit="1",
+            level="warn",
+            status="fail" if inside else "pass",
+            message=message,
+            advice=advice.for_small_data(result, floor) if inside else None,
+            budget_location=shortened(placed.location),
         )
-    return check
-
-
-_PACKAGE: dict[str, Callable[[SimulationResult, PlacedLimit], Check]] = {
-    "package_size": _package_size,
-    "final_loss": _final_loss,
-    "metric_floor": _metric_floor,
-}
-_DEVICE: dict[str, Callable[[SimulationResult, DeviceResult, PlacedLimit], Check]] = {
-    "peak_memory": _peak_memory,
-    "memory_headroom": _memory_headroom,
-    "step_latency": _step_latency,
-    "time_to_finish": _time_to_finish,
-}
+    ]

@@ -26,7 +26,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
     "compute": {"MFLOPS": 1e6, "GFLOPS": 1e9, "TFLOPS": 1e12},
     "duration": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0},
     "power": {"mW": 1e-3, "W": 1.0},
-    "energy": {"J": 1.0, "kJ": 1e3, "mWh": 3.6, "Wh": 3600.0},
+    "energy": {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "mWh": 3.6, "Wh": 3600.0},
     "ratio": {"1": 1.0, "%": 0.01},
     "count": {"cores": 1.0},
 }
@@ -122,6 +122,14 @@ def format_duration(seconds: float) -> str:
     return f"{_digits(seconds / 3600.0)} h"
 
 
+def format_energy(joules: float) -> str:
+    """Joules for people: ``850 J``, ``12.4 kJ``, ``1.20 MJ``."""
+    for unit, factor in (("MJ", 1e6), ("kJ", 1e3)):
+        if abs(joules) >= factor * 0.9995:
+            return f"{_digits(joules / factor)} {unit}"
+    return f"{_digits(joules)} J"
+
+
 def format_number(value: float) -> str:
     """A plain number for people: at most four significant digits, no exponent in common sizes."""
     return f"{value:.4g}"
@@ -133,7 +141,7 @@ def format_percent(share: float) -> str:
 
 
 def format_value(value: float, unit: str) -> str:
-    """A figure for people, by the unit it stands in (``B``, ``ms``, ``s``, ``%``, ``1``)."""
+    """A figure for people, by the unit it stands in (``B``, ``ms``, ``s``, ``J``, ``%``, ``1``)."""
     match unit:
         case "B":
             return format_bytes(value)
@@ -141,6 +149,8 @@ def format_value(value: float, unit: str) -> str:
             return format_duration(value / 1e3)
         case "s":
             return format_duration(value)
+        case "J":
+            return format_energy(value)
         case "%":
             return format_percent(value / 100)
         case "1":

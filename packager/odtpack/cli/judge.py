@@ -1,0 +1,66 @@
+"""``odtpack judge``: judge a result again, without measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli.simulate import OVER_BUDGET
+
+
+def judge(
+    result: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULT.json", show_default=False, help="Result of simulate --report json:PATH."
+        ),
+    ],
+    budget: Annotated[
+        Path | None,
+        typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="BASE.json", help='Earlier result that limits like "+5 %" refer to.'),
+    ] = None,
+    report: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT:PATH", help="Report to write, html:PATH; may be repeated."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Judge a result by budgets without measuring again.
+
+    Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget only what
+    needs none is judged, and a budget to start from is printed.
+    """
+    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack_runtime.reports import parse_destination, write_report
+    from odtpack_runtime.reports.console import print_result
+    from odtpack_runtime.simulator import budgets as simulator
+    from odtpack_runtime.simulator.result import load_result
+
+    measured = load_result(result)
+    budgets = None if budget is None else simulator.read_budgets(budget)
+    base = None if baseline is None else load_result(baseline)
+    for text in report or []:
+        check_writable(path := parse_destination(text)[1], "--report")
+        check_not_input(path, "--report", [budget, baseline])
+    judged = simulator.judge(measured, budgets, baseline=base)
+    print_result(judged, _console.console())
+    for text in report or []:
+        _console.say(f"wrote {write_report(judged, text)}")
+    if budgets is None:
+        _console.say()
+        _console.say("No budget was given. One to start from, a quarter above what was measured:")
+        _console.say()
+        _console.say(simulator.suggest_budget(judged))
+    if as_json:
+        _console.print_json(judged.model_dump(mode="json"))
+    if judged.over_budget:
+        raise typer.Exit(OVER_BUDGET)

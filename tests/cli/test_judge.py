@@ -1,0 +1,196 @@
+"""``odtpack judge`` and ``odtpack compare``: results judged and compared without measuring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from odtpack_runtime.simulator.budgets import judge, parse_budgets
+from odtpack_runtime.simulator.compare import Comparison, compare
+from odtpack_runtime.simulator.result import SimulationResult, load_result
+from tests.cli.conftest import Run, assert_refused, tree
+from tests.simulator.factory import make_result
+
+NAMES = ["google/pixel-8a", "raspberrypi/pi-5"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.json"
+    path.write_text(make_result(NAMES).to_json())
+    return path
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    path = tmp_path / "head.json"
+    path.write_text(make_result(NAMES, scale=1.4).to_json())
+    return path
+
+
+@pytest.fixture
+def budget(tmp_path: Path) -> Path:
+    path = tmp_path / "budgets.toml"
+    path.write_text('[budgets]\npeak_memory = "+5 %"\npackage_size = "10 MB"\n')
+    return path
+
+
+class TestJudge:
+    def test_over_budget_against_a_baseline(
+        self, run: Run, base: Path, head: Path, budget: Path, tmp_path: Path
+    ) -> None:
+        before = {path: path.read_bytes() for path in (base, head, budget)}
+        html, report = tmp_path / "r.html", tmp_path / "r.json"
+        options = "--budget", budget, "--baseline", base, "--json"
+        reports = "--report", f"html:{html}", "--report", f"json:{report}"
+        outcome = run("judge", head, *options, *reports)
+        assert outcome.code == 1, outcome.err
+        result = SimulationResult.model_validate_json(outcome.out)
+        expected = judge(
+            load_result(head),
+            parse_budgets(budget.read_bytes(), str(budget)),
+            baseline=load_result(base),
+        )
+        assert result == expected == load_result(report)
+        assert html.read_bytes().startswith(b"<!doctype html>")
+        assert "No budget was given" not in outcome.err
+        assert {path: path.read_bytes() for path in before} == before
+
+    def test_within_budget(self, run: Run, base: Path, budget: Path) -> None:
+        outcome = run("judge", base, "--budget", budget, "--baseline", base)
+        assert outcome.code == 0, outcome.err
+        assert "Both devices pass" in outcome.err
+        assert outcome.out == ""
+
+    def test_without_a_baseline(self, run: Run, base: Path, budget: Path) -> None:
+        """Nothing fails, and nothing passes that was not judged."""
+        outcome = run("judge", base, "--budget", budget, "--json")
+        assert outcome.code == 0, outcome.err
+        assert outcome.json()["verdict"] == "not judged"
+
+    def test_without_a_budget(self, run: Run, base: Path) -> None:
+        outcome = run("judge", base)
+        assert outcome.code == 0, outcome.err
+        text = outcome.err.partition("No budget was given.")[2].partition("\n")[2]
+        budgets = parse_budgets(text.encode())
+        assert judge(load_result(base), budgets).verdict == "pass"
+
+    def test_judging_again_gives_the_same(
+        self, run: Run, base: Path, head: Path, budget: Path, tmp_path: Path
+    ) -> None:
+        outputs = []
+        source = head
+        for name in ("first.json", "second.json"):
+            path = tmp_path / name
+            options = "--budget", budget, "--baseline", base, "--report", f"json:{path}"
+            assert run("judge", source, *options).code == 1
+            outputs.append(path.read_bytes())
+            source = path  # what was judged before does not matter
+        assert outputs[0] == outputs[1]
+
+
+class TestCompare:
+    def test_text(self, run: Run, base: Path, head: Path) -> None:
+        outcome = run("compare", base, head)
+        assert outcome.code == 0, outcome.err
+        assert outcome.out == ""
+        assert "Google Pixel 8a *, Raspberry Pi 5 (8 GB) *  Peak memory" in outcome.err
+        assert "+34.3 %" in outcome.err
+
+    def test_json(self, run: Run, base: Path, head: Path, budget: Path) -> None:
+        outcome = run("compare", base, head, "--budget", budget, "--format", "json")
+        assert outcome.code == 1, outcome.err
+        comparison = Comparison.model_validate_json(outcome.out)
+        budgets = parse_budgets(budget.read_bytes(), str(budget))
+        assert comparison == compare(load_result(base), load_result(head), budgets)
+
+    def test_better_is_within_budget(self, run: Run, base: Path, head: Path, budget: Path) -> None:
+        outcome = run("compare", head, base, "--budget", budget)
+        assert outcome.code == 0, outcome.err
+        assert "Within budget" in outcome.err
+
+    @pytest.mark.parametrize("form", ["text", "markdown", "json"])
+    def test_a_file_has_what_is_printed(
+        self, run: Run, base: Path, head: Path, tmp_path: Path, form: str
+    ) -> None:
+        out = tmp_path / "comparison"
+        printed = run("compare", base, head, "--format", form)
+        outcome = run("compare", base, head, "--format", form, "--out", out)
+        assert outcome.code == printed.code == 0
+        assert outcome.out == ""
+        assert out.read_text() == (printed.err if form == "text" else printed.out)
+        again = tmp_path / "again"
+        run("compare", base, head, "--format", form, "--out", again)
+        assert again.read_bytes() == out.read_bytes()
+
+
+def broken(tmp_path: Path, kind: str) -> Path:
+    path = tmp_path / "broken.json"
+    content = json.loads(make_result(NAMES).to_json())
+    if kind == "version":
+        content["schema_version"] = 1
+    elif kind == "key":
+        content["devices"][0]["memory"]["peek"] = 1
+    elif kind == "interval":
+        content["devices"][0]["campaign"]["active_s"] = {"low": 2, "typical": 1, "high": 3}
+    text = json.dumps(content)
+    if kind == "cut":
+        text = text[:1000]
+    elif kind == "infinite":
+        text = text.replace('"eval_loss_after": 0.1142', '"metric_after": 1e999', 1)
+    elif kind == "empty":
+        text = ""
+    path.write_text(text)
+    return path
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("kind", ["version", "key", "interval", "cut", "infinite", "empty"])
+    @pytest.mark.parametrize("place", ["judge", "baseline", "base", "head"])
+    def test_a_broken_result(
+        self, run: Run, base: Path, tmp_path: Path, kind: str, place: str
+    ) -> None:
+        path = broken(tmp_path, kind)
+        arguments = {
+            "judge": ("judge", path),
+            "baseline": ("judge", base, "--baseline", path),
+            "base": ("compare", path, base),
+            "head": ("compare", base, path),
+        }[place]
+        before = tree(tmp_path)
+        assert_refused(run(*arguments), "result-invalid", str(path), "odtpack simulate")
+        assert tree(tmp_path) == before
+
+    def test_an_absent_result(self, run: Run, base: Path) -> None:
+        assert_refused(run("judge", "no.json"), "result-missing", "no.json")
+        assert_refused(run("compare", base, "no.json"), "result-missing", "no.json")
+
+    @pytest.mark.parametrize("command", ["judge", "compare"])
+    def test_a_wrong_budget(self, run: Run, base: Path, tmp_path: Path, command: str) -> None:
+        budget = tmp_path / "budgets.toml"
+        results = (base,) if command == "judge" else (base, base)
+        budget.write_text('[budgets]\npeak_memory = "-5 %"\n')
+        outcome = run(command, *results, "--budget", budget)
+        assert_refused(outcome, "budgets-invalid", "budgets.toml:2", "may grow: write +5 %")
+        budget.write_text('[device."acme/one"]\nsessions = 3\n')
+        outcome = run(command, *results, "--budget", budget)
+        assert_refused(outcome, "budgets-unknown-device", "acme/one", "budgets.toml:1")
+
+    def test_places_that_cannot_be_written(self, run: Run, base: Path, budget: Path) -> None:
+        before = tree(base.parent)
+        for path in ("no/such/folder/c.md", base.parent):
+            outcome = run("compare", base, base, "--out", path)
+            assert_refused(outcome, "cannot-write", "--out", str(path))
+        outcome = run("compare", base, base, "--out", base)
+        assert_refused(outcome, "cannot-write", "--out", "it is read by the same command")
+        outcome = run("judge", base, "--budget", budget, "--report", f"json:{budget}")
+        assert_refused(outcome, "cannot-write", "--report", "it is read by the same command")
+        outcome = run("judge", base, "--report", "pdf:x.pdf")
+        assert_refused(outcome, "report-format-unknown", "html")
+        assert tree(base.parent) == before
+
+    def test_an_unknown_format(self, run: Run, base: Path) -> None:
+        outcome = run("compare", base, base, "--format", "pdf")
+        assert_refused(outcome, "usage", "--format", "markdown")
