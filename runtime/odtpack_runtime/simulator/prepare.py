@@ -75,6 +75,7 @@ def make_job(
         seed=schedule.seed,
         full_batches=schedule.full_batches,
         accumulation_steps=schedule.accumulation_steps,
+        pieces=schedule.pieces,
         learning_rate=rate.initial,
         rate_kind=rate.schedule.kind if rate.schedule is not None else None,
         rate_settings=rate.schedule.settings() if rate.schedule is not None else {},

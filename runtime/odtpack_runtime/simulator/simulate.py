@@ -121,13 +121,15 @@ def simulate(
         tell.begin("timing")  # alone on the machine: nothing else of this runs beside it
         timing = measure_host(dataclasses.replace(job, task="time"), on_message=tell.message)
         tell.begin("measuring", steps=schedule.steps)
-        free = _free_run(job, tell)
+        # Whoever interrupts a training compares its end with that of this one.
+        whole = dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained"))
+        free = _free_run(whole, tell)
         tasks: list[Task] = [
             SettleTask(_within(job, "limits"), _limits(profiles, policy), free.peak_bytes)
         ]
         if interruptions:
             every = policy.save_every or max(1, schedule.steps // _SAVES)
-            tasks.append(InterruptTask(_within(job, "kills"), seed, interruptions, every))
+            tasks.append(InterruptTask(_within(whole, "kills"), seed, interruptions, every))
         tell.begin("replaying", steps=len(tasks))
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[package.path, Path(folder)], on_done=tell.done
