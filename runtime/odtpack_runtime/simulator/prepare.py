@@ -46,21 +46,35 @@ def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> 
     return Rate(next(rate for rate in rates if rate is not None), follows)
 
 
-def make_job(
-    package: Package,
-    arrays: Mapping[str, Array],
-    schedule: Schedule,
-    rate: Rate,
-    threads: int,
-    folder: Path,
-) -> Job:
-    """Write the data where children can map them, and describe the training."""
+def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
+    """Write each array where children can map it; return the paths."""
     data = {}
     for index, (name, array) in enumerate(arrays.items()):
         path = folder / f"data{index}.npy"
         np.save(path, array, allow_pickle=False)
         data[name] = str(path)
-    logits, labels = _accuracy_inputs(package.manifest)
+    return data
+
+
+def make_job(
+    package: Package,
+    data: Mapping[str, str],
+    schedule: Schedule,
+    rate: Rate,
+    threads: int,
+    folder: Path,
+) -> Job:
+    """Describe a training to a child.
+
+    Args:
+        package: What is trained.
+        data: For each input, in order, the path of an ``.npy`` file.
+        schedule: Which samples make which batch.
+        rate: The learning rate.
+        threads: Intra-operator threads.
+        folder: Where the child may write.
+    """
+    logits, labels = accuracy_inputs(package.manifest)
     return Job(
         task="train",
         training_model=str(package.training_model),
@@ -68,7 +82,7 @@ def make_job(
         optimizer_model=str(package.optimizer_model),
         checkpoint=str(package.checkpoint),
         folder=str(folder),
-        data=data,
+        data=dict(data),
         samples=schedule.samples,
         batch_size=schedule.batch_size,
         epochs=schedule.epochs,
@@ -86,7 +100,7 @@ def make_job(
     )
 
 
-def _accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
+def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
     """Indices of the output with one score per class and of the labels; None without them."""
     roles = [item.role for item in manifest.inputs]
     classes = manifest.class_count

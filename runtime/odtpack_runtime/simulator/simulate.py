@@ -26,7 +26,7 @@ from odtpack_runtime.simulator.host import host_info, tool_version
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.latency import measure_host
 from odtpack_runtime.simulator.memory_plan import MemoryPlan, plan_memory
-from odtpack_runtime.simulator.prepare import choose_rate, make_job
+from odtpack_runtime.simulator.prepare import choose_rate, make_job, write_data
 from odtpack_runtime.simulator.profile import DeviceProfile
 from odtpack_runtime.simulator.progress import OnProgress, Teller
 from odtpack_runtime.simulator.replay import ReplayResult, replay
@@ -111,7 +111,8 @@ def simulate(
     rate = choose_rate(manifest, learning_rate, schedule.steps)
     tell = Teller(progress, runs=_STAGES)
     with tempfile.TemporaryDirectory(prefix="odtpack-simulate-") as folder:
-        job = make_job(package, arrays, schedule, rate, threads, Path(folder))
+        data = write_data(arrays, Path(folder))
+        job = make_job(package, data, schedule, rate, threads, Path(folder))
         shapes = {
             name: (schedule.largest_batch, *array.shape[1:]) for name, array in arrays.items()
         }
