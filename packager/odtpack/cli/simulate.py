@@ -122,12 +122,11 @@ def simulate(
     limits, finite losses, resumed weights), and a budget to start from is printed.
     """
     from odtpack.cli import _fit
-    from odtpack.cli._files import check_writable
+    from odtpack.cli._files import check_reports, write_reports
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.data import load_dataset
     from odtpack_runtime.package import Package
-    from odtpack_runtime.reports import STDOUT, parse_destination, write_report
     from odtpack_runtime.reports.console import print_result
     from odtpack_runtime.simulator.budgets import judge, read_budgets, suggest_budget
     from odtpack_runtime.simulator.executor import make_executor
@@ -147,10 +146,7 @@ def simulate(
         budgets.check_devices([profile.name for profile in profiles] + list_profiles())
     opened = Package.open(package)
     opened.require_stock()
-    for text in report or []:
-        _, path = parse_destination(text)
-        if path != STDOUT:
-            check_writable(path, "--report", outside=opened)
+    check_reports(report or [], outside=opened, inputs=[budget, baseline, recipe])
     before = None if baseline is None else load_result(baseline)
     policy = make_policy(
         state=state.value, sessions_per_day=sessions_per_day, save_every=save_every, pieces=pieces
@@ -183,10 +179,7 @@ def simulate(
         )
     result = judge(measured, budgets, baseline=before)
     print_result(result, _console.console())
-    for text in report or []:
-        written = write_report(result, text)
-        if written != STDOUT:
-            _console.say(f"wrote {written}")
+    write_reports(result, report or [])
     if budgets is None:
         _console.say()
         _console.say("No budget was given. One to start from, a quarter above what was measured:")

@@ -42,7 +42,7 @@ def device_result(
     """
     limit = profile.memory_limit_bytes(policy.state)
     held = settled.get(limit) if limit is not None else None
-    latency = carry(timing, profile, steps=steps)
+    latency = carry(timing, profile)
     return DeviceResult(
         name=profile.name,
         title=profile.title,
