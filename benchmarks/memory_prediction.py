@@ -28,7 +28,7 @@ from odtpack_runtime.simulator.replay import replay
 from tests.packaging_tools import batch, generate
 
 LIMITS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
-STEPS = 3
+STEPS = 4  # then a fifth of the samples is one batch for the evaluation
 
 WORKLOADS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
     "MLP 784-500-10, batch 64": (zoo.mlp, 64),
