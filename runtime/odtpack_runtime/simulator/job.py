@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -86,7 +85,7 @@ class Job:
     rate_kind: str | None = None
     rate_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     limit_bytes: int | None = None
-    limit_methods: Sequence[LimitMethod] = METHODS
+    limit_methods: list[LimitMethod] = dataclasses.field(default_factory=lambda: list(METHODS))
     logits: int | None = None
     labels: int | None = None
     ignored_label: int | None = None
