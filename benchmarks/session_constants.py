@@ -1,7 +1,7 @@
 """Fit what a process and its sessions take besides tensors, on the zoo's networks alone.
 
 Every network is trained for some steps in a child process, and the plan is made with these
-constants at zero. What is left is a line: so much once, so much per node, per input and output,
+constants at zero. What is left is a line: so much once, so much per node,
 per subgraph and per thread (``odtpack_runtime.simulator.session_memory``).
 
     python -m benchmarks.session_constants
@@ -9,6 +9,7 @@ per subgraph and per thread (``odtpack_runtime.simulator.session_memory``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from pathlib import Path
@@ -25,7 +26,7 @@ from odtpack_runtime.simulator.memory_plan import plan_memory
 from odtpack_runtime.simulator.replay import replay
 from tests.simulator.packages import MODELS
 
-CONSTANTS = ("FIRST_RUN_BYTES", "BYTES_PER_NODE", "BYTES_PER_VALUE", "BYTES_PER_SUBGRAPH",
+CONSTANTS = ("FIRST_RUN_BYTES", "BYTES_PER_NODE", "BYTES_PER_SUBGRAPH",
              "BYTES_PER_THREAD")  # fmt: skip
 PHASES = {
     "evaluation": ("evaluation",),
@@ -59,9 +60,9 @@ def main() -> None:
                         targets.append(weight * left)
                     names = [n for n in planned if n.startswith(("loading", "placing"))]
                     loading.append((row, peaks["loading"] - max(planned[n] for n in names)))
-                print(name, optimizer.name, counts, targets[-4:], loading[-2:], flush=True)
+                print(name, optimizer.name, counts, flush=True)
     matrix, right = np.array(rows, float), np.array(targets, float)
-    found = _least_squares(matrix, right)
+    found, *_ = np.linalg.lstsq(matrix, right, rcond=None)
     error = matrix @ found - right
     for name, value in zip(("LOADED_BYTES + FIRST_RUN_BYTES", *CONSTANTS[1:]), found, strict=True):
         print(f"{name:32}{value:12.0f}")
@@ -71,32 +72,17 @@ def main() -> None:
     print(f"LOADED_BYTES {np.median(once):.0f} of {np.round(once)}")
 
 
-def _least_squares(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Without a negative coefficient: nodes and values grow together, and memory with both."""
-    kept = list(range(matrix.shape[1]))
-    while True:
-        part, *_ = np.linalg.lstsq(matrix[:, kept], right, rcond=None)
-        if (part >= 0).all():
-            found = np.zeros(matrix.shape[1])
-            found[kept] = part
-            return found
-        kept.pop(int(part.argmin()))
-
-
 def _counts(package: Package) -> list[int]:
-    """Nodes, values and subgraphs of the three models."""
-    counts = np.zeros(3, int)
+    """Nodes and subgraphs of the three models."""
+    counts = np.zeros(2, int)
     for path in (package.training_model, package.eval_model, package.optimizer_model):
         graph = onnx.load(str(path), load_external_data=False).graph
-        nodes, subgraphs = session_memory.count(graph)
-        counts += (nodes, len(graph.input) + len(graph.output), subgraphs)
+        counts += session_memory.count(graph)
     return [int(value) for value in counts]
 
 
-def _without_constants() -> mock._patch_dict | mock._patch:  # type: ignore[type-arg]
+def _without_constants() -> contextlib.ExitStack:
     """The plan with every constant at zero."""
-    import contextlib
-
     stack = contextlib.ExitStack()
     for name in CONSTANTS[1:]:
         stack.enter_context(mock.patch.object(session_memory, name, 0))

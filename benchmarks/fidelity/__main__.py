@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,6 +92,8 @@ def _memory(
         ):
             rows.append(row)
             table.add_row(*_memory_cells(row))
+            if not console.is_terminal:  # nobody sees the status; who waits sees what came
+                print(*_memory_cells(row), file=sys.stderr, flush=True)
             say(f"peak memory: {len(rows)} done, the last was {row.model}")
     console.print(table)
     found = memory.summarize(rows)

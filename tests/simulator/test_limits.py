@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator import limits
 from odtpack_runtime.simulator.limits import (
     Limiter,
@@ -87,6 +88,27 @@ def test_no_way_is_permitted(mlp: Case, need: int, tmp_path: Path) -> None:
     result = replay(mlp.job(tmp_path, limit_bytes=need // 2, limit_methods=[]))
     assert (result.outcome, result.limit_method) == ("completed", None)
     assert "not held" in result.detail
+
+
+class TestLibraryThatEndsTheProcess:
+    """glibc does, with exit code 127, where a thread's own data find no room."""
+
+    @pytest.fixture(autouse=True)
+    def child(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = tmp_path / "child.sh"
+        words = "cannot allocate memory for thread-local data: ABORT"
+        script.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 127\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    def test_under_a_limit_it_is_a_result(self, mlp: Case, tmp_path: Path) -> None:
+        result = replay(mlp.job(tmp_path, limit_bytes=10**6))
+        assert result.outcome == "killed"
+        assert "thread-local data" in result.detail
+
+    def test_without_one_it_is_a_failure(self, mlp: Case, tmp_path: Path) -> None:
+        with pytest.raises(OdtpackError, match="exit code 127"):
+            replay(mlp.job(tmp_path))
 
 
 def test_without_a_limit_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ _END_SECONDS = 10.0
 _ENDED = "the end"
 _MAX_LINE = 1 << 20
 
+_REFUSED = ("cannot allocate memory", "bad_alloc", "out of memory")
+"""Last words of libraries that end the process themselves where memory is refused."""
+
 OnMessage = Callable[[Message], None]
 
 
@@ -159,6 +162,8 @@ def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
     by = next((known.name for known in signal.Signals if known == -code), None)
     if by in names:
         return f"the process was {message['ended'] or f'ended by {by}'} in {phase}"
+    if limited and any(words in last_words.lower() for words in _REFUSED):
+        return f"out of memory in {phase}: {last_words}"
     raise OdtpackError(
         "replay-crashed",
         f"The training process ended with exit code {code} in {phase}.",
