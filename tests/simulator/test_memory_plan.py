@@ -22,7 +22,7 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError
 from odtpack_runtime.simulator import allocation
 from odtpack_runtime.simulator.allocation import Allocation, allocate, allocated_size
 from odtpack_runtime.simulator.kernel_memory import ALIASES, in_place_input
-from odtpack_runtime.simulator.memory_plan import MARGIN, plan_memory, stable_name
+from odtpack_runtime.simulator.memory_plan import MARGIN, MEASURED_AS, plan_memory, stable_name
 from odtpack_runtime.simulator.missing_shapes import Typed, fill_in, nchwc_block
 from odtpack_runtime.simulator.runtime_graph import RuntimeGraph, load_runtime_graph
 from odtpack_runtime.simulator.session_memory import constant_bytes, loading_bytes
@@ -452,10 +452,12 @@ def test_phase_peaks(case: Callable[[str], Case]) -> None:
     this = case("mlp")
     plan = plan_memory(this.package, this.shapes)
     peaks = plan.phase_peaks()
-    assert [peak.phase for peak in peaks] == [phase.name for phase in plan.phases]
+    assert [peak.phase for peak in peaks] == ["loading", "evaluation", "step", "saving"]
     assert all(peak.measured_bytes is None for peak in peaks)
     assert max(peak.predicted_bytes for peak in peaks) == plan.predicted().peak_bytes
-    by_name = {peak.phase: peak.predicted_bytes for peak in peaks}
+    assert plan.phase_peaks({"step": 7})[2].measured_bytes == 7
+    by_name = {phase.name: phase.nbytes for phase in plan.phases}
+    assert {*by_name} <= {name for names in MEASURED_AS.values() for name in names}
     # Gradients come one by one, and moments after the first step.
     assert by_name["first step"] < by_name["training step"]
     largest = max(4 * int(np.prod(p.shape)) for p in this.package.manifest.parameters)

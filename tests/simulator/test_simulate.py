@@ -198,7 +198,7 @@ def test_the_number_of_devices_adds_no_replays(
 def test_pieces_and_background(mlp: Case) -> None:
     policy = Policy(state="background", pieces=3, save_every=2, sessions_per_day=2)
     result = simulate(mlp.folder / "package", mlp.data, PROFILES[:1], policy=policy, **ARGUMENTS)
-    assert result.data.steps == len(result.training.losses) == 12  # 3 x 65 samples, 2 batches each
+    assert result.data.steps == len(result.training.losses) == 8  # of 65, 64 and 64 samples, twice
     (device,) = result.devices
     assert (device.memory.limit_state, device.memory.limit_bytes) == ("background", None)
     assert result.policy == policy

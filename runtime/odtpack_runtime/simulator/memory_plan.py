@@ -62,6 +62,18 @@ and does is only measured again.
 """
 
 _SHOWN_TENSORS: Final = 40
+
+MEASURED_AS: Final = {
+    "loading": (
+        "loading the training model",
+        "loading the evaluation model",
+        "placing the parameters",
+    ),
+    "evaluation": ("evaluation",),
+    "step": ("first step", "training step", "optimizer step", "accumulating step"),
+    "saving": ("saving",),
+}
+"""What a replay measures as one phase, and the phases of the plan that it is."""
 _GRADIENT: Final = "gradient of "
 
 
@@ -111,11 +123,20 @@ class MemoryPlan:
         """Whether a training fits into a limit: the peak and the plan's own error do."""
         return self.peak.nbytes * (1 + MARGIN) <= limit_bytes
 
-    def phase_peaks(self) -> list[PhasePeak]:
-        """The peak of every phase, in their order; nothing of them is measured."""
+    def phase_peaks(self, measured: Mapping[str, int] | None = None) -> list[PhasePeak]:
+        """The peak of every phase that a replay tells apart, in their order.
+
+        Args:
+            measured: Bytes by phase as a replay measured them; none if it did not.
+        """
+        planned = {phase.name: phase.nbytes for phase in self.phases}
         return [
-            PhasePeak(phase=phase.name, predicted_bytes=phase.nbytes, measured_bytes=None)
-            for phase in self.phases
+            PhasePeak(
+                phase=phase,
+                predicted_bytes=max(planned.get(name, 0) for name in names),
+                measured_bytes=(measured or {}).get(phase),
+            )
+            for phase, names in MEASURED_AS.items()
         ]
 
     def predicted(self) -> PredictedMemory:

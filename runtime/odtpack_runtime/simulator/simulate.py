@@ -246,14 +246,10 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
 
 
 def _memory_info(plan: MemoryPlan, free: ReplayResult) -> MemoryInfo:
-    measured = free.phase_peaks
     return MemoryInfo(
         predicted=plan.predicted(),
         measured_peak_bytes=free.peak_bytes,
-        phases=[
-            phase.model_copy(update={"measured_bytes": measured.get(phase.phase)})
-            for phase in plan.phase_peaks()
-        ],
+        phases=plan.phase_peaks(free.phase_peaks),
         timeline=list(plan.timeline),
         tensors_at_peak=plan.tensors_at_peak(),
     )
