@@ -37,6 +37,7 @@ class Verdict:
         said: Whether the plan said that the training fits.
         did: Whether it was completed.
         method: How it was held; None if it was not.
+        detail: How it ended, where it did not complete.
     """
 
     share: float
@@ -44,6 +45,7 @@ class Verdict:
     said: bool
     did: bool
     method: str | None
+    detail: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,12 @@ def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -
             assert held.limit_method is not None, held.detail
             verdicts.append(
                 Verdict(
-                    share, limit, plan.fits(limit), held.outcome == "completed", held.limit_method
+                    share,
+                    limit,
+                    plan.fits(limit),
+                    held.outcome == "completed",
+                    held.limit_method,
+                    held.detail,
                 )
             )
     phases = {
