@@ -452,7 +452,9 @@ def test_phase_peaks(case: Callable[[str], Case]) -> None:
     this = case("mlp")
     plan = plan_memory(this.package, this.shapes)
     peaks = plan.phase_peaks()
-    assert [peak.phase for peak in peaks] == ["loading", "evaluation", "step", "saving"]
+    assert [peak.phase for peak in peaks] == [
+        *("loading", "evaluation", "step", "saving", "resuming")
+    ]
     assert all(peak.measured_bytes is None for peak in peaks)
     assert max(peak.predicted_bytes for peak in peaks) == plan.predicted().peak_bytes
     assert plan.phase_peaks({"step": 7})[2].measured_bytes == 7

@@ -72,8 +72,10 @@ MEASURED_AS: Final = {
     "evaluation": ("evaluation",),
     "step": ("first step", "training step", "optimizer step", "accumulating step"),
     "saving": ("saving",),
+    "resuming": ("resuming",),
 }
-"""What a replay measures as one phase, and the phases of the plan that it is."""
+"""What a replay measures as one phase, and the phases of the plan that it is. It resumes only
+where it was interrupted."""
 _GRADIENT: Final = "gradient of "
 
 
