@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format peer bench clean
+.PHONY: help setup demo test check format peer bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make bench   step time and peak memory against the reference"
+	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
 	@echo "make clean   remove what these targets made"
 
 demo: $(VENV)/.ready-demo
@@ -42,6 +43,9 @@ peer:
 
 bench: $(VENV)/.ready-full peer
 	@$(BIN)/python -m benchmarks.compare_peer
+
+fidelity: $(VENV)/.ready-full
+	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md
 
 clean:
 	rm -rf $(VENV) .venv-peer build

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -289,13 +288,6 @@ def _latency(profile: DeviceProfile, host_step: float) -> DeviceLatency:
         typical=compute / gemm.typical + moved / copy.typical,
         high=compute / gemm.low + moved / copy.low,
     )
-    sustained = profile.sustained() or Interval(low=1.0, typical=1.0, high=1.0)
-    finish = Interval(
-        low=step.low * STEPS / 1e3 / sustained.high,
-        typical=step.typical * STEPS / 1e3 / sustained.typical,
-        high=step.high * STEPS / 1e3 / sustained.low,
-    )
-    assert math.isfinite(finish.high)
     return DeviceLatency(
         step_ms=step,
         p90_ms=step.scaled(1.04),
@@ -315,6 +307,5 @@ def _latency(profile: DeviceProfile, host_step: float) -> DeviceLatency:
                 operator_class="other", host_ms=0.021 * host_step, device_ms=step.scaled(0.02)
             ),
         ],
-        finish_s=finish,
         basis="host times by operator class, carried over by matrix rate and memory bandwidth",
     )

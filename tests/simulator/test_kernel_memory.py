@@ -106,6 +106,8 @@ def conv(image: Shape, weight: Shape, **attributes: object) -> tuple[str, list[S
         ("ConvTranspose", [(4, 16, 14, 14), (16, 8, 3, 3)], {"strides": [2, 2]}),
         ("ConvTranspose", [(4, 16, 14, 14), (16, 1, 3, 3)], {"group": 16}),
         ("Where", [(64, 64), (64, 64), ()], {}),
+        ("Where", [(64,), (), (64, 64)], {}),
+        ("Where", [(64, 64), (1, 64), (64, 1)], {}),
         ("Sum", [(64, 64)] * 2, {}),
         ("Sum", [(64, 64)] * 3, {}),
         ("Softmax", [(32, 32, 32)], {"axis": -1}),
@@ -141,18 +143,21 @@ def test_working_memory(
     assert planned <= measured <= planned + 4 * 256
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize(("op_type", "gates"), [("LSTM", 4), ("GRU", 3)])
-def test_working_memory_of_gated_cells(op_type: str, gates: int, tmp_path: Path) -> None:
+def test_working_memory_of_gated_cells(
+    op_type: str, gates: int, direction: str, tmp_path: Path
+) -> None:
     """The gates of all steps dominate; of the states around them only the order is modelled."""
-    hidden, shapes = 32, [(16, 4, 24), (1, gates * 32, 24), (1, gates * 32, 32)]
+    count = 2 if direction == "bidirectional" else 1
+    hidden, shapes = 32, [(16, 4, 24), (count, gates * 32, 24), (count, gates * 32, 32)]
     random = np.random.default_rng(0)
     inputs = {f"x{i}": random.random(s).astype(np.float32) for i, s in enumerate(shapes)}
-    probe = helper.make_node(op_type, list(inputs), ["y"], name="probe", hidden_size=hidden)
+    attributes = {"hidden_size": hidden, "direction": direction}
+    probe = helper.make_node(op_type, list(inputs), ["y"], name="probe", **attributes)
     figures = run_alone(tmp_path, [probe], inputs, {}, {"y": TensorProto.FLOAT})
     measured = int(figures["mem_in_use_peak"]) - int(figures["mem_bytes_in_use"])
-    planned = workspace(
-        op_type, {"hidden_size": hidden}, [(s, 4) for s in shapes], [((16, 1, 4, 32), 4)], 1
-    )
+    planned = workspace(op_type, attributes, [(s, 4) for s in shapes], [((16, count, 4, 32), 4)], 1)
     assert planned == pytest.approx(measured, rel=0.1)
 
 

@@ -62,7 +62,7 @@ class TestCarrying:
         One core makes 5 GFLOPS here: its ratio lies between 2.5 and 20, the copies' ratio
         and that of products by one thread.
         """
-        latency = carry(timing(), device, steps=101)
+        latency = carry(timing(), device)
         core = math.sqrt(2.5 * 20)
         assert step(latency).typical == pytest.approx(5 * 5 + 3 * 2.5 + 2 * core)
         # 80 % of the products' time is explained by their roof, half of the elementwise time.
@@ -78,7 +78,7 @@ class TestCarrying:
         assert "with 4 threads" in latency.basis
 
     def test_classes_sum_to_the_step(self, device: DeviceProfile) -> None:
-        latency = carry(timing(), device, steps=2)
+        latency = carry(timing(), device)
         assert [part.operator_class for part in latency.by_class] == ["compute", "memory", "other"]
         assert [part.host_ms for part in latency.by_class] == pytest.approx([5, 3, 2])
         for end in ("low", "typical", "high"):
@@ -95,23 +95,23 @@ class TestCarrying:
             memory={"bandwidth": figure(1, "GB/s")},
         )
         # Here 4 ms of arithmetic, in 10; there 30 ms of traffic.
-        assert step(carry(host, fast, steps=1)).typical == pytest.approx(10 * 30 / 4)
+        assert step(carry(host, fast)).typical == pytest.approx(10 * 30 / 4)
 
     def test_products_whose_arithmetic_is_unknown(self, device: DeviceProfile) -> None:
         host = timing(operators=[row("Einsum", 1, 10.0, None, 1e9)])
-        assert step(carry(host, device, steps=1)).typical == pytest.approx(10 * 5)
+        assert step(carry(host, device)).typical == pytest.approx(10 * 5)
 
     def test_clocks_bound_the_small_operators(self, device: DeviceProfile) -> None:
         host = timing(operators=[row("Shape", 10, 10.0, None, 0)], calibration={"clock_hz": 3e9})
-        found = step(carry(host, device, steps=1))
+        found = step(carry(host, device))
         assert found.low == pytest.approx(10 * 3)
         assert found.typical == pytest.approx(10 * math.sqrt(3 * 20))
         assert found.high == pytest.approx(10 * 20)
 
     def test_quantiles(self, device: DeviceProfile) -> None:
-        steady = carry(timing(), device, steps=10)
+        steady = carry(timing(), device)
         host = timing(steps_ms=[9.0, *[10.0] * 30, *[16.0] * 9])
-        spread = carry(host, device, steps=10)
+        spread = carry(host, device)
         assert steady.p90_ms == steady.step_ms
         assert spread.p90_ms is not None
         assert spread.p90_ms.typical == pytest.approx(1.6 * step(spread).typical)
@@ -119,25 +119,25 @@ class TestCarrying:
         assert step(spread).typical == pytest.approx(step(steady).typical)
 
     def test_the_median_is_an_interval_of_its_own(self, device: DeviceProfile) -> None:
-        certain = step(carry(timing(steps_ms=[10.0] * 11), device, steps=2))
+        certain = step(carry(timing(steps_ms=[10.0] * 11), device))
         steps = [8.0] * 5 + [10.0] + [14.0] * 5  # the interval spans all that far
-        vague = step(carry(timing(steps_ms=steps), device, steps=2))
+        vague = step(carry(timing(steps_ms=steps), device))
         assert vague.typical == pytest.approx(certain.typical)
         assert vague.low == pytest.approx(0.8 * certain.low)
         assert vague.high == pytest.approx(1.4 * certain.high)
 
     def test_the_first_step_apart(self, device: DeviceProfile) -> None:
         """Twenty milliseconds more here, which memory and the runtime may have taken."""
-        latency = carry(timing(), device, steps=10)
+        latency = carry(timing(), device)
         assert latency.first_step_ms is not None
         extra = 20 * math.sqrt(2.5 * math.sqrt(2.5 * 20))
         assert latency.first_step_ms.typical == pytest.approx(step(latency).typical + extra)
         assert latency.first_step_ms.low == pytest.approx(step(latency).low + 20 * 1.25)
-        early = carry(timing(first_step_ms=7.0), device, steps=10)
+        early = carry(timing(first_step_ms=7.0), device)
         assert early.first_step_ms == early.step_ms
 
     def test_storage(self, device: DeviceProfile) -> None:
-        latency = carry(timing(), device, steps=10)
+        latency = carry(timing(), device)
         core = math.sqrt(2.5 * 20)
         assert latency.session_creation_ms is not None
         assert latency.session_creation_ms.typical == pytest.approx(40 * core + 1.5)
@@ -150,24 +150,17 @@ class TestCarrying:
         assert latency.checkpoint_save_ms.high == pytest.approx(240 + 3 * 20)
 
     def test_unknown_storage(self) -> None:
-        latency = carry(timing(), make_profile("device", None), steps=10)
+        latency = carry(timing(), make_profile("device", None))
         assert latency.checkpoint_load_ms is None
         assert latency.checkpoint_save_ms is None
         assert latency.session_creation_ms is not None
         assert "storage unknown" in latency.basis
 
     def test_unknown_rates_are_not_judged(self) -> None:
-        latency = carry(timing(), make_profile("silent", None, rates=False), steps=10)
+        latency = carry(timing(), make_profile("silent", None, rates=False))
         assert latency.step_ms is None
         assert latency.by_class == []
         assert latency.not_judged == "the profile gives no matrix rate and no memory bandwidth"
-
-    def test_time_to_finish(self, device: DeviceProfile) -> None:
-        """A hundred steps and a first one of three; 80 % of the burst rate, from 50 to 100."""
-        latency = carry(timing(), device, steps=101)
-        assert latency.finish_s is not None
-        assert latency.finish_s.typical == pytest.approx(step(latency).typical * 0.103 / 0.8)
-        assert latency.finish_s.high == pytest.approx(step(latency).high * 0.103 / 0.5)
 
 
 class TestThreads:
@@ -175,11 +168,9 @@ class TestThreads:
         """Two of four equal cores make half the rate."""
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
         two = changed(device, cpu={"training_threads": figure(2, "cores")})
-        latency = carry(host, two, steps=1)
+        latency = carry(host, two)
         assert latency.threads == 2
-        assert step(latency).typical == pytest.approx(
-            2 * step(carry(host, device, steps=1)).typical
-        )
+        assert step(latency).typical == pytest.approx(2 * step(carry(host, device)).typical)
 
     def test_on_the_fastest_cores(self, device: DeviceProfile) -> None:
         """Two big cores of 15 GFLOPS, two small ones of 5: two threads keep three quarters."""
@@ -187,8 +178,8 @@ class TestThreads:
         clusters = [cluster(2, 1.8, 10), cluster(2, 2.2, 30)]
         both = changed(device, cpu={"clusters": clusters})
         two = changed(both, cpu={"training_threads": figure(2, "cores")})
-        assert step(carry(host, two, steps=1)).typical == pytest.approx(
-            step(carry(host, both, steps=1)).typical * 4 / 3
+        assert step(carry(host, two)).typical == pytest.approx(
+            step(carry(host, both)).typical * 4 / 3
         )
 
     def test_by_the_clock_where_peaks_are_unknown(self, device: DeviceProfile) -> None:
@@ -196,7 +187,7 @@ class TestThreads:
         host = timing(operators=[row("Conv", 1, 10.0, 800e6, 4e6)])  # reaches 80 % of the roof
         both = changed(device, cpu={"clusters": [cluster(2, 1.0), cluster(2, 3.0)]})
         two = changed(both, cpu={"training_threads": figure(2, "cores")})
-        four, found = (step(carry(host, profile, steps=1)) for profile in (both, two))
+        four, found = (step(carry(host, profile)) for profile in (both, two))
         assert found.typical == pytest.approx(four.typical / math.sqrt(0.75))
         assert found.low == pytest.approx(four.low)
         assert found.high > four.high
@@ -208,17 +199,17 @@ class TestThreads:
             "training_threads": figure(1, "cores"),
             "fp32_gemm_single": figure(4, "GFLOPS", threads=1),
         }
-        assert step(carry(host, changed(device, cpu=cpu), steps=1)).typical == pytest.approx(250)
+        assert step(carry(host, changed(device, cpu=cpu))).typical == pytest.approx(250)
         small = timing(operators=[row("Shape", 9, 10.0, None, 0)])
         del cpu["training_threads"]
-        found = step(carry(small, changed(device, cpu=cpu), steps=1))
+        found = step(carry(small, changed(device, cpu=cpu)))
         assert found.high == pytest.approx(10 * 25)
 
     def test_without_clusters(self) -> None:
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
         plain = make_profile("plain", None)
         one = changed(plain, cpu={"training_threads": figure(1, "cores")})
-        four, found = (step(carry(host, profile, steps=1)) for profile in (plain, one))
+        four, found = (step(carry(host, profile)) for profile in (plain, one))
         assert found.typical == pytest.approx(four.typical * 2)  # between 1 and 4
 
 
@@ -244,7 +235,7 @@ class TestProperties:
         self, device: DeviceProfile, clock: float | None
     ) -> None:
         host = timing(calibration={"clock_hz": clock})
-        slow, fast = carry(host, device, steps=7), carry(host, self.scaled(device, 2), steps=7)
+        slow, fast = carry(host, device), carry(host, self.scaled(device, 2))
         for name in INTERVALS:
             one, other = getattr(slow, name), getattr(fast, name)
             for end in ("low", "typical", "high"):
@@ -256,9 +247,9 @@ class TestProperties:
         self, device: DeviceProfile, rate: str, clock: float | None
     ) -> None:
         host = timing(calibration={"clock_hz": clock})
-        before = carry(host, device, steps=7)
+        before = carry(host, device)
         for factor in (1.01, 1.5, 4, 50):
-            after = carry(host, self.scaled(device, factor, rate), steps=7)
+            after = carry(host, self.scaled(device, factor, rate))
             for name in INTERVALS:
                 one, other = getattr(before, name), getattr(after, name)
                 for end in ("low", "typical", "high"):
@@ -275,14 +266,14 @@ class TestProperties:
             },
             memory={"bandwidth": figure(10, "GB/s")},
         )
-        latency = carry(timing(calibration={"clock_hz": 3e9}), twin, steps=1)
+        latency = carry(timing(calibration={"clock_hz": 3e9}), twin)
         assert latency.step_ms is not None
         assert latency.step_ms.model_dump() == pytest.approx({"low": 10, "typical": 10, "high": 10})
 
     @pytest.mark.parametrize("name", list_profiles())
     def test_shipped_profiles(self, name: str) -> None:
         """Every shipped profile gives intervals with a basis, or the reason why not."""
-        latency = carry(timing(calibration={"clock_hz": 3e9}), load_profile(name), steps=10)
+        latency = carry(timing(calibration={"clock_hz": 3e9}), load_profile(name))
         assert (latency.step_ms is None) == bool(latency.not_judged)
         if latency.step_ms is not None:
             assert latency.step_ms.low < latency.step_ms.typical < latency.step_ms.high
@@ -291,7 +282,7 @@ class TestProperties:
     def test_pure(self, device: DeviceProfile) -> None:
         host = timing()
         again = dataclasses.replace(host)
-        assert carry(host, device, steps=9) == carry(again, device, steps=9)
+        assert carry(host, device) == carry(again, device)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError
 from odtpack_runtime.simulator import allocation
 from odtpack_runtime.simulator.allocation import Allocation, allocate, allocated_size
 from odtpack_runtime.simulator.kernel_memory import ALIASES, in_place_input
-from odtpack_runtime.simulator.memory_plan import plan_memory, stable_name
-from odtpack_runtime.simulator.missing_shapes import nchwc_block
+from odtpack_runtime.simulator.memory_plan import MARGIN, MEASURED_AS, plan_memory, stable_name
+from odtpack_runtime.simulator.missing_shapes import Typed, fill_in, nchwc_block
 from odtpack_runtime.simulator.runtime_graph import RuntimeGraph, load_runtime_graph
 from odtpack_runtime.simulator.session_memory import constant_bytes, loading_bytes
 from tests.simulator.packages import MODELS, Case
@@ -297,7 +299,7 @@ def test_shape_that_does_not_fit(case: Callable[[str], Case]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "size"), [(0, 0), (1, 160), (65535, 65632), (65536, 69632), (10**6, 1003520)]
+    ("nbytes", "size"), [(0, 0), (1, 160), (16383, 16480), (16384, 20480), (10**6, 1003520)]
 )
 def test_allocated_size(nbytes: int, size: int) -> None:
     assert allocated_size(nbytes) == size
@@ -342,8 +344,6 @@ def test_branch_of_a_known_condition() -> None:
 
 
 def load_model(model: onnx.ModelProto) -> RuntimeGraph:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)
@@ -369,6 +369,148 @@ def test_constants() -> None:
     loaded = load_model(model)
     assert constant_bytes(loaded) == 2 * 64 * 64 * 4 + 64 * 32 * 4
     assert loading_bytes(loaded) == 64 * 64 * 4
+
+
+def test_kernels_share_a_rearranged_constant() -> None:
+    """Two products with one matrix keep one copy; with it transposed, another, in whole panels."""
+    weight = onnx.numpy_helper.from_array(np.ones((36, 64), np.float32), "w")
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["a"]),
+        helper.make_node("Gemm", ["a2", "w"], ["b"]),
+        helper.make_node("Gemm", ["c", "w"], ["d"], transB=1),
+    ]
+    names = [("x", 36), ("a2", 36), ("c", 64), ("a", 64), ("b", 64), ("d", 36)]
+    infos = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, k]) for n, k in names}
+    graph = helper.make_graph(
+        nodes, "g", [infos[n] for n in ("x", "a2", "c")], [infos[n] for n in "abd"], [weight]
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", 17))
+    assert constant_bytes(load_model(model)) == 36 * 64 * 4 + 64 * 48 * 4
+
+
+@pytest.mark.parametrize("flags", list(itertools.product((0, 1), repeat=4)))
+def test_shape_of_a_fused_product(flags: tuple[int, ...]) -> None:
+    """As ONNX Runtime computes it, for every combination of transpositions."""
+
+    def store(array: np.ndarray, swapped: int, batch_last: int) -> np.ndarray:
+        array = np.swapaxes(array, -1, -2) if swapped else array
+        return np.ascontiguousarray(np.moveaxis(array, -2, 0) if batch_last else array)
+
+    feeds = {
+        "a": store(np.zeros((2, 3, 5, 7), np.float32), flags[0], flags[2]),
+        "b": store(np.zeros((2, 3, 7, 4), np.float32), flags[1], flags[3]),
+    }
+    names = ("transA", "transB", "transBatchA", "transBatchB")
+    node = helper.make_node(
+        "FusedMatMul", ["a", "b"], ["y"], domain="com.microsoft",
+        **dict(zip(names, flags, strict=True)),
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, v.shape) for n, v in feeds.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.extend(
+        [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    )
+    (result,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    found: dict[str, Typed] = {n: (TensorProto.FLOAT, v.shape) for n, v in feeds.items()}
+    fill_in([node], 17, {}, found)
+    assert found["y"] == (TensorProto.FLOAT, result.shape)
+
+
+def test_axes_that_were_broadcast() -> None:
+    """The sum over axes that the graph finds by comparing shapes has a known shape."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 6, 8] x, float[1, 6, 8] y) => (float[a, b, c] out) {
+            one = Constant <value_ints = [1]> ()
+            all = Constant <value_ints = [-1]> ()
+            sx = Shape (x)
+            sy = Shape (y)
+            narrow = Equal (sy, one)
+            wide = Equal (sx, one)
+            not_wide = Not (wide)
+            both = And (narrow, not_wide)
+            places = NonZero (both)
+            axes = Reshape (places, all)
+            sum = ReduceSum (x, axes)
+            out = Exp (sum)
+        }"""
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(model, Path(folder) / "m.onnx")
+        graph = load_runtime_graph(Path(folder) / "m.onnx", {"x": (4, 6, 8)})
+    (total,) = (node.outputs[0] for node in graph.nodes if node.op_type == "ReduceSum")
+    assert graph.values[total].shape == (1, 6, 8)
+
+
+def test_phase_peaks(case: Callable[[str], Case]) -> None:
+    this = case("mlp")
+    plan = plan_memory(this.package, this.shapes)
+    peaks = plan.phase_peaks()
+    assert [peak.phase for peak in peaks] == [
+        *("loading", "evaluation", "step", "saving", "resuming")
+    ]
+    assert all(peak.measured_bytes is None for peak in peaks)
+    assert max(peak.predicted_bytes for peak in peaks) == plan.predicted().peak_bytes
+    assert plan.phase_peaks({"step": 7})[2].measured_bytes == 7
+    by_name = {phase.name: phase.nbytes for phase in plan.phases}
+    assert {*by_name} <= {name for names in MEASURED_AS.values() for name in names}
+    # Gradients come one by one, and moments after the first step.
+    assert by_name["first step"] < by_name["training step"]
+    largest = max(4 * int(np.prod(p.shape)) for p in this.package.manifest.parameters)
+    placing = next(phase for phase in plan.phases if phase.name == "placing the parameters")
+    moved = [item.nbytes for item in placing.items if item.name.endswith("as it was read")]
+    assert largest <= sum(moved) <= largest + 2 * 4096
+
+
+def test_more_threads_take_more(case: Callable[[str], Case]) -> None:
+    this = case("mlp")
+    one, two, four = (plan_memory(this.package, this.shapes, threads=n) for n in (1, 2, 4))
+    more = two.peak.nbytes - one.peak.nbytes
+    assert more > 0
+    assert four.peak.nbytes - one.peak.nbytes == 3 * more
+
+
+def test_fits_only_with_the_margin(case: Callable[[str], Case]) -> None:
+    this = case("mlp")
+    plan = plan_memory(this.package, this.shapes)
+    needed = math.ceil(plan.peak.nbytes * (1 + MARGIN))
+    assert plan.fits(needed)
+    assert not plan.fits(needed - 1)
+    assert MARGIN > 0
+
+
+def test_heap_keeps_small_buffers() -> None:
+    """What is freed of small tensors counts on; a large one is gone."""
+
+    def chain(width: int) -> Allocation:
+        shape = [4, width]
+        nodes = [
+            helper.make_node("Transpose", ["x"], ["a"], perm=[1, 0]),
+            helper.make_node("Sin", ["a"], ["b"]),
+            helper.make_node("ReduceSum", ["b"], ["c"], keepdims=0),
+            helper.make_node("Cos", ["c"], ["out"]),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [])],
+        )
+        model = onnx.ModelProto(ir_version=8, graph=graph)
+        model.opset_import.append(helper.make_opsetid("", 17))
+        return allocate(load_model(model))
+
+    small, large = chain(64), chain(64 * 1024)
+    assert small.heap == 2 * allocated_size(4 * 4 * 64)
+    assert small.uses[-1].small < small.heap
+    assert large.heap == allocated_size(4)  # the sum alone
+    assert large.peak > 2 * 4 * 4 * 64 * 1024
 
 
 def test_shapes_in_a_loop_over_data_of_unknown_shape(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A whole simulation: prediction, free training, timing, and a replay per memory limit."""
+"""A whole simulation: prediction, timing, free training, limits near the peak, interruptions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
+from odtpack_runtime.simulator import limits_search
 from odtpack_runtime.simulator import simulate as module
 from odtpack_runtime.simulator.budgets import judge
+from odtpack_runtime.simulator.executor import LocalExecutor, RayExecutor
 from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.result import DeviceResult, SimulationResult, load_result
-from odtpack_runtime.simulator.simulate import Progress, simulate
+from odtpack_runtime.simulator.progress import Progress
+from odtpack_runtime.simulator.replay import ReplayResult
+from odtpack_runtime.simulator.result import DeviceResult, Policy, SimulationResult, load_result
+from odtpack_runtime.simulator.simulate import simulate
 from tests.simulator.packages import Case, make_profile
 
 PROFILES = [
@@ -23,6 +28,7 @@ PROFILES = [
     make_profile("tiny", 6_000_000),
     make_profile("unknown", None, rates=False),
 ]
+INTERRUPTIONS = 3
 ARGUMENTS = {"batch_size": 64, "epochs": 2, "learning_rate": 0.001, "seed": 4}
 
 
@@ -44,7 +50,12 @@ def mlp(case: Callable[[str], Case]) -> Case:
 def done(mlp: Case) -> Done:
     progress: list[Progress] = []
     result = simulate(
-        mlp.folder / "package", mlp.data, PROFILES, progress=progress.append, **ARGUMENTS
+        mlp.folder / "package",
+        mlp.data,
+        PROFILES,
+        interruptions=INTERRUPTIONS,
+        progress=progress.append,
+        **ARGUMENTS,
     )
     return Done(result, progress)
 
@@ -103,20 +114,130 @@ def test_device_about_which_nothing_is_known(done: Done) -> None:
     assert "unknown" in device.training.detail
 
 
-def test_same_limit_shares_a_replay(done: Done) -> None:
-    assert done.device("large").memory.measured_peak_bytes == (
-        done.device("same").memory.measured_peak_bytes
-    )
-    replays = {now.detail for now in done.progress if now.stage == "replaying"}
-    assert replays == {"Test tiny (6.00 MB)", "Test large, Test same (1.00 GB)"}
+def test_devices_share_what_is_computed(done: Done) -> None:
+    peaks = {d.memory.measured_peak_bytes for d in done.result.devices} - {None}
+    assert peaks == {done.result.memory.measured_peak_bytes}  # one training for all of them
+    assert [now.stage for now in done.progress if now.step == 0] == [
+        *("predicting", "timing", "measuring", "replaying")
+    ]
+
+
+def test_only_near_limits_are_held(done: Done) -> None:
+    tiny, large = done.device("tiny"), done.device("large")
+    assert tiny.memory.held is not None
+    assert large.memory.held is None
+    assert large.training is not None
+    assert "far above" in large.training.detail
+
+
+def test_interruptions(done: Done) -> None:
+    info = done.result.interruption
+    assert info is not None
+    assert [each.at for each in info.interruptions].count("save") == 1
+    assert len(info.interruptions) == INTERRUPTIONS
+    assert info.equal is True
+
+
+def test_campaigns(done: Done) -> None:
+    campaign = done.device("large").campaign
+    assert campaign is not None
+    assert campaign.active_s is not None
+    assert [point.step for point in campaign.curve] == [
+        point.step for point in done.result.training.curve
+    ]
+    assert campaign.curve[-1].metric == done.result.training.metric_after
+    unknown = done.device("unknown").campaign
+    assert unknown is not None
+    assert unknown.active_s is None
+    assert "active_s" in {each.figure for each in unknown.not_judged}
+
+
+def test_phases_and_metric_interval(done: Done) -> None:
+    phases = done.result.memory.phases
+    assert max(phase.predicted_bytes for phase in phases) == done.result.memory.predicted.peak_bytes
+    measured = [phase.measured_bytes for phase in phases if phase.measured_bytes is not None]
+    assert max(measured) == done.result.memory.measured_peak_bytes
+    training = done.result.training
+    assert training.metric_interval is not None
+    assert training.metric_after is not None
+    assert training.metric_interval[0] < training.metric_after < training.metric_interval[1]
 
 
 def test_progress(done: Done) -> None:
     assert [now.run for now in done.progress] == sorted(now.run for now in done.progress)
-    assert {now.runs for now in done.progress} == {done.progress[-1].run} == {5}
+    assert {now.runs for now in done.progress} == {done.progress[-1].run} == {4}
     measuring = [now for now in done.progress if now.stage == "measuring"]
     assert [now.step for now in measuring] == list(range(9))
     assert [now.loss for now in measuring[1:]] == done.result.training.losses
+    assert (done.progress[-1].step, done.progress[-1].steps) == (2, 2)
+
+
+def test_the_number_of_devices_adds_no_replays(
+    mlp: Case, monkeypatch: pytest.MonkeyPatch, done: Done
+) -> None:
+    """Fifty limits around the peak take no more than a binary search through them."""
+    peak = done.result.memory.measured_peak_bytes
+    assert peak is not None
+    held: list[int | None] = []
+    hold = limits_search.hold
+
+    def counted(job: Job) -> ReplayResult:
+        held.append(job.limit_bytes)
+        return hold(job)
+
+    monkeypatch.setattr(limits_search, "hold", counted)
+    profiles = [make_profile(f"d{n}", int(peak * (0.5 + n / 50))) for n in range(50)]
+    result = simulate(mlp.folder / "package", mlp.data, profiles, **ARGUMENTS)
+    assert len(held) == len(set(held)) <= math.ceil(math.log2(51))
+    outcomes = [d.memory.outcome for d in judge(result).devices]
+    assert outcomes == sorted(outcomes, key=["killed", "over", "fits"].index)  # one threshold
+    assert outcomes[0] == "killed"
+    assert outcomes[-1] == "fits"
+
+
+def test_pieces_and_background(mlp: Case) -> None:
+    policy = Policy(state="background", pieces=3, save_every=2, sessions_per_day=2)
+    result = simulate(mlp.folder / "package", mlp.data, PROFILES[:1], policy=policy, **ARGUMENTS)
+    assert result.data.steps == len(result.training.losses) == 8  # of 65, 64 and 64 samples, twice
+    (device,) = result.devices
+    assert (device.memory.limit_state, device.memory.limit_bytes) == ("background", None)
+    assert result.policy == policy
+
+
+def test_side_by_side_is_the_same(mlp: Case, done: Done) -> None:
+    again = simulate(
+        mlp.folder / "package",
+        mlp.data,
+        PROFILES[:1],
+        interruptions=INTERRUPTIONS,
+        executor=LocalExecutor(2),
+        **ARGUMENTS,
+    )
+    assert again.interruption is not None
+    assert done.result.interruption is not None
+    assert again.interruption.interruptions == done.result.interruption.interruptions
+    assert again.training == done.result.training
+
+
+def test_on_ray(mlp: Case, done: Done) -> None:
+    """A simulation whose replays run on a cluster, which sees none of this machine's files."""
+    ray = pytest.importorskip("ray", reason="Ray has no build for this Python")
+    try:
+        again = simulate(
+            mlp.folder / "package",
+            mlp.data,
+            [PROFILES[2]],
+            interruptions=INTERRUPTIONS,
+            executor=RayExecutor("local", 2),
+            **ARGUMENTS,
+        )
+    finally:
+        ray.shutdown()
+    assert again.interruption is not None
+    assert done.result.interruption is not None
+    assert again.interruption.interruptions == done.result.interruption.interruptions
+    assert again.interruption.equal is True
+    assert [d.memory.outcome for d in again.devices] == ["killed"]
 
 
 def test_verdicts_come_from_judge(done: Done, tmp_path: Path) -> None:
@@ -143,6 +264,8 @@ def test_same_seed_same_training(done: Done, mlp: Case) -> None:
         ({"learning_rate": float("nan")}, "bad-learning-rate"),
         ({"learning_rate": -1.0}, "bad-learning-rate"),
         ({"threads": 0}, "bad-threads"),
+        ({"interruptions": -1}, "bad-interruptions"),
+        ({"policy": Policy(pieces=10_000)}, "too-few-samples"),
         ({"batch_size": 0}, "bad-batch-size"),
         ({"profiles": [PROFILES[0], PROFILES[0]]}, "device-twice"),
         ({"data_path": "gone.npz"}, "data-not-found"),

@@ -12,6 +12,7 @@ from odtpack_runtime.errors import OdtpackError
 
 if TYPE_CHECKING:
     from odtpack_runtime.package import Package
+    from odtpack_runtime.simulator.result import SimulationResult
 
 DEFAULT_HOLDOUT = 0.2
 
@@ -58,6 +59,35 @@ def check_not_input(path: Path, option: str, inputs: Iterable[Path | None]) -> N
                 f"{option} {str(path)!r} cannot be written: it is read by the same command",
                 hint="choose another name",
             )
+
+
+def check_reports(
+    reports: Iterable[str], *, outside: Package | None = None, inputs: Iterable[Path | None] = ()
+) -> None:
+    """Refuse destinations of reports that cannot be written.
+
+    Raises:
+        OdtpackError: Of the first one that is no ``FORMAT:PATH``, or cannot be written.
+    """
+    from odtpack_runtime.reports import STDOUT, parse_destination
+
+    read = list(inputs)
+    for text in reports:
+        _, path = parse_destination(text)
+        if path != STDOUT:
+            check_writable(path, "--report", outside=outside)
+            check_not_input(path, "--report", read)
+
+
+def write_reports(result: SimulationResult, reports: Iterable[str]) -> None:
+    """Write each report and say where it is."""
+    from odtpack.cli import _console
+    from odtpack_runtime.reports import STDOUT, write_report
+
+    for text in reports:
+        written = write_report(result, text)
+        if written != STDOUT:
+            _console.say(f"wrote {written}")
 
 
 def _files_of(package: Package) -> set[Path]:

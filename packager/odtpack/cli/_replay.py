@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from odtpack.cli._console import Progress as Shown
-    from odtpack_runtime.simulator.simulate import Progress
+    from odtpack_runtime.simulator.progress import Progress
 
 _WORDS = {
     "predicting": "predict the memory",
-    "measuring": "train in measured memory",
     "timing": "time the operators",
-    "replaying": "train within the limit of",
+    "measuring": "train in measured memory",
+    "replaying": "train within limits, and interrupted",
 }
 
 

@@ -32,6 +32,7 @@ _BATCH: Final = 32
 _RATE: Final = 0.003
 _SEED: Final = 0
 _HELD_OUT: Final = 0.2
+_INTERRUPTIONS: Final = 3  # one of each kind
 
 
 def demo(
@@ -231,6 +232,7 @@ def _fine_tune(
 def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
     from odtpack.cli._replay import teller
     from odtpack_runtime.simulator.budgets import judge
+    from odtpack_runtime.simulator.executor import make_executor
     from odtpack_runtime.simulator.profile import load_profile
     from odtpack_runtime.simulator.simulate import simulate
 
@@ -243,6 +245,8 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
             epochs=epochs,
             learning_rate=_RATE,
             seed=_SEED,
+            interruptions=_INTERRUPTIONS,
+            executor=make_executor(0),
             progress=teller(progress),
         )
     return judge(measured)

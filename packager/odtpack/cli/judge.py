@@ -39,8 +39,7 @@ def judge(
     Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget only what
     needs none is judged, and a budget to start from is printed.
     """
-    from odtpack.cli._files import check_not_input, check_writable
-    from odtpack_runtime.reports import parse_destination, write_report
+    from odtpack.cli._files import check_reports, write_reports
     from odtpack_runtime.reports.console import print_result
     from odtpack_runtime.simulator import budgets as simulator
     from odtpack_runtime.simulator.result import load_result
@@ -48,13 +47,10 @@ def judge(
     measured = load_result(result)
     budgets = None if budget is None else simulator.read_budgets(budget)
     base = None if baseline is None else load_result(baseline)
-    for text in report or []:
-        check_writable(path := parse_destination(text)[1], "--report")
-        check_not_input(path, "--report", [budget, baseline])
+    check_reports(report or [], inputs=[budget, baseline])
     judged = simulator.judge(measured, budgets, baseline=base)
     print_result(judged, _console.console())
-    for text in report or []:
-        _console.say(f"wrote {write_report(judged, text)}")
+    write_reports(judged, report or [])
     if budgets is None:
         _console.say()
         _console.say("No budget was given. One to start from, a quarter above what was measured:")

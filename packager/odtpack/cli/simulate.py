@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 OVER_BUDGET = 1
 
 
+class AppState(enum.Enum):
+    """Whether the user looks at the app while it trains."""
+
+    foreground = "foreground"
+    background = "background"
+
+
 def simulate(
     package: Annotated[
         Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
@@ -25,7 +33,9 @@ def simulate(
     ],
     device: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME|FILE", help="Device profile; may be repeated."),
+        typer.Option(
+            metavar="NAME|FILE", help="Device profile, or 'all' shipped ones; may be repeated."
+        ),
     ] = None,
     budget: Annotated[
         Path | None,
@@ -40,7 +50,11 @@ def simulate(
     ] = None,
     report: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT:PATH", help="html:PATH or json:PATH; may be repeated."),
+        typer.Option(
+            metavar="FORMAT:PATH",
+            help="html, json, junit, markdown or github, a colon and a path, which for all but "
+            "html may be - for standard output; may be repeated.",
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
     batch_size: Annotated[
@@ -59,25 +73,66 @@ def simulate(
         int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
     ] = 0,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replay.")] = 1,
+    state: Annotated[
+        AppState, typer.Option(help="Where the app trains: whose memory and windows hold.")
+    ] = AppState.foreground,
+    sessions_per_day: Annotated[
+        float, typer.Option(metavar="X", help="Sessions, or background windows, in a day.")
+    ] = 1.0,
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Steps between checkpoints.  [default: one per session]"
+        ),
+    ] = None,
+    pieces: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Equal pieces in which the data arrive.")
+    ] = 1,
+    interruptions: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Times that a second training is killed, in steps and in saves, or warned of "
+            "low memory, and resumed; 0 for none.",
+        ),
+    ] = 3,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RESULT.json", help="Result to compare with, for budgets such as '+5 %'."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Replays at a time; 0 for one per core.")
+    ] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that replays, or 'local'."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON on stdout.")
     ] = False,
 ) -> None:
     """Replay real training under the limits of devices, and judge it.
 
-    Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget only the
-    devices' own memory limits are judged, and a budget to start from is printed.
+    The training runs once for all devices: freely, timed, interrupted and resumed, and in
+    short under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
+    2 for bad input. Without a budget only what is always judged is (the devices' memory
+    limits, finite losses, resumed weights), and a budget to start from is printed.
     """
     from odtpack.cli import _fit
-    from odtpack.cli._files import check_writable
+    from odtpack.cli._files import check_reports, write_reports
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.data import load_dataset
     from odtpack_runtime.package import Package
-    from odtpack_runtime.reports import parse_destination, write_report
     from odtpack_runtime.reports.console import print_result
     from odtpack_runtime.simulator.budgets import judge, read_budgets, suggest_budget
+    from odtpack_runtime.simulator.executor import make_executor
+    from odtpack_runtime.simulator.policy import make_policy
     from odtpack_runtime.simulator.profile import list_profiles
+    from odtpack_runtime.simulator.result import load_result
 
     # Everything that can be wrong is looked at before anything long runs.
     read = None if recipe is None else read_recipe(recipe)
@@ -91,8 +146,12 @@ def simulate(
         budgets.check_devices([profile.name for profile in profiles] + list_profiles())
     opened = Package.open(package)
     opened.require_stock()
-    for text in report or []:
-        check_writable(parse_destination(text)[1], "--report", outside=opened)
+    check_reports(report or [], outside=opened, inputs=[budget, baseline, recipe])
+    before = None if baseline is None else load_result(baseline)
+    policy = make_policy(
+        state=state.value, sessions_per_day=sessions_per_day, save_every=save_every, pieces=pieces
+    )
+    executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)
     load_dataset(
         data,
@@ -113,12 +172,14 @@ def simulate(
             learning_rate=lr,
             seed=seed,
             threads=threads,
+            policy=policy,
+            interruptions=interruptions,
+            executor=executor,
             progress=teller(progress),
         )
-    result = judge(measured, budgets)
+    result = judge(measured, budgets, baseline=before)
     print_result(result, _console.console())
-    for text in report or []:
-        _console.say(f"wrote {write_report(result, text)}")
+    write_reports(result, report or [])
     if budgets is None:
         _console.say()
         _console.say("No budget was given. One to start from, a quarter above what was measured:")
@@ -146,7 +207,8 @@ def load_devices(names: list[str]) -> list[DeviceProfile]:
             hint=f"pass --device NAME; shipped are {', '.join(list_profiles())}",
         )
     profiles: dict[str, DeviceProfile] = {}
-    for name in names:
+    shipped = list_profiles() if "all" in names else []
+    for name in [*shipped, *(name for name in names if name != "all")]:
         profile = load_profile(name)
         if profiles.setdefault(profile.name, profile).digest != profile.digest:
             raise OdtpackError(

@@ -67,6 +67,6 @@ def size_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceiling
 
 def _errors(profile: DeviceProfile, budgets: Budgets, key: str) -> Iterator[tuple[float, str]]:
     """Limits of one metric on a device that are errors to exceed, and where they stand."""
-    placed = budgets.for_device(profile.name, profile.os).get(key)
-    if placed is not None and placed.level == "error":
-        yield placed.limit, placed.location
+    for placed in budgets.for_device(profile.name, profile.os).get(key, ()):
+        if placed.level == "error" and placed.kind == "absolute":
+            yield placed.limit, placed.location

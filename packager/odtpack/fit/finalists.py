@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from odtpack.fit.campaigns import with_campaigns
 from odtpack.fit.candidates import Candidate
 from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
 from odtpack.fit.pareto import Point, beaten_by, on_grid
@@ -81,8 +80,7 @@ def run(candidate: Candidate, simulation: Simulation, folder: Path) -> Simulatio
         seed=simulation.seed,
         threads=simulation.threads,
     )
-    profiles = {profile.name: profile for profile in simulation.profiles}
-    return judge(with_campaigns(measured, profiles), simulation.budgets)
+    return judge(measured, simulation.budgets)
 
 
 def solution(candidate: Candidate, result: SimulationResult) -> Solution:

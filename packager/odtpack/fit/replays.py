@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.manifest import Manifest
 from odtpack_runtime.package import Package
-from odtpack_runtime.schedules import ScheduleSpec
 from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.prepare import choose_rate, make_job
 from odtpack_runtime.simulator.replay import replay
 from odtpack_runtime.simulator.schedule import Schedule
 
@@ -56,7 +55,7 @@ def train(trial: Trial) -> Trained:
     """Train in a child process; what fails is a result."""
     with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as folder:
         try:
-            done = replay(make_job(trial, Path(folder)))
+            done = replay(_job(trial, Path(folder)))
         except OdtpackError as error:
             return Trained(problem=f"{error.code}: {error.what}")
     if done.outcome == "killed":
@@ -69,52 +68,12 @@ def train(trial: Trial) -> Trained:
     return Trained(done.metric_after, loss, done.peak_bytes)
 
 
-def make_job(trial: Trial, folder: Path) -> Job:
+def _job(trial: Trial, folder: Path) -> Job:
     """The job of a child that may write to ``folder``.
 
     Raises:
         OdtpackError: The package is damaged, or its schedule does not fit so short a training.
     """
     package = Package.open(trial.package)
-    manifest, schedule = package.manifest, trial.schedule
-    follows = None
-    if manifest.schedule is not None:
-        info = manifest.schedule
-        follows = ScheduleSpec(info.kind, info.settings).schedule(schedule.steps)
-    logits, labels = scores(manifest)
-    return Job(
-        task="train",
-        training_model=str(package.training_model),
-        eval_model=str(package.eval_model),
-        optimizer_model=str(package.optimizer_model),
-        checkpoint=str(package.checkpoint),
-        folder=str(folder),
-        data=dict(trial.data),
-        samples=schedule.samples,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
-        seed=schedule.seed,
-        full_batches=schedule.full_batches,
-        accumulation_steps=schedule.accumulation_steps,
-        learning_rate=trial.learning_rate,
-        rate_kind=None if follows is None else follows.kind,
-        rate_settings={} if follows is None else follows.settings(),
-        threads=trial.threads,
-        logits=logits,
-        labels=labels,
-        ignored_label=manifest.ignored_label,
-    )
-
-
-def scores(manifest: Manifest) -> tuple[int | None, int | None]:
-    """Indices of the output with one score per class and of the labels; None without them."""
-    roles = [item.role for item in manifest.inputs]
-    if "labels" not in roles or manifest.class_count is None:
-        return None, None
-    labels = roles.index("labels")
-    rank = len(manifest.inputs[labels].shape)
-    for index, output in enumerate(manifest.outputs):
-        numbers = output.dtype.startswith("float") and len(output.shape) == rank + 1
-        if output.role == "additional" and numbers and output.shape[1] == manifest.class_count:
-            return index, labels
-    return None, None
+    rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
+    return make_job(package, trial.data, trial.schedule, rate, trial.threads, folder)

@@ -12,6 +12,7 @@ from odtpack_runtime.simulator.units import (
     Interval,
     format_bytes,
     format_duration,
+    format_energy,
     format_interval,
     format_percent,
 )
@@ -123,7 +124,7 @@ def _figure(key: str, interval: Interval | None) -> tuple[str, str]:
     if key == "active_s":
         return format_duration(interval.typical), format_interval(interval, "s")
     if key == "energy_j":
-        return device_text.joules(interval.typical), device_text.joules_interval(interval)
+        return format_energy(interval.typical), format_interval(interval, "J")
     if key == "written_bytes_per_day":
         return format_bytes(interval.typical), format_interval(interval, "B")
     if key in {"sessions", "days", "repeated_steps"}:

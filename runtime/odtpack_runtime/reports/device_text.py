@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from odtpack_runtime.simulator.result import DeviceCampaign, DeviceResult
@@ -10,11 +9,10 @@ from odtpack_runtime.simulator.units import (
     Interval,
     format_bytes,
     format_duration,
+    format_energy,
     format_interval,
-    format_limit,
     format_number,
     format_percent,
-    format_value,
 )
 
 UNKNOWN: Final = "–"
@@ -44,11 +42,7 @@ def finish(device: DeviceResult) -> tuple[str, str]:
 
 def finish_interval(device: DeviceResult) -> Interval | None:
     """Seconds of work until the training is done; None if unknown."""
-    if device.campaign is not None:
-        return device.campaign.active_s
-    # Results from before campaigns carried it with the latency.
-    older = getattr(device.latency, "finish_s", None)
-    return older if isinstance(older, Interval) else None
+    return None if device.campaign is None else device.campaign.active_s
 
 
 def energy(device: DeviceResult) -> tuple[str, str]:
@@ -56,10 +50,10 @@ def energy(device: DeviceResult) -> tuple[str, str]:
     campaign = device.campaign or DeviceCampaign()
     if campaign.energy_j is None:
         return UNKNOWN, _why(device, "energy_j")
-    remark = joules_interval(campaign.energy_j)
+    remark = format_interval(campaign.energy_j, "J")
     if campaign.battery_share is not None:
         remark = f"{format_percent(campaign.battery_share.typical)} of a battery"
-    return joules(campaign.energy_j.typical), remark
+    return format_energy(campaign.energy_j.typical), remark
 
 
 def sessions(device: DeviceResult) -> tuple[str, str]:
@@ -80,37 +74,6 @@ def duration(interval: Interval | None, reason: str, *, unit: str = "s") -> tupl
         return UNKNOWN, reason
     seconds = interval.typical * {"ms": 1e-3, "s": 1.0}[unit]
     return format_duration(seconds), format_interval(interval, unit)
-
-
-def joules(value: float) -> str:
-    """Energy for people, in three digits: ``38.2 J``, ``4.10 kJ``, ``1.20 MJ``."""
-    unit, factor = next(
-        ((unit, factor) for unit, factor in (("MJ", 1e6), ("kJ", 1e3)) if value >= 0.9995 * factor),
-        ("J", 1.0),
-    )
-    shown = float(f"{value / factor:.3g}")
-    decimals = 0 if shown == 0 else max(0, 2 - math.floor(math.log10(shown)))
-    return f"{shown:.{decimals}f} {unit}"
-
-
-def limit(value: float, unit: str) -> str:
-    """A figure somebody chose, without the zeros that would pretend precision."""
-    if unit == "J":
-        number, _, prefix = joules(value).partition(" ")
-        return f"{float(number):g} {prefix}"
-    return format_limit(value, unit)
-
-
-def figure(value: float, unit: str) -> str:
-    """A figure of a check, by its unit."""
-    return joules(value) if unit == "J" else format_value(value, unit)
-
-
-def joules_interval(interval: Interval) -> str:
-    """Both ends of an energy, in the unit of the high one where the low one has it too."""
-    low, high = joules(interval.low), joules(interval.high)
-    number, _, unit = low.partition(" ")
-    return f"{number if high.endswith(f' {unit}') else low} to {high}"
 
 
 def whole(value: float) -> str:

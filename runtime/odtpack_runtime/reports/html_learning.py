@@ -8,10 +8,13 @@ from typing import Final
 
 from markupsafe import Markup
 
-from odtpack_runtime.reports import charts, device_text, row_charts, view
+from odtpack_runtime.reports import charts, row_charts, view
 from odtpack_runtime.reports.row_charts import Bar
 from odtpack_runtime.simulator.result import CampaignPoint, DeviceResult, SimulationResult
-from odtpack_runtime.simulator.units import format_duration
+from odtpack_runtime.simulator.units import (
+    format_duration,
+    format_energy,
+)
 
 MOST_PANELS: Final = 5
 """Devices whose curves are drawn; ``report.css`` has one rule for each."""
@@ -68,7 +71,7 @@ def _panel(result: SimulationResult, device: DeviceResult) -> Panel:
     if last.session == 1:
         parts[1] = "one session"
     if last.energy_j is not None:
-        parts.insert(1, device_text.joules(last.energy_j))
+        parts.insert(1, format_energy(last.energy_j))
     note = "" if device.validated else view.NOT_VALIDATED
     return Panel(device.title, note, ", ".join(parts), curves)
 

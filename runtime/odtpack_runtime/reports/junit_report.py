@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from odtpack_runtime.reports import device_text, view
+from odtpack_runtime.reports import view
 from odtpack_runtime.reports.plain import clean
 from odtpack_runtime.simulator.result import Check, SimulationResult
+from odtpack_runtime.simulator.units import format_limit, format_value
 
 _CLASS: Final = "odtpack"
 
@@ -89,11 +90,11 @@ def _outcome(case: ET.Element, check: Check, note: str) -> None:
 def _details(check: Check, note: str) -> str:
     lines = []
     if check.actual is not None:
-        lines.append(f"actual: {device_text.figure(check.actual, check.unit)}")
+        lines.append(f"actual: {format_value(check.actual, check.unit)}")
     if check.limit is not None:
-        lines.append(f"limit: {device_text.limit(check.limit, check.unit)}")
+        lines.append(f"limit: {format_limit(check.limit, check.unit)}")
     if check.baseline is not None:
-        lines.append(f"baseline: {device_text.figure(check.baseline, check.unit)}")
+        lines.append(f"baseline: {format_value(check.baseline, check.unit)}")
     if check.advice:
         lines.append(f"change first: {clean(check.advice)}")
     if check.budget_location:

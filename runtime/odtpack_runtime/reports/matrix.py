@@ -8,7 +8,10 @@ from typing import Final
 
 from odtpack_runtime.reports import device_text, view
 from odtpack_runtime.simulator.result import Check, DeviceResult, SimulationResult, Verdict
-from odtpack_runtime.simulator.units import format_number
+from odtpack_runtime.simulator.units import (
+    format_limit,
+    format_number,
+)
 
 _TOPICS: Final = {
     "Memory": ("memory_limit", "peak_memory", "memory_headroom", "low_memory_warning"),
@@ -84,7 +87,7 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
 def _words(check: Check, state: Verdict) -> str:
     if check.limit is None or check.metric in {"finite_loss", "steps_done"}:
         return view.VERDICT_WORDS[state].lower()
-    limit = device_text.limit(check.limit, check.unit)
+    limit = format_limit(check.limit, check.unit)
     kept = check.actual is not None and check.actual <= check.limit
     if state == "pass":
         return f"within {limit}" if kept else f"at least {limit}"

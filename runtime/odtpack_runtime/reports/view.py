@@ -7,41 +7,21 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from odtpack_runtime.reports import device_text
+from odtpack_runtime.simulator.metrics import METRICS, titles
 from odtpack_runtime.simulator.result import Check, DeviceResult, SimulationResult, Verdict
 from odtpack_runtime.simulator.units import (
     format_bytes,
     format_duration,
+    format_limit,
+    format_value,
 )
 
-METRIC_TITLES: Final = {
-    "memory_limit": "Device memory limit",
-    "finite_loss": "Finite loss",
-    "steps_done": "Replay completed",
-    "finishes": "Training comes to its end",
-    "interruption": "Interruption",
-    "package_size": "Package size",
-    "peak_memory": "Peak memory",
-    "memory_headroom": "Memory headroom",
-    "low_memory_warning": "Low memory warning",
-    "step_latency": "Step latency",
-    "step_latency_p90": "Step latency, P90",
-    "first_step": "First step",
-    "time_to_finish": "Time to finish",
-    "sessions": "Sessions",
-    "days": "Days",
-    "energy": "Energy",
-    "battery_share": "Battery",
-    "battery_per_session": "Battery per session",
-    "written_per_day": "Written per day",
-    "repeated_steps": "Repeated steps",
-    "final_loss": "Final loss",
-    "metric_floor": "Metric floor",
-    "small_data": "Small data",
-}
-"""Titles in the order of importance; a metric without one is called by its own name."""
+METRIC_TITLES: Final = titles()
+"""Titles in the order of reports; a metric without one is called by its own name."""
 
-AT_LEAST: Final = frozenset({"memory_headroom", "metric_floor", "small_data"})
+AT_LEAST: Final = frozenset(
+    {"small_data"} | {key for key, metric in METRICS.items() if metric.better == "higher"}
+)
 """Metrics whose limit is a floor."""
 
 VERDICT_WORDS: Final[dict[Verdict, str]] = {
@@ -150,8 +130,8 @@ def check_rows(result: SimulationResult) -> list[CheckRow]:
             state=check_state(check),
             title=metric_title(check.metric),
             device=device.title if device else "Package",
-            actual="–" if check.actual is None else device_text.figure(check.actual, check.unit),
-            limit="–" if check.limit is None else device_text.limit(check.limit, check.unit),
+            actual="–" if check.actual is None else format_value(check.actual, check.unit),
+            limit="–" if check.limit is None else format_limit(check.limit, check.unit),
             message=check.message,
             advice=check.advice,
             location=check.budget_location,

@@ -19,19 +19,17 @@ stays allocated. What nobody reads is freed only at the end of the run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from odtpack_runtime.simulator.kernel_memory import ALIASES, in_place_input, workspace
+from odtpack_runtime.simulator.process_memory import MAPPED_FROM
 from odtpack_runtime.simulator.runtime_graph import Node, RuntimeGraph, Value
 
 PAGE = 4096
-LARGE = 64 * 1024
-"""Allocations from this size on are mapped from the system one by one.
-
-The simulator's child process runs with ``MALLOC_MMAP_THRESHOLD_`` at this value,
-so that what is freed is gone at once.
-"""
+LARGE = MAPPED_FROM
+"""Allocations from this size on are mapped from the system one by one, and gone when freed."""
 
 _HEADER = 64 + 32  # alignment asked for by ONNX Runtime, and the allocator's own header
 
@@ -71,10 +69,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """Memory while one node runs: all buffers that exist, and the node's working memory."""
+    """Memory while one node runs: all buffers that exist, and the node's working memory.
+
+    ``small`` is the part of ``live`` that lies in the heap: buffers below :data:`LARGE`.
+    """
 
     live: int
     working: int
+    small: int = 0
 
     @property
     def total(self) -> int:
@@ -101,6 +103,11 @@ class Allocation:
     def peak(self) -> int:
         """Most bytes in use at once."""
         return max((use.total for use in self.uses), default=0)
+
+    @property
+    def heap(self) -> int:
+        """Most bytes of small buffers at once: the heap keeps them when they are freed."""
+        return max((use.small for use in self.uses), default=0)
 
     def alive(self, index: int) -> list[Buffer]:
         """Buffers that exist while node ``index`` runs."""
@@ -256,16 +263,16 @@ class _Planner:
     def _measure(self) -> list[NodeUse]:
         """Memory in use during each node."""
         count = len(self._graph.nodes)
-        change = [0] * (count + 1)
+        change, small_change = [0] * (count + 1), [0] * (count + 1)
         for buffer in self._buffers.values():
-            change[buffer.first] += buffer.size
-            change[buffer.last + 1] -= buffer.size
-        uses = []
-        live = 0
-        for node, delta in zip(self._graph.nodes, change, strict=False):
-            live += delta
-            uses.append(NodeUse(live, self._working(node)))
-        return uses
+            for changes in (change, small_change) if buffer.nbytes < LARGE else (change,):
+                changes[buffer.first] += buffer.size
+                changes[buffer.last + 1] -= buffer.size
+        lives, smalls = itertools.accumulate(change), itertools.accumulate(small_change)
+        return [
+            NodeUse(live, self._working(node), small)
+            for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False)
+        ]
 
     def _working(self, node: Node) -> int:
         if node.subgraphs:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from odtpack_runtime.optimizer import Optimizer
 from odtpack_runtime.scheduler import LRScheduler
 from odtpack_runtime.schedules import make_schedule
+from odtpack_runtime.simulator.limits import METHODS, LimitMethod
 from odtpack_runtime.simulator.schedule import Schedule
 
 
@@ -42,6 +43,8 @@ class Job:
         rate_kind: Kind of the schedule of the learning rate; None for a constant rate.
         rate_settings: The settings of that schedule.
         limit_bytes: Memory that the training may take; None for any.
+        limit_methods: Ways to hold it to that, in any order; see
+            :class:`~odtpack_runtime.simulator.limits.Limiter`.
         logits: Index among the user outputs of scores per class, of which the
             accuracy is taken; None if there are none.
         labels: Index among the user inputs of the labels.
@@ -82,6 +85,7 @@ class Job:
     rate_kind: str | None = None
     rate_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     limit_bytes: int | None = None
+    limit_methods: list[LimitMethod] = dataclasses.field(default_factory=lambda: list(METHODS))
     logits: int | None = None
     labels: int | None = None
     ignored_label: int | None = None
@@ -154,7 +158,8 @@ class Job:
 Message = dict[str, Any]
 """A message of a child; the key ``event`` says which:
 
-- ``limit``: ``problem`` (null, or why the limit cannot be held);
+- ``limit``: ``method`` (how the limit is held; null if it is not), ``problem`` (null, or why it
+  is not), ``base_bytes`` (with the watchdog: what the child had when the limit began);
 - ``phase``: ``name`` of what begins now;
 - ``begun``: all is loaded; ``step`` is the number of optimizer steps made before: 0, or that of
   the checkpoint that the training goes on from;

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from odtpack_runtime.simulator.missing_shapes import Shape
 
 ALIASES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -113,8 +115,17 @@ def _conv_transpose(
 
 
 def _where(attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int) -> int:
-    """One selection for each of the two values, merged into the output."""
-    return 2 * _nbytes(outputs[0])
+    """What the condition selects of each of the two values, merged into the output."""
+    condition, *values = inputs
+    shapes = (np.broadcast_shapes(condition[0], shape) for shape, _ in values)
+    return sum(math.prod(shape) for shape in shapes) * outputs[0][1]
+
+
+def _scatter(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """The indices once more, as int64."""
+    return math.prod(inputs[1][0]) * 8
 
 
 def _variadic(
@@ -156,7 +167,11 @@ def _einsum(
 
 
 def _recurrent(gates: int) -> Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int]:
-    """All gates of all time steps, computed at once before the recurrence, per direction."""
+    """All gates of all time steps, computed at once before the recurrence, per direction.
+
+    GRU and LSTM keep both directions at once, and for the one that goes backwards
+    its inputs and its results in reverse; RNN computes one direction after the other.
+    """
 
     def rule(
         attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
@@ -166,8 +181,13 @@ def _recurrent(gates: int) -> Callable[[Mapping[str, Any], _Tensors, _Tensors, i
         if int(attributes.get("layout", 0)):
             steps, batch = batch, steps
         hidden = weight[1] // gates
-        states = 6 * batch * hidden if gates > 1 else 0
-        return (steps * batch * gates * hidden + states) * size
+        if gates == 1:
+            return steps * batch * hidden * size
+        direction = attributes.get("direction", b"forward")
+        backwards = direction not in (b"forward", "forward")
+        reverse = steps * batch * (sequence[2] + hidden) if backwards else 0
+        one = steps * batch * gates * hidden + 6 * batch * hidden
+        return (weight[0] * one + reverse) * size
 
     return rule
 
@@ -198,6 +218,7 @@ _RULES: Final[dict[str, Callable[[Mapping[str, Any], _Tensors, _Tensors, int], i
     "Min": _variadic,
     "MultiHeadAttention": _attention,
     "RNN": _recurrent(1),
+    "ScatterElements": _scatter,
     "Softmax": _softmax,
     "Sum": _variadic,
     "Where": _where,

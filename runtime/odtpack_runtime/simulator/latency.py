@@ -55,13 +55,12 @@ def measure_host(
     return HostTiming.from_message(timed)
 
 
-def carry(host: HostTiming, profile: DeviceProfile, *, steps: int) -> DeviceLatency:
+def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
     """Estimate the times of a training on a device. A pure function.
 
     Args:
         host: Measurements on this machine.
         profile: The device; ``not_judged`` says what it lacks, if it does.
-        steps: Number of steps of the training.
     """
     device = device_rates(profile)
     if isinstance(device, str):
@@ -81,7 +80,6 @@ def carry(host: HostTiming, profile: DeviceProfile, *, steps: int) -> DeviceLate
     )
     # The first step touches memory for the first time and lets the runtime prepare.
     extra = _hull(core, memory).scaled(max(0.0, host.first_step_ms - typical))
-    sustained = profile.sustained()
     saved = host.checkpoint_bytes
     return DeviceLatency(
         step_ms=step,
@@ -103,8 +101,7 @@ def carry(host: HostTiming, profile: DeviceProfile, *, steps: int) -> DeviceLate
         ),
         threads=device.threads,
         by_class=by_class,
-        finish_s=_finish(host, step, sustained, steps),
-        basis=_basis(host, device, profile, sustained is not None),
+        basis=_basis(host, device, profile),
     )
 
 
@@ -154,10 +151,11 @@ def group_ratio(
         ratio = Interval(low=fast / least, typical=middle / least, high=slow / least)
         explained = min(1.0, 1e3 * least / group.ms) if group.ms else 1.0
     unexplained = _hull(ratio, core)
+    low = explained * ratio.low + (1 - explained) * unexplained.low
+    high = explained * ratio.high + (1 - explained) * unexplained.high
+    # Where an end is the typical value, rounding may move it past that.
     return Interval(
-        low=explained * ratio.low + (1 - explained) * unexplained.low,
-        typical=ratio.typical,
-        high=explained * ratio.high + (1 - explained) * unexplained.high,
+        low=min(low, ratio.typical), typical=ratio.typical, high=max(high, ratio.typical)
     )
 
 
@@ -190,17 +188,6 @@ def _stored(
     return None if transfer is None else _sum((transfer, _hull(core, memory).scaled(cpu_ms)))
 
 
-def _finish(host: HostTiming, step: Interval, sustained: Interval | None, steps: int) -> Interval:
-    share = sustained or Interval(low=1.0, typical=1.0, high=1.0)
-    # The first step is longer by the same factor as here.
-    count = steps - 1 + max(1.0, host.first_step_ms / host.median_ms)
-    return Interval(
-        low=step.low * count / 1e3 / share.high,
-        typical=step.typical * count / 1e3 / share.typical,
-        high=step.high * count / 1e3 / share.low,
-    )
-
-
 def _ratio(host: float, device: Interval) -> Interval:
     """How many times longer the device takes."""
     return Interval(low=host / device.high, typical=host / device.typical, high=host / device.low)
@@ -230,7 +217,7 @@ def _product(one: Interval, other: Interval, factor: float) -> Interval:
     )
 
 
-def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile, throttled: bool) -> str:
+def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str:
     times = host.class_ms()
     total = sum(times.values()) or 1.0
     shares = ", ".join(f"{kind} {100 * ms / total:.0f} %" for kind, ms in times.items())
@@ -242,5 +229,4 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile, thrott
         f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} and copy "
         "bandwidth"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
-        + ("; time to finish under sustained load" if throttled else "; throttling unknown")
     )

@@ -1,13 +1,13 @@
 """Predict the peak memory of training before anything runs.
 
-Seven phases are planned, and one more where gradients of several batches are
-accumulated: loading the training model and the evaluation model, the
-first training step, which adds its gradients to zeros, the steps after it, which
-replace those of the step before, one run of the optimizer model, one evaluation,
-and saving. A step is planned node by node as ONNX Runtime executes it; parameters,
-gradients and moments lie in flat buffers that exist throughout, so the step's
-peak is theirs, plus one batch, plus the sessions, plus the most that is alive at
-a node.
+Nine phases are planned, and one more where gradients of several batches are added
+up: loading the training model and the evaluation model, moving the parameters of the
+checkpoint into one buffer, and the moments too where a training is resumed, the first
+training step, in which gradients take memory as they are written, the steps after it,
+one run of the optimizer model, one evaluation, and saving. A step is planned node by
+node as ONNX Runtime executes it; parameters, gradients and moments lie in flat
+buffers that exist throughout, so the step's peak is theirs, plus one batch, plus the
+sessions, plus the most that is alive at a node.
 
 The plan is for ONNX Runtime with arena and memory patterns off. With the arena
 on, which is its default, a process holds more: freed chunks stay with the arena,
@@ -16,6 +16,7 @@ which grows by powers of two.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,29 +32,51 @@ from odtpack_runtime.optimizer import CHUNK_ELEMENTS
 from odtpack_runtime.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_runtime.optimizer_state import state_layout
 from odtpack_runtime.package import Package
-from odtpack_runtime.signature import RESET_NAME
+from odtpack_runtime.signature import GRADIENT_SUFFIX, RESET_NAME
 from odtpack_runtime.simulator.allocation import Allocation, allocate, allocated_size
 from odtpack_runtime.simulator.labels import Labels
 from odtpack_runtime.simulator.result import (
     MemoryBreakdown,
     MemoryKind,
     PeakTensor,
+    PhasePeak,
     PredictedMemory,
     TimelinePoint,
 )
 from odtpack_runtime.simulator.runtime_graph import RuntimeGraph, load_runtime_graph
 from odtpack_runtime.simulator.session_memory import (
-    PROCESS_BYTES,
-    RUNTIME_BYTES,
+    BYTES_PER_SAVED_TENSOR,
+    FIRST_RUN_BYTES,
+    LOADED_BYTES,
     constant_bytes,
     loading_bytes,
     session_bytes,
+    thread_bytes,
 )
 
-_SAVE_BYTES: Final = 256 * 1024
-"""Tables of a checkpoint file and the stream's buffer; tensors are written from where they lie."""
+MARGIN: Final = 0.03
+"""Share of a predicted peak by which it may be too low: see docs/memory.md for what was measured.
+
+A training that is said to fit and does not is killed on a phone; one that is said not to fit
+and does is only measured again.
+"""
 
 _SHOWN_TENSORS: Final = 40
+
+MEASURED_AS: Final = {
+    "loading": (
+        "loading the training model",
+        "loading the evaluation model",
+        "placing the parameters",
+    ),
+    "evaluation": ("evaluation",),
+    "step": ("first step", "training step", "optimizer step", "accumulating step"),
+    "saving": ("saving",),
+    "resuming": ("resuming",),
+}
+"""What a replay measures as one phase, and the phases of the plan that it is. It resumes only
+where it was interrupted."""
+_GRADIENT: Final = "gradient of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +120,26 @@ class MemoryPlan:
     def peak(self) -> Phase:
         """The phase that needs most."""
         return max(self.phases, key=lambda phase: phase.nbytes)
+
+    def fits(self, limit_bytes: int) -> bool:
+        """Whether a training fits into a limit: the peak and the plan's own error do."""
+        return self.peak.nbytes * (1 + MARGIN) <= limit_bytes
+
+    def phase_peaks(self, measured: Mapping[str, int] | None = None) -> list[PhasePeak]:
+        """The peak of every phase that a replay tells apart, in their order.
+
+        Args:
+            measured: Bytes by phase as a replay measured them; none if it did not.
+        """
+        planned = {phase.name: phase.nbytes for phase in self.phases}
+        return [
+            PhasePeak(
+                phase=phase,
+                predicted_bytes=max(planned.get(name, 0) for name in names),
+                measured_bytes=(measured or {}).get(phase),
+            )
+            for phase, names in MEASURED_AS.items()
+        ]
 
     def predicted(self) -> PredictedMemory:
         """The peak and its parts, as the result of a simulation stores it."""
@@ -143,43 +186,59 @@ def plan_memory(
             ("optimizer", package.optimizer_model, _vectors(contract, layout)),
         )
     )
-    process = Item("ONNX Runtime and Python", RUNTIME_BYTES + PROCESS_BYTES, "session")
+    process = Item("ONNX Runtime and Python", LOADED_BYTES, "session")
+    runs = Item("first runs", FIRST_RUN_BYTES + thread_bytes(threads), "session")
     parameters = list(_parameter_items(manifest.parameters))
     gradients = list(_gradient_items(manifest.parameters))
+    moments = list(_state_items(contract, layout))
     # Moments are zeros at first, which take no memory before they are written.
     started = [
-        *(process, *training.items(), *evaluation.items(), *optimizer.items()),
+        *(process, runs, *training.items(), *evaluation.items(), *optimizer.items()),
         *(*parameters, *gradients, *_batch_items(manifest, shapes)),
     ]
-    running = [*started, *_state_items(contract, layout)]
-    first = training.plan(threads, additional, {RESET_NAME: False})
-    later = training.plan(threads, additional, {RESET_NAME: True})
+    running = [*started, *moments]
+    # A step starts its gradients afresh; only the further batches of a step add to them.
+    afresh = training.plan(threads, additional, {RESET_NAME: True})
+    adding = training.plan(threads, additional, {RESET_NAME: False})
     held_out = evaluation.plan(threads, additional, {})
     update = optimizer.plan(threads, frozenset(), {})
+    heap = max(plan.heap for plan in (afresh, held_out, update))
     loaded = [process, *parameters, *training.items()]
-    step_labels = Labels(training.graph, {p.name for p in manifest.parameters}, later="grad/")
+    placed = [*loaded, *evaluation.items()]
+    names = {p.name for p in manifest.parameters}
+    step_labels = Labels(training.graph, names, later="grad/")
     update_labels = Labels(optimizer.graph)
+    saved = len(manifest.parameters) + len(moments) * len(layout.slots)
     phases = {
         "loading the training model": [*loaded, training.loading()],
-        "loading the evaluation model": [*loaded, *evaluation.items(), evaluation.loading()],
-        "first step": [*started, *_alive_at_peak(training.graph, first, step_labels)],
-        "training step": [*running, *_alive_at_peak(training.graph, later, step_labels)],
-        "optimizer step": [*running, *_alive_at_peak(optimizer.graph, update, update_labels)],
-        "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out, None)],
-        "saving": [*running, Item("checkpoint tables", _SAVE_BYTES, "activations")],
+        "loading the evaluation model": [*placed, evaluation.loading()],
+        "placing the parameters": [*placed, *_moved(layout, 1)],
+        "resuming": [*placed, *optimizer.items(), *moments, *_moved(layout, len(moments))],
+        "first step": [
+            *(item for item in started if item.kind != "gradients"),
+            *_first_step(training.graph, afresh, heap, step_labels, gradients),
+        ],
+        "training step": [*running, *_alive_at_peak(training.graph, afresh, heap, step_labels)],
+        "optimizer step": [*running, *_alive_at_peak(optimizer.graph, update, heap, update_labels)],
+        "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out, heap, None)],
+        "saving": [
+            *running,
+            # Tensors are written from where they lie.
+            Item("checkpoint tables", max(heap, saved * BYTES_PER_SAVED_TENSOR), "activations"),
+        ],
     }
     if manifest.accumulation_steps > 1:
         phases["accumulating step"] = [
             *running,
-            *_alive_at_peak(training.graph, first, step_labels),
+            *_alive_at_peak(training.graph, adding, heap, step_labels),
         ]
-    base = sum(item.nbytes for item in running)
-    points = [*_points(training.graph, later, base, 0, step_labels)]
+    base = sum(item.nbytes for item in running) + heap
+    points = [*_points(training.graph, afresh, base, 0, step_labels)]
     points += _points(optimizer.graph, update, base, len(points), update_labels)
     return MemoryPlan(
         tuple(Phase(name, tuple(items)) for name, items in phases.items()),
         tuple(points),
-        tuple(dict.fromkeys(n for plan in (later, held_out, update) for n in plan.unknown)),
+        tuple(dict.fromkeys(n for plan in (afresh, held_out, update) for n in plan.unknown)),
     )
 
 
@@ -243,6 +302,14 @@ def _state_items(contract: OptimizerContract, layout: Layout) -> Iterable[Item]:
         yield Item(f"moment {index + 1} of all parameters", nbytes, "optimizer_state")
 
 
+def _moved(layout: Layout, copies: int) -> Iterable[Item]:
+    """What is moved into a flat buffer exists twice, one parameter's after the other's."""
+    largest = max(layout.slots, key=lambda slot: slot.nbytes, default=None)
+    if largest is not None and copies:
+        nbytes = copies * allocated_size(largest.nbytes)
+        yield Item(f"{largest.name} as it was read", nbytes, "parameters")
+
+
 def _slots(parameters: Iterable[ParameterInfo]) -> Iterable[tuple[str, int]]:
     """Each parameter with the bytes it takes in a flat buffer, the gap after it included."""
     for parameter in parameters:
@@ -256,7 +323,7 @@ def _parameter_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
 
 def _gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
     trainable = (p for p in parameters if p.role == "trainable")
-    return (Item(f"gradient of {name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
+    return (Item(f"{_GRADIENT}{name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
 
 
 def _batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iterable[Item]:
@@ -266,11 +333,49 @@ def _batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Ite
         yield Item(spec.name, allocated_size(nbytes), "inputs")
 
 
-def _alive_at_peak(graph: RuntimeGraph, plan: Allocation, labels: Labels | None) -> list[Item]:
+def _first_step(
+    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels, gradients: Sequence[Item]
+) -> list[Item]:
+    """The most of the first step, in which a gradient takes memory once it is written."""
+    written = {
+        name.removesuffix(GRADIENT_SUFFIX): index
+        for index, node in enumerate(graph.nodes)
+        for name in node.outputs
+        if name.endswith(GRADIENT_SUFFIX)
+    }
+    items = [(written.get(item.name.removeprefix(_GRADIENT), 0), item) for item in gradients]
+    grown = [0] * len(plan.uses)
+    for index, item in items:
+        grown[index] += item.nbytes
+    grown = list(itertools.accumulate(grown))
+    index = max(
+        range(len(grown)),
+        key=lambda i: grown[i] + plan.uses[i].total - plan.uses[i].small,
+        default=0,
+    )
+    return [
+        *(item for at, item in items if at <= index),
+        *_alive(graph, plan, heap, labels, index),
+    ]
+
+
+def _alive_at_peak(
+    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels | None
+) -> list[Item]:
     """Buffers and working memory at the node that needs most; its own names without labels."""
     if not plan.uses:
         return []
-    index = max(range(len(plan.uses)), key=lambda i: plan.uses[i].total)
+    index = max(range(len(plan.uses)), key=lambda i: plan.uses[i].total - plan.uses[i].small)
+    return _alive(graph, plan, heap, labels, index)
+
+
+def _alive(
+    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels | None, index: int
+) -> list[Item]:
+    """Buffers and working memory at a node.
+
+    Small buffers lie in the heap, which keeps them: it stands at its highest throughout.
+    """
     items = [
         Item(
             stable_name(labels.value(buffer.name) if labels else buffer.name),
@@ -285,6 +390,7 @@ def _alive_at_peak(graph: RuntimeGraph, plan: Allocation, labels: Labels | None)
         name = labels.node(index) if labels else f"{stable_name(node.name)} ({node.op_type})"
         name = f"working memory of {name}"
         items.append(Item(name, working, "activations"))
+    items.append(Item("kept by the heap", heap - plan.uses[index].small, "activations"))
     return items
 
 
@@ -296,7 +402,7 @@ def _points(
             index=start + index,
             node=labels.node(index),
             op_type=node.op_type,
-            live_bytes=base + use.total,
+            live_bytes=base + use.total - use.small,
         )
 
 

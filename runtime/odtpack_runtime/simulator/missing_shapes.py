@@ -38,11 +38,13 @@ _MOST_SIZES = 64
 
 _ARITHMETIC = frozenset(
     {
-        *("Add", "Cast", "Concat", "Div", "Gather", "Identity", "Max", "Min", "Mul"),
-        *("ReduceProd", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze"),
+        *("Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather"),
+        *("Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod"),
+        *("Mul", "Neg", "NonZero", "Not", "Or", "Range", "ReduceProd", "Reshape", "Shape", "Size"),
+        *("Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
     }
 )
-"""Operators by which graphs compute sizes."""
+"""Operators by which graphs compute sizes, and along which axes they were broadcast."""
 
 _ALIKE = {"FusedConv": "Conv", "FusedGemm": "Gemm", "Gelu": "Relu", "QuickGelu": "Relu"}
 """Operators of com.microsoft whose output has the shape that an ONNX operator's would have."""
@@ -68,7 +70,11 @@ def fill_in(
         if all(is_fixed(found.get(name, (0, None))[1]) for name in outputs):
             continue
         inputs = [found.get(name, (0, None)) for name in node.input]
-        for name, typed in zip(node.output, _infer(node, opset, sizes, inputs), strict=False):
+        results = _infer(node, opset, sizes, inputs)
+        if node.op_type == "NonZero" and not node.domain:  # as many columns as the value has
+            value = sizes.get(node.output[0])
+            results = [] if value is None else [(TensorProto.INT64, value.shape)]
+        for name, typed in zip(node.output, results, strict=False):
             kind, dims = found.get(name, (0, None))
             if name and not is_fixed(dims) and (dims is None or is_fixed(typed[1])):
                 found[name] = (kind or typed[0], typed[1])
@@ -149,6 +155,8 @@ def _infer(node: onnx.NodeProto, opset: int, sizes: _Sizes, inputs: Sequence[Typ
         shape_input = sizes.get(node.input[2])
         if shape_input is not None:
             return [(inputs[0][0], tuple(int(size) for size in shape_input))]
+    if (node.domain, node.op_type) == (MICROSOFT_DOMAIN, "FusedMatMul"):
+        return _fused_matmul(node, inputs)
     if node.domain == NCHWC_DOMAIN:
         alike = node.op_type
     elif node.domain == MICROSOFT_DOMAIN:
@@ -159,6 +167,22 @@ def _infer(node: onnx.NodeProto, opset: int, sizes: _Sizes, inputs: Sequence[Typ
         return _infer_alike(node, alike, opset, sizes, inputs) if alike else []
     except Exception:  # no such operator, or not with these inputs: the shape stays unknown
         return []
+
+
+def _fused_matmul(node: onnx.NodeProto, inputs: Sequence[Typed]) -> list[Typed]:
+    """A product of matrices that it transposes first; ``transBatch`` takes their first axis."""
+    operands: list[Shape] = []
+    for (_, dims), letter in zip(inputs, "AB", strict=True):
+        if not is_fixed(dims) or len(dims) < 2:
+            return []
+        *batch, rows, columns = dims
+        if batch and _attribute(node, f"transBatch{letter}", 0):
+            *batch, rows = *batch[1:], rows, batch[0]
+        swapped = _attribute(node, f"trans{letter}", 0)
+        operands.append((*batch, columns, rows) if swapped else (*batch, rows, columns))
+    left, right = operands
+    outer = np.broadcast_shapes(left[:-2], right[:-2])
+    return [(inputs[0][0], (*outer, left[-2], right[-1]))]
 
 
 def _infer_alike(

@@ -25,6 +25,7 @@ from typing import IO, Literal
 import odtpack_runtime
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.job import Job, Message
+from odtpack_runtime.simulator.limits import Limiter, LimitMethod
 from odtpack_runtime.simulator.process_memory import child_environment
 from odtpack_runtime.simulator.result_training import EvaluationPoint
 
@@ -34,6 +35,9 @@ STALL_SECONDS = 900.0
 _END_SECONDS = 10.0
 _ENDED = "the end"
 _MAX_LINE = 1 << 20
+
+_REFUSED = ("cannot allocate memory", "bad_alloc", "out of memory")
+"""Last words of libraries that end the process themselves where memory is refused."""
 
 OnMessage = Callable[[Message], None]
 
@@ -58,6 +62,7 @@ class ReplayResult:
             package was loaded; None if killed, or if this system cannot tell.
         phase_peaks: The same by phase: ``loading``, ``evaluation``, ``step``, ``saving``.
         limit_bytes: The memory it was held to; None for no limit.
+        limit_method: How it was held to it; None if it was not.
         detail: What happened, for people; empty if there is nothing to say.
     """
 
@@ -75,6 +80,7 @@ class ReplayResult:
     peak_bytes: int | None = None
     phase_peaks: dict[str, int] = field(default_factory=dict)
     detail: str = ""
+    limit_method: LimitMethod | None = None
 
 
 def replay(
@@ -107,8 +113,10 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
     match message["event"]:
         case "phase":
             return str(message["name"])
-        case "limit" if message["problem"]:
-            result.detail = f"the memory limit was not held: {message['problem']}"
+        case "limit":
+            result.limit_method = message["method"]
+            if message["problem"]:
+                result.detail = f"the memory limit was not held: {message['problem']}"
         case "evaluation":
             _take_evaluation(message, result)
         case "step":
@@ -153,7 +161,9 @@ def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
     code, last_words = message["code"], message["stderr"]
     by = next((known.name for known in signal.Signals if known == -code), None)
     if by in names:
-        return f"the process was ended by {by} in {phase}"
+        return f"the process was {message['ended'] or f'ended by {by}'} in {phase}"
+    if limited and any(words in last_words.lower() for words in _REFUSED):
+        return f"out of memory in {phase}: {last_words}"
     raise OdtpackError(
         "replay-crashed",
         f"The training process ended with exit code {code} in {phase}.",
@@ -165,8 +175,8 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
     """Run a job in a child process and yield its messages.
 
     Two more are added: ``started`` (``pid``) before, ``exit`` (``code``,
-    ``stderr``: the last line of it) after them. The child is gone when the
-    generator ends, is closed, or raises.
+    ``stderr``: the last line of it, ``ended``: how a limit ended it, or empty) after them.
+    The child is gone when the generator ends, is closed, or raises.
 
     Raises:
         OdtpackError: What the child raised; ``replay-crashed`` if it failed
@@ -174,13 +184,13 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
     """
     path = Path(job.folder) / "job.json"
     job.write(path)
-    with tempfile.TemporaryFile() as stderr:
+    with tempfile.TemporaryFile() as stderr, Limiter(job.limit_bytes, job.limit_methods) as limiter:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "odtpack_runtime.simulator.child", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(),
+            env=_environment() | limiter.environment,
             cwd=job.folder,
             # Ctrl-C reaches this process, which ends the child.
             start_new_session=os.name == "posix",
@@ -188,12 +198,16 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
         try:
             assert process.stdout is not None  # noqa: S101 - it is a pipe
             yield {"event": "started", "pid": process.pid}
-            yield from _messages(process.stdout, stall_seconds)
+            for message in _messages(process.stdout, stall_seconds):
+                if message["event"] == "limit":
+                    limiter.take(process.pid, message)
+                yield message
             try:
                 code = process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired as error:
                 raise _stalled(_END_SECONDS) from error
-            yield {"event": "exit", "code": code, "stderr": _tail(stderr)}
+            ended = limiter.ended()
+            yield {"event": "exit", "code": code, "stderr": _tail(stderr), "ended": ended}
         finally:
             process.kill()
             process.wait()

@@ -69,7 +69,6 @@ class DeviceLatency(Part):
     checkpoint_save_ms: Interval | None = None
     threads: int | None = Field(default=None, ge=1)
     by_class: list[ClassTime] = Field(default_factory=list)
-    finish_s: Interval | None = None
     basis: Text
     not_judged: Text | None = None
 

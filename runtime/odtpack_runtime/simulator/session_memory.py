@@ -1,12 +1,12 @@
 """What an ONNX Runtime session takes besides the tensors of a run: measured constants.
 
-Measured on x86-64 Linux with ONNX Runtime 1.31.1, arena off, as growth of
-anonymous memory while one model was loaded in a new process. A line through
-thirteen models (training, evaluation and optimizer models of four networks, the
-training model of a fifth; 8 to 4641 nodes, 6 to 423 inputs) gives the constants
-below with errors of at most 0.33 MB for sessions of 1.4 to 23 MB.
+Measured on x86-64 Linux with ONNX Runtime 1.31.1, arena off, as what a training process
+takes beyond its planned tensors. ``python -m benchmarks.session_constants`` fits them to
+six networks (two optimizers, one and two threads, 55 to 4490 nodes in three sessions); the
+peaks of these trainings are then met with a median error of 0.8 % and 4.1 % at most. Inputs
+and outputs were given a constant of their own, which the fit made nothing of.
 
-What constant weights take was measured on models of one operator with 16.8 MB of
+What constant weights take was measured on models of one operator with up to 16.8 MB of
 them, and on networks whose layers are frozen in part or all but the last.
 """
 
@@ -22,19 +22,26 @@ import onnx
 from odtpack_runtime.simulator.missing_shapes import NCHWC_DOMAIN
 from odtpack_runtime.simulator.runtime_graph import RuntimeGraph
 
-RUNTIME_BYTES: Final = 1_405_000
-"""Once per process: registries of schemas and kernels, pages of the library that are written."""
+LOADED_BYTES: Final = 1_160_000
+"""Once per process, when a package is loaded: registries of schemas and kernels, pages of the
+library that are written, objects of the training runtime."""
 
-PROCESS_BYTES: Final = 450_000
-"""Once per process: objects of the training runtime, and modules that it imports on first use."""
+FIRST_RUN_BYTES: Final = 640_000
+"""Once per process, when every model has run: modules that are imported on first use, buffers
+that kernels keep, and holes in the heap."""
 
-BYTES_PER_NODE: Final = 3_700
+BYTES_PER_THREAD: Final = 93_800
+"""Per thread beyond the first of each session: the part of its stack that is used."""
+
+BYTES_PER_SAVED_TENSOR: Final = 600
+"""Per tensor of a checkpoint: its tables, while the file is written."""
+
+_SESSIONS: Final = 3
+
+BYTES_PER_NODE: Final = 4_480
 """Per node of the model as stored, those of subgraphs included."""
 
-BYTES_PER_VALUE: Final = 3_900
-"""Per graph input and output."""
-
-BYTES_PER_SUBGRAPH: Final = 20_800
+BYTES_PER_SUBGRAPH: Final = 7_800
 """Per branch or loop body, which has a session state of its own."""
 
 _REORDERING_COPIES: Final = 3
@@ -53,24 +60,35 @@ _PACKERS: Final = {
 """Operators that keep a rearranged copy of constant inputs, by the index of those inputs."""
 
 
+_PRODUCTS: Final = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
+"""Operators that rearrange a matrix, and only a matrix, into panels of :data:`_PANEL` columns."""
+
+_PANEL: Final = 16
+
+
+def thread_bytes(threads: int) -> int:
+    """Bytes of the threads of all sessions, with ``threads`` intra-operator threads each."""
+    return _SESSIONS * max(0, threads - 1) * BYTES_PER_THREAD
+
+
 def session_bytes(model: str | os.PathLike[str]) -> int:
-    """Bytes that a session of a model takes, without constants and without :data:`RUNTIME_BYTES`.
+    """Bytes that a session of a model takes, without constants and without :data:`LOADED_BYTES`.
 
     Args:
         model: The model as stored: what optimization removes has left its mark on the heap.
     """
     graph = onnx.load(str(Path(model)), load_external_data=False).graph
-    nodes, subgraphs = _count(graph)
-    values = len(graph.input) + len(graph.output)
-    return nodes * BYTES_PER_NODE + values * BYTES_PER_VALUE + subgraphs * BYTES_PER_SUBGRAPH
+    nodes, subgraphs = count(graph)
+    return nodes * BYTES_PER_NODE + subgraphs * BYTES_PER_SUBGRAPH
 
 
-def _count(graph: onnx.GraphProto) -> tuple[int, int]:
+def count(graph: onnx.GraphProto) -> tuple[int, int]:
+    """Number of nodes, those of subgraphs included, and of subgraphs."""
     nodes, subgraphs = len(graph.node), 0
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                inner_nodes, inner_subgraphs = _count(attribute.g)
+                inner_nodes, inner_subgraphs = count(attribute.g)
                 nodes += inner_nodes
                 subgraphs += 1 + inner_subgraphs
     return nodes, subgraphs
@@ -79,23 +97,37 @@ def _count(graph: onnx.GraphProto) -> tuple[int, int]:
 def constant_bytes(graph: RuntimeGraph) -> int:
     """Bytes of constants in a loaded session.
 
-    A kernel that rearranges a weight keeps its own copy. The original goes when
-    all of its readers have one.
+    A kernel that rearranges a weight keeps its own copy, which it shares with the
+    kernels of the same operator that rearrange it to the same. The original goes
+    when all of its readers have one.
     """
     return sum(_constants(graph))
 
 
 def _constants(graph: RuntimeGraph) -> Iterable[int]:
-    packed = dict.fromkeys(graph.initializers, 0)
-    plain = dict.fromkeys(graph.initializers, 0)
+    packed: dict[str, dict[tuple[str, bool], int]] = {name: {} for name in graph.initializers}
+    read = dict.fromkeys(graph.initializers, 0)
     for node in graph.walk():
         for index, name in enumerate(node.inputs):
-            if name in packed:
-                packs = index in _PACKERS.get(node.op_type, ())
-                (packed if packs else plain)[name] += 1
+            if name not in packed:
+                continue
+            shape = graph.values[name].shape or ()
+            transposed = bool(node.attributes.get("transB", 0))
+            if index in _PACKERS.get(node.op_type, ()) and _is_packed(node.op_type, shape):
+                nbytes = graph.initializers[name]
+                if node.op_type in _PRODUCTS:
+                    columns = max(1, shape[-2] if transposed else shape[-1])
+                    nbytes = nbytes // columns * (-(-columns // _PANEL) * _PANEL)
+                packed[name][node.op_type, transposed] = nbytes
+            else:
+                read[name] += 1
     for name, nbytes in graph.initializers.items():
-        copies = packed[name] + (1 if plain[name] or not packed[name] else 0)
-        yield copies * nbytes
+        copies = sum(packed[name].values())
+        yield copies + (nbytes if read[name] or not copies else 0)
+
+
+def _is_packed(op_type: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 or op_type not in _PRODUCTS
 
 
 def loading_bytes(graph: RuntimeGraph) -> int:

@@ -28,9 +28,10 @@ from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
 from odtpack_runtime.scheduler import LRScheduler
 from odtpack_runtime.simulator.job import Job
+from odtpack_runtime.simulator.limits import hold_memory
 from odtpack_runtime.simulator.pauses import stop_in_write, wait_to_be_killed
 from odtpack_runtime.simulator.position import Position, load_position, run_digest
-from odtpack_runtime.simulator.process_memory import MemoryMeter, limit_memory
+from odtpack_runtime.simulator.process_memory import MemoryMeter
 from odtpack_runtime.simulator.schedule import Indices
 
 Send = Callable[..., None]
@@ -83,7 +84,7 @@ def train(job: Job, send: Send) -> None:
     run = run_digest(job) if job.keeps_position else None
     meter = MemoryMeter()
     if job.limit_bytes is not None:
-        send("limit", problem=limit_memory(job.limit_bytes, job.threads))
+        send("limit", **hold_memory(job.limit_bytes, job.threads, job.limit_methods))
     training = _Training(job, send, meter, run)
     training.go()
     meter.close()

@@ -1,0 +1,166 @@
+"""Predicted against measured peak memory of the held-out models, and verdicts under real limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fidelity.models import Built, Case, build
+from odtpack_runtime.simulator.memory_plan import plan_memory
+from odtpack_runtime.simulator.replay import replay
+
+LIMITS = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
+"""Limits, as shares of the measured need."""
+
+REPLAYED = {
+    "loading": ("loading the training model", "loading the evaluation model",
+                "placing the parameters"),
+    "evaluation": ("evaluation",),
+    "step": ("first step", "training step", "optimizer step", "accumulating step"),
+    "saving": ("saving",),
+}  # fmt: skip
+"""What a replay measures as one phase, and the phases of the plan that it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the prediction said of a limit, and what a training held to it did.
+
+    Attributes:
+        share: The limit, as a share of the measured need.
+        limit_bytes: The limit.
+        said: Whether the plan said that the training fits.
+        did: Whether it was completed.
+        method: How it was held; None if it was not.
+        detail: How it ended, where it did not complete.
+    """
+
+    share: float
+    limit_bytes: int
+    said: bool
+    did: bool
+    method: str | None
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One model, trained in one way.
+
+    Attributes:
+        model: Name of the case.
+        batch_size: Samples per batch.
+        threads: Intra-operator threads.
+        predicted_bytes: Peak of the plan.
+        measured_bytes: Peak of a training in a child process.
+        phases: Predicted and measured bytes by measured phase.
+        verdicts: One for each limit.
+    """
+
+    model: str
+    batch_size: int
+    threads: int
+    predicted_bytes: int
+    measured_bytes: int
+    phases: dict[str, tuple[int, int]]
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """All rows together; the errors are magnitudes, the rates shares of all verdicts."""
+
+    models: int
+    cases: int
+    median_error: float
+    p95_error: float
+    largest_error: float
+    verdicts: int
+    said_fits_did_not: float
+    said_no_did: float
+
+
+def measure(
+    cases: Sequence[Case],
+    *,
+    limits: Sequence[float] = LIMITS,
+    quick: bool = False,
+    jobs: int = 2,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[Row]:
+    """Plan and measure cases, and hold them to limits; rows come in order.
+
+    Args:
+        cases: What to train.
+        limits: Shares of the measured need.
+        quick: Only the first batch size and one thread of each.
+        jobs: Trainings at once.
+        say: Told what begins.
+    """
+    tasks = []
+    for case in cases:
+        say(f"building {case.name}")
+        built = build(case)
+        batches, threads = (case.batches[:1], (1,)) if quick else (case.batches, case.threads)
+        tasks += [(built, count, size, limits) for count in threads for size in batches]
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda task: _row(*task), tasks)
+
+
+def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -> Row:
+    plan = plan_memory(built.package, built.shapes(batch_size), threads=threads)
+    planned = {phase.name: phase.nbytes for phase in plan.phases}
+    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
+        job = built.job(Path(folder), batch_size, threads)
+        result = replay(job)
+        need = result.peak_bytes
+        assert need is not None, result.detail or "memory is measured on Linux only"
+        verdicts = []
+        for share in limits:
+            limit = int(share * need)
+            held = replay(dataclasses.replace(job, limit_bytes=limit))
+            assert held.limit_method is not None, held.detail
+            verdicts.append(
+                Verdict(
+                    share,
+                    limit,
+                    plan.fits(limit),
+                    held.outcome == "completed",
+                    held.limit_method,
+                    held.detail,
+                )
+            )
+    phases = {
+        name: (max(planned.get(own, 0) for own in REPLAYED[name]), peak)
+        for name, peak in result.phase_peaks.items()
+    }
+    return Row(
+        built.case.name, batch_size, threads, plan.peak.nbytes, need, phases, tuple(verdicts)
+    )
+
+
+def summarize(rows: Sequence[Row]) -> Summary:
+    """Errors and rates of all rows."""
+    errors = np.array([abs(row.error) for row in rows])
+    verdicts = [verdict for row in rows for verdict in row.verdicts]
+    count = max(1, len(verdicts))
+    return Summary(
+        models=len({row.model for row in rows}),
+        cases=len(rows),
+        median_error=float(np.median(errors)),
+        p95_error=float(np.percentile(errors, 95)),
+        largest_error=float(errors.max()),
+        verdicts=len(verdicts),
+        said_fits_did_not=sum(v.said and not v.did for v in verdicts) / count,
+        said_no_did=sum(v.did and not v.said for v in verdicts) / count,
+    )
