@@ -17,15 +17,6 @@ from odtpack_runtime.simulator.replay import replay
 LIMITS = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""
 
-REPLAYED = {
-    "loading": ("loading the training model", "loading the evaluation model",
-                "placing the parameters"),
-    "evaluation": ("evaluation",),
-    "step": ("first step", "training step", "optimizer step", "accumulating step"),
-    "saving": ("saving",),
-}  # fmt: skip
-"""What a replay measures as one phase, and the phases of the plan that it is."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -119,7 +110,6 @@ def measure(
 
 def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -> Row:
     plan = plan_memory(built.package, built.shapes(batch_size), threads=threads)
-    planned = {phase.name: phase.nbytes for phase in plan.phases}
     with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
         job = built.job(Path(folder), batch_size, threads)
         result = replay(job)
@@ -141,8 +131,9 @@ def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -
                 )
             )
     phases = {
-        name: (max(planned.get(own, 0) for own in REPLAYED[name]), peak)
-        for name, peak in result.phase_peaks.items()
+        peak.phase: (peak.predicted_bytes, peak.measured_bytes)
+        for peak in plan.phase_peaks(result.phase_peaks)
+        if peak.measured_bytes is not None
     }
     return Row(
         built.case.name, batch_size, threads, plan.peak.nbytes, need, phases, tuple(verdicts)
