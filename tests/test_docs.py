@@ -22,7 +22,7 @@ from tests.peer import client
 ROOT = Path(__file__).parents[1]
 GUIDES = [*sorted((ROOT / "docs" / "guides").glob("*.md")), ROOT / "docs" / "minimal-build.md"]
 GUIDES += [ROOT / "docs" / "losses.md", ROOT / "docs" / "onnxblock.md"]
-GUIDES += [ROOT / "docs" / "reports.md"]
+GUIDES += [ROOT / "docs" / "reports.md", ROOT / "docs" / "simulation.md"]
 MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BUDGETS = '[budgets]\npeak_memory = "200 MB"\npackage_size = "1 MB"\n'
 
@@ -77,7 +77,7 @@ def prepare_artifacts(folder: Path) -> None:
     ],
 )
 def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None:
-    if guide.stem == "app-developer":
+    if guide.stem in ("app-developer", "simulation"):
         build = "build factory.onnx --out package --loss cross_entropy --optimizer adamw"
         run([sys.executable, "-m", "odtpack", *shlex.split(build)], folder)
     if guide.stem == "from-onnxruntime-training":
