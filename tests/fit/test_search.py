@@ -15,7 +15,7 @@ from odtpack.fit.replays import Trained, Trial, train
 from odtpack.fit.workshop import Workshop
 from odtpack.recipe import BuildSettings, Recipe, read_recipe
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.executor import LocalExecutor
+from odtpack_runtime.simulator.executor import LocalExecutor, RayExecutor
 from odtpack_runtime.simulator.simulate import simulate
 from tests.fit.conftest import Files, device
 from tests.fit.test_candidates import recipe_of, space_of
@@ -153,6 +153,30 @@ def test_training_repeats_and_runs_side_by_side(ground: Ground, tmp_path: Path) 
     assert (first.metric, first.loss) == (second.metric, second.loss)
     assert first.metric is not None
     assert first.problem is None
+
+
+def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
+    """A cluster that sees none of this machine's files: packages and data are sent there."""
+    ray = pytest.importorskip("ray", reason="Ray has no build for this Python")
+    request = FitRequest(
+        files.settings,
+        files.data,
+        (make_profile("phone", None),),
+        epochs=2,
+        trials=4,
+        finalists=1,
+        seed=3,
+    )
+    here = fit(request)
+    try:
+        there = fit(request, executor=RayExecutor("local", 2))
+    finally:
+        ray.shutdown()
+    assert [s.metric for s in there.pareto] == [s.metric for s in here.pareto]
+    # The head of a recipe names the peak that was measured, which is not the same every time.
+    recipes = [[s.recipe.partition("\n\n")[2] for s in found.pareto] for found in (here, there)]
+    assert recipes[0] == recipes[1]
+    assert here.pareto
 
 
 def test_a_training_that_fails_is_a_result(ground: Ground, tmp_path: Path) -> None:
