@@ -53,6 +53,7 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
         Whether every value is known now. Otherwise the rest is for the whole.
     """
     inference = NodeInference(dict(model.graph.opset_imports))
+    _type_initializers(model.graph)
     for node in model.graph:
         if subgraphs(node):
             return False
@@ -68,13 +69,18 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
 def _complete(value: ir.Value, found: Found | None) -> bool:
     """Take over what was found about a value; whether it is fully known then.
 
-    A number found wins over a name that is there, and that over a name found.
+    What is declared stays, but that a number found wins over a name.
     """
     dtype, dims = found or (None, None)
     known = dims_of(value)
-    if dims is not None and known is not None and len(known) == len(dims):
+    if dims is not None and known is not None:
+        if len(known) != len(dims):
+            return False
         pairs = zip(known, dims, strict=True)
-        dims = tuple(new if isinstance(new, int) else old or new for old, new in pairs)
+        dims = tuple(
+            old if isinstance(old, int) else new if isinstance(new, int) else old or new
+            for old, new in pairs
+        )
     dims = dims if dims is not None else known
     if value.dtype is None and dtype is not None:
         value.type = ir.TensorType(dtype)
@@ -98,19 +104,25 @@ def infer_by_standard(model: ir.Model, *, data_propagation: bool = True) -> ir.M
     return model
 
 
+def _type_initializers(graph: ir.Graph) -> None:
+    """Write down types and shapes of initializers, which their values tell."""
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and value.shape is None:
+            value.shape = ir.Shape(tensor.shape.numpy())
+        if tensor is not None and value.type is None:
+            value.type = ir.TensorType(tensor.dtype)
+
+
 @contextmanager
 def _without_large_initializers(graph: ir.Graph) -> Iterator[None]:
     """Make initializers inputs, and leave the values of the large ones out, for a while."""
+    _type_initializers(graph)
     initializers = dict(graph.initializers)
     inputs = list(graph.inputs)
     known = set(inputs)
     for name, value in initializers.items():
         tensor = value.const_value
-        if tensor is not None:
-            if value.shape is None:
-                value.shape = ir.Shape(tensor.shape.numpy())
-            if value.type is None:
-                value.type = ir.TensorType(tensor.dtype)
         if value not in known:
             graph.inputs.append(value)
         if tensor is None or tensor.nbytes > _LARGEST_VALUE:
