@@ -19,7 +19,7 @@ from odtpack import losses, storage, targets
 from odtpack.attach import LossInfo, attach_loss, value_names
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops, nodes_of, static_dims
+from odtpack.autodiff.ops import Ops, nodes_of, static_dims, subgraphs
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes
@@ -360,10 +360,27 @@ def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
             if not value.uses() and not value.is_graph_output():
                 subgraph.initializers.pop(str(value.name))
     model = double.lower(model)
-    common_passes.TopologicalSortPass()(model)
+    if not _is_sorted(model.graph):
+        common_passes.TopologicalSortPass()(model)
     model.graph.name = name
     model.producer_name, model.producer_version = "odtpack", None
     model.metadata_props.clear()
     model.metadata_props.update(properties)
     targets.stamp(model)
     return model
+
+
+def _is_sorted(graph: ir.Graph) -> bool:
+    """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
+
+    A graph with subgraphs is not looked into: it counts as not sorted.
+    """
+    made: set[ir.Value] = set()
+    for node in graph:
+        if subgraphs(node):
+            return False
+        for value in node.inputs:
+            if value is not None and value.producer() is not None and value not in made:
+                return False
+        made.update(node.outputs)
+    return True

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,12 @@ def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
     """
     common_passes.ClearMetadataAndDocStringPass()(model)
     common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
-    _drop_defaults(model.graph)
+    graphs = list(_graphs(model.graph))
+    _drop_defaults(model.graph, graphs)
     if not keep_names:
         _narrow_constants(model.graph)
-        _shorten_names(model.graph)
-    _drop_types(model)
+        _shorten_names(model.graph, graphs)
+    _drop_types(model.graph, graphs)
     return model
 
 
@@ -67,10 +68,10 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
             yield from _graphs(inner)
 
 
-def _drop_defaults(graph: ir.Graph) -> None:
+def _drop_defaults(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
     """Drop attributes that say what the operator's specification says without them."""
     version = graph.opset_imports[""]
-    for inner in _graphs(graph):
+    for inner in graphs:
         for node in inner:
             if node.domain or not node.attributes:
                 continue
@@ -132,12 +133,12 @@ def _expanded(op: Ops, narrow: np.ndarray, dtype: ir.DataType) -> ir.Value:
     return op.cast(op.constant(narrow), dtype)
 
 
-def _shorten_names(graph: ir.Graph) -> None:
+def _shorten_names(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
     """Name values a, b, c in the order of the file, and nodes after their first output."""
     kept = {value.name for value in (*graph.inputs, *graph.outputs)}
     names = (name for name in _short_names() if name not in kept)
     outputs = set(graph.outputs)
-    for inner in _graphs(graph):
+    for inner in graphs:
         # Initializers first: they are read most, and the first names are the shortest.
         initializers = [v for v in inner.initializers.values() if v not in outputs]
         inner.initializers.clear()
@@ -163,18 +164,18 @@ def _short_names() -> Iterator[str]:
                 yield first + "".join(rest)
 
 
-def _drop_types(model: ir.Model) -> None:
+def _drop_types(main: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
     """Drop types and shapes of values that inference without data propagation finds.
 
     ONNX Runtime infers at least as much; what only the packager knows stays. A value's
     type may go if it follows from those of its node's inputs: each of these is in the file,
     or follows in the same way.
     """
-    outputs = set(model.graph.outputs)
-    inference = NodeInference(dict(model.graph.opset_imports))
+    outputs = set(main.outputs)
+    inference = NodeInference(dict(main.opset_imports))
     found = [
         (value, described)
-        for graph in _graphs(model.graph)
+        for graph in graphs
         for node in graph
         for value, described in zip(node.outputs, inference.outputs(node), strict=True)
         if value not in outputs
@@ -185,7 +186,7 @@ def _drop_types(model: ir.Model) -> None:
         dtype, dims = described
         if value.type == ir.TensorType(dtype) and _covers(dims, value.shape):
             value.type = value.shape = None
-    for graph in _graphs(model.graph):
+    for graph in graphs:
         for value in graph.initializers.values():
             value.type = value.shape = None
 
