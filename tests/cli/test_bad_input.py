@@ -461,6 +461,12 @@ class TestSimulate:
         arguments = self.arguments(shared, "--device", "pixel-8a", "--report", report)
         refused(arguments, code, word)
 
+    def test_report_in_place_of_an_input(self, refused: Refused, shared: Shared) -> None:
+        """The data are as precious as budgets and recipe."""
+        report = "--report", f"json:{shared.data}"
+        arguments = self.arguments(shared, "--device", "pixel-8a", *report)
+        refused(arguments, "cannot-write", "read by the same command")
+
 
 class TestDevices:
     def test_unknown(self, refused: Refused) -> None:
