@@ -156,6 +156,8 @@ def _check(
         relation = "at least" if metric.better == "higher" else "at most"
         allowed = format_limit(limit, metric.unit)
         text = f"{text}, allowed is {relation} {allowed}"
+        if status == "fail" and format_limit(actual, metric.unit) == allowed:
+            text += ", and it is just beyond"  # the digits that are shown do not tell
         if resolved.baseline is not None:
             text += f" ({_against(metric, placed, resolved.baseline)})"
             # Figures of a package repeat with the seed; those of a device are measured.
