@@ -70,6 +70,7 @@ def test_one_checkpoint_a_day_takes_one_session_a_day() -> None:
     assert "save only at the end of a session, and train in 1 instead of 2 sessions a day" in text
     after = play(MANY.model_copy(update={"save_every": None, "sessions_per_day": 1}))
     assert typical(after.written_bytes_per_day) <= 20e6
+    assert "a single checkpoint takes 14.5 MB" in advised(played(MANY), "written_per_day", '"1 MB"')
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 12])

@@ -8,6 +8,7 @@ from odtpack_runtime.simulator.metric import Subject, shortened
 from odtpack_runtime.simulator.result import CheckUnit
 from odtpack_runtime.simulator.units import (
     Interval,
+    format_bytes,
     format_duration,
     format_limit,
     format_number,
@@ -159,7 +160,9 @@ def for_written(subject: Subject, limit: float, interval: Interval, unit: CheckU
             often = math.ceil(subject.result.data.steps / sessions / of_each)
             if often > every:
                 texts.append(f"save every {often} instead of every {every} steps")
-        elif allowed >= 1 and a_day > 1:
+        elif allowed < 1:
+            texts.append(f"a single checkpoint takes {format_bytes(size)}")
+        elif of_each < 1:
             texts.append(
                 f"save only at the end of a session, and train in {allowed} instead of {a_day} "
                 "sessions a day"
