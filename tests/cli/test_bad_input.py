@@ -461,6 +461,28 @@ class TestSimulate:
         arguments = self.arguments(shared, "--device", "pixel-8a", "--report", report)
         refused(arguments, code, word)
 
+    @pytest.mark.parametrize(
+        ("option", "value", "words"),
+        [
+            ("--sessions-per-day", "0", "--sessions-per-day must be greater than 0"),
+            ("--sessions-per-day", "nan", "--sessions-per-day must be a finite number"),
+            ("--sessions-per-day", "1e9", "--sessions-per-day must be at most 1440"),
+            ("--save-every", "99999999999999999999", "--save-every must be at most 2147483648"),
+            ("--pieces", "10001", "--pieces must be at most 10000"),
+        ],
+    )
+    def test_bad_policy(
+        self, refused: Refused, shared: Shared, option: str, value: str, words: str
+    ) -> None:
+        more = "--device", "pixel-8a", option, value
+        refused(self.arguments(shared, *more), "bad-policy", words)
+
+    def test_report_in_place_of_an_input(self, refused: Refused, shared: Shared) -> None:
+        """The data are as precious as budgets and recipe."""
+        report = "--report", f"json:{shared.data}"
+        arguments = self.arguments(shared, "--device", "pixel-8a", *report)
+        refused(arguments, "cannot-write", "read by the same command")
+
 
 class TestDevices:
     def test_unknown(self, refused: Refused) -> None:

@@ -77,6 +77,29 @@ class TestJudge:
         budgets = parse_budgets(text.encode())
         assert judge(load_result(base), budgets).verdict == "pass"
 
+    def test_a_report_never_takes_the_place_of_the_result(self, run: Run, base: Path) -> None:
+        """Only JSON, which is the result again."""
+        before = base.read_bytes()
+        outcome = run("judge", base, "--report", f"html:{base}")
+        assert_refused(outcome, "cannot-write", "read by the same command")
+        assert base.read_bytes() == before
+        assert run("judge", base, "--report", f"json:{base}").code == 0
+        assert load_result(base).verdict == "pass"
+
+    @pytest.mark.parametrize(
+        "reports",
+        [("html:a", "json:./a"), ("json:-", "markdown:-"), ("json:-",)],
+        ids=["one file", "standard output", "with --json"],
+    )
+    def test_two_reports_in_one_place(
+        self, run: Run, base: Path, reports: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(base.parent)
+        options = [each for report in reports for each in ("--report", report)]
+        outcome = run("judge", base, *options, *(() if len(reports) > 1 else ("--json",)))
+        assert_refused(outcome, "report-twice", f"--report {reports[-1]}")
+        assert not (base.parent / "a").exists()
+
     def test_judging_again_gives_the_same(
         self, run: Run, base: Path, head: Path, budget: Path, tmp_path: Path
     ) -> None:

@@ -203,6 +203,7 @@ class TestBadInput:
             ({"trials": 0}, "bad-trials"),
             ({"finalists": 0}, "bad-finalists"),
             ({"threads": 0}, "bad-threads"),
+            ({"threads": 1025}, "bad-threads"),
         ],
     )
     def test_arguments(self, files: Files, changes: dict[str, object], code: str) -> None:

@@ -189,3 +189,22 @@ def test_print_shows_every_device(browser: Browser, page: Path) -> None:
     finally:
         browser.send("Emulation.setEmulatedMedia", {"media": ""})
     assert heights == [True] * 5
+
+
+@pytest.mark.parametrize("width", [768, 1280])
+def test_names_of_checks_break_between_words_only(browser: Browser, page: Path, width: int) -> None:
+    """Long messages beside them squeeze the column: "Packa/ge size" helps nobody."""
+    browser.open(page, width=width)
+    broken = browser.evaluate(
+        """[...document.querySelectorAll('table.checks td:first-child *')].flatMap((cell) =>
+             [...cell.childNodes].filter((n) => n.nodeType === 3).flatMap((node) =>
+               [...node.data.matchAll(/\\S+/g)].filter((word) => {
+                 const range = document.createRange();
+                 range.setStart(node, word.index);
+                 range.setEnd(node, word.index + word[0].length);
+                 const tops = [...range.getClientRects()].map((r) => Math.round(r.top));
+                 return new Set(tops).size > 1;
+               }).map((word) => word[0])))"""
+    )
+    assert broken == []
+    assert browser.evaluate("document.querySelectorAll('table.checks td:first-child').length") > 5

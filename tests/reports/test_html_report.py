@@ -151,7 +151,7 @@ def test_curves_of_a_few_devices_can_be_switched_without_scripts(html: str) -> N
 
 def test_reasons_of_what_is_not_judged(html: str) -> None:
     text = Page(section(html, "campaign") + "</section>").text
-    assert "the device has no battery: battery, per session" in text
+    assert "the device has no battery: battery, battery per session" in text
     assert "the step time is unknown: active time" in text
 
 

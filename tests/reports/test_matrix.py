@@ -141,10 +141,10 @@ def test_reasons_are_grouped_by_what_they_leave_out() -> None:
 
 
 def test_interruptions_in_words() -> None:
-    info = InterruptionInfo(interruptions=[], save_every=5, saves=3, equal=None, detail="why")
+    info = InterruptionInfo(interruptions=[], save_every=5, saves=3, equal=None, detail="why 3 MB")
     assert interruption_words(info) == (
         "The training was not interrupted; it repeated 0 steps; whether it ended with the same "
-        "weights was not judged. Why."
+        "weights was not judged. Why 3 MB."
     )
 
 

@@ -10,12 +10,13 @@ from odtpack_runtime.reports import (
     parse_destination,
     render_report,
     report_formats,
+    view,
     write_report,
 )
 from odtpack_runtime.reports.console import print_result
 from odtpack_runtime.reports.matrix import TOPICS
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.result import SimulationResult, load_result
+from odtpack_runtime.simulator.result import Policy, SimulationResult, load_result
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
 
@@ -141,3 +142,53 @@ def test_console_goes_to_stderr(
 
 def test_console_without_devices() -> None:
     assert "The package passes" in printed(judge(make_result([])))
+
+
+def test_console_says_why_something_was_not_judged() -> None:
+    """One line per reason: a run with open checks must tell what to do about it."""
+    policy = Policy(state="background")
+    names = ["google/pixel-8a", "apple/iphone-16-pro", "samsung/galaxy-a12", "raspberrypi/pi-5"]
+    result = make_result(names, policy=policy)
+    devices = []
+    for device in result.devices:
+        unknown = {"limit_bytes": None, "limit_state": "background", "outcome": "not judged"}
+        memory = device.memory.model_copy(update=unknown)
+        devices.append(device.model_copy(update={"memory": memory}))
+    budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\nenergy = "1 MJ"')
+    open_result = judge(result.model_copy(update={"devices": devices}), budgets)
+    lines = " ".join(printed(open_result, 160).split())
+    first = "Google Pixel 8a, Apple iPhone 16 Pro, Samsung Galaxy A12 (3 GB) and 1 more"
+    limit = "the device's limit in the background is unknown: a peak_memory limit in the budgets"
+    assert f"? Device memory limit on {first}: {limit} would stand in for it" in lines
+    assert f"? Peak memory on {first}: no baseline was given: odtpack judge" in lines
+    assert lines.count("the profile gives no power under load") == 1
+
+
+def test_a_reason_is_told_whole() -> None:
+    """What a profile says of a figure may have a semicolon, and is no figure before a reason."""
+    result = judge(make_result(["google/pixel-8a"]))
+    check = (
+        result.devices[0]
+        .checks[0]
+        .model_copy(
+            update={"status": "not judged", "actual": None, "message": "one thing; another"}
+        )
+    )
+    device = result.devices[0].model_copy(update={"checks": [check]})
+    found = view.not_judged(result.model_copy(update={"devices": [device]}))
+    assert [entry.reason for entry in found] == ["one thing; another"]
+
+
+def test_the_advice_is_that_of_the_killed_device_with_the_least_room() -> None:
+    """What is enough for the roomier one would be false of the other."""
+    result = make_result(["google/pixel-8a", "raspberrypi/zero-2-w"])
+    devices = []
+    for device, limit in zip(result.devices, (150_000_000, 60_000_000), strict=True):
+        killed = {"limit_bytes": limit, "outcome": "killed"}
+        memory = device.memory.model_copy(update=killed)
+        devices.append(device.model_copy(update={"memory": memory}))
+    judged = judge(result.model_copy(update={"devices": devices}))
+    fix = next(f for f in view.first_fixes(judged) if f.title == "Device memory limit")
+    assert fix.devices.startswith("Raspberry Pi Zero 2 W")
+    checks = [c for d in judged.devices for c in d.checks if c.metric == "memory_limit"]
+    assert checks[0].advice != checks[1].advice == fix.advice

@@ -50,11 +50,11 @@ def test_what_the_profile_lacks_is_null_with_a_reason(lacking: str, null: set[st
 
 
 def test_the_reason_that_a_profile_gives_is_passed_on() -> None:
-    text = 'schema_version = 1\nname = "a/b"\ntitle = "B"\nvendor = "A"\nos = "linux"\n'
-    text += 'validated = false\nbackground_window = { unknown = "Linux has none" }\n'
+    text = 'schema_version = 1\nname = "a/b"\ntitle = "B"\nvendor = "A"\nos = "ios"\n'
+    text += 'validated = false\nbackground_window = { unknown = "not published" }\n'
     device = parse_profile(text.encode(), "b.toml")
     found = reasons(campaign(device, policy=Policy(state="background")))
-    assert set(found.values()) == {"the profile gives no background_window: Linux has none"}
+    assert set(found.values()) == {"the profile gives no background_window: not published"}
 
 
 def test_without_a_sustained_fraction_nothing_is_throttled_and_that_is_said() -> None:

@@ -18,6 +18,7 @@ from odtpack_runtime.simulator.budgets import judge, parse_budgets
 from odtpack_runtime.simulator.compare import Comparison, Figure, compare
 from odtpack_runtime.simulator.metrics import METRICS
 from odtpack_runtime.simulator.result import DeviceResult, Policy, SimulationResult
+from odtpack_runtime.simulator.units import Interval
 from tests.simulator.factory import make_result
 
 DEVICE = "google/pixel-8a"
@@ -337,3 +338,20 @@ def test_hostile_text_stays_text() -> None:
     for shown in (render_text(only_here), render_markdown(only_here)):
         assert "only in the head" in shown
         assert "\x1b" not in shown
+
+
+def test_a_change_of_many_times_the_base_is_a_factor() -> None:
+    policy = Policy(state="background", sessions_per_day=1)
+
+    def days(number: float) -> SimulationResult:
+        def change(device: DeviceResult) -> DeviceResult:
+            assert device.campaign is not None
+            interval = Interval(low=number, typical=number, high=number)
+            campaign = device.campaign.model_copy(update={"days": interval})
+            return device.model_copy(update={"campaign": campaign})
+
+        return with_device(change, make_result([DEVICE], policy=policy))
+
+    text = render_text(compare(days(1e-6), days(1.0)))
+    assert "× 1,000,000" in text
+    assert "+900.0 %" in render_text(compare(days(0.1), days(1.0)))

@@ -220,7 +220,7 @@ HOSTILE = [
     ("value = 5.1", "value = nan", "memory.bandwidth.value", "finite"),
     ("value = 5.1", "value = inf", "memory.bandwidth.value", ""),
     ("value = 5.1", "value = true", "memory.bandwidth.value", "must be a number"),
-    ("value = 5.1", "value = 1e300", "memory.bandwidth.value", "less than or equal"),
+    ("value = 5.1", "value = 1e300", "memory.bandwidth.value", "must be at most"),
     ("value = 5.1, ", "", "memory.bandwidth.value", "is missing"),
     ('unit = "GB/s"', 'unit = "GBps"', "memory.bandwidth", "did you mean"),
     ('unit = "GB/s"', 'unit = "GHz"', "memory.bandwidth", "not a unit of bandwidth"),

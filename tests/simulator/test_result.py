@@ -90,10 +90,10 @@ def mutated(**changes: object) -> str:
         (mutated(devices__0__os="palm"), r"devices\[0\].os"),
         (mutated(memory__predicted__peak_bytes=1), "memory.predicted"),
         (mutated(memory__measured_peak_bytes=2**70), "memory.measured_peak_bytes"),
-        ("{", "wrong at"),
-        ("[" * 100_000, "wrong at"),
+        ("{", "is not JSON: EOF"),
+        ("[" * 100_000, "is not JSON: recursion"),
         ("null", "must be a table"),
-        ("", "wrong at"),
+        ("", "is not JSON: EOF"),
     ],
 )
 def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:

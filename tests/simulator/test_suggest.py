@@ -113,3 +113,9 @@ def test_a_floor_lies_below_the_interval_of_few_samples() -> None:
     training = BASE.training.model_copy(update=update)
     text = suggest_budget(BASE.model_copy(update={"training": training}))
     assert "metric_floor = 0.600\n" in text
+
+
+def test_a_floor_of_nothing_is_left_out() -> None:
+    update = {"metric_after": 0.05, "metric_before": 0.05, "metric_interval": (0.0, 0.3)}
+    training = BASE.training.model_copy(update=update)
+    assert "metric_floor" not in suggest_budget(BASE.model_copy(update={"training": training}))

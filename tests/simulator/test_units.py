@@ -114,3 +114,13 @@ def test_a_written_number_keeps_three_digits(value: float) -> None:
 def test_interval_must_be_ordered() -> None:
     with pytest.raises(ValueError, match="low <= typical <= high"):
         Interval(low=2, typical=1, high=3)
+
+
+def test_small_shares_keep_two_digits() -> None:
+    assert format_value(0.0057, "%") == "0.0057 %"
+    assert format_limit(0.0057, "%") == "0.0057 %"
+    assert format_limit(0.12, "%") == "0.12 %"
+    assert format_value(0.0, "%") == "0.0 %"
+    assert format_value(0.999, "%") == "1.0 %"
+    assert format_value(16.06, "%") == "16.1 %"
+    assert format_value(-0.25, "%") == "-0.25 %"

@@ -62,9 +62,21 @@ def check_not_input(path: Path, option: str, inputs: Iterable[Path | None]) -> N
 
 
 def check_reports(
-    reports: Iterable[str], *, outside: Package | None = None, inputs: Iterable[Path | None] = ()
+    reports: Iterable[str],
+    *,
+    outside: Package | None = None,
+    inputs: Iterable[Path | None] = (),
+    judged: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Refuse destinations of reports that cannot be written.
+    """Refuse destinations of reports that cannot be written, or would not be read whole.
+
+    Args:
+        reports: Each a ``FORMAT:PATH``.
+        outside: Package that no report may change.
+        inputs: Files that the command reads.
+        judged: The result that is judged again: only JSON may take its place.
+        as_json: Whether the result goes to standard output as well.
 
     Raises:
         OdtpackError: Of the first one that is no ``FORMAT:PATH``, or cannot be written.
@@ -72,11 +84,21 @@ def check_reports(
     from odtpack_runtime.reports import STDOUT, parse_destination
 
     read = list(inputs)
+    taken = {STDOUT: "--json"} if as_json else {}
     for text in reports:
-        _, path = parse_destination(text)
+        form, path = parse_destination(text)
+        place = path if path == STDOUT else path.resolve()
+        if place in taken:
+            where = "standard output" if path == STDOUT else repr(str(path))
+            raise OdtpackError(
+                "report-twice",
+                f"{taken[place]} and --report {text[:200]} would both be written to {where}",
+                hint="give each a file of its own",
+            )
+        taken[place] = f"--report {text[:200]}"
         if path != STDOUT:
             check_writable(path, "--report", outside=outside)
-            check_not_input(path, "--report", read)
+            check_not_input(path, "--report", read if form == "json" else [*read, judged])
 
 
 def write_reports(result: SimulationResult, reports: Iterable[str]) -> None:

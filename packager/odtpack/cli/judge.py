@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli.simulate import OVER_BUDGET
+from odtpack.cli.simulate import NO_BUDGET, OVER_BUDGET
 
 
 def judge(
@@ -28,7 +28,11 @@ def judge(
     ] = None,
     report: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT:PATH", help="Report to write, html:PATH; may be repeated."),
+        typer.Option(
+            metavar="FORMAT:PATH",
+            help="html, json, junit, markdown or github, a colon and a path, which for all but "
+            "html may be - for standard output; may be repeated.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON on stdout.")
@@ -47,13 +51,13 @@ def judge(
     measured = load_result(result)
     budgets = None if budget is None else simulator.read_budgets(budget)
     base = None if baseline is None else load_result(baseline)
-    check_reports(report or [], inputs=[budget, baseline])
+    check_reports(report or [], inputs=[budget, baseline], judged=result, as_json=as_json)
     judged = simulator.judge(measured, budgets, baseline=base)
     print_result(judged, _console.console())
     write_reports(judged, report or [])
     if budgets is None:
         _console.say()
-        _console.say("No budget was given. One to start from, a quarter above what was measured:")
+        _console.say(NO_BUDGET)
         _console.say()
         _console.say(simulator.suggest_budget(judged))
     if as_json:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from odtpack_runtime.simulator.profile import DeviceProfile
 
 OVER_BUDGET = 1
+NO_BUDGET = "No budget was given. One to start from, which this result keeps with some room:"
 
 
 class AppState(enum.Enum):
@@ -146,7 +147,13 @@ def simulate(
         budgets.check_devices([profile.name for profile in profiles] + list_profiles())
     opened = Package.open(package)
     opened.require_stock()
-    check_reports(report or [], outside=opened, inputs=[budget, baseline, recipe])
+    own = [Path(name) for name in device or [] if name.endswith(".toml")]
+    check_reports(
+        report or [],
+        outside=opened,
+        inputs=[data, budget, baseline, recipe, *own],
+        as_json=as_json,
+    )
     before = None if baseline is None else load_result(baseline)
     policy = make_policy(
         state=state.value, sessions_per_day=sessions_per_day, save_every=save_every, pieces=pieces
@@ -182,7 +189,7 @@ def simulate(
     write_reports(result, report or [])
     if budgets is None:
         _console.say()
-        _console.say("No budget was given. One to start from, a quarter above what was measured:")
+        _console.say(NO_BUDGET)
         _console.say()
         _console.say(suggest_budget(result))
     if as_json:

@@ -93,12 +93,14 @@ class FitRequest:
             raise OdtpackError(
                 "no-device", "no device was named to fit to", hint="pass --device NAME"
             )
-        for name in ("epochs", "trials", "finalists", "threads"):
+        # More threads than any machine has: ONNX Runtime would start every one of them.
+        most = {"epochs": 2**31 - 1, "trials": 2**31 - 1, "finalists": 2**31 - 1, "threads": 1024}
+        for name, highest in most.items():
             value = getattr(self, name)
-            if not 1 <= value < 2**31:
+            if not 1 <= value <= highest:
                 raise OdtpackError(
                     f"bad-{name}",
-                    f"{name} is {value}; it must be 1 or more",
+                    f"{name} is {value}; it must be from 1 to {highest}",
                     hint=f"write for example: --{name} 4",
                 )
         if self.settings.runtime != "onnxruntime":

@@ -28,6 +28,13 @@ _FIGURES: Final = {
     "throttled_share": "Throttled",
     "repeated_steps": "Repeated steps",
 }
+_WORDS: Final = {
+    "battery_share_per_session": "battery per session",
+    "written_bytes": "bytes written",
+    "throttled_share": "throttling",
+    "restart_s": "time to restart",
+}
+"""Figures that have no column, or a title that says nothing without its neighbours."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,8 @@ def missing_figures(result: SimulationResult) -> list[Missing]:
     for device in result.devices:
         reasons: dict[str, list[str]] = {}
         for entry in device.campaign.not_judged if device.campaign else ():
-            title = _FIGURES.get(entry.figure, entry.figure.replace("_", " "))
-            reasons.setdefault(entry.reason, []).append(title.lower())
+            named = _WORDS.get(entry.figure) or _FIGURES.get(entry.figure, entry.figure)
+            reasons.setdefault(entry.reason, []).append(named.replace("_", " ").lower())
         for reason, figures in reasons.items():
             groups.setdefault((reason, tuple(figures)), []).append(device)
     return [
@@ -115,7 +122,10 @@ def interruption_words(info: InterruptionInfo) -> str:
     }[info.equal]
     glue = "" if info.equal is None else ", "
     text = f"{what}; it repeated {repeated} steps{glue}{end}."
-    return f"{text} {info.detail.capitalize().rstrip('.')}." if info.detail else text
+    if not info.detail:
+        return text
+    # Only the first letter: units keep theirs.
+    return f"{text} {info.detail[:1].upper()}{info.detail[1:].rstrip('.')}."
 
 
 def _figure(key: str, interval: Interval | None) -> tuple[str, str]:

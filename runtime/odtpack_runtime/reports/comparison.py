@@ -31,6 +31,11 @@ _MARKS: Final[dict[Direction, str]] = {
 _MOST_NAMES: Final = 3
 
 
+def _change(percent: float) -> str:
+    """A change that is many times the base reads as a factor: ``+4.2 %``, ``× 35``."""
+    return f"{percent:+.1f} %" if percent < 1000 else f"× {1 + percent / 100:,.0f}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     where: str
@@ -38,7 +43,7 @@ class _Row:
 
     def cells(self) -> tuple[str, ...]:
         figure = self.figure
-        change = "–" if figure.change_percent is None else f"{figure.change_percent:+.1f} %"
+        change = "–" if figure.change_percent is None else _change(figure.change_percent)
         if figure.noise_percent is not None and figure.noise_percent >= 0.05:
             change += f" (noise ± {figure.noise_percent:.1f} %)"
         return (

@@ -93,12 +93,18 @@ def _cell(cell: matrix.Cell) -> Text:
 
 
 def _not_judged(result: SimulationResult) -> list[str]:
-    """Why step times are missing, once per reason with its devices."""
+    """Why checks were not judged, and why step times are missing that no budget asks for."""
+    texts = []
+    for entry in view.not_judged(result):
+        where = f" on {entry.devices}" if entry.devices else ""
+        texts.append(f"{entry.titles}{where}: {entry.reason}")
     reasons: dict[str, list[str]] = {}
     for device in result.devices:
-        if device.latency.step_ms is None:
-            reasons.setdefault(device.latency.not_judged or "", []).append(device.title)
-    return [f"times of {', '.join(titles)}: {why}" for why, titles in reasons.items()]
+        why = device.latency.not_judged or ""
+        told = any(c.status == "not judged" and c.message == why for c in device.checks)
+        if device.latency.step_ms is None and not told:
+            reasons.setdefault(why, []).append(device.title)
+    return texts + [f"times of {', '.join(titles)}: {why}" for why, titles in reasons.items()]
 
 
 def _verdict(verdict: Verdict, text: str) -> Text:

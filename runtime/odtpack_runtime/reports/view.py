@@ -180,12 +180,46 @@ def worst(members: Sequence[Member]) -> Member:
     return max(members, key=lambda member: (-severity(member[1]), _excess(member[1])))
 
 
-def _excess(check: Check) -> float:
-    """How far a failing check is off; larger is worse, a killed replay (no figure) is worst."""
+def _excess(check: Check) -> tuple[float, float]:
+    """How far a failing check is off; larger is worse, a killed replay (no figure) is worst.
+
+    Of several that were killed the one with the least room is the worst.
+    """
     if check.actual is None or not check.limit:
-        return float("inf")
+        return float("inf"), -(check.limit or 0.0)
     ratio = max(0.0, check.actual / check.limit)
-    return 1.0 / max(ratio, 1e-12) if check.metric in AT_LEAST else ratio
+    return (1.0 / max(ratio, 1e-12) if check.metric in AT_LEAST else ratio), 0.0
+
+
+@dataclass(frozen=True)
+class Open:
+    """Checks that could not be judged for one reason, on the same devices."""
+
+    titles: str
+    devices: str
+    reason: str
+
+
+def not_judged(result: SimulationResult) -> list[Open]:
+    """Why checks could not be judged, one entry per reason and set of devices, in stored order."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for device, check in result.all_checks():
+        if check.status == "not judged":
+            reason = check.message
+            if check.actual is not None:
+                # The figure stands before the reason, and differs from device to device.
+                reason = reason.partition("; ")[2] or reason
+            if reason.startswith("the profile gives no"):
+                reason = reason.partition(": ")[0]
+            named = reasons.setdefault((reason, metric_title(check.metric)), [])
+            named += [device.title] if device else []
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (reason, title), devices in reasons.items():
+        groups.setdefault((reason, tuple(devices)), []).append(title)
+    return [
+        Open(", ".join(titles), name_list(devices), reason)
+        for (reason, devices), titles in groups.items()
+    ]
 
 
 def name_list(names: Sequence[str], most: int = 3) -> str:

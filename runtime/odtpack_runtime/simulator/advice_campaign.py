@@ -8,6 +8,7 @@ from odtpack_runtime.simulator.metric import Subject, shortened
 from odtpack_runtime.simulator.result import CheckUnit
 from odtpack_runtime.simulator.units import (
     Interval,
+    format_bytes,
     format_duration,
     format_limit,
     format_number,
@@ -25,13 +26,34 @@ def _times(numerator: float, denominator: float) -> float:
     return min(1e6, numerator / denominator) if denominator > 0 else 1e6
 
 
-def _fewer_steps(subject: Subject, limit: float, interval: Interval, unit: CheckUnit) -> str:
+def _opening(subject: Subject) -> float:
+    """Share of the work that goes into opening and saving, however few steps are made.
+
+    A piece of data takes a session at least, each of which is opened and saved once.
+    """
+    campaign = subject.on.campaign
+    if campaign is None or campaign.restart_s is None or campaign.active_s is None:
+        return 0.0
+    active = campaign.active_s.typical
+    if active <= 0:
+        return 0.0
+    return min(1.0, subject.result.policy.pieces * campaign.restart_s.typical / active)
+
+
+def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str) -> str:
     """How many steps keep the limit, and what the training had reached by then."""
     taken = _taken(limit, interval)
     total = subject.result.data.steps
-    steps = int(total * min(1.0, max(0.0, _times(limit, taken))))
-    shown = format_limit(limit, unit)
+    opening = _opening(subject)
+    left = min(1.0, max(0.0, _times(limit, taken))) - opening
+    steps = int(total * left / (1.0 - opening)) if left > 0 and opening < 1 else 0
     if steps < 1:
+        pieces = subject.result.policy.pieces
+        if pieces > 1 and opening > 0:
+            return (
+                f"the {pieces} pieces of data take {pieces} sessions, and opening them alone takes "
+                f"more than {shown}: train on fewer pieces, each of more data"
+            )
         return f"not even one step fits in {shown}"
     text = f"about {steps} of the {total} steps fit in {shown}"
     training = subject.result.training
@@ -48,7 +70,7 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, unit: Check
 
 def for_time(subject: Subject, limit: float, interval: Interval, unit: CheckUnit) -> str:
     """Fewer steps; where the device throttles for long, pauses."""
-    text = _fewer_steps(subject, limit, interval, unit)
+    text = _fewer_steps(subject, limit, interval, format_limit(limit, unit))
     campaign = subject.on.campaign
     throttled = campaign.throttled_share if campaign else None
     if throttled is not None and throttled.typical >= 0.2:
@@ -59,7 +81,7 @@ def for_time(subject: Subject, limit: float, interval: Interval, unit: CheckUnit
 
 def for_energy(subject: Subject, limit: float, interval: Interval, unit: CheckUnit) -> str:
     """Fewer steps; freezing where everything is trained."""
-    text = _fewer_steps(subject, limit, interval, unit)
+    text = _fewer_steps(subject, limit, interval, format_limit(limit, unit))
     package = subject.result.package
     if package.trainable_parameters == package.total_parameters:
         text += "; frozen early layers drop part of the backward pass"
@@ -74,10 +96,18 @@ def for_battery_per_session(
     sessions, active = (campaign.sessions, campaign.active_s) if campaign else (None, None)
     if limit <= 0 or sessions is None or active is None:
         return "shorter sessions, or train while the device charges"
-    count = math.ceil(min(1e9, max(1.0, sessions.typical)) * _times(_taken(limit, interval), limit))
-    length = format_duration(active.typical / count)
+    sessions_now = min(1e9, max(1.0, sessions.typical))
+    opening = campaign.restart_s.typical if campaign and campaign.restart_s else 0.0
+    length = active.typical / sessions_now / _times(_taken(limit, interval), limit)
+    if length <= opening:
+        return (
+            f"opening and saving a session takes more than {format_limit(limit, unit)} already: "
+            "train while the device charges"
+        )
+    work = max(0.0, active.typical - sessions_now * opening)
+    count = math.ceil(min(1e9, max(sessions_now, work / (length - opening))))
     return (
-        f"end a session after about {length}: {count} sessions instead of "
+        f"end a session after about {format_duration(length)}: {count} sessions instead of "
         f"{format_number(sessions.typical)} take {format_limit(limit, unit)} each; "
         "or train while the device charges"
     )
@@ -85,7 +115,15 @@ def for_battery_per_session(
 
 def for_sessions(subject: Subject, limit: float, interval: Interval, unit: CheckUnit) -> str:
     """Fewer steps, or what each window loses."""
-    texts = [_fewer_steps(subject, limit, interval, unit).replace(" fit in ", " fit in sessions: ")]
+    del unit
+    pieces = subject.result.policy.pieces
+    if limit < pieces:
+        return (
+            f"each of the {pieces} pieces of data takes a session at least: train when more of "
+            "them have arrived"
+        )
+    many = "session" if limit == 1 else "sessions"
+    texts = [_fewer_steps(subject, limit, interval, f"{format_number(limit)} {many}")]
     repeated = subject.on.campaign.repeated_steps if subject.on.campaign else None
     steps = subject.result.data.steps
     if repeated is not None and steps and repeated.typical >= 0.05 * steps:
@@ -111,10 +149,24 @@ def for_written(subject: Subject, limit: float, interval: Interval, unit: CheckU
     """Fewer checkpoints, or smaller ones."""
     del unit
     texts = []
-    every = subject.result.policy.save_every
-    if every is not None and limit > 0:
-        fewer = math.ceil(every * _times(_taken(limit, interval), limit))
-        texts.append(f"save every {fewer} instead of every {every} steps")
+    campaign = subject.on.campaign
+    size, every = subject.result.latency_host.checkpoint_bytes, subject.result.policy.save_every
+    if campaign is not None and campaign.sessions is not None and size:
+        sessions = max(1.0, campaign.sessions.typical)
+        a_day = math.ceil(min(sessions, subject.result.policy.sessions_per_day))
+        allowed = int(min(1e9, _times(limit, size)))  # checkpoints in a day
+        of_each = allowed // a_day
+        if of_each >= 1 and every is not None:
+            often = math.ceil(subject.result.data.steps / sessions / of_each)
+            if often > every:
+                texts.append(f"save every {often} instead of every {every} steps")
+        elif allowed < 1:
+            texts.append(f"a single checkpoint takes {format_bytes(size)}")
+        elif of_each < 1:
+            texts.append(
+                f"save only at the end of a session, and train in {allowed} instead of {a_day} "
+                "sessions a day"
+            )
     parts = subject.result.memory.predicted.breakdown
     stored = parts.parameters + parts.optimizer_state
     if parts.optimizer_state:

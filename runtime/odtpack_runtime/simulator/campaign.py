@@ -145,7 +145,7 @@ def steps_per_window(profile: DeviceProfile, latency: DeviceLatency) -> Interval
     where the latency of the device or its window is unknown.
     """
     paces = _paces(profile, latency, "background")
-    if isinstance(paces, str):
+    if isinstance(paces, str) or profile.background_seconds() is None:
         return None
     fast, typical, slow = (float(play_session(pace, _MANY_STEPS, None).kept) for pace in paces)
     return Interval(low=slow, typical=typical, high=fast)
@@ -157,7 +157,7 @@ def _paces(profile: DeviceProfile, latency: DeviceLatency, state: AppState) -> l
     if step is None:
         return latency.not_judged or "the time of a step is unknown"
     window = profile.background_seconds()
-    if state == "background" and window is None:
+    if state == "background" and window is None and not profile.background_is_open():
         return _absent(profile, "background_window")
     works = (
         latency.session_creation_ms,

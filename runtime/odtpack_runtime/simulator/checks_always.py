@@ -95,7 +95,7 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
         status, outcome = "not judged", "not judged"
         message = (
             f"{how} peak {format_bytes(peak)}; the device's limit in the {memory.limit_state} "
-            "is unknown"
+            "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
     else:
         status = "pass" if peak <= limit else "fail"

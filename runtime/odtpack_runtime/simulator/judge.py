@@ -81,10 +81,31 @@ def _judge_device(
     checks, device = device_checks(result, device)
     subject = Subject(result, device)
     limits = budgets.for_device(device.name, device.os)
-    checks += _limit_checks("device", limits, subject, baseline)
+    checks += _stand_in(_limit_checks("device", limits, subject, baseline), checks, limits)
     own = budgets.narrowed(device.name, device.os)
     checks += _limit_checks("package", own, subject, baseline)
     return device.model_copy(update={"checks": checks, "verdict": _verdict(checks)})
+
+
+def _stand_in(own: list[Check], always: list[Check], limits: _Limits) -> list[Check]:
+    """Let a budget for the peak take the place of a device's limit that nobody knows.
+
+    Removes the open check of the limit from ``always``, and says so in the budget's. The
+    budget must be able to fail by itself: absolute, and at level ``error``.
+    """
+    placed = limits.get("peak_memory", ())
+    if not any(each.kind == "absolute" and each.level == "error" for each in placed):
+        return own
+    unknown = [c for c in always if c.metric == "memory_limit" and c.status == "not judged"]
+    for check in unknown:
+        always.remove(check)
+    note = "; it stands in for the device's own limit, which is unknown"
+    return [
+        check.model_copy(update={"message": shortened(check.message) + note})
+        if unknown and check.metric == "peak_memory" and check.baseline is None
+        else check
+        for check in own
+    ]
 
 
 def _verdict(checks: Iterable[Check]) -> Verdict:
@@ -135,6 +156,8 @@ def _check(
         relation = "at least" if metric.better == "higher" else "at most"
         allowed = format_limit(limit, metric.unit)
         text = f"{text}, allowed is {relation} {allowed}"
+        if status == "fail" and format_limit(actual, metric.unit) == allowed:
+            text += ", and it is just beyond"  # the digits that are shown do not tell
         if resolved.baseline is not None:
             text += f" ({_against(metric, placed, resolved.baseline)})"
             # Figures of a package repeat with the seed; those of a device are measured.

@@ -73,7 +73,7 @@ def measured_profile(
         "validated": False,
         "sustained_fraction": _unknown(_SHORT),
         "time_to_throttle": _unknown(_SHORT),
-        "background_window": _unknown("set by the system; not measured"),
+        "background_window": _unknown("a service runs until it is stopped"),
         "memory": _memory(machine, measured, source),
         "cpu": _cpu(machine, measured, source),
         "storage": _storage(measured, source),

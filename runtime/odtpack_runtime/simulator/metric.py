@@ -106,6 +106,7 @@ def estimated(interval: Interval | None, unit: CheckUnit, reason: str, noun: str
     """A reading of an interval: the typical figure and both ends, or why there is none."""
     if interval is None:
         return Reading(None, reason)
-    typical = format_value(interval.typical, unit) + noun
+    typical = format_value(interval.typical, unit)
+    typical += noun.removesuffix("s") if typical == "1" else noun
     ends = "" if interval.low == interval.high else f" ({format_interval(interval, unit)})"
     return Reading(interval.typical, f"estimated at {typical}{ends}", interval)

@@ -20,6 +20,17 @@ Field = Literal[
 ]  # fmt: skip
 
 
+_LEFT_OUT: Final = {
+    "session_creation_ms": "opening the sessions",
+    "first_step_ms": "a longer first step",
+    "checkpoint_load_ms": "loading checkpoints",
+    "checkpoint_save_ms": "saving checkpoints",
+    "power.idle": "subtracting idle power",
+    "sustained_fraction": "throttling",
+}
+"""What a campaign may leave out, in words that follow "without"."""
+
+
 def _read(subject: Subject, *, field: Field, unit: CheckUnit, noun: str = "") -> Reading:
     device = subject.on
     campaign = device.campaign
@@ -35,13 +46,20 @@ def _read(subject: Subject, *, field: Field, unit: CheckUnit, noun: str = "") ->
             return Reading(None, "the share is beyond all numbers")
         interval = interval.scaled(100.0)
     reading = estimated(interval, unit, "", noun)
-    # The device's idle power only counts where energy does.
-    power = field in ("energy_j", "battery_share", "battery_share_per_session")
+    if unit == "1" or field == "written_bytes_per_day":
+        if subject.result.policy.state == "foreground":
+            return reading  # no window ends a session: times do not change it
+        power = False
+    else:
+        # The device's idle power only counts where energy does.
+        power = unit in ("J", "%")
     unknown = [each.figure for each in campaign.left_out if power or each.figure != "power.idle"]
     if not unknown:
         return reading
-    without = shortened(", ".join(unknown), 200)
-    return replace(reading, text=f"{reading.text} without {without}, which nobody knows")
+    words = [_LEFT_OUT.get(figure, figure.replace("_", " ")) for figure in unknown]
+    without = shortened(" and ".join(filter(None, (", ".join(words[:-1]), words[-1]))), 200)
+    which = "which are unknown" if len(words) > 1 else "which is unknown"
+    return replace(reading, text=f"{reading.text} without {without}, {which}")
 
 
 def _metric(

@@ -23,6 +23,6 @@ def make_policy(**values: Any) -> Policy:
         key, problem = first_problem(error, Policy)
         raise OdtpackError(
             "bad-policy",
-            f"{key.replace('_', ' ')}: {problem}",
+            f"--{key.replace('_', '-')} {problem}",
             hint="for example: --state background --sessions-per-day 2 --save-every 50",
         ) from error

@@ -46,6 +46,8 @@ MAX_PROFILE_BYTES: Final = 64 * 1024
 OsClass = Literal["android", "ios", "linux", "macos", "windows", "web"]
 AppState = Literal["foreground", "background"]
 
+_RUNS_SERVICES: Final[frozenset[OsClass]] = frozenset({"linux", "macos", "windows"})
+
 OS_CLASSES: Final[tuple[str, ...]] = get_args(OsClass)
 """The classes of devices that budgets can be written for: one per operating system."""
 
@@ -174,6 +176,13 @@ class DeviceProfile(Strict):
     def background_seconds(self) -> Interval | None:
         """Seconds that the system grants background work; None if unknown."""
         return bounds(self.background_window, "duration")
+
+    def background_is_open(self) -> bool:
+        """Whether a session in the background lasts as long as it needs, as in the foreground.
+
+        So it is where a service runs until it is stopped, and the profile names no window.
+        """
+        return self.os in _RUNS_SERVICES and self.background_seconds() is None
 
     def throttle_seconds(self) -> Interval | None:
         """Seconds of full load until the device throttles; None if unknown."""

@@ -100,7 +100,10 @@ def _subjects(profile: DeviceProfile) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "throttling", ("sustained_fraction", "time_to_throttle")
     yield "energy", (*_TIME, "power.load")
     yield "share of the battery", (*_TIME, "power.load", "power.battery")
-    yield "background windows", (*_TIME, "background_window")
+    if profile.background_is_open():
+        yield "background work without windows", _TIME
+    else:
+        yield "background windows", (*_TIME, "background_window")
 
 
 def _subject(profile: DeviceProfile, subject: str, keys: tuple[str, ...]) -> Judged:

@@ -220,6 +220,14 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
     try:
         return SimulationResult.model_validate_json(data)
     except ValidationError as error:
+        broken = error.errors(include_url=False)[0]
+        if broken["type"] == "json_invalid":
+            raise OdtpackError(
+                "result-invalid",
+                f"the result file is not JSON: {broken['ctx']['error']}",
+                where=str(file),
+                hint="name a file that `odtpack simulate --report json:PATH` wrote",
+            ) from error
         key, problem = first_problem(error, SimulationResult)
         if key == "schema_version":
             problem += f"; this odtpack reads version {SCHEMA_VERSION}"

@@ -17,6 +17,14 @@ from pydantic import BaseModel, ValidationError
 TAG_PREFIX = "variant:"
 """Tags of discriminated unions start with this, so that they can be left out of a key."""
 
+_BOUNDS = {
+    "greater_than": ("greater than ", "gt"),
+    "greater_than_equal": ("at least ", "ge"),
+    "less_than": ("less than ", "lt"),
+    "less_than_equal": ("at most ", "le"),
+}
+"""Words for pydantic's types of error, and where it keeps the bound."""
+
 _Loc = tuple[int | str, ...]
 
 
@@ -93,6 +101,11 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
             return f"must be a string, found {shown}"
         case "value_error":
             return str(problem["msg"]).removeprefix("Value error, ")
+        case kind if kind in _BOUNDS:
+            words, bound = _BOUNDS[kind]
+            return f"must be {words}{problem['ctx'][bound]:.10g}, found {shown}"
+        case "finite_number":
+            return f"must be a finite number, found {shown}"
         case _:
             message = str(problem["msg"])
             return f"{message[:1].lower()}{message[1:]}, found {shown}"

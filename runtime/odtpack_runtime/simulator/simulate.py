@@ -164,7 +164,9 @@ def _check_arguments(
             f"The learning rate must be a finite number and not negative, not {learning_rate!r}.",
         )
     if not 1 <= threads <= 1024:
-        raise OdtpackError("bad-threads", f"There must be at least one thread, not {threads!r}.")
+        raise OdtpackError(
+            "bad-threads", f"The number of threads is {threads!r}; it must be from 1 to 1024."
+        )
     if not 0 <= interruptions <= 10_000:
         raise OdtpackError(
             "bad-interruptions",

@@ -79,6 +79,8 @@ def _floor(training: TrainingInfo) -> list[str]:
         return []
     steps = math.floor(floor * 1000)
     steps -= steps / 1000 > floor  # the product was rounded up
+    if steps <= 0 and training.metric_interval is not None:
+        return []  # a share of right answers is never below zero: such a floor holds nothing
     return [f"metric_floor = {steps / 1000:.3f}"]
 
 

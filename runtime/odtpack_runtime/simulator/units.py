@@ -136,8 +136,9 @@ def format_number(value: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """A share between 0 and 1 with one decimal: ``16.1 %``, ``9.0 %``."""
-    return f"{100 * share:.1f} %"
+    """A share with one decimal, below one percent with two digits: ``16.1 %``, ``0.0057 %``."""
+    percent = 100 * share
+    return f"{percent:.2g} %" if 0 < abs(percent) < 0.995 else f"{percent:.1f} %"
 
 
 def format_value(value: float, unit: str) -> str:
