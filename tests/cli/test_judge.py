@@ -70,6 +70,11 @@ class TestJudge:
         assert outcome.code == 0, outcome.err
         assert outcome.json()["verdict"] == "not judged"
 
+    def test_strict(self, run: Run, base: Path, budget: Path) -> None:
+        """What was not judged fails a strict job; what passes without it passes with it."""
+        assert run("judge", base, "--budget", budget, "--strict").code == 1
+        assert run("judge", base, "--budget", budget, "--baseline", base, "--strict").code == 0
+
     def test_without_a_budget(self, run: Run, base: Path) -> None:
         outcome = run("judge", base)
         assert outcome.code == 0, outcome.err

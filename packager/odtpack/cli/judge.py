@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli.simulate import NO_BUDGET, OVER_BUDGET
+from odtpack.cli.simulate import NO_BUDGET, STRICT, end
 
 
 def judge(
@@ -34,6 +34,7 @@ def judge(
             "html may be - for standard output; may be repeated.",
         ),
     ] = None,
+    strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON on stdout.")
     ] = False,
@@ -62,5 +63,4 @@ def judge(
         _console.say(simulator.suggest_budget(judged))
     if as_json:
         _console.print_json(judged.model_dump(mode="json"))
-    if judged.over_budget:
-        raise typer.Exit(OVER_BUDGET)
+    end(judged, strict=strict)

@@ -12,8 +12,14 @@ from odtpack.cli import _console
 
 if TYPE_CHECKING:
     from odtpack_runtime.simulator.profile import DeviceProfile
+    from odtpack_runtime.simulator.result import SimulationResult
 
 OVER_BUDGET = 1
+
+STRICT = typer.Option(
+    "--strict",
+    help="Exit code 1 also where a check could not be judged: an unknown limit, no baseline.",
+)
 NO_BUDGET = "No budget was given. One to start from, which this result keeps with some room:"
 
 
@@ -111,6 +117,7 @@ def simulate(
         str | None,
         typer.Option(metavar="ADDRESS", help="Ray cluster that replays, or 'local'."),
     ] = None,
+    strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON on stdout.")
     ] = False,
@@ -194,7 +201,12 @@ def simulate(
         _console.say(suggest_budget(result))
     if as_json:
         _console.print_json(result.model_dump(mode="json"))
-    if result.over_budget:
+    end(result, strict=strict)
+
+
+def end(result: SimulationResult, *, strict: bool) -> None:
+    """End the command with the exit code of a judged result."""
+    if result.over_budget or (strict and result.verdict == "not judged"):
         raise typer.Exit(OVER_BUDGET)
 
 
