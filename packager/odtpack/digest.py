@@ -52,7 +52,7 @@ def model_digest(model: ir.Model) -> str:
         tensors[value] = tensor
     try:
         for value in tensors:
-            value.const_value = ir.tensor(np.empty(0, np.float32), name=value.name)
+            value.const_value = ir.Tensor(np.empty(0, np.float32), name=value.name)
         proto = ir.to_proto(model)
     finally:
         for value, tensor in tensors.items():

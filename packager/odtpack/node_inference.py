@@ -34,7 +34,14 @@ Found = tuple[ir.DataType, Dims | None]
 
 _Input = tuple[ir.DataType | None, Dims | None, bytes | None]
 """Type, dimensions and, of a small initializer, the bytes of its elements."""
-_Key = tuple[str, str, tuple[object, ...], tuple[_Input | None, ...], int]
+_Key = tuple[
+    tuple[tuple[str, int], ...], str, str, tuple[object, ...], tuple[_Input | None, ...], int
+]
+
+_KNOWN: Final[dict[_Key, list[Found | None]]] = {}
+"""What was found before. A training model repeats most of its forward model."""
+
+_MOST_KNOWN: Final = 10_000
 
 
 class NodeInference:
@@ -49,7 +56,7 @@ class NodeInference:
     def __init__(self, opsets: dict[str, int]) -> None:
         self._opsets = opsets
         self._imports = [onnx.helper.make_opsetid(*each) for each in opsets.items()]
-        self._known: dict[_Key, list[Found | None]] = {}
+        self._of_opsets = tuple(sorted(opsets.items()))
         self._found: dict[ir.Value, Found] = {}
 
     def outputs(self, node: ir.Node) -> list[Found | None]:
@@ -66,10 +73,12 @@ class NodeInference:
             found = self._infer(node, inputs)
         else:
             plain = tuple((a.name, a.type, _hashable(a.value)) for a in attributes)
-            key = (node.op_type, node.domain, plain, inputs, len(node.outputs))
-            if key not in self._known:
-                self._known[key] = self._infer(node, inputs)
-            found = self._known[key]
+            key = (self._of_opsets, node.op_type, node.domain, plain, inputs, len(node.outputs))
+            if key not in _KNOWN:
+                if len(_KNOWN) >= _MOST_KNOWN:
+                    _KNOWN.clear()
+                _KNOWN[key] = self._infer(node, inputs)
+            found = _KNOWN[key]
         self._found |= {
             value: each for value, each in zip(node.outputs, found, strict=True) if each is not None
         }
@@ -106,7 +115,7 @@ class NodeInference:
                 data[name] = onnx.TensorProto(data_type=int(dtype), dims=sizes, raw_data=value)
         proto.output.extend(f"output{index}" for index in range(len(node.outputs)))
         for attribute in node.attributes.values():
-            proto.attribute.append(ir.to_proto(attribute))
+            proto.attribute.append(ir.serde.serialize_attribute(attribute))
         try:
             found = onnx.shape_inference.infer_node_outputs(
                 onnx.defs.get_schema(node.op_type, version, node.domain),

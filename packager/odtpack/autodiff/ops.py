@@ -116,6 +116,20 @@ def used_names(graph: ir.Graph) -> set[str]:
     return names
 
 
+def _attribute(name: str, value: Any) -> Any:
+    """An attribute of a common kind; onnx_ir takes longer to find out which one a value is."""
+    kind = type(value)
+    if kind is int:
+        return ir.AttrInt64(name, value)
+    if kind is float:
+        return ir.AttrFloat32(name, value)
+    if kind is str:
+        return ir.AttrString(name, value)
+    if kind in (list, tuple) and value and all(type(item) is int for item in value):
+        return ir.AttrInt64s(name, value)
+    return value
+
+
 class Ops:
     """A cursor in a graph; attribute access names the operator to write there.
 
@@ -192,7 +206,7 @@ class Ops:
         node = ir.node(
             op_type,
             operands,
-            {key: value for key, value in attributes.items() if value is not None},
+            {key: _attribute(key, v) for key, v in attributes.items() if v is not None},
             domain=domain,
             num_outputs=outputs,
             name=label,
@@ -284,7 +298,9 @@ class Ops:
         key = (self._home, array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             name = self.fresh_name(f"{self._prefix}constant")
-            value = ir.val(name, const_value=ir.tensor(array, name=name))
+            # Made directly: ir.tensor would find out again what kind of array this is.
+            tensor = ir.Tensor(array, name=name) if array.dtype.kind in "biuf" else None
+            value = ir.val(name, const_value=tensor or ir.tensor(array, name=name))
             self._home.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]
