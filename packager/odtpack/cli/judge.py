@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli.simulate import NO_BUDGET, STRICT, end
+from odtpack.cli.simulate import BUDGET, NO_BUDGET, REPORT, STRICT, end
 
 
 def judge(
@@ -18,22 +18,12 @@ def judge(
             metavar="RESULT.json", show_default=False, help="Result of simulate --report json:PATH."
         ),
     ],
-    budget: Annotated[
-        Path | None,
-        typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1."),
-    ] = None,
+    budget: Annotated[Path | None, BUDGET] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(metavar="BASE.json", help='Earlier result that limits like "+5 %" refer to.'),
     ] = None,
-    report: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FORMAT:PATH",
-            help="html, json, junit, markdown or github, a colon and a path, which for all but "
-            "html may be - for standard output; may be repeated.",
-        ),
-    ] = None,
+    report: Annotated[list[str] | None, REPORT] = None,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON on stdout.")

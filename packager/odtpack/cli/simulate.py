@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 OVER_BUDGET = 1
 
+BUDGET = typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1.")
+REPORT = typer.Option(
+    metavar="FORMAT:PATH",
+    help="html, json, junit, markdown or github, a colon and a path, which for all but html may "
+    "be - for standard output; may be repeated.",
+)
 STRICT = typer.Option(
     "--strict",
     help="Exit code 1 also where a check could not be judged: an unknown limit, no baseline.",
@@ -44,10 +50,7 @@ def simulate(
             metavar="NAME|FILE", help="Device profile, or 'all' shipped ones; may be repeated."
         ),
     ] = None,
-    budget: Annotated[
-        Path | None,
-        typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1."),
-    ] = None,
+    budget: Annotated[Path | None, BUDGET] = None,
     recipe: Annotated[
         Path | None,
         typer.Option(
@@ -55,14 +58,7 @@ def simulate(
             help="Recipe whose budgets, devices and batch hold where no option says otherwise.",
         ),
     ] = None,
-    report: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FORMAT:PATH",
-            help="html, json, junit, markdown or github, a colon and a path, which for all but "
-            "html may be - for standard output; may be repeated.",
-        ),
-    ] = None,
+    report: Annotated[list[str] | None, REPORT] = None,
     epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
     batch_size: Annotated[
         int | None,

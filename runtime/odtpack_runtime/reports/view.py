@@ -228,15 +228,6 @@ def name_list(names: Sequence[str], most: int = 3) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def replay_text(device: DeviceResult, steps: int) -> tuple[str, str]:
-    """Steps that the replay made, and how it ended."""
-    training = device.training
-    if training is None:
-        return "not run", ""
-    ending = "completed" if training.outcome == "completed" else "ended early"
-    return f"{training.steps_done} of {steps}", ending
-
-
 def key_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
     """The handful of figures at the top: (name, figure, remark)."""
     memory = result.memory

@@ -24,7 +24,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from odtpack_runtime.simulator.process_memory import limit_memory
@@ -55,7 +54,6 @@ class Limiter:
         self._limit = limit_bytes
         self._group: Path | None = None
         self._watch: _Watchdog | None = None
-        self._ended = ""
         if limit_bytes is not None and "cgroup" in methods:
             with suppress(OSError):
                 self._group = make_group(limit_bytes)
@@ -63,12 +61,7 @@ class Limiter:
     def __enter__(self) -> Limiter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     @property

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -48,8 +48,6 @@ AppState = Literal["foreground", "background"]
 
 _RUNS_SERVICES: Final[frozenset[OsClass]] = frozenset({"linux", "macos", "windows"})
 
-OS_CLASSES: Final[tuple[str, ...]] = get_args(OsClass)
-"""The classes of devices that budgets can be written for: one per operating system."""
 
 NAME_PATTERN: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
 """What a profile may be called: ``vendor/device`` in lower case."""
