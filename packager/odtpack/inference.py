@@ -89,9 +89,9 @@ def _complete(value: ir.Value, found: Found | None) -> bool:
     return value.dtype is not None and _is_known(value.shape)
 
 
-def infer_by_standard(model: ir.Model, *, data_propagation: bool = True) -> ir.Model:
+def infer_by_standard(model: ir.Model) -> ir.Model:
     """The same as far as the onnx library goes, which treats no loop bodies."""
-    data_prop = data_propagation and all(map(_vectors_are_short, model.graphs()))
+    data_prop = all(map(_vectors_are_short, model.graphs()))
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
     try:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from odtpack_runtime.reports import device_text, matrix, view
 from odtpack_runtime.reports.campaign_view import interruption_words, missing_figures
+from odtpack_runtime.reports.html_report import render_html
 from odtpack_runtime.reports.matrix import TOPICS, Cell
 from odtpack_runtime.reports.plain import clean, location, shortened
 from odtpack_runtime.simulator.result import Check, InterruptionInfo, NotJudged
@@ -138,6 +139,20 @@ def test_reasons_are_grouped_by_what_they_leave_out() -> None:
     (entry,) = missing_figures(result.model_copy(update={"devices": devices}))
     assert (entry.figures, entry.reason) == ("days", "r")
     assert entry.devices == "Google Pixel 8a, Raspberry Pi 4 (4 GB)"
+
+
+def test_what_is_counted_as_nothing_is_shown() -> None:
+    """A figure that is too low because something is unknown must say so on the page."""
+    result = stored_result(["google/pixel-8a"])
+    (device,) = result.devices
+    assert device.campaign is not None
+    entry = NotJudged(figure="checkpoint_save_ms", reason="no storage <rate> is known")
+    campaign = device.campaign.model_copy(update={"left_out": [entry]})
+    device = device.model_copy(update={"campaign": campaign})
+    page = render_html(result.model_copy(update={"devices": [device]})).decode()
+    assert "Counted as nothing" in page
+    assert "no storage &lt;rate&gt; is known: saving checkpoints" in page
+    assert "Counted as nothing" not in render_html(result).decode()
 
 
 def test_interruptions_in_words() -> None:

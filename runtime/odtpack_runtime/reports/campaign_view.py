@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from odtpack_runtime.reports import device_text
-from odtpack_runtime.simulator.result import DeviceResult, InterruptionInfo, SimulationResult
+from odtpack_runtime.simulator.result import (
+    DeviceCampaign,
+    DeviceResult,
+    InterruptionInfo,
+    NotJudged,
+    SimulationResult,
+)
 from odtpack_runtime.simulator.units import (
     Interval,
     format_bytes,
@@ -33,6 +40,12 @@ _WORDS: Final = {
     "written_bytes": "bytes written",
     "throttled_share": "throttling",
     "restart_s": "time to restart",
+    "session_creation_ms": "creating sessions",
+    "first_step_ms": "what the first step takes longer",
+    "checkpoint_load_ms": "loading checkpoints",
+    "checkpoint_save_ms": "saving checkpoints",
+    "power.idle": "power without load",
+    "sustained_fraction": "throttling",
 }
 """Figures that have no column, or a title that says nothing without its neighbours."""
 
@@ -73,10 +86,21 @@ def campaign_rows(result: SimulationResult) -> list[CampaignRow]:
 
 def missing_figures(result: SimulationResult) -> list[Missing]:
     """What no campaign could judge, one entry per reason and set of figures."""
+    return _by_reason(result, lambda campaign: campaign.not_judged)
+
+
+def left_out(result: SimulationResult) -> list[Missing]:
+    """What the figures of campaigns count as nothing because nobody knows it."""
+    return _by_reason(result, lambda campaign: campaign.left_out)
+
+
+def _by_reason(
+    result: SimulationResult, entries: Callable[[DeviceCampaign], list[NotJudged]]
+) -> list[Missing]:
     groups: dict[tuple[str, tuple[str, ...]], list[DeviceResult]] = {}
     for device in result.devices:
         reasons: dict[str, list[str]] = {}
-        for entry in device.campaign.not_judged if device.campaign else ():
+        for entry in entries(device.campaign) if device.campaign else ():
             named = _WORDS.get(entry.figure) or _FIGURES.get(entry.figure, entry.figure)
             reasons.setdefault(entry.reason, []).append(named.replace("_", " ").lower())
         for reason, figures in reasons.items():

@@ -66,6 +66,7 @@ def render_html(result: SimulationResult) -> bytes:
             latency=latency_section(result),
             campaign=campaign_view.campaign_rows(result),
             missing=campaign_view.missing_figures(result),
+            left_out=campaign_view.left_out(result),
             policy=campaign_view.policy_words(result),
             interruption=campaign_view.interruption_words(result.interruption)
             if result.interruption

@@ -23,6 +23,7 @@ from odtpack_runtime.package import Package
 from odtpack_runtime.simulator.device_result import device_result
 from odtpack_runtime.simulator.executor import Executor, LocalExecutor
 from odtpack_runtime.simulator.host import host_info, tool_version
+from odtpack_runtime.simulator.interruption import MAX_INTERRUPTIONS
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.latency import measure_host
 from odtpack_runtime.simulator.memory_plan import MemoryPlan, plan_memory
@@ -167,10 +168,10 @@ def _check_arguments(
         raise OdtpackError(
             "bad-threads", f"The number of threads is {threads!r}; it must be from 1 to 1024."
         )
-    if not 0 <= interruptions <= 10_000:
+    if not 0 <= interruptions <= MAX_INTERRUPTIONS:
         raise OdtpackError(
             "bad-interruptions",
-            f"A training is interrupted 0 to 10000 times, not {interruptions!r}.",
+            f"A training is interrupted 0 to {MAX_INTERRUPTIONS} times, not {interruptions!r}.",
         )
     names = [profile.name for profile in profiles]
     twice = {name for name in names if names.count(name) > 1}
