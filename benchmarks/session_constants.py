@@ -70,7 +70,8 @@ def main() -> None:
     error = 100 * np.abs(error)
     print(f"error: median {np.median(error):.1f} %, largest {error.max():.1f} %")
     once = [left - np.dot(row[1:-1], found[1:-1]) for row, left, _ in loading]
-    print(f"LOADED_BYTES {np.average(once, weights=[w for *_, w in loading]):.0f} of {np.round(once)}")
+    loaded = np.average(once, weights=[weight for *_, weight in loading])
+    print(f"LOADED_BYTES {loaded:.0f} of {np.round(once)}")
 
 
 def _counts(package: Package) -> list[int]:

@@ -25,6 +25,7 @@ from odtpack_runtime.layout import Array
 from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
 from odtpack_runtime.scheduler import LRScheduler
+from odtpack_runtime.session_options import rest_between_runs
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.limits import hold_memory
 from odtpack_runtime.simulator.pauses import stop_in_write, wait_to_be_killed
@@ -48,6 +49,7 @@ def memory_options(threads: int) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    rest_between_runs(options)
     return options
 
 
