@@ -59,7 +59,8 @@ def main() -> None:
                         left = peaks[measured] - max(planned[n] for n in names)
                         targets.append(weight * left)
                     names = [n for n in planned if n.startswith(("loading", "placing"))]
-                    loading.append((row, peaks["loading"] - max(planned[n] for n in names)))
+                    left = peaks["loading"] - max(planned[n] for n in names)
+                    loading.append((row, left, 1 / peaks["loading"] ** 2))
                 print(name, optimizer.name, counts, flush=True)
     matrix, right = np.array(rows, float), np.array(targets, float)
     found, *_ = np.linalg.lstsq(matrix, right, rcond=None)
@@ -68,8 +69,9 @@ def main() -> None:
         print(f"{name:32}{value:12.0f}")
     error = 100 * np.abs(error)
     print(f"error: median {np.median(error):.1f} %, largest {error.max():.1f} %")
-    once = [left - np.dot(row[1:-1], found[1:-1]) for row, left in loading]
-    print(f"LOADED_BYTES {np.median(once):.0f} of {np.round(once)}")
+    once = [left - np.dot(row[1:-1], found[1:-1]) for row, left, _ in loading]
+    loaded = np.average(once, weights=[weight for *_, weight in loading])
+    print(f"LOADED_BYTES {loaded:.0f} of {np.round(once)}")
 
 
 def _counts(package: Package) -> list[int]:

@@ -197,11 +197,15 @@ class Prediction:
         if group == "between":
             small = (self.nodes["small"], _typical(turns["small"]["steps"], clock))
             return step_between(small, large, self.costs, here, works)
-        there = self._curves("two") if group == "threads" else here
-        return scaled_step(*large, self.costs, here, there, works)
+        if group == "threads":
+            # Two virtual cores may be one core for some seconds, and two for the next: what two
+            # threads gain is only comparable within a round.
+            here, there = (self._curves(name, [turns]) for name in ("calibrated", "two"))
+            return scaled_step(*large, self.costs, here, there, works)
+        return scaled_step(*large, self.costs, here, here, works)
 
-    def _curves(self, name: str) -> Curves:
-        return Curves.best([turns[name] for turns in self.rounds], self.costs[0])
+    def _curves(self, name: str, rounds: Sequence[dict[str, Any]] | None = None) -> Curves:
+        return Curves.best([turns[name] for turns in rounds or self.rounds], self.costs[0])
 
 
 def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:

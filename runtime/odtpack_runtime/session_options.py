@@ -19,7 +19,7 @@ _LEVELS = {
 def default_session_options(
     train_model_uri: str | os.PathLike[str], threads: int | None = None
 ) -> onnxruntime.SessionOptions:
-    """Return ONNX Runtime's defaults, with two exceptions.
+    """Return ONNX Runtime's defaults, with three exceptions.
 
     - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
       the arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of
@@ -28,6 +28,7 @@ def default_session_options(
       leaves out the layout for constant convolution weights, which a model whose weights
       are all inputs pays for and does not gain from. ``basic`` is for float64, which fused
       operators would round to float32 in places.
+    - Threads rest between runs, see :func:`rest_between_runs`.
 
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.
@@ -40,7 +41,18 @@ def default_session_options(
         options.graph_optimization_level = level
     if threads is not None:
         options.intra_op_num_threads = threads
+    rest_between_runs(options)
     return options
+
+
+def rest_between_runs(options: onnxruntime.SessionOptions) -> None:
+    """Let the threads of a session stop to spin as soon as its run ends.
+
+    A training has a session for the training model and one for the optimizer, each with
+    threads of its own. By default they go on to spin for a while after a run, to be there
+    for the next one, and so take the cores from the other session, whose turn it is.
+    """
+    options.add_session_config_entry("session.force_spinning_stop", "1")
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -37,6 +37,14 @@ def test_the_recorded_level_is_taken(
     assert not options.enable_mem_pattern
 
 
+def test_threads_rest_between_runs(tmp_path: Path) -> None:
+    """Threads that spin take the cores from the training's other session."""
+    key = "session.force_spinning_stop"
+    assert default_session_options(write(tmp_path / "m.onnx")).get_session_config_entry(key) == "1"
+    with pytest.raises(RuntimeError, match=key):
+        onnxruntime.SessionOptions().get_session_config_entry(key)
+
+
 def test_damaged_files_give_the_defaults(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", **{"odtpack.optimization_level": "extended"})
     whole = path.read_bytes()

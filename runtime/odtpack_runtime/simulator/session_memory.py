@@ -3,7 +3,7 @@
 Measured on x86-64 Linux with ONNX Runtime 1.31.1, arena off, as what a training process
 takes beyond its planned tensors. ``python -m benchmarks.session_constants`` fits them to
 six networks (two optimizers, one and two threads, 55 to 4490 nodes in three sessions); the
-peaks of these trainings are then met with a median error of 0.6 % and 2.3 % at most. Inputs
+peaks of these trainings are then met with a median error of 0.7 % and 2.8 % at most. Inputs
 and outputs were given a constant of their own, which the fit made nothing of.
 
 What constant weights take was measured on models of one operator with up to 16.8 MB of
@@ -22,15 +22,15 @@ import onnx
 from odtpack_runtime.simulator.missing_shapes import NCHWC_DOMAIN
 from odtpack_runtime.simulator.runtime_graph import RuntimeGraph
 
-LOADED_BYTES: Final = 985_000
+LOADED_BYTES: Final = 1_573_000
 """Once per process, when a package is loaded: registries of schemas and kernels, pages of the
 library that are written, objects of the training runtime."""
 
-FIRST_RUN_BYTES: Final = 667_000
-"""Once per process, when every model has run: modules that are imported on first use, buffers
-that kernels keep, and holes in the heap."""
+FIRST_RUN_BYTES: Final = 150_000
+"""Once per process, when every model has run: buffers that kernels keep, objects
+that Python makes on first use, and holes in the heap."""
 
-BYTES_PER_THREAD: Final = 63_100
+BYTES_PER_THREAD: Final = 67_500
 """Per thread beyond the first of each session: the part of its stack that is used."""
 
 BYTES_PER_SAVED_TENSOR: Final = 600
@@ -38,10 +38,10 @@ BYTES_PER_SAVED_TENSOR: Final = 600
 
 _SESSIONS: Final = 3
 
-BYTES_PER_NODE: Final = 4_400
+BYTES_PER_NODE: Final = 4_450
 """Per node of the model as stored, those of subgraphs included."""
 
-BYTES_PER_SUBGRAPH: Final = 10_700
+BYTES_PER_SUBGRAPH: Final = 8_500
 """Per branch or loop body, which has a session state of its own."""
 
 _REORDERING_COPIES: Final = 3

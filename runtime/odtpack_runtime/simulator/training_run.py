@@ -8,11 +8,8 @@ its batches, and the seed of ONNX Runtime's generator, from which Dropout draws.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.random  # numpy loads it on first use, which would count as the training's memory
 import onnxruntime
 
 from odtpack_runtime.checkpoint import CheckpointState
@@ -27,11 +25,12 @@ from odtpack_runtime.layout import Array
 from odtpack_runtime.module import Module
 from odtpack_runtime.optimizer import Optimizer
 from odtpack_runtime.scheduler import LRScheduler
+from odtpack_runtime.session_options import rest_between_runs
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.limits import hold_memory
 from odtpack_runtime.simulator.pauses import stop_in_write, wait_to_be_killed
 from odtpack_runtime.simulator.position import Position, load_position, run_digest
-from odtpack_runtime.simulator.process_memory import MemoryMeter
+from odtpack_runtime.simulator.process_memory import MemoryMeter, give_back_freed_memory
 from odtpack_runtime.simulator.schedule import Indices
 
 Send = Callable[..., None]
@@ -50,6 +49,7 @@ def memory_options(threads: int) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    rest_between_runs(options)
     return options
 
 
@@ -214,8 +214,7 @@ class _Training:
         self._enter("giving memory back")
         before = self._now()
         del self._trainer
-        gc.collect()  # what refers to itself in a circle is freed as well
-        _purge_allocator()
+        give_back_freed_memory()
         self._send("freed", step=self._step, before_bytes=before, after_bytes=self._now())
         self._trainer = self._open(resume=True)
 
@@ -231,16 +230,6 @@ class _Training:
         """Memory above that of the process before it loaded the package."""
         self._meter.mark()  # the peak of what came before
         return None if self._meter.unavailable else self._meter.mark()
-
-
-def _purge_allocator() -> None:
-    """Let the C allocator return freed memory to the system, where it can.
-
-    What Android apps do with ``mallopt(M_PURGE, 0)``; iOS does it by itself.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
 
 
 @dataclass(frozen=True, slots=True)
