@@ -161,6 +161,7 @@ def test_summary_tells_groups_apart() -> None:
     assert batch.median_error == pytest.approx(0.13)
     assert batch.cases_within == 0.5
     assert batch.steps_within == pytest.approx(0.75)
+    assert batch.alike_within == pytest.approx(0.5)
     assert every.group == "all"
     assert every.median_error == pytest.approx(0.06)
     assert {row.group for row in rows} < set(GROUPS)
