@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.autodiff.ops import Dims, dims_of, static_dims, subgraphs, used_names
+from odtpack.autodiff.graphs import Dims, dims_of, static_dims, subgraphs, used_names
 
 _LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
 

@@ -133,7 +133,7 @@ def _setting(value: float | bool | str) -> str:
 
 def _model(path: Path) -> dict[str, Any]:
     from odtpack import targets
-    from odtpack.autodiff.ops import dims_of
+    from odtpack.autodiff.graphs import dims_of
     from odtpack.candidates import candidates
     from odtpack.cli._describe import byte_size, count_line, shape_text
     from odtpack.errors import OdtpackError

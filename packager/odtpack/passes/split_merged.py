@@ -21,7 +21,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import used_names
+from odtpack.autodiff.graphs import used_names
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.exporters import made_up, origin
 
