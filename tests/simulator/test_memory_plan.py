@@ -22,7 +22,8 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError
 from odtpack_runtime.simulator import allocation
 from odtpack_runtime.simulator.allocation import Allocation, allocate, allocated_size
 from odtpack_runtime.simulator.kernel_memory import ALIASES, in_place_input
-from odtpack_runtime.simulator.memory_plan import MARGIN, MEASURED_AS, plan_memory, stable_name
+from odtpack_runtime.simulator.memory_phases import MARGIN, MEASURED_AS
+from odtpack_runtime.simulator.memory_plan import plan_memory, stable_name
 from odtpack_runtime.simulator.missing_shapes import Typed, fill_in, nchwc_block
 from odtpack_runtime.simulator.runtime_graph import RuntimeGraph, load_runtime_graph
 from odtpack_runtime.simulator.session_memory import constant_bytes, loading_bytes
