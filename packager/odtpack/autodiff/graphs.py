@@ -1,11 +1,11 @@
-"""Reads a graph: the dimensions of values, and what nodes and their subgraphs hold and take.
+"""Reads a graph: dimensions of values, what nodes and subgraphs hold and take, names.
 
 Nothing is written here: :mod:`odtpack.autodiff.ops` does that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -91,3 +91,20 @@ def used_names(graph: ir.Graph) -> set[str]:
                 v.name for v in (*subgraph.inputs, *subgraph.initializers.values()) if v.name
             )
     return names
+
+
+class Names(set[str]):
+    """Names that are taken, and new ones beside them."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        super().__init__(taken)
+        self._counts: dict[str, int] = {}
+
+    def fresh(self, stem: str) -> str:
+        """Take a name that is free: the stem, or the stem and a number from 2 on."""
+        while True:
+            count = self._counts[stem] = self._counts.get(stem, 0) + 1
+            name = stem if count == 1 else f"{stem}_{count}"
+            if name not in self:
+                self.add(name)
+                return name

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import Dims, dims_of, static_dims, subgraphs, used_names, wider
+from odtpack.autodiff.graphs import Dims, Names, dims_of, static_dims, subgraphs, used_names, wider
 from odtpack.errors import OdtpackError
 
 __all__ = ["Dims", "Ops", "dims_of", "static_dims", "subgraphs", "wider"]
@@ -68,7 +68,6 @@ class Ops:
         self.outer = outer
         self.opset = graph.opset_imports[""]
         self._prefix = prefix
-        self._counts: dict[str, int] = {} if outer is None else outer._counts
         self._constants: dict[tuple[ir.Graph, str, tuple[int, ...], bytes], ir.Value] = {}
         self._home = graph  # of constants
         self._place: Callable[[ir.Node], None] = graph.append
@@ -78,9 +77,9 @@ class Ops:
         return Ops(graph, self._prefix, self)
 
     @functools.cached_property
-    def _names(self) -> set[str]:
+    def _names(self) -> Names:
         """Names that are taken. Not every writer writes: they are collected when one does."""
-        return used_names(self.graph) if self.outer is None else self.outer._names
+        return Names(used_names(self.graph)) if self.outer is None else self.outer._names
 
     @functools.cached_property
     def symbols(self) -> frozenset[str]:
@@ -204,12 +203,7 @@ class Ops:
 
     def fresh_name(self, stem: str) -> str:
         """Return a name that nothing in the graph has; the same stems give the same names."""
-        while True:
-            count = self._counts[stem] = self._counts.get(stem, 0) + 1
-            name = stem if count == 1 else f"{stem}_{count}"
-            if name not in self._names:
-                self._names.add(name)
-                return name
+        return self._names.fresh(stem)
 
     # Constants and shapes
 
