@@ -14,10 +14,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import Dims, Names, dims_of, static_dims, subgraphs, used_names, wider
+from odtpack.autodiff.graphs import (
+    Dims,
+    Names,
+    dims_of,
+    nodes_of,
+    static_dims,
+    subgraphs,
+    used_names,
+    wider,
+)
 from odtpack.errors import OdtpackError
 
-__all__ = ["Dims", "Ops", "dims_of", "static_dims", "subgraphs", "wider"]
+__all__ = ["Dims", "Ops", "dims_of", "nodes_of", "static_dims", "subgraphs", "wider"]
 
 Scalar = int | float
 Operand = ir.Value | Scalar | None
