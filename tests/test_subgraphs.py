@@ -8,7 +8,7 @@ import pytest
 
 from odtpack import loop_shapes
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.graphs import dims_of
 from odtpack.loading import load_model
 
 Dims = tuple[int | str | None, ...]

@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack import losses
-from odtpack.autodiff.ops import Ops, nodes_of, static_dims
+from odtpack.autodiff.graphs import nodes_of, static_dims
+from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError, UnknownNameError
 
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 import odtpack
 from odtpack import targets
-from odtpack.autodiff.ops import dims_of, nodes_of
+from odtpack.autodiff.graphs import dims_of, nodes_of
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.parameters import Parameter

@@ -14,7 +14,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from odtpack import loop_shapes
-from odtpack.autodiff.ops import dims_of, subgraphs
+from odtpack.autodiff.graphs import dims_of, subgraphs
 from odtpack.node_inference import Found, NodeInference
 
 _LONGEST_VECTOR = 1 << 24

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import external_data, source, targets
-from odtpack.autodiff.ops import defined, nodes_of
+from odtpack.autodiff.graphs import defined, nodes_of
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes

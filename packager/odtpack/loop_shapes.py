@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Dims, defined, dims_of, nodes_of
+from odtpack.autodiff.graphs import Dims, defined, dims_of, nodes_of
 
 _ROUNDS = 10
 VARIES = "odtpack.shape_varies"

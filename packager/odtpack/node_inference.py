@@ -15,7 +15,7 @@ import onnx.defs
 import onnx.shape_inference
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Dims, dims_of, subgraphs
+from odtpack.autodiff.graphs import Dims, dims_of, subgraphs
 
 _LARGEST_VALUE: Final = (
     1000  # bytes of an initializer that may be a shape or another small constant

@@ -20,7 +20,7 @@ import onnx.numpy_helper
 import onnx_ir as ir
 
 from odtpack import external_data, wire
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 
 ModelLike = str | Path | onnx.ModelProto | ir.Model
 
@@ -83,17 +83,13 @@ def open_model(model: ModelLike) -> Source:
     try:
         content = map_file(path)
     except OSError as error:
-        raise OdtpackError(
-            "model-not-readable",
-            f"{str(path)!r} cannot be read: {error.strerror or error}",
-            hint="check its permissions",
-        ) from error
+        raise model_not_readable(path, error) from error
     try:
         proto, arrays = _parse(content, str(path))
     except (google.protobuf.message.DecodeError, MemoryError):
-        raise _not_onnx(path) from None
+        raise not_onnx(path) from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise _not_onnx(path)
+        raise not_onnx(path)
     for tensor, array in external_data.load_beside(proto, path, _is_in_place, map_file):
         _keep(tensor, array, str(path), arrays)
     return Source(proto, str(path), arrays)
@@ -166,14 +162,6 @@ def _from_ir(model: ir.Model) -> Source:
     proto = ir.to_proto(light)
     external_data.require_none(proto)
     return Source(proto, _IN_MEMORY, arrays)
-
-
-def _not_onnx(path: Path) -> OdtpackError:
-    return OdtpackError(
-        "not-onnx",
-        f"{str(path)!r} is not an ONNX model",
-        hint="pass the .onnx file of a forward model, as torch.onnx.export writes it",
-    )
 
 
 def check_bytes(tensor: onnx.TensorProto, where: str) -> None:

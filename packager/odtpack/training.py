@@ -19,7 +19,8 @@ from odtpack import losses, storage, targets
 from odtpack.attach import LossInfo, attach_loss, value_names
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops, nodes_of, static_dims, subgraphs
+from odtpack.autodiff.graphs import nodes_of, static_dims, subgraphs
+from odtpack.autodiff.ops import Ops
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.loading import infer_shapes

@@ -45,3 +45,12 @@ class UnknownKeyError(UnknownNameError, KeyError):
 
 class WrongTypeError(OdtpackError, TypeError):
     """A value of a kind that cannot be taken, where the reference raises a ``TypeError``."""
+
+
+def onnx_missing(what: str) -> OdtpackError:
+    """Return the error for something that needs the package onnx where it is not installed."""
+    return OdtpackError(
+        "onnx-missing",
+        f"{what} needs the package 'onnx', which is not installed.",
+        hint="pip install onnx",
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from odtpack_runtime.atomic import atomic_write
-from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
+from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError, onnx_missing
 from odtpack_runtime.layout import Array
 from odtpack_runtime.ort_conversion import is_ort_format, to_onnx, to_ort
 from odtpack_runtime.signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
@@ -82,11 +82,7 @@ def _load(path: Path) -> onnx.ModelProto:
     try:
         import onnx
     except ImportError as error:
-        raise OdtpackError(
-            "onnx-missing",
-            "Exporting a model needs the package 'onnx', which is not installed.",
-            hint="pip install onnx",
-        ) from error
+        raise onnx_missing("Exporting a model") from error
     try:
         data = path.read_bytes()
         if is_ort_format(data):

@@ -13,44 +13,32 @@ from collections import Counter
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, JsonValue, StringConstraints, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.manifest_base import (
+    MAX_RANK,
+    SHA256,
+    DType,
+    Name,
+    NonNegativeInt,
+    Part,
+    PositiveInt,
+    Shape,
+)
+from odtpack_runtime.manifest_training import ClipInfo, GroupInfo, OptimizerInfo, ScheduleInfo
 from odtpack_runtime.signature import TensorSpec
 
 SCHEMA_VERSION = 1
 _MOST_CHARACTERS = 300
 
-Name = Annotated[str, StringConstraints(min_length=1)]
-SHA256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-DType = Literal[
-    "float16", "float32", "float64", "int8", "int16", "int32", "int64",
-    "uint8", "uint16", "uint32", "uint64", "bool", "string",
-]  # fmt: skip
 LossName = Literal[
     "cross_entropy", "mse", "bce_with_logits", "l1", "huber", "smooth_l1", "nll", "kl_div",
     "distillation", "triplet_margin", "contrastive", "info_nce", "ctc", "none", "custom",
 ]  # fmt: skip
-_INT64_MAX = 2**63 - 1
-NonNegativeInt = Annotated[int, Field(ge=0, le=_INT64_MAX)]
-PositiveInt = Annotated[int, Field(ge=1, le=_INT64_MAX)]
-_MAX_RANK = 32
-Shape = Annotated[tuple[NonNegativeInt | Name | None, ...], Field(max_length=_MAX_RANK)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class PackageFile(_Model):
+class PackageFile(Part):
     """One file of a package: path relative to the manifest with ``/``, size, SHA-256 in hex."""
 
     path: Name
@@ -81,7 +69,7 @@ class ExtraFile(PackageFile):
     platform: Literal["arm", "amd64"] | None = None
 
 
-class PackageFiles(_Model):
+class PackageFiles(Part):
     """The files of a package, each of them once; the manifest and its signature are not.
 
     A nominal checkpoint is there if it was asked for, and the checkpoint has a second file
@@ -106,7 +94,7 @@ class PackageFiles(_Model):
         return (*self.named().values(), *self.extra)
 
 
-class InputInfo(_Model):
+class InputInfo(Part):
     """A user input of the training model. Sizes that may vary have a name, or null."""
 
     name: Name
@@ -122,7 +110,7 @@ class InputInfo(_Model):
         return TensorSpec(self.name, dtype, self.shape)
 
 
-class OutputInfo(_Model):
+class OutputInfo(Part):
     """An output of the training model for the user; gradients and state updates are not."""
 
     name: Name
@@ -131,99 +119,7 @@ class OutputInfo(_Model):
     role: Literal["loss", "additional"]
 
 
-class AdamWInfo(_Model):
-    """Hyperparameters of AdamW."""
-
-    kind: Literal["adamw"]
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    formula: Literal["reference", "pytorch"] = "reference"
-    bias_correction: bool = True
-
-
-class AdamInfo(_Model):
-    """Hyperparameters of Adam with an L2 penalty."""
-
-    kind: Literal["adam"]
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    bias_correction: bool = True
-
-
-class CustomOptimizerInfo(_Model):
-    """An optimizer that is described by its model only."""
-
-    kind: Literal["custom"]
-
-
-class SGDInfo(_Model):
-    """Hyperparameters of SGD."""
-
-    kind: Literal["sgd"]
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-
-
-class LionInfo(_Model):
-    """Hyperparameters of Lion."""
-
-    kind: Literal["lion"]
-    beta1: float
-    beta2: float
-    weight_decay: float
-
-
-class AdafactorInfo(_Model):
-    """Hyperparameters of Adafactor."""
-
-    kind: Literal["adafactor"]
-    beta2_decay: float
-    epsilon2: float
-    clip_threshold: float
-    weight_decay: float
-
-
-OptimizerInfo = Annotated[
-    AdamWInfo | AdamInfo | SGDInfo | LionInfo | AdafactorInfo | CustomOptimizerInfo,
-    Field(discriminator="kind"),
-]
-
-
-class ClipInfo(_Model):
-    """How gradients are clipped: by the norm of all of them, or each element by its value."""
-
-    norm: float | None = None
-    value: float | None = None
-
-
-class GroupInfo(_Model):
-    """Parameters with a learning rate and a weight decay of their own."""
-
-    learning_rate_scale: float
-    weight_decay: float
-    parameters: tuple[Name, ...]
-
-
-class ScheduleInfo(_Model):
-    """The schedule of the learning rate that the recipe proposes.
-
-    ``settings`` are those of the class of this kind in
-    :data:`odtpack_runtime.schedules.SCHEDULES`; without ``total_steps`` a schedule that ends
-    runs over the whole training.
-    """
-
-    kind: Name
-    settings: dict[str, int | float | tuple[int, ...]] = {}
-    learning_rate: float | None = None
-
-
-class ParameterInfo(_Model):
+class ParameterInfo(Part):
     """A parameter: trainable, frozen, or state that the step updates without a gradient.
 
     ``dtype`` is that of the checkpoint and of the models' inputs; where the models compute in
@@ -234,7 +130,7 @@ class ParameterInfo(_Model):
     """
 
     name: Name
-    shape: Annotated[tuple[NonNegativeInt, ...], Field(max_length=_MAX_RANK)]
+    shape: Annotated[tuple[NonNegativeInt, ...], Field(max_length=MAX_RANK)]
     dtype: DType
     model_dtype: DType | None = None
     scale: Name | None = None
@@ -252,7 +148,7 @@ class ParameterInfo(_Model):
 OperatorVersions = dict[Name, dict[Name, PositiveInt]]
 
 
-class Operators(_Model):
+class Operators(Part):
     """Operators of each model, by domain: what a reduced build of ONNX Runtime must contain.
 
     The number of an operator is the opset version since which it is what the model's opset
@@ -287,7 +183,7 @@ def _lines(value: object) -> str:
     return json.dumps(value)
 
 
-class Manifest(_Model):
+class Manifest(Part):
     """Everything a runtime, a simulator or a person needs to know without opening a model.
 
     Attributes:
@@ -330,7 +226,7 @@ class Manifest(_Model):
     optimizer: OptimizerInfo
     parameters: tuple[ParameterInfo, ...]
     operators: Operators
-    roles: dict[Name, Name] = {}
+    roles: dict[Name, Name] = Field({})
     recipe_digest: SHA256 | None = None
     clip: ClipInfo | None = None
     groups: tuple[GroupInfo, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import onnxruntime
 from odtpack_runtime.checkpoint import CheckpointState, FlatState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.layout import Array, allocate, view
+from odtpack_runtime.model_metadata import ModelMetadata
 from odtpack_runtime.parameters import nominal_error
 from odtpack_runtime.session import BoundGraph, open_session, owned_ortvalue
 from odtpack_runtime.session_options import default_session_options
@@ -89,33 +89,16 @@ class Module:
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
         self._check(signature, eval_signature, str(train_model_uri))
 
-        metadata = session.get_modelmeta().custom_metadata_map
-        class_count, ignored_label = (
-            _whole_number(metadata, key, str(train_model_uri))
-            for key in ("odtpack.class_count", "odtpack.ignore_index")
-        )
-        steps = _whole_number(metadata, "odtpack.accumulation_steps", str(train_model_uri))
-        self._accumulation_steps = 1 if steps is None else steps
-        if self._accumulation_steps < 1:
-            raise OdtpackError(
-                "bad-metadata",
-                f"The model's metadata say odtpack.accumulation_steps = {steps}.",
-                where=str(train_model_uri),
-            )
-        first = _memory_order(metadata, set(signature.gradients), str(train_model_uri))
+        metadata = ModelMetadata.read(session, set(signature.gradients), str(train_model_uri))
+        self._accumulation_steps = metadata.accumulation_steps
         # Nothing has been changed so far: a Module that cannot be made leaves the state alone.
-        self._flat = state.place(tuple(dict.fromkeys((*first, *self._order))), shapes)
+        self._flat = state.place(
+            tuple(dict.fromkeys((*metadata.parameter_order, *self._order))), shapes
+        )
         # The buffers are zero: starting afresh gives the same, with a pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
-        self._train = BoundGraph(
-            session,
-            signature.inputs,
-            signature.outputs,
-            class_count=class_count,
-            ignored_label=ignored_label,
-        )
-        self._bind_parameters(self._train, signature)
+        self._train = self._bound(session, signature, metadata)
         for slot in self._flat.trainable.slots:
             gradient = view(self._flat.gradients, slot)
             self._train.bind_input(slot.name + BUFFER_SUFFIX, gradient)
@@ -126,14 +109,7 @@ class Module:
             self._train.bind_input(RESET_NAME, self._reset)
         self._eval: BoundGraph | None = None
         if eval_signature is not None:
-            self._eval = BoundGraph(
-                evaluation,
-                eval_signature.inputs,
-                eval_signature.outputs,
-                class_count=class_count,
-                ignored_label=ignored_label,
-            )
-            self._bind_parameters(self._eval, eval_signature)
+            self._eval = self._bound(evaluation, eval_signature, metadata)
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch.
@@ -331,9 +307,23 @@ class Module:
         if evaluation is not None and evaluation.gradients:
             raise model_mismatch(str(self._eval_path), "an evaluation model computes no gradients")
 
-    def _bind_parameters(self, graph: BoundGraph, signature: GraphSignature) -> None:
+    def _bound(
+        self,
+        session: onnxruntime.InferenceSession,
+        signature: GraphSignature,
+        metadata: ModelMetadata,
+    ) -> BoundGraph:
+        """A model that reads the parameters where they lie."""
+        graph = BoundGraph(
+            session,
+            signature.inputs,
+            signature.outputs,
+            class_count=metadata.class_count,
+            ignored_label=metadata.ignored_label,
+        )
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters.items[name].data)
+        return graph
 
     def _in_order(self, trainable_only: bool) -> list[Array]:
         parameters = [self.state.parameters.items[name] for name in self._order]
@@ -383,39 +373,3 @@ def _shapes(
                     raise model_mismatch(where, f"the shape of '{node.name}' is not known")
                 shapes.setdefault(node.name, tuple(node.shape))
     return shapes
-
-
-def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
-    """Return an integer from a model's metadata, None if it is absent."""
-    text = metadata.get(key)
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise OdtpackError(
-            "bad-metadata", f"The model's metadata say {key} = {text!r}, no number.", where=where
-        ) from None
-
-
-def _memory_order(metadata: dict[str, str], trainable: set[str], where: str) -> list[str]:
-    """Return the order of the trainable parameters in memory, if the model asks for one."""
-    text = metadata.get("odtpack.parameter_order")
-    if text is None:
-        return []
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError):
-        names = None
-    if (
-        not isinstance(names, list)
-        or not all(isinstance(name, str) for name in names)
-        or sorted(names) != sorted(trainable)
-    ):
-        raise OdtpackError(
-            "bad-metadata",
-            "The model's metadata odtpack.parameter_order do not list its trainable parameters.",
-            where=where,
-            hint="build the package again with odtpack",
-        )
-    return names

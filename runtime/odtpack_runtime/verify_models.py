@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, onnx_missing
 from odtpack_runtime.manifest import Manifest
 from odtpack_runtime.package import Package
 from odtpack_runtime.signature import BUFFER_SUFFIX, GRADIENT_SUFFIX, RESET_NAME, UPDATE_SUFFIX
@@ -97,11 +97,7 @@ def _load(path: Path) -> onnx.ModelProto:
     try:
         import onnx
     except ImportError as error:
-        raise OdtpackError(
-            "onnx-missing",
-            "Verifying a package needs the package 'onnx', which is not installed.",
-            hint="pip install onnx",
-        ) from error
+        raise onnx_missing("Verifying a package") from error
     try:
         model = onnx.load_model_from_string(path.read_bytes())
     except Exception as error:  # protobuf's exceptions have no common base with onnx's

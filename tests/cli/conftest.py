@@ -94,3 +94,19 @@ def assert_refused(outcome: Outcome, code: str, *words: str) -> None:
     assert "Traceback" not in outcome.err
     for word in words:
         assert word in outcome.err, outcome.err
+
+
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(run: Run, tmp_path: Path) -> Callable[..., None]:
+    """Run a command that must fail, and check that it changes no file."""
+
+    def check(arguments: tuple[object, ...], code: str, *words: str) -> None:
+        before = tree(tmp_path)
+        outcome = run(*arguments)
+        assert_refused(outcome, code, *words)
+        assert tree(tmp_path) == before
+
+    return check

@@ -10,7 +10,7 @@ import pytest
 
 import odtpack
 from odtpack.cli import _app, _console
-from odtpack.cli.build import LossName, OptimizerName
+from odtpack.cli._options import LossName, OptimizerName
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from tests.cli.conftest import Run, assert_refused

@@ -1,10 +1,9 @@
 """Apply a delta in place and be killed at the k-th call of the file system, for every k.
 
 ``python -m tests.packages.kill_apply PACKAGE DELTA WORK [no-swap]``. Each attempt is a fork of
-this process on a copy of the package in WORK. The k-th call that changes something kills:
-opening a file to write, a write (half of which still happens), fsync, rename, swap, link,
-remove, making or removing a folder, changing a mode. After each kill a line of JSON says what
-the folder holds, before and after the next attempt to apply the delta.
+this process on a copy of the package in WORK, in which the k-th call of
+:mod:`tests.packages.killer` kills, or a write, half of which still happens. After each kill a
+line of JSON says what the folder holds, before and after the next attempt to apply the delta.
 """
 
 from __future__ import annotations
@@ -13,57 +12,28 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from odtpack_runtime import delta, folder_update
 from odtpack_runtime.delta import apply_delta
-
-_EVENTS = {
-    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link",
-}  # fmt: skip
+from tests.packages.killer import Killer
 
 
-class Killer:
-    """Counts calls and kills this process at one of them."""
+def tear_pieces(killer: Killer) -> None:
+    """Have every piece of a rebuilt file written in two halves, with a call between them."""
+    whole = delta.rebuild
 
-    def __init__(self, at: int) -> None:
-        self._left = at
+    def rebuild(*arguments: Any) -> Iterator[bytes]:
+        for piece in whole(*arguments):
+            half = len(piece) // 2
+            yield piece[:half]
+            killer.tick()
+            yield piece[half:]
 
-    def install(self) -> None:
-        sys.addaudithook(self._audit)
-        for owner, name in ((os, "fsync"), (folder_update, "_exchange")):
-            setattr(owner, name, self._before(getattr(owner, name)))
-        whole = delta.rebuild
-
-        def rebuild(*arguments: Any) -> Iterator[bytes]:
-            for piece in whole(*arguments):
-                half = len(piece) // 2
-                yield piece[:half]
-                self._tick()
-                yield piece[half:]
-
-        delta.rebuild = rebuild  # type: ignore[assignment]
-
-    def _tick(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-        if event in _EVENTS or (event == "open" and int(arguments[2] or 0) & writes):
-            self._tick()
-
-    def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
-            self._tick()
-            return call(*arguments)
-
-        return counted
+    delta.rebuild = rebuild  # type: ignore[assignment]
 
 
 def held(package: Path) -> dict[str, str]:
@@ -88,7 +58,9 @@ def main(package: Path, update: Path, work: Path, swap: bool) -> None:
         shutil.copytree(package, work / "package")
         child = os.fork()
         if child == 0:
-            Killer(at).install()
+            killer = Killer(at)
+            killer.install()
+            tear_pieces(killer)
             apply_delta(work / "package", update)
             os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -1,9 +1,8 @@
 """Kill an action at each of its calls of the file system, and look at what it leaves.
 
 ``python -m tests.packages.killing ACTION FOLDER``. Each attempt is a fork of this process, in
-which the k-th call kills: opening a file to write, every write (half of which still
-happens), fsync, rename, swap, remove, making or removing a folder, changing a mode. Prints
-what the folder held after each as a line of JSON.
+which the k-th call of :mod:`tests.packages.killer` kills, or a write, half of which still
+happens. Prints what the folder held after each as a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,41 +22,15 @@ from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, OdtpackError, folder_update
 from odtpack_runtime.package import Package
 from odtpack_runtime.package_files import check_nothing_else
+from tests.packages.killer import Killer
 
-_EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link"}
 _MODEL = zoo.mlp((6, 4, 3))
 
 
-class Killer:
-    """Counts calls and kills this process at one of them."""
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-
-    def install(self) -> None:
-        sys.addaudithook(self._audit)
-        for owner, name in ((os, "fsync"), (folder_update, "_exchange")):
-            setattr(owner, name, self._counted(getattr(owner, name)))
-        original = os.fdopen
-        os.fdopen = lambda *args, **options: Torn(original(*args, **options), self)  # type: ignore
-
-    def tick(self, before: Callable[[], object] = lambda: None) -> None:
-        self._left -= 1
-        if self._left == 0:
-            before()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-        if event in _EVENTS or (event == "open" and int(arguments[2] or 0) & writes):
-            self.tick()
-
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
-            self.tick()
-            return call(*arguments)
-
-        return counted
+def tear_writes(killer: Killer) -> None:
+    """Have every write to a file that is opened from now on counted, and torn by the kill."""
+    original = os.fdopen
+    os.fdopen = lambda *args, **options: Torn(original(*args, **options), killer)  # type: ignore
 
 
 class Torn:
@@ -202,7 +175,9 @@ def main(action: str, folder: Path) -> None:
         shutil.copytree(template, attempt)
         pid = os.fork()
         if pid == 0:
-            Killer(call).install()
+            killer = Killer(call)
+            killer.install()
+            tear_writes(killer)
             act(attempt)
             os._exit(0)
         status = os.waitpid(pid, 0)[1]

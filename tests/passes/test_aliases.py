@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from odtpack.autodiff.ops import subgraphs
+from odtpack.autodiff.graphs import subgraphs
 from odtpack.passes.aliases import UnsafeAliasError, verify
 from tests.passes.tools import parse
 

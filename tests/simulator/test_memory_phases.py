@@ -13,7 +13,8 @@ import pytest
 
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.simulator.kernel_memory import workspace
-from odtpack_runtime.simulator.memory_plan import MARGIN, plan_memory
+from odtpack_runtime.simulator.memory_phases import MARGIN
+from odtpack_runtime.simulator.memory_plan import plan_memory
 from odtpack_runtime.simulator.process_memory import child_environment
 from odtpack_runtime.simulator.replay import replay
 from tests.simulator.packages import Case

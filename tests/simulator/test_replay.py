@@ -202,7 +202,7 @@ class TestMemory:
     def test_prediction(self, name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
         """The prediction made before anything ran, against the process.
 
-        The bytes of tensors are exact (see test_memory_plan); what remains is the
+        The bytes of tensors are exact (see test_allocation); what remains is the
         model of what sessions and Python take, a few hundred kilobytes.
         """
         this = case(name)

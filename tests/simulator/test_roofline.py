@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from odtpack_runtime.simulator.calibration import Calibration, calibrate, clock_hz
+from odtpack_runtime.simulator.calibration import Calibration, calibrate
+from odtpack_runtime.simulator.machine import clock_hz
 from odtpack_runtime.simulator.operator_events import (
     CONTROL_FLOW,
     NodeRun,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, captures, dims_of, reads, subgraphs
+from odtpack.autodiff.graphs import captures, dims_of, reads, subgraphs
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import REGISTRY, Registry, Rule, WithCaptured
 from odtpack.errors import OdtpackError
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Dims, Ops, dims_of
+from odtpack.autodiff.graphs import Dims, dims_of
+from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
 
 Differentiate = Callable[

@@ -18,7 +18,7 @@ from onnx_ir.passes import common as common_passes
 from odtpack.autodiff import sequences
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
 from odtpack.autodiff.fold import fold, share_constants
-from odtpack.autodiff.ops import captures, nodes_of, reads, subgraphs
+from odtpack.autodiff.graphs import captures, nodes_of, reads, subgraphs
 from odtpack.autodiff.registry import REGISTRY, Registry
 from odtpack.errors import OdtpackError
 from odtpack.loading import infer_shapes

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.autodiff.ops import Dims, dims_of, static_dims, subgraphs, used_names
+from odtpack.autodiff.graphs import Dims, Names, dims_of, static_dims, subgraphs, used_names
 
 _LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
 
@@ -83,7 +83,7 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     Returns:
         Whether there were any.
     """
-    names, changed = used_names(graph), False
+    names, changed = Names(used_names(graph)), False
     known = {
         value: value.const_value
         for value in graph.initializers.values()
@@ -96,7 +96,7 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
                 if value is None or value not in known:
                     continue
                 if value not in copies:
-                    name = _unique(str(value.name), names)
+                    name = names.fresh(str(value.name))
                     copies[value] = ir.val(name, const_value=known[value])
                     subgraph.register_initializer(copies[value])
                 node.replace_input_with(index, copies[value])
@@ -184,15 +184,15 @@ def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collectio
     if condition is None or condition.size != 1:
         return False
     branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
-    inner, results, names = list(branch), list(branch.outputs), used_names(root)
+    inner, results, names = list(branch), list(branch.outputs), Names(used_names(root))
     branch.outputs.clear()
     branch.remove(inner)
     for value in list(branch.initializers.values()):
         branch.initializers.pop(str(value.name))
-        value.name = _unique(f"{node.name}/{value.name}", names)
+        value.name = names.fresh(f"{node.name}/{value.name}")
         graph.register_initializer(value)
     for value in (value for each in inner for value in each.outputs if value.name):
-        value.name = _unique(f"{node.name}/{value.name}", names)
+        value.name = names.fresh(f"{node.name}/{value.name}")
     replacements = []
     for result in results:
         replacement = result
@@ -203,12 +203,3 @@ def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collectio
         replacements.append(replacement)
     ir.convenience.replace_nodes_and_values(graph, node, [node], inner, node.outputs, replacements)
     return True
-
-
-def _unique(stem: str, names: set[str]) -> str:
-    name, count = stem, 1
-    while name in names:
-        count += 1
-        name = f"{stem}_{count}"
-    names.add(name)
-    return name

@@ -19,7 +19,7 @@ from odtpack import loop_shapes
 from odtpack.autodiff.backward import dependents, influences
 from odtpack.autodiff.bodies import BackwardBody, add_output, may_be_float
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import dims_of, static_dims
+from odtpack.autodiff.graphs import dims_of, static_dims
 from odtpack.autodiff.registry import Cotangents, WithCaptured
 from odtpack.autodiff.sums import Product, take_products
 

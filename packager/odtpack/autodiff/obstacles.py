@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import dependents, differentiate, opset_of
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops, reads, subgraphs
+from odtpack.autodiff.graphs import reads, subgraphs
+from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
 from odtpack.inference import infer_shapes
 from odtpack.passes import half

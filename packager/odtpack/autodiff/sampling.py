@@ -19,7 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.adding import add_at
-from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.graphs import dims_of
+from odtpack.autodiff.ops import Ops
 
 _KEYS = -0.75  # parameter of the cubic kernel: that of ONNX Runtime and PyTorch
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Dims, Ops
+from odtpack.autodiff.graphs import Dims
+from odtpack.autodiff.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,27 +17,27 @@ from odtpack.recipe.settings import Group
 class BuildOptions:
     """Options of ``odtpack build`` as they were given; None, empty or false if they were not."""
 
-    model: Path | None
-    loss: str | None
-    loss_options: Sequence[str]
-    loss_inputs: Sequence[str]
-    outputs: Sequence[str]
-    train: Sequence[str]
-    freeze: Sequence[str]
-    optimizer: str | None
-    optimizer_settings: Mapping[str, float | None]
-    optimizer_options: Sequence[str]
-    clip_norm: float | None
-    clip_value: float | None
-    groups: Sequence[str]
-    no_vector_decay: bool
-    accumulate: int | None
-    schedule: str | None
-    runtime: str | None
-    frozen_storage: str | None
-    ort_format: OrtFormat | None
-    nominal: bool
-    onnxruntime: str | None
+    model: Path | None = None
+    loss: str | None = None
+    loss_options: Sequence[str] = ()
+    loss_inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    train: Sequence[str] = ()
+    freeze: Sequence[str] = ()
+    optimizer: str | None = None
+    optimizer_settings: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    optimizer_options: Sequence[str] = ()
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    groups: Sequence[str] = ()
+    no_vector_decay: bool = False
+    accumulate: int | None = None
+    schedule: str | None = None
+    runtime: str | None = None
+    frozen_storage: str | None = None
+    ort_format: OrtFormat | None = None
+    nominal: bool = False
+    onnxruntime: str | None = None
 
     def over(self, recipe: BuildSettings | None) -> BuildSettings:
         """What to build: each option that was given takes the place of the recipe's key.

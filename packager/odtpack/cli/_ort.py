@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+import typer
+
 from odtpack.ort_choices import OrtFormat, Platform, Style
 
 
@@ -14,6 +16,13 @@ class StyleChoice(StrEnum):
     FIXED = "fixed"
     RUNTIME = "runtime"
     BOTH = "both"
+
+
+ORT_STYLE = typer.Option(help="ORT format: how models are optimized.  [default: fixed]")
+ORT_PLATFORM = typer.Option(
+    help="ORT format: processors to optimize for; may be repeated. Default: a model that runs on "
+    "all."
+)
 
 
 def read_formats(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._ort import StyleChoice, read_formats
+from odtpack.cli._options import LOSS, LOSS_OPTION, MODEL_OR_RECIPES, LossName, OptimizerName
+from odtpack.cli._ort import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 from odtpack.ort_choices import Platform
 
 if TYPE_CHECKING:
@@ -18,40 +19,11 @@ if TYPE_CHECKING:
     from odtpack_runtime.manifest import Manifest
 
 
-class LossName(StrEnum):
-    """Losses of :data:`odtpack.losses.LOSSES`, and none."""
-
-    CROSS_ENTROPY = "cross_entropy"
-    MSE = "mse"
-    BCE_WITH_LOGITS = "bce_with_logits"
-    L1 = "l1"
-    HUBER = "huber"
-    SMOOTH_L1 = "smooth_l1"
-    NLL = "nll"
-    KL_DIV = "kl_div"
-    DISTILLATION = "distillation"
-    TRIPLET_MARGIN = "triplet_margin"
-    CONTRASTIVE = "contrastive"
-    INFO_NCE = "info_nce"
-    CTC = "ctc"
-    NONE = "none"
-
-
 class FrozenType(StrEnum):
     """Storages of :data:`odtpack.storage.STORAGES`."""
 
     FLOAT16 = "float16"
     INT8 = "int8"
-
-
-class OptimizerName(StrEnum):
-    """Optimizers of :data:`odtpack.optimizers.OPTIMIZERS`."""
-
-    ADAMW = "adamw"
-    ADAM = "adam"
-    SGD = "sgd"
-    LION = "lion"
-    ADAFACTOR = "adafactor"
 
 
 class TargetName(StrEnum):
@@ -62,14 +34,7 @@ class TargetName(StrEnum):
 
 
 def build(
-    model: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[MODEL.onnx]",
-            show_default=False,
-            help="Forward model. Default: that of the recipe.",
-        ),
-    ] = None,
+    model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
     recipe: Annotated[
         Path | None,
         typer.Option(
@@ -92,18 +57,8 @@ def build(
             "built. Writes PKG.stamp.json beside it.",
         ),
     ] = False,
-    loss: Annotated[
-        LossName | None,
-        typer.Option(help="Loss to attach; none if the first output is the loss."),
-    ] = None,
-    loss_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Option of the loss; may be repeated. For example: --loss cross_entropy "
-            "--loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8",
-        ),
-    ] = None,
+    loss: Annotated[LossName | None, LOSS] = None,
+    loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
     optimizer: Annotated[
         OptimizerName | None, typer.Option(help="Optimizer.  [default: adamw]")
     ] = None,
@@ -226,17 +181,8 @@ def build(
             "--ort-format", help="Also write ORT format and the operators for a reduced build."
         ),
     ] = False,
-    ort_style: Annotated[
-        StyleChoice | None,
-        typer.Option(help="ORT format: how models are optimized.  [default: fixed]"),
-    ] = None,
-    ort_platform: Annotated[
-        list[Platform] | None,
-        typer.Option(
-            help="ORT format: processors to optimize for; may be repeated. Default: a model that "
-            "runs on all."
-        ),
-    ] = None,
+    ort_style: Annotated[StyleChoice | None, ORT_STYLE] = None,
+    ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Also write a checkpoint without values.")
     ] = False,

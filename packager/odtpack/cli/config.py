@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON
 from odtpack.ort_choices import Format, Mode, Platform, Types
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def config(
             metavar="DATA.npz", help="Samples to run models with for --check.  [default: made up]"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Write the operators that one or more packages need, or check such a file.
 

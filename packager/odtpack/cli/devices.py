@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON
 
 if TYPE_CHECKING:
     from odtpack_runtime.simulator.profile import DeviceProfile, ProfileFigure
@@ -20,8 +21,6 @@ devices = typer.Typer(
     short_help="List, show, check and measure device profiles.",
 )
 
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-
 
 @devices.callback()
 def _devices(context: typer.Context) -> None:
@@ -33,7 +32,7 @@ def _devices(context: typer.Context) -> None:
 @devices.command(
     "list", epilog="\b\nExamples:\n  odtpack devices list\n  odtpack devices list --json"
 )
-def list_devices(as_json: _AsJson = False) -> None:
+def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
     """List the device profiles that ship with odtpack."""
     from odtpack_runtime.simulator.profile import list_profiles, load_profile
     from odtpack_runtime.simulator.units import format_bytes
@@ -75,7 +74,7 @@ def show_device(
             help="A shipped profile, or the path of a .toml file.",
         ),
     ],
-    as_json: _AsJson = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Show every figure of a device profile with unit, kind and source."""
     from odtpack_runtime.simulator.profile import load_profile
@@ -110,7 +109,7 @@ def check_devices(
             help="Paths of .toml files, or names of shipped profiles.",
         ),
     ],
-    as_json: _AsJson = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Check profiles of your own.
 
@@ -180,7 +179,7 @@ def measure_devices(
             help="Threads that a training would use; one per performance core by default.",
         ),
     ] = None,
-    as_json: _AsJson = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Make a profile of this machine, through ONNX Runtime itself.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._ort import StyleChoice, read_formats
+from odtpack.cli._options import PACKAGE
+from odtpack.cli._ort import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 from odtpack.ort_choices import Platform
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ LOSS_PREFIX = "loss/"
 
 
 def export(
-    package: Annotated[
-        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
-    ],
+    package: Annotated[Path, PACKAGE],
     out: Annotated[Path, typer.Option(metavar="M.onnx", help="Where the inference model goes.")],
     outputs: Annotated[
         list[str] | None,
@@ -41,17 +40,8 @@ def export(
     ort_format: Annotated[
         bool, typer.Option("--ort-format", help="Also write ORT format, M.ort.")
     ] = False,
-    ort_style: Annotated[
-        StyleChoice | None,
-        typer.Option(help="ORT format: how the model is optimized.  [default: fixed]"),
-    ] = None,
-    ort_platform: Annotated[
-        list[Platform] | None,
-        typer.Option(
-            help="ORT format: processors to optimize for; may be repeated. Default: a model that "
-            "runs on all."
-        ),
-    ] = None,
+    ort_style: Annotated[StyleChoice | None, ORT_STYLE] = None,
+    ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print inputs and outputs as JSON on stdout.")
     ] = False,

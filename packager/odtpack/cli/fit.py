@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli.build import LossName, OptimizerName
+from odtpack.cli._options import (
+    DATA,
+    EPOCHS,
+    LOSS,
+    LOSS_OPTION,
+    MODEL_OR_RECIPES,
+    LossName,
+    OptimizerName,
+)
 
 if TYPE_CHECKING:
     from odtpack.fit import FitProgress, FitResult
@@ -22,22 +30,8 @@ RESULT: Final = "fit.json"
 
 
 def fit(
-    model: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[MODEL.onnx]",
-            show_default=False,
-            help="Forward model. Default: that of the recipe.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DATA.npz",
-            help="One array per input of the model, by its name.",
-            show_default=False,
-        ),
-    ] = None,
+    model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
+    data: Annotated[Path | None, DATA] = None,
     device: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME|FILE", help="Device profile; may be repeated."),
@@ -54,14 +48,8 @@ def fit(
             "devices hold where no option says otherwise.",
         ),
     ] = None,
-    loss: Annotated[
-        LossName | None,
-        typer.Option(help="Loss to attach; none if the first output is the loss."),
-    ] = None,
-    loss_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of the loss; may be repeated."),
-    ] = None,
+    loss: Annotated[LossName | None, LOSS] = None,
+    loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
     freeze: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Parameters to freeze in any case; may be repeated."),
@@ -89,7 +77,7 @@ def fit(
             help="Learning rate to try; may be repeated.  [default: three for each optimizer]",
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
+    epochs: Annotated[int, EPOCHS] = 3,
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Candidates to train.")] = 24,
     finalists: Annotated[
         int,
@@ -219,24 +207,7 @@ def _settings(
         model=model,
         loss=None if loss is None else loss.value,
         loss_options=loss_options or (),
-        loss_inputs=(),
-        outputs=(),
-        train=(),
         freeze=freeze or (),
-        optimizer=None,
-        optimizer_settings={},
-        optimizer_options=(),
-        clip_norm=None,
-        clip_value=None,
-        groups=(),
-        no_vector_decay=False,
-        accumulate=None,
-        schedule=None,
-        runtime=None,
-        frozen_storage=None,
-        ort_format=None,
-        nominal=False,
-        onnxruntime=None,
     ).over(None if read is None else BuildSettings.of(read))
 
 

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import MODEL
 
 
 def init(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL.onnx", show_default=False, help="Forward model.")
-    ],
+    model: Annotated[Path, MODEL],
     out: Annotated[Path, typer.Option(metavar="recipe.toml", help="Recipe to write.")] = Path(
         "recipe.toml"
     ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,7 +31,7 @@ def inspect(
             help="Of a package: write where its bytes go, html:FILE or json:FILE; may be repeated.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Show what a package, a forward model or a checkpoint holds.
 
@@ -133,7 +134,7 @@ def _setting(value: float | bool | str) -> str:
 
 def _model(path: Path) -> dict[str, Any]:
     from odtpack import targets
-    from odtpack.autodiff.ops import dims_of
+    from odtpack.autodiff.graphs import dims_of
     from odtpack.candidates import candidates
     from odtpack.cli._describe import byte_size, count_line, shape_text
     from odtpack.errors import OdtpackError

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, PACKAGE
 
 if TYPE_CHECKING:
     from odtpack.install import Installed
 
 
 def install(
-    package: Annotated[
-        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
-    ],
+    package: Annotated[Path, PACKAGE],
     android: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of its own in the app's assets."),
@@ -28,7 +27,7 @@ def install(
     ort: Annotated[
         bool, typer.Option("--ort", help="The models in ORT format in place of the ONNX models.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Copy what a phone needs of a package into an app: models, checkpoint and manifest.
 

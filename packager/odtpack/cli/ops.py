@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, MODEL
 
 if TYPE_CHECKING:
     from odtpack.autodiff.coverage import Coverage
@@ -40,7 +41,7 @@ def coverage(
         typer.Argument(metavar="[OPERATOR]...", show_default=False, help="Only these."),
     ] = None,
     how: Annotated[Way | None, typer.Option(help="Only those differentiated so.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Print the support table: operator, opsets, trainable inputs, how.
 
@@ -88,9 +89,7 @@ def _opsets(row: Coverage) -> str:
     "  odtpack ops check model.onnx --train 'head.*' --json"
 )
 def check(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL.onnx", show_default=False, help="Forward model.")
-    ],
+    model: Annotated[Path, MODEL],
     train: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Parameters to train, as for build. Default: all."),
@@ -103,7 +102,7 @@ def check(
         list[str] | None,
         typer.Option(metavar="NAME", help="Output that the loss reads. Default: the first."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Say before a build which nodes stand in a gradient's way, and what to do about each.
 

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import PACKAGE
 from odtpack.cli._ort import StyleChoice, read_formats
 from odtpack.ort_choices import Platform
 
 
 def ort(
-    package: Annotated[
-        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
-    ],
+    package: Annotated[Path, PACKAGE],
     style: Annotated[
         StyleChoice,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import DATA, EPOCHS, PACKAGE
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState
@@ -17,14 +18,9 @@ EPOCHS_PROPERTY = "odtpack.epochs"
 
 
 def train(
-    package: Annotated[
-        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(metavar="DATA.npz", help="One array per input of the model, by its name."),
-    ],
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 5,
+    package: Annotated[Path, PACKAGE],
+    data: Annotated[Path, DATA],
+    epochs: Annotated[int, EPOCHS] = 5,
     batch_size: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),

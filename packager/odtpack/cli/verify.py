@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, PACKAGE
 
 _SIGNATURES = {
     "valid": "valid",
@@ -17,9 +18,7 @@ _SIGNATURES = {
 
 
 def verify(
-    package: Annotated[
-        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
-    ],
+    package: Annotated[Path, PACKAGE],
     public_key: Annotated[
         Path | None,
         typer.Option(
@@ -35,7 +34,7 @@ def verify(
             help="Refuse a package without a signature, also where no key is passed.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Verify a package.
 

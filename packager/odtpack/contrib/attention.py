@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.graphs import dims_of
+from odtpack.autodiff.ops import Ops
 from odtpack.contrib.table import Outputs, asked_for, decomposition, known_rank, known_size
 
 _FILTER = -10000.0

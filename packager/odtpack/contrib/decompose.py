@@ -6,7 +6,8 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, nodes_of
+from odtpack.autodiff.graphs import nodes_of
+from odtpack.autodiff.ops import Ops
 from odtpack.contrib import (  # noqa: F401  (fills the table)
     activation,
     attention,

@@ -9,7 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Dims, Ops, dims_of
+from odtpack.autodiff.graphs import Dims, dims_of
+from odtpack.autodiff.ops import Ops
 
 DOMAIN = "com.microsoft"
 Outputs = ir.Value | Sequence[ir.Value | None]

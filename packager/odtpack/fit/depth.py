@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack import storage
-from odtpack.autodiff.ops import reads
+from odtpack.autodiff.graphs import reads
 from odtpack.candidates import candidates
 from odtpack.exporters import module_names
 

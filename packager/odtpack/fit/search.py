@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from odtpack.errors import OdtpackError
 from odtpack.fit import finalists
 from odtpack.fit.candidates import Candidate, spread
-from odtpack.fit.ceilings import PLAN_ERROR, memory_ceiling, size_ceiling
+from odtpack.fit.ceilings import PLAN_ERROR, Ceiling, memory_ceiling, size_ceiling
 from odtpack.fit.finalists import Simulation
 from odtpack.fit.ground import Ground, lay_ground
 from odtpack.fit.halving import Runner, halve, rungs
@@ -167,8 +168,9 @@ class _Search:
             for epochs in rungs(len(runners), request.epochs, request.finalists)
             if not any(self._problem(runner.candidate, epochs) for runner in runners)
         ] or [request.epochs]
-        ceiling = memory_ceiling(request.profiles, request.budgets)
-        ahead, behind, made = halve(runners, levels, request.finalists, ceiling, self._train)
+        ahead, behind, made = halve(
+            runners, levels, request.finalists, self._memory_ceiling, self._train
+        )
         self.left += behind
         simulated = self._simulate(ahead)
         around = Surroundings(
@@ -258,13 +260,20 @@ class _Search:
     def _next(order: Iterator[Candidate], count: int) -> list[Candidate]:
         return list(itertools.islice(order, max(0, count)))
 
+    @functools.cached_property
+    def _memory_ceiling(self) -> Ceiling | None:
+        return memory_ceiling(self.request.profiles, self.request.budgets)
+
+    @functools.cached_property
+    def _size_ceiling(self) -> Ceiling | None:
+        return size_ceiling(self.request.profiles, self.request.budgets)
+
     def _excess(self, planned: Planned) -> tuple[float, str]:
         """By which share of a limit a plan is over it for certain, and how to say so."""
-        profiles, budgets = self.request.profiles, self.request.budgets
         excess, told = 0.0, ""
         for ceiling, what, count, error in (
-            (memory_ceiling(profiles, budgets), "the planned peak", planned.peak_bytes, PLAN_ERROR),
-            (size_ceiling(profiles, budgets), "the package", planned.package_bytes, 0.0),
+            (self._memory_ceiling, "the planned peak", planned.peak_bytes, PLAN_ERROR),
+            (self._size_ceiling, "the package", planned.package_bytes, 0.0),
         ):
             if ceiling is not None and ceiling.excess(count * (1 - error)) > excess:
                 excess, told = ceiling.excess(count), ceiling.told(what, count)

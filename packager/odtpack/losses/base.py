@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Dims, Ops, dims_of
+from odtpack.autodiff.graphs import Dims, dims_of
+from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
 from odtpack.losses.options import bad_option, check_choice, plain
 

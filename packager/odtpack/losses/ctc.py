@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Dims, Ops
+from odtpack.autodiff.graphs import Dims
+from odtpack.autodiff.ops import Ops
 from odtpack.losses.base import Loss, Target, dims, reduce, require_rank, shaped
 from odtpack.losses.options import check_choice, check_number, check_whole
 from odtpack.passes.stop_gradient import stop

@@ -14,6 +14,7 @@ import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
 
+from odtpack.autodiff.graphs import Names
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError, UnknownNameError
@@ -51,7 +52,7 @@ class ModelAccessor:
         self._path = path
         self.targets: dict[str, TargetRole] = {}
         self.label_metadata: dict[str, dict[str, str]] = {}
-        self._counts: dict[str, int] = {}
+        self._names = Names()
         self._declared: dict[str, onnx.ValueInfoProto] = {}
         self.renew()
 
@@ -88,7 +89,7 @@ class ModelAccessor:
     def renew(self) -> None:
         """Forget all types; infer them from the model as it stands."""
         self._values: dict[str, onnx.ValueInfoProto] = {}
-        self._names: set[str] = set()
+        self._names.clear()
         self._seen = [0, 0, 0]
         graph = self._model.graph
         if graph.node:
@@ -117,12 +118,7 @@ class ModelAccessor:
 
     def fresh_name(self, stem: str) -> str:
         """A name that nothing in the model has; the same blocks give the same names."""
-        while True:
-            count = self._counts[stem] = self._counts.get(stem, 0) + 1
-            name = stem if count == 1 else f"{stem}_{count}"
-            if name not in self._names:
-                self._names.add(name)
-                return name
+        return self._names.fresh(stem)
 
     def write(self, stem: str, names: Sequence[str], equation: Equation) -> tuple[str, ...]:
         """Write nodes.

@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from odtpack import losses
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.graphs import dims_of
 from odtpack.passes import match
 
 

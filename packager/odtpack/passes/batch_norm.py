@@ -19,7 +19,8 @@ import dataclasses
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops, dims_of, nodes_of, wider
+from odtpack.autodiff.graphs import dims_of, nodes_of, wider
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.autodiff.rules.norm import affine, per_channel, sum_per_channel
 from odtpack.errors import OdtpackError

@@ -25,7 +25,8 @@ import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.autodiff.ops import Dims, Ops, subgraphs
+from odtpack.autodiff.graphs import Dims, subgraphs
+from odtpack.autodiff.ops import Ops
 from odtpack.node_inference import NodeInference
 
 # Bytes from which on a constant is worth the nodes that expand it.

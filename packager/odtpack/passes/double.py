@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, dims_of, nodes_of
+from odtpack.autodiff.graphs import dims_of, nodes_of
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.rules import conv_transpose, pool
 from odtpack.autodiff.windows import Windows, conv_windows, pool_windows
 from odtpack.errors import OdtpackError

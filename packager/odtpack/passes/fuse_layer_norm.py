@@ -13,7 +13,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.graphs import dims_of
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.passes import match
 

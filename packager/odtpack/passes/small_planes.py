@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from odtpack.autodiff import planes
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, static_dims
+from odtpack.autodiff.graphs import static_dims
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.windows import conv_windows
 from odtpack.passes import match
 from odtpack_runtime.signature import OWN_TYPE_SUFFIX

@@ -21,7 +21,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import used_names
+from odtpack.autodiff.graphs import Names, used_names
 from odtpack.dtypes import TRAINABLE_TYPES
 from odtpack.exporters import made_up, origin
 
@@ -37,7 +37,7 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
         keep: Names of initializers that stay what they are.
     """
     changed = False
-    names: set[str] = set()
+    names = Names()
     unnamed = {name for name in made_up(graph) if not name.startswith("onnx::")}
     for name, value in list(graph.initializers.items()):
         uses = value.uses()
@@ -54,9 +54,9 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
                 groups.setdefault(origin(node, index) or name, []).append((node, index))
         if groups:
             groups.pop(name if name in groups else next(iter(groups)))
-        names = names or used_names(graph)
+        names = names or Names(used_names(graph))
         for label, places in groups.items():
-            new = _copy(value, _unique(label, names))
+            new = _copy(value, names.fresh(label))
             graph.register_initializer(new)
             for node, index in places:
                 node.replace_input_with(index, new)
@@ -102,12 +102,3 @@ def _copy(value: ir.Value, name: str) -> ir.Value:
     return ir.Value(
         name=name, shape=value.shape, type=value.type, const_value=ir.tensor(array, name=name)
     )
-
-
-def _unique(stem: str, names: set[str]) -> str:
-    name, count = stem, 1
-    while name in names:
-        count += 1
-        name = f"{stem}_{count}"
-    names.add(name)
-    return name

@@ -13,7 +13,7 @@ from typing import Final
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.graphs import dims_of
 from odtpack.candidates import candidates
 from odtpack.exporters import module_names
 from odtpack.loading import load_model

@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 from odtpack.recipe.settings import BuildSettings
 from odtpack_runtime.atomic import atomic_write
-from odtpack_runtime.errors import OdtpackError
 
 _FORMAT: Final = 1
 _MAX_STAMP_BYTES: Final = 2**20
@@ -120,17 +120,9 @@ def _model_digests(path: Path) -> dict[str, str]:
             hint="the path of a recipe's model is taken from the recipe's folder",
         ) from None
     except OSError as error:
-        raise OdtpackError(
-            "model-not-readable",
-            f"{str(path)!r} cannot be read: {error.strerror or error}",
-            hint="check its permissions",
-        ) from error
+        raise model_not_readable(path, error) from error
     except google.protobuf.message.DecodeError:
-        raise OdtpackError(
-            "not-onnx",
-            f"{str(path)!r} is not an ONNX model",
-            hint="pass the .onnx file of a forward model, as torch.onnx.export writes it",
-        ) from None
+        raise not_onnx(path) from None
 
 
 def _digest(path: Path) -> str:

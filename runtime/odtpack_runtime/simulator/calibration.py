@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import onnxruntime
-
-from odtpack_runtime.layout import Array, address, allocate
+from odtpack_runtime.simulator.machine import clock_hz
 from odtpack_runtime.simulator.operator_events import model_runs, typical_step
+from odtpack_runtime.simulator.operator_session import Operator, bound_operators
 from odtpack_runtime.simulator.roofline import Roof
 
 _GEMM_SIZES: Final = (256, 512, 1024)
@@ -106,8 +103,9 @@ def operator_seconds(
         seconds: Time that it may take; five runs are made in any case.
     """
     names = [f"input{index}" for index in range(len(shapes))]
-    feeds = {name: _random(shape) for name, shape in zip(names, shapes, strict=True)}
-    return list(_seconds(_session([(op_type, names, "output")], feeds, threads), seconds))
+    inputs = dict(zip(names, shapes, strict=True))
+    operator = Operator(op_type, names, "output")
+    return list(_seconds(bound_operators([operator], inputs, shapes[-1], threads), seconds))
 
 
 def runtime_costs() -> tuple[float, float]:
@@ -125,76 +123,11 @@ def runtime_costs() -> tuple[float, float]:
     return node_us, max(0.0, profiled - node_us)
 
 
-def clock_hz() -> float | None:
-    """Clock of the fastest core in Hz as Linux tells it; None if it does not."""
-    if sys.platform != "linux":
-        return None
-    try:
-        files = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/cpuinfo_max_freq")
-        clocks = [float(file.read_text()) * 1e3 for file in files]
-        if not clocks:
-            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            clocks = [
-                float(line.partition(":")[2]) * 1e6 for line in lines if line.startswith("cpu MHz")
-            ]
-    except (OSError, ValueError):
-        return None
-    return max(clocks, default=0.0) or None
-
-
-def _random(shape: tuple[int, ...]) -> Array:
-    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-
-
 def _chain(length: int, profile: Path | None = None) -> Callable[[], object]:
+    shape = (_CHAIN_ELEMENTS,)
     values = itertools.pairwise(f"value{index}" for index in range(length + 1))
-    nodes = [("Neg", [before], after) for before, after in values]
-    return _session(nodes, {"value0": _random((_CHAIN_ELEMENTS,))}, 1, profile)
-
-
-def _session(
-    nodes: list[tuple[str, list[str], str]],
-    feeds: Mapping[str, Array],
-    threads: int,
-    profile: Path | None = None,
-) -> Callable[[], object]:
-    """A model of these nodes, as written, bound to memory; the last node's value is its result."""
-    from onnx import ModelProto, TensorProto, helper
-
-    *_, last = feeds.values()
-    result = nodes[-1][2]
-    graph = helper.make_graph(
-        [helper.make_node(op_type, inputs, [output]) for op_type, inputs, output in nodes],
-        "calibration",
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape)
-            for name, value in feeds.items()
-        ],
-        [helper.make_tensor_value_info(result, TensorProto.FLOAT, last.shape)],
-    )
-    model = ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 13))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if profile is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    output = allocate(last.nbytes).view(np.float32).reshape(last.shape)
-    memory = {**feeds, result: output}
-    binding = session.io_binding()
-    for name, value in memory.items():
-        bind = binding.bind_output if name == result else binding.bind_input
-        bind(name, "cpu", 0, np.float32, value.shape, address(value))
-
-    def run(_: Mapping[str, Array] = memory) -> None:  # ONNX Runtime holds bare addresses
-        session.run_with_iobinding(binding)
-
-    return run
+    operators = [Operator("Neg", [before], after) for before, after in values]
+    return bound_operators(operators, {"value0": shape}, shape, 1, profile=profile)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:

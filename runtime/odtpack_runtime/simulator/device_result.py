@@ -8,7 +8,7 @@ from odtpack_runtime.simulator.campaign import run_campaign
 from odtpack_runtime.simulator.figures import Quantity
 from odtpack_runtime.simulator.latency import HostTiming, carry
 from odtpack_runtime.simulator.limits_search import HELD_STEPS, Settled
-from odtpack_runtime.simulator.memory_plan import MemoryPlan
+from odtpack_runtime.simulator.memory_phases import MemoryPlan
 from odtpack_runtime.simulator.profile import DeviceProfile
 from odtpack_runtime.simulator.replay import ReplayResult, final_loss
 from odtpack_runtime.simulator.result import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 
 import onnxruntime
 
 from odtpack_runtime.simulator.latency import HostTiming
+from odtpack_runtime.simulator.machine import processor_name
 from odtpack_runtime.simulator.result import HostInfo
 
 
@@ -34,13 +34,7 @@ def host_info(timing: HostTiming, threads: int) -> HostInfo:
 
 def cpu_name() -> str:
     """The processor as the system calls it; ``unknown`` if it does not say."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine() or "unknown"
+    return processor_name() or platform.processor() or platform.machine() or "unknown"
 
 
 def tool_version() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 _CPUS: Final = Path("/sys/devices/system/cpu")
+_CPU_INFO: Final = Path("/proc/cpuinfo")
 _PERFORMANCE_SHARE: Final = 0.8
 """Cores whose top clock is at least this share of the fastest one's are performance cores."""
 
@@ -71,21 +72,30 @@ class Machine:
 
 def this_machine() -> Machine:
     """Ask the system."""
-    info = _text(Path("/proc/cpuinfo"))
     quota = _cgroup("cpu.max").split()
     ram = _ram_bytes()
     limit = _cgroup("memory.max")
     limit_bytes = int(limit) if limit.isdigit() else None
     if limit_bytes is not None and ram is not None and limit_bytes >= ram:
         limit_bytes = None
-    name = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", info, re.M)
     return Machine(
-        processor=name[1].strip()[:200] if name else None,
+        processor=processor_name(),
         ram_bytes=ram,
         limit_bytes=limit_bytes,
-        groups=_groups(info),
+        groups=_groups(),
         quota=int(quota[0]) / int(quota[1]) if len(quota) == 2 and quota[0].isdigit() else None,
     )
+
+
+def processor_name() -> str | None:
+    """Name of the processor as the system tells it; None if it does not."""
+    name = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", _text(_CPU_INFO), re.M)
+    return name[1].strip()[:200] if name else None
+
+
+def clock_hz() -> float | None:
+    """Top clock in Hz of the fastest cores that this process may use; None if unknown."""
+    return _groups()[0].clock_hz or None
 
 
 def _text(path: Path) -> str:
@@ -113,7 +123,7 @@ def _ram_bytes() -> int | None:
         return None
 
 
-def _groups(info: str) -> tuple[CoreGroup, ...]:
+def _groups() -> tuple[CoreGroup, ...]:
     usable = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     cores: dict[str, float | None] = {}
     for cpu in usable:
@@ -125,7 +135,8 @@ def _groups(info: str) -> tuple[CoreGroup, ...]:
         return (CoreGroup(os.cpu_count() or 1, None),)
     if all(clock is None for clock in cores.values()):
         # A virtual machine tells the clock of the moment, and no top clock.
-        now = [float(mhz) * 1e6 for mhz in re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", info, re.M)]
+        found = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", _text(_CPU_INFO), re.M)
+        now = [float(mhz) * 1e6 for mhz in found]
         return (CoreGroup(len(cores), max(now) if now else None),)
     clocks = sorted(set(cores.values()), key=lambda clock: -(clock or 0))
     return tuple(

@@ -21,6 +21,7 @@ from odtpack_runtime.simulator.machine import this_machine
 from odtpack_runtime.simulator.measure_allocator import allocator_overhead
 from odtpack_runtime.simulator.measure_storage import measure_storage
 from odtpack_runtime.simulator.measured_profile import Measurements, measured_profile
+from odtpack_runtime.simulator.operator_session import Operator, bound_operators
 from odtpack_runtime.simulator.profile import NAME_PATTERN, DeviceProfile
 
 MAX_THREADS: Final = 1024
@@ -136,43 +137,15 @@ def conv_flops(threads: int, effort: Effort) -> float:
 def _convolution(
     batch: int, inputs: int, outputs: int, side: int, threads: int, effort: Effort
 ) -> float:
-    import numpy as np
-    import onnxruntime
-    from onnx import ModelProto, TensorProto, helper
-
-    shapes = {
-        "images": (batch, inputs, side, side),
-        "weight": (outputs, inputs, 3, 3),
-        "result": (batch, outputs, side, side),
-    }
-    infos = {
-        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in shapes.items()
-    }
-    node = helper.make_node("Conv", ["images", "weight"], ["result"], pads=[1, 1, 1, 1])
-    graph = helper.make_graph(
-        [node], "calibration", [infos["images"], infos["weight"]], [infos["result"]]
+    convolution = Operator("Conv", ["images", "weight"], "result", {"pads": [1, 1, 1, 1]})
+    work = bound_operators(
+        [convolution],
+        {"images": (batch, inputs, side, side), "weight": (outputs, inputs, 3, 3)},
+        (batch, outputs, side, side),
+        threads,
+        optimized=True,
     )
-    model = ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 13))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    random = np.random.default_rng(0)
-    values = {
-        name: onnxruntime.OrtValue.ortvalue_from_numpy(
-            random.standard_normal(shape, dtype=np.float32)
-        )
-        for name, shape in shapes.items()
-    }
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("images", values["images"])
-    binding.bind_ortvalue_input("weight", values["weight"])
-    binding.bind_ortvalue_output("result", values["result"])
-    run = list(_timed(lambda: session.run_with_iobinding(binding), effort.convolution_seconds))
+    run = list(_timed(work, effort.convolution_seconds))
     operations = 2 * batch * outputs * side * side * inputs * 9
     return operations / statistics.median(run[2:])
 

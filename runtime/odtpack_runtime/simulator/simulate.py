@@ -26,7 +26,8 @@ from odtpack_runtime.simulator.host import host_info, tool_version
 from odtpack_runtime.simulator.interruption import MAX_INTERRUPTIONS
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.latency import measure_host
-from odtpack_runtime.simulator.memory_plan import MemoryPlan, plan_memory
+from odtpack_runtime.simulator.memory_phases import MemoryPlan
+from odtpack_runtime.simulator.memory_plan import plan_memory
 from odtpack_runtime.simulator.prepare import choose_rate, make_job, write_data
 from odtpack_runtime.simulator.profile import DeviceProfile
 from odtpack_runtime.simulator.progress import OnProgress, Teller

@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.graphs import dims_of
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, non_differentiable, vjp
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.

@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops, wider
+from odtpack.autodiff.graphs import wider
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, vjp
 
 

@@ -17,7 +17,8 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.gate_functions import directions
-from odtpack.autodiff.ops import Ops, dims_of
+from odtpack.autodiff.graphs import dims_of
+from odtpack.autodiff.ops import Ops
 
 Step = tuple[Sequence[ir.Value], Sequence[ir.Value]]
 Body = Callable[..., Step]

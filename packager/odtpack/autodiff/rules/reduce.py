@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import wider
+from odtpack.autodiff.graphs import wider
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("ArgMax", "ArgMin")

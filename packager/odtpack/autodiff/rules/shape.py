@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.graphs import dims_of
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable(
