@@ -97,6 +97,23 @@ def layer_norm(axis: int, *shape: int):  # type: ignore[no-untyped-def]
     ]  # fmt: skip
 
 
+def layer_norm_statistics(*used: int):  # type: ignore[no-untyped-def]
+    """The loss depends on the mean and the inverse deviation of each row, too."""
+
+    def function(x: torch.Tensor, scale: torch.Tensor) -> list[torch.Tensor]:
+        mean = x.mean((-2, -1), keepdim=True)
+        inv_std = 1 / (x.var((-2, -1), keepdim=True, unbiased=False) + 1e-3).sqrt()
+        outputs = [(x - mean) * inv_std * scale, mean, inv_std]
+        return [outputs[i] for i in used]
+
+    return cases(
+        "LayerNormalization", {"x": X, "scale": normal(3, 4, seed=2)}, function, (17, 23),
+        axis=1, epsilon=1e-3, batch=["x"], outputs=3, used=used, double=True,
+        wrt=["x", "scale"] if 0 in used else ["x"],
+        label=f"outputs{''.join(map(str, used))}",
+    )  # fmt: skip
+
+
 def batch_norm(*shape: int, **options):  # type: ignore[no-untyped-def]
     channels = shape[1]
     inputs = {
@@ -166,6 +183,9 @@ CASES: list[Case] = [
     *layer_norm(-1, 4),
     *layer_norm(2, 4),
     *layer_norm(1, 3, 4),
+    *layer_norm_statistics(0, 1, 2),
+    *layer_norm_statistics(0, 1),
+    *layer_norm_statistics(2),
     *batch_norm(4, 3),
     *batch_norm(2, 3, 2, 2, batch=["x"]),
     *batch_norm(2, 3, 4),
