@@ -56,3 +56,31 @@ def test_shapes_from_before_an_input_was_made_dynamic_do_not_count(before: str) 
     shapes = {value.name: dims_of(value) for node in graph for value in node.outputs}
     assert shapes["h"] == shapes["r"] == ("batch", 4)
     assert shapes["y"] == ("batch", 2, 2)
+
+
+def test_the_standard_domain_may_be_imported_by_its_long_name() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["ai.onnx": 17]>
+        g (float[2, 4] x, float[4] w) => (float[2, 4] y) { y = Mul(x, w) }
+        """
+    )
+    loaded = load_model(model)
+    assert loaded.graph.opset_imports == {"": 17}
+    assert [node.op_type for node in loaded.graph] == ["Mul"]
+
+
+def test_a_size_of_minus_one_is_any_number() -> None:
+    """Some exporters write a dynamic batch so, and ONNX Runtime takes it as one."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 4] x, float[4] w) => (float[batch, 4] y) { y = Mul(x, w) }
+        """
+    )
+    for info in (model.graph.input[0], model.graph.output[0]):
+        info.type.tensor_type.shape.dim[0].dim_value = -1
+    graph = load_model(model).graph
+    for value in (graph.inputs[0], graph.outputs[0]):
+        batch, width = dims_of(value) or ()
+        assert (isinstance(batch, int), width) == (False, 4)
