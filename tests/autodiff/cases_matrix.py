@@ -84,6 +84,11 @@ def reduction(op, function, x, since):  # type: ignore[no-untyped-def]
     ]  # fmt: skip
 
 
+def scaled_rows(x: torch.Tensor) -> torch.Tensor:
+    squares = (x * x).sum(-1, keepdim=True)
+    return x / torch.where(squares == 0, 1, squares).sqrt()
+
+
 def layer_norm(axis: int, *shape: int):  # type: ignore[no-untyped-def]
     def function(x: torch.Tensor, scale: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, shape, scale, *bias, eps=1e-3)
@@ -201,6 +206,9 @@ CASES: list[Case] = [
             epsilon=1e-3, batch=["x"], label=f"{len(shape)}d",
         )
     ),
+    # A row of zeros has no direction: the cotangent passes, and nothing is divided by zero.
+    *cases("LpNormalization", {"x": X * np.float32([[0], [1], [2]])}, scaled_rows,
+           differences="none", label="zero-row"),
     *cases("LpNormalization", {"x": X}, lambda x: F.normalize(x, dim=-1), EVERY, double=True,
            batch=["x"]),
     *cases("LpNormalization", {"x": X}, lambda x: F.normalize(x, p=1, dim=1), p=1, axis=1,
