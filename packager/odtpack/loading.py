@@ -71,8 +71,9 @@ def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
             where=given.where,
             hint="export or copy it again",
         ) from error
-    for part in (loaded.graph, *loaded.functions.values()):
-        _name_standard_domain(part.opset_imports)
+    _name_standard_domain(loaded.graph.opset_imports)
+    for function in loaded.functions.values():
+        _name_standard_domain(function.opset_imports)
     given.restore(loaded.graph)
     _mark_constants(loaded)
     for transform in (
