@@ -6,7 +6,7 @@ thrown away; most of a build was spent there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import onnx
@@ -54,16 +54,45 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
     """
     inference = NodeInference(dict(model.graph.opset_imports))
     _type_initializers(model.graph)
+    sizes = frozenset[str]() if new_only else _names_of_sizes(model.graph.inputs)
+    complete = True
     for node in model.graph:
         if subgraphs(node):
+            complete = False
+        if not complete and not sizes:
             return False
         known = _is_known if new_only else _is_static
-        if all(v.dtype is not None and known(v.shape) for v in node.outputs if v.name):
+        settled = all(v.dtype is not None and known(v.shape) for v in node.outputs if v.name)
+        if settled and not sizes:
             continue
         for value, found in zip(node.outputs, inference.outputs(node), strict=True):
-            if value.name and not _complete(value, found):
-                return False
-    return True
+            if found is not None:
+                _open_stale_sizes(value, found, sizes)
+            if complete and value.name and not _complete(value, found):
+                complete = False
+    return complete
+
+
+def _names_of_sizes(values: Iterable[ir.Value]) -> frozenset[str]:
+    return frozenset(d for value in values for d in dims_of(value) or () if isinstance(d, str))
+
+
+def _open_stale_sizes(value: ir.Value, found: Found, sizes: Collection[str]) -> None:
+    """Drop a declared number where the node computes as many as an input has, any number.
+
+    So it is where the inputs of an exported model were made dynamic, and the shapes behind
+    them left as they were. ONNX Runtime only warns of that, but a mean over the axis, or a
+    sum back to a broadcast shape, would be differentiated for the wrong number.
+    """
+    known, dims = dims_of(value), found[1]
+    if known is None or dims is None or len(known) != len(dims):
+        return
+    opened = tuple(
+        new if isinstance(old, int) and new in sizes else old
+        for old, new in zip(known, dims, strict=True)
+    )
+    if opened != known:
+        value.shape = ir.Shape(opened)
 
 
 def _complete(value: ir.Value, found: Found | None) -> bool:

@@ -60,6 +60,7 @@ def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
     from odtpack.contrib import decompose, rename_misplaced  # which infers shapes, too
 
     rename_misplaced(given.proto)
+    _open_negative_sizes(given.proto.graph)
     _check(given.proto, given.where)
     try:
         loaded = ir.from_proto(given.proto)
@@ -70,6 +71,9 @@ def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
             where=given.where,
             hint="export or copy it again",
         ) from error
+    _name_standard_domain(loaded.graph.opset_imports)
+    for function in loaded.functions.values():
+        _name_standard_domain(function.opset_imports)
     given.restore(loaded.graph)
     _mark_constants(loaded)
     for transform in (
@@ -86,6 +90,20 @@ def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
     constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
     split_merged.split(loaded.graph, constants.union(named))
     return decompose(infer_shapes(loaded))
+
+
+def _open_negative_sizes(graph: onnx.GraphProto) -> None:
+    """Read a size of -1 as ONNX Runtime does, and as exporters mean it: any number."""
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")
+
+
+def _name_standard_domain(imports: dict[str, int]) -> None:
+    """The standard operators' domain has two names; here it is ""."""
+    if "ai.onnx" in imports:
+        imports.setdefault("", imports.pop("ai.onnx"))
 
 
 def _lift_parameters(graph: ir.Graph) -> None:

@@ -74,11 +74,12 @@ class NodeInference:
         else:
             plain = tuple((a.name, a.type, _hashable(a.value)) for a in attributes)
             key = (self._of_opsets, node.op_type, node.domain, plain, inputs, len(node.outputs))
-            if key not in _KNOWN:
+            known = _KNOWN.get(key)  # once: another thread may clear it
+            if known is None:
                 if len(_KNOWN) >= _MOST_KNOWN:
                     _KNOWN.clear()
-                _KNOWN[key] = self._infer(node, inputs)
-            found = _KNOWN[key]
+                known = _KNOWN[key] = self._infer(node, inputs)
+            found = known
         self._found |= {
             value: each for value, each in zip(node.outputs, found, strict=True) if each is not None
         }

@@ -123,7 +123,7 @@ def to_float32(value: float) -> float:
     try:
         with np.errstate(over="ignore"):
             rate = float(np.float32(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         rate = math.nan
     if not math.isfinite(rate):
         raise OdtpackError(

@@ -84,6 +84,11 @@ def reduction(op, function, x, since):  # type: ignore[no-untyped-def]
     ]  # fmt: skip
 
 
+def scaled_rows(x: torch.Tensor) -> torch.Tensor:
+    squares = (x * x).sum(-1, keepdim=True)
+    return x / torch.where(squares == 0, 1, squares).sqrt()
+
+
 def layer_norm(axis: int, *shape: int):  # type: ignore[no-untyped-def]
     def function(x: torch.Tensor, scale: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, shape, scale, *bias, eps=1e-3)
@@ -95,6 +100,23 @@ def layer_norm(axis: int, *shape: int):  # type: ignore[no-untyped-def]
         *cases("LayerNormalization", {"x": X, "scale": inputs["scale"]}, function,
                **{**options, "label": f"axis{axis}-no-bias"}),
     ]  # fmt: skip
+
+
+def layer_norm_statistics(*used: int):  # type: ignore[no-untyped-def]
+    """The loss depends on the mean and the inverse deviation of each row, too."""
+
+    def function(x: torch.Tensor, scale: torch.Tensor) -> list[torch.Tensor]:
+        mean = x.mean((-2, -1), keepdim=True)
+        inv_std = 1 / (x.var((-2, -1), keepdim=True, unbiased=False) + 1e-3).sqrt()
+        outputs = [(x - mean) * inv_std * scale, mean, inv_std]
+        return [outputs[i] for i in used]
+
+    return cases(
+        "LayerNormalization", {"x": X, "scale": normal(3, 4, seed=2)}, function, (17, 23),
+        axis=1, epsilon=1e-3, batch=["x"], outputs=3, used=used, double=True,
+        wrt=["x", "scale"] if 0 in used else ["x"],
+        label=f"outputs{''.join(map(str, used))}",
+    )  # fmt: skip
 
 
 def batch_norm(*shape: int, **options):  # type: ignore[no-untyped-def]
@@ -166,6 +188,9 @@ CASES: list[Case] = [
     *layer_norm(-1, 4),
     *layer_norm(2, 4),
     *layer_norm(1, 3, 4),
+    *layer_norm_statistics(0, 1, 2),
+    *layer_norm_statistics(0, 1),
+    *layer_norm_statistics(2),
     *batch_norm(4, 3),
     *batch_norm(2, 3, 2, 2, batch=["x"]),
     *batch_norm(2, 3, 4),
@@ -181,6 +206,9 @@ CASES: list[Case] = [
             epsilon=1e-3, batch=["x"], label=f"{len(shape)}d",
         )
     ),
+    # A row of zeros has no direction: the cotangent passes, and nothing is divided by zero.
+    *cases("LpNormalization", {"x": X * np.float32([[0], [1], [2]])}, scaled_rows,
+           differences="none", label="zero-row"),
     *cases("LpNormalization", {"x": X}, lambda x: F.normalize(x, dim=-1), EVERY, double=True,
            batch=["x"]),
     *cases("LpNormalization", {"x": X}, lambda x: F.normalize(x, p=1, dim=1), p=1, axis=1,

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -14,7 +15,7 @@ from odtpack.autodiff.expand import expand
 from odtpack.autodiff.fold import fold
 from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
-from odtpack.loading import infer_shapes
+from odtpack.loading import infer_shapes, load_model
 from tests.autodiff import cases_elementwise, cases_matrix, cases_transformers
 from tests.autodiff.oracle import (
     Case,
@@ -328,6 +329,33 @@ def test_of_an_if_on_a_known_shape_the_branch_that_is_taken_stays(
     y, z = session(ir.to_proto(model), "off").run(None, {"x": x})
     np.testing.assert_array_equal(y, x * x if rank == 2 else x)
     np.testing.assert_array_equal(z, x * x + 1 if rank == 2 else x)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_branch_that_stays_may_hold_the_names_of_what_is_around_it(taken: bool) -> None:
+    """Nodes without a name get one that is unique in their graph, but not in the model."""
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[3] x) => (float[3] y) <bool condition = {{{int(taken)}}}>
+    {{
+        h = Mul(x, x)
+        z = If (condition) <
+            then_branch = t () => (float[3] result) {{ late = Mul(h, h) result = Neg(late) }},
+            else_branch = e () => (float[3] result) {{ late = Add(h, h) result = Abs(late) }}
+        >
+        late = Exp(z)
+        result = Add(late, x)
+        y = Mul(result, z)
+    }}
+    """
+    model = expand(load_model(onnx.parser.parse_model(text)), ["x"])
+    assert "If" not in operators(model)
+    names = [node.name for node in model.graph]
+    assert len(set(names)) == len(names)
+    x = normal(3)
+    (y,) = session(ir.to_proto(model), "off").run(None, {"x": x})
+    z = -(x**4) if taken else 2 * x**2
+    np.testing.assert_allclose(y, (np.exp(z) + x) * z, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [None, [10**12]])

@@ -105,6 +105,13 @@ def test_something_else(old: str, new: str) -> None:
     assert_unchanged(rewrite, _model("root0 = Sqrt(two)" + body))
 
 
+def test_an_epsilon_with_more_axes_adds_them() -> None:
+    """The result is [1, N, 3, 4] then."""
+    wide = "wide = Constant <value = float[1, 1, 1, 1] {1e-3}> ()"
+    head = HEAD.replace("float[N, 3, 4] y", "float[1, N, 3, 4] y")
+    assert_unchanged(rewrite, _model(wide + BODY.replace("Add(var, eps)", "Add(var, wide)"), head))
+
+
 @pytest.mark.parametrize("name", ["mean", "d", "var", "normal", "scaled"])
 def test_a_part_is_read_elsewhere(name: str) -> None:
     head = HEAD.replace("float[N, 3, 4] y)", "float[N, 3, 4] y, float[N, 3, k] other)")

@@ -16,6 +16,7 @@ CONSTANTS = f"""
     root2 = Constant <value = float {{{math.sqrt(2)!r}}}> ()
     inverse = Constant <value = float {{{math.sqrt(0.5)!r}}}> ()
 """
+VALUES = {"one": 1.0, "half": 0.5, "root2": math.sqrt(2)}
 BODY = """
     inner = Div(x, root2)
     e = Erf(inner)
@@ -96,6 +97,15 @@ def test_something_else(change: dict[str, str]) -> None:
         assert old in body
         body = body.replace(old, new)
     _assert_unchanged(_model(body))
+
+
+@pytest.mark.parametrize("name", ["one", "half", "root2"])
+def test_a_number_with_more_axes_adds_them(name: str) -> None:
+    """The result is [1, N, 5] then."""
+    wide = f"wide = Constant <value = float[1, 1, 1] {{{VALUES[name]!r}}}> ()"
+    body = BODY.replace(f", {name})", ", wide)")
+    assert body != BODY
+    _assert_unchanged(_model(wide + body, "float[1, N, 5] y"))
 
 
 @pytest.mark.parametrize("name", ["inner", "e", "plus", "first"])

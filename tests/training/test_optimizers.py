@@ -213,6 +213,27 @@ def test_doubles_follow_the_formula_to_the_last_digits(kind: str) -> None:
         np.testing.assert_allclose(feeds["params"], p, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_gradient_only_the_decay_counts(kind: str, dtype: ir.DataType) -> None:
+    """Rows of an embedding that no batch read, units that are never active."""
+    optimizer = KINDS[kind]
+    model = optimizer_model(optimizer, 17, dtype=dtype)
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    feeds = _feeds(model, np.random.default_rng(0))
+    for name in ("gradients", *(vector.name for vector in optimizer.state)):
+        feeds[name] = np.zeros_like(feeds[name])
+    feeds |= {"learning_rate": np.float32([0.01]), "step": np.array([1])}
+    (p, *_) = session.run(["params.out"], feeds)
+    formula: Callable[..., np.ndarray] = FORMULAS[optimizer.kind](optimizer)  # type: ignore[operator]
+    expected = formula(
+        feeds["params"].astype(np.float64), np.zeros(p.shape), {}, 0.01, 1, optimizer.weight_decay
+    )
+    np.testing.assert_allclose(p, expected, rtol=1e-6, atol=1e-9)
+
+
 def test_groups_lie_together(tmp_path: Path) -> None:
     """Groups that alternate in the model are stretches of memory; the model's order remains."""
     plain = Run(AdamW(weight_decay=0.1), PLAIN_UPDATE, tmp_path / "a")

@@ -191,6 +191,8 @@ def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collectio
         branch.initializers.pop(str(value.name))
         value.name = names.fresh(f"{node.name}/{value.name}")
         graph.register_initializer(value)
+    for each in inner:  # of nodes, too: the graph may have others of these names
+        each.name = names.fresh(f"{node.name}/{each.name}")
     for value in (value for each in inner for value in each.outputs if value.name):
         value.name = names.fresh(f"{node.name}/{value.name}")
     replacements = []

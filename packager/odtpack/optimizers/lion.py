@@ -59,8 +59,9 @@ class Lion(Optimizer):
         # u / (|u| + tiny) is the sign of u, NaN where u is. The operator Sign takes longer
         # than all other nodes together, and hides NaN.
         mixed = lerp(op, moment, gradients, self.beta1)
-        dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
-        tiny = float(np.finfo(dtype).tiny)
+        # Tiny is float32's for float64, too: ONNX Runtime removes an addition of what float32
+        # rounds to 0, and the direction of 0 would be 0 / 0.
+        tiny = float(np.finfo(np.float32).tiny)
         direction = op.Div(mixed, op.Add(op.Abs(mixed), tiny))
         keep = keep_factor(op, rate, weight_decay)
         if keep is not None:

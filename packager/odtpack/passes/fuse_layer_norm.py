@@ -47,7 +47,9 @@ def _rewrite_one(op: Ops, add: ir.Node) -> bool:
             x, axis, epsilon, nodes = found
             if not _is_row(scale, x, axis) or not _is_row(bias, x, axis):
                 continue
-            if not match.private([*nodes, scale_node], add):
+            if not match.private([*nodes, scale_node], add) or not match.same_rank(
+                x, add.outputs[0]
+            ):
                 continue
             with op.before(add):
                 y = op.LayerNormalization(x, scale, bias, axis=axis, epsilon=epsilon)

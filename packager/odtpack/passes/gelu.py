@@ -65,7 +65,8 @@ def _find(erf: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
         if not match.is_scalar(other if last is x else last, 0.5):
             return None
         nodes = [second, first, plus, erf, inner]
-    return (x, nodes) if match.private(nodes, nodes[0]) else None
+    found = match.private(nodes, nodes[0]) and match.same_rank(x, nodes[0].outputs[0])
+    return (x, nodes) if found else None
 
 
 def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:

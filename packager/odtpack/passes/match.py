@@ -40,6 +40,17 @@ def split_scalar(node: ir.Node | None, wanted: float) -> ir.Value | None:
     return right if is_scalar(left, wanted) else None
 
 
+def same_rank(left: ir.Value | None, right: ir.Value | None) -> bool:
+    """Whether two values are known to have as many axes.
+
+    A constant of one element may be written with more axes than what it is combined with,
+    [1, 1, 1], and gives them to the result.
+    """
+    if left is None or right is None or left.shape is None or right.shape is None:
+        return False
+    return left.shape.rank() == right.shape.rank()
+
+
 def private(nodes: Iterable[ir.Node], last: ir.Node) -> bool:
     """Whether only these nodes read what they compute, apart from the result of ``last``."""
     inside = set(nodes) | {last}

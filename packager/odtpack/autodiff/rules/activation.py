@@ -45,10 +45,10 @@ def clip(ctx: Context) -> Cotangents:
     op, y = ctx.op, ctx.y()
     mask = None
     for index, sign in ((1, 1), (2, -1)):
-        bound = ctx.maybe_x(index)
-        if bound is None:
+        bound, known = ctx.maybe_x(index), ctx.constant(index)
+        if bound is None or (known is not None and known.item() == -sign * math.inf):
             continue
-        inside = _inside(op, y, bound, ctx.constant(index), sign)
+        inside = _inside(op, y, bound, known, sign)
         mask = inside if mask is None else op.Mul(mask, inside)
     dx = ctx.dy() if mask is None else op.Mul(ctx.dy(), mask)
     return [dx, _clip_bound(ctx, 1), _clip_bound(ctx, 2)]

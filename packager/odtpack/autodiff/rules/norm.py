@@ -6,6 +6,8 @@ mean over the normalized axes. All of them share dx = inv_std (g - g_bar - xhat 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import onnx_ir as ir
 
@@ -13,26 +15,49 @@ from odtpack.autodiff.context import Context
 from odtpack.autodiff.graphs import wider
 from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, vjp
+from odtpack.autodiff.rules.reduce import count_averaged
 
 
 @vjp("LayerNormalization", since=17)
 def layer_normalization(ctx: Context) -> Cotangents:
-    op, x, dy = ctx.op, ctx.x(), ctx.dy()
+    """The loss may depend on the outputs 1 and 2, mean and inverse deviation, as well."""
+    op, x, dy = ctx.op, ctx.x(), ctx.maybe_dy(0)
     axes = range(ctx.axis(default=-1), ctx.rank(x))
     dtype = ctx.dtype(x)
-    mean, inv_std = _row_statistics(ctx, axes)
-    xhat = op.Mul(op.Sub(x, op.cast(mean, dtype)), op.cast(inv_std, dtype))
-    dx = dscale = dbias = None
+    mean, inv_std = (op.cast(value, dtype) for value in _row_statistics(ctx, axes))
+    xhat = op.Mul(op.Sub(x, mean), inv_std)
+    parts: list[ir.Value] = []
+    dscale = dbias = None
     if ctx.needs(0):
-        g = op.Mul(dy, ctx.x(1))
-        centered = op.Sub(g, op.reduce_mean(g, axes))
-        along = op.Mul(xhat, op.reduce_mean(op.Mul(g, xhat), axes))
-        dx = op.Mul(op.Sub(centered, along), op.cast(inv_std, dtype))
-    if ctx.needs(1):
+        if dy is not None:
+            g = op.Mul(dy, ctx.x(1))
+            centered = op.Sub(g, op.reduce_mean(g, axes))
+            along = op.Mul(xhat, op.reduce_mean(op.Mul(g, xhat), axes))
+            parts.append(op.Mul(op.Sub(centered, along), inv_std))
+        parts += _through_row_statistics(ctx, axes, inv_std, xhat)
+    if ctx.needs(1) and dy is not None:
         dscale = op.sum_to(op.Mul(dy, xhat), ctx.dims(x), ctx.x(1))
-    if ctx.needs(2):
+    if ctx.needs(2) and dy is not None:
         dbias = op.sum_to(dy, ctx.dims(x), ctx.x(2))
-    return [dx, dscale, dbias]
+    return [functools.reduce(op.Add, parts) if parts else None, dscale, dbias]
+
+
+def _through_row_statistics(
+    ctx: Context, axes: range, inv_std: ir.Value, xhat: ir.Value
+) -> list[ir.Value]:
+    """What reaches x by the mean, d mean / n, and by r = inv_std, -dr r^2 xhat / n."""
+    op, x = ctx.op, ctx.x()
+    dtype, wide, parts = ctx.dtype(x), wider(ctx.dtype(x)), []
+    dmean, dinv_std = (
+        None if dy is None else op.Div(op.cast(dy, wide), count_averaged(ctx, axes, wide))
+        for dy in (ctx.maybe_dy(1), ctx.maybe_dy(2))
+    )
+    if dmean is not None:
+        parts.append(op.Expand(op.cast(dmean, dtype), op.shape_of(x)))
+    if dinv_std is not None:
+        slope = op.Mul(op.cast(dinv_std, dtype), op.Mul(inv_std, inv_std))
+        parts.append(op.Neg(op.Mul(slope, xhat)))
+    return parts
 
 
 def _row_statistics(ctx: Context, axes: range) -> tuple[ir.Value, ir.Value]:

@@ -56,7 +56,7 @@ def keep_axes(ctx: Context, value: ir.Value, axes: Axes) -> ir.Value:
     return ctx.op.Reshape(value, ctx.op.Shape(kept))
 
 
-def _count(ctx: Context, axes: Axes, dtype: ir.DataType) -> ir.Value | float:
+def count_averaged(ctx: Context, axes: Axes, dtype: ir.DataType) -> ir.Value | float:
     """Number of elements that one mean runs over."""
     op, dims = ctx.op, ctx.dims(ctx.x())
     if axes is None:
@@ -79,7 +79,7 @@ def reduce_mean(ctx: Context) -> Cotangents:
     op, axes, dtype = ctx.op, reduced_axes(ctx), ctx.dtype(ctx.x())
     wide = wider(dtype)  # float16 cannot count beyond 65504
     dy = op.cast(keep_axes(ctx, ctx.dy(), axes), wide)
-    share = op.cast(op.Div(dy, _count(ctx, axes, wide)), dtype)
+    share = op.cast(op.Div(dy, count_averaged(ctx, axes, wide)), dtype)
     return op.Expand(share, op.shape_of(ctx.x()))
 
 
