@@ -111,6 +111,17 @@ def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "budget"), [(2010, "2.01 kB"), (2_010_000, "2.01 MB"), (4_350_000, "4.35 MB")]
+)
+def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) -> None:
+    result = make_result([DEVICE])
+    package = result.package.model_copy(update={"package_bytes": size})
+    limit = f'[budgets]\npackage_size = "{budget}"'
+    at = judged(result.model_copy(update={"package": package}), limit)
+    assert check(at, "package_size").status == "pass"
+
+
+@pytest.mark.parametrize(
     ("interval", "status", "level", "verdict"),
     [
         ((10, 20, 30), "pass", "error", "pass"),
