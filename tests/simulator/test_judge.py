@@ -121,6 +121,14 @@ def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) ->
     assert check(at, "package_size").status == "pass"
 
 
+@pytest.mark.parametrize("free", range(1, 100))
+def test_headroom_at_its_limit_keeps_it(free: int) -> None:
+    for unit in (1, 1_000_000):
+        memory = {"limit_bytes": 100 * unit, "measured_peak_bytes": (100 - free) * unit}
+        budget = f'[budgets]\nmemory_headroom = "{free} %"'
+        assert check(judged(one_device(**memory), budget), "memory_headroom").status == "pass"
+
+
 @pytest.mark.parametrize(
     ("interval", "status", "level", "verdict"),
     [
