@@ -220,6 +220,29 @@ def test_diverged_training_fails() -> None:
     assert result.verdict == "fail"
 
 
+def test_a_training_whose_last_step_diverged_fails() -> None:
+    """All training losses are finite then: they come before the update."""
+    result = make_result([DEVICE])
+    point = result.training.curve[-1].model_copy(update={"loss": None})
+    curve = [*result.training.curve[:-1], point]
+    update = {"curve": curve, "eval_loss_after": None}
+    result = judge(
+        result.model_copy(update={"training": result.training.model_copy(update=update)})
+    )
+    found = check(result, "finite_loss")
+    assert (found.status, found.actual) == ("fail", 1)
+    assert f"1 of {len(curve) - 1} on held-out samples are not" in found.message
+    assert "learning rate" in (found.advice or "")
+    assert result.verdict == "fail"
+
+
+def test_a_model_that_only_becomes_finite_passes() -> None:
+    result = make_result([DEVICE])
+    curve = [result.training.curve[0].model_copy(update={"loss": None}), *result.training.curve[1:]]
+    training = result.training.model_copy(update={"curve": curve, "eval_loss_before": None})
+    assert check(judge(result.model_copy(update={"training": training})), "finite_loss").actual == 0
+
+
 def test_interrupted_replay_fails_once() -> None:
     result = make_result([DEVICE])
     device = result.devices[0]
