@@ -59,3 +59,11 @@ def test_no_limit() -> None:
 
 def test_a_limit_of_nothing_is_exceeded_by_anything() -> None:
     assert Ceiling(0, "a budget").excess(1) == float("inf")
+
+
+def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
+    """At a share other than half, and where no other limit is lower."""
+    profile = load_profile("google/pixel-8a")
+    ceiling = memory_ceiling([profile], parse_budgets(b'[budgets]\nmemory_headroom = "20 %"'))
+    assert ceiling is not None
+    assert ceiling.limit == pytest.approx(0.8 * (profile.memory_limit_bytes() or 0))

@@ -126,3 +126,9 @@ def test_without_a_metric_the_loss_decides() -> None:
     }
     kept, _, _ = halve([runner(n) for n in (1, 2, 3)], [1], 1, None, Trainer(table))
     assert [each.candidate.number for each in kept] == [2]
+
+
+def test_work_is_that_of_an_epoch() -> None:
+    """A larger batch has more work in a step and fewer steps."""
+    point = runner(1, work=3.0).point()
+    assert point[2] == 3.0 * 8

@@ -184,6 +184,9 @@ def test_a_training_that_fails_is_a_result(ground: Ground, tmp_path: Path) -> No
     trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(64, 1, 1), 1e30, 1)
     assert train(trial).problem == "the loss was not finite"
     assert "package" in str(train(dataclasses.replace(trial, package="nowhere")).problem)
+    # One step, whose loss came before it, and which left nothing to evaluate.
+    once = dataclasses.replace(trial, schedule=ground.schedule(ground.samples, 1, 1))
+    assert train(once).problem == "the loss on held-out samples was not finite"
 
 
 class TestBadInput:

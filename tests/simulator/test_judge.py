@@ -111,6 +111,25 @@ def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "budget"), [(2010, "2.01 kB"), (2_010_000, "2.01 MB"), (4_350_000, "4.35 MB")]
+)
+def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) -> None:
+    result = make_result([DEVICE])
+    package = result.package.model_copy(update={"package_bytes": size})
+    limit = f'[budgets]\npackage_size = "{budget}"'
+    at = judged(result.model_copy(update={"package": package}), limit)
+    assert check(at, "package_size").status == "pass"
+
+
+@pytest.mark.parametrize("free", range(1, 100))
+def test_headroom_at_its_limit_keeps_it(free: int) -> None:
+    for unit in (1, 1_000_000):
+        memory = {"limit_bytes": 100 * unit, "measured_peak_bytes": (100 - free) * unit}
+        budget = f'[budgets]\nmemory_headroom = "{free} %"'
+        assert check(judged(one_device(**memory), budget), "memory_headroom").status == "pass"
+
+
+@pytest.mark.parametrize(
     ("interval", "status", "level", "verdict"),
     [
         ((10, 20, 30), "pass", "error", "pass"),
@@ -199,6 +218,29 @@ def test_diverged_training_fails() -> None:
     assert found.status == "fail"
     assert "learning rate" in (found.advice or "")
     assert result.verdict == "fail"
+
+
+def test_a_training_whose_last_step_diverged_fails() -> None:
+    """All training losses are finite then: they come before the update."""
+    result = make_result([DEVICE])
+    point = result.training.curve[-1].model_copy(update={"loss": None})
+    curve = [*result.training.curve[:-1], point]
+    update = {"curve": curve, "eval_loss_after": None}
+    result = judge(
+        result.model_copy(update={"training": result.training.model_copy(update=update)})
+    )
+    found = check(result, "finite_loss")
+    assert (found.status, found.actual) == ("fail", 1)
+    assert f"1 of {len(curve) - 1} on held-out samples are not" in found.message
+    assert "learning rate" in (found.advice or "")
+    assert result.verdict == "fail"
+
+
+def test_a_model_that_only_becomes_finite_passes() -> None:
+    result = make_result([DEVICE])
+    curve = [result.training.curve[0].model_copy(update={"loss": None}), *result.training.curve[1:]]
+    training = result.training.model_copy(update={"curve": curve, "eval_loss_before": None})
+    assert check(judge(result.model_copy(update={"training": training})), "finite_loss").actual == 0
 
 
 def test_interrupted_replay_fails_once() -> None:

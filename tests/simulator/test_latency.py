@@ -118,6 +118,13 @@ class TestCarrying:
         assert spread.p90_ms.low >= step(spread).low
         assert step(spread).typical == pytest.approx(step(steady).typical)
 
+    def test_the_90th_percentile_is_nowhere_below_the_median(self, device: DeviceProfile) -> None:
+        """Also where, of few steps, its interval reaches below it."""
+        latency = carry(timing(steps_ms=[1.0, 10.0, 10.0]), device)
+        certain = step(carry(timing(steps_ms=[10.0] * 3), device))
+        assert latency.p90_ms is not None
+        assert latency.p90_ms.low >= certain.low
+
     def test_the_median_is_an_interval_of_its_own(self, device: DeviceProfile) -> None:
         certain = step(carry(timing(steps_ms=[10.0] * 11), device))
         steps = [8.0] * 5 + [10.0] + [14.0] * 5  # the interval spans all that far

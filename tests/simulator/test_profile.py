@@ -328,3 +328,11 @@ def test_profiles_of_a_wheel_come_first(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(profile_module, "__file__", str(tmp_path / "a/b/c/profile.py"))
     with pytest.raises(OdtpackError, match="carries no device profiles"):
         list_profiles()
+
+
+def test_a_limit_with_a_fraction_is_not_a_byte_too_small() -> None:
+    profile = load_profile("google/pixel-8a")
+    figure = {"value": 2.01, "unit": "GB", "kind": "assumed", "source": "a test"}
+    content = profile.model_dump(exclude_none=True)
+    content["memory"]["app_limit_foreground"] = figure
+    assert DeviceProfile.model_validate(content).memory_limit_bytes() == 2_010_000_000

@@ -3,10 +3,11 @@
 import pytest
 
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.metric import Subject
+from odtpack_runtime.simulator.metric import Reading, Subject
 from odtpack_runtime.simulator.metrics import METRICS
-from odtpack_runtime.simulator.metrics_latency import host_interval
+from odtpack_runtime.simulator.metrics_latency import host_interval, timing_noise
 from odtpack_runtime.simulator.result import Check, HostLatency, SimulationResult
+from odtpack_runtime.simulator.units import Interval
 from tests.simulator.factory import make_result
 
 DEVICE = "google/pixel-8a"
@@ -251,3 +252,35 @@ def test_the_interval_of_a_median_against_the_binomial() -> None:
 def test_a_device_metric_is_not_read_from_a_package() -> None:
     with pytest.raises(ValueError, match="from a device"):
         METRICS["energy"].read(Subject(make_result([])))
+
+
+def test_a_single_step_may_be_any_of_nine_in_ten() -> None:
+    host = make_result([DEVICE]).latency_host.model_copy(
+        update={"steps_ms": [float(step) for step in range(101)]}
+    )
+    assert host_interval(host, "single") == Interval(low=5.0, typical=50.0, high=95.0)
+
+
+def test_noise_is_the_larger_of_both_ways() -> None:
+    """Head against base at their opposite ends, and base against head."""
+
+    def subject(low: float, high: float) -> Subject:
+        result = make_result([DEVICE])
+        p50 = Interval(low=low, typical=10.0, high=high)
+        host = result.latency_host.model_copy(update={"p50_ms": p50})
+        return Subject(result.model_copy(update={"latency_host": host}), result.devices[0])
+
+    wide, narrow = subject(10.0, 20.0), subject(10.0, 10.0)
+    for base, head in ((wide, narrow), (narrow, wide)):
+        noise = timing_noise(base, head, read=lambda _: Reading(100.0, ""))
+        assert noise == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(("before", "noise"), [(0.90, 0.02), (0.99, 0.03)])
+def test_a_metric_scatters_by_the_end_that_looks_at_the_other(before: float, noise: float) -> None:
+    head = with_metric(0.95)
+    training = head.training.model_copy(update={"metric_interval": (0.93, 0.98)})
+    found = METRICS["metric_floor"].noise(
+        Subject(with_metric(before)), Subject(head.model_copy(update={"training": training}))
+    )
+    assert found == pytest.approx(noise)

@@ -190,3 +190,14 @@ def test_bad_parameters(changes: dict[str, Any], code: str) -> None:
     with pytest.raises(OdtpackError) as caught:
         make_schedule(FREE, 10, **({"batch_size": 2, "epochs": 1, "seed": 0} | changes))
     assert caught.value.code == code
+
+
+def test_every_pass_over_every_piece_has_an_order_of_its_own() -> None:
+    schedule = Schedule(samples=40, batch_size=16, epochs=2, seed=3, pieces=2)
+    train = list(np.random.default_rng([3, 0]).permutation(40)[:32])
+    orders = set()
+    for piece, epoch in itertools.product(range(2), range(2)):
+        (batch,) = schedule.training_batches(epoch, piece)
+        own = [index for index in train if index in set(batch)]
+        orders.add(tuple(own.index(index) for index in batch))
+    assert len(orders) == 4

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odtpack_runtime.simulator.units import (
+    UNITS,
     Interval,
     format_bytes,
     format_duration,
@@ -67,6 +68,18 @@ def test_prefixes_against_exact_arithmetic(number: int, unit: str) -> None:
         "kMG".index(unit[0].lower() if unit[0] == "K" else unit[0]) + 1
     )
     assert parse_quantity(f"{number} {unit}", "bytes") == float(exact)
+
+
+@given(st.integers(1, 10**7), st.sampled_from([(d, u) for d, us in UNITS.items() for u in us]))
+def test_fractions_are_those_that_were_written(hundredths: int, unit: tuple[str, str]) -> None:
+    """2.01 kB are 2,010 bytes, not 2,009.9999999999998, which 2,010 bytes would be over."""
+    dimension, name = unit
+    if name == "1":
+        return
+    text = f"{hundredths // 100}.{hundredths % 100:02d}"
+    exact = Fraction(text) * Fraction(repr(UNITS[dimension][name]))
+    assert parse_quantity(f"{text} {name}", dimension) == float(exact)
+    assert parse_quantity(f"{text} {name}", dimension, 1e3) == float(1000 * exact)
 
 
 def test_writes_for_people() -> None:

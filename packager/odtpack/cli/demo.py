@@ -6,6 +6,7 @@ device it learns them: the package is built, trained, exported and replayed.
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -280,7 +281,10 @@ def _finish(
     for path in reports:
         _console.say(f"report    {path}")
     _console.say(f"took      {seconds:.1f} s. To go on, judge another device by these budgets:")
+    package, data, budgets = (
+        shlex.quote(str(out / name)) for name in ("package", "digits.npz", "budgets.toml")
+    )
     _console.say(
-        f"  odtpack simulate {out / 'package'} --data {out / 'digits.npz'} --epochs {epochs} "
-        f"--lr {_RATE} --device pixel-8a --budget {out / 'budgets.toml'}"
+        f"  odtpack simulate {package} --data {data} --epochs {epochs} "
+        f"--lr {_RATE} --device pixel-8a --budget {budgets}"
     )

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from odtpack.fit.depth import Freeze, freezes
 from odtpack.loading import load_model
 from odtpack.patterns import resolve
 from odtpack_runtime.data import load_dataset
 from odtpack_runtime.package import Package
 from odtpack_runtime.signature import TensorSpec
+from odtpack_runtime.simulator.prepare import write_data
 from odtpack_runtime.simulator.schedule import Schedule, make_schedule
 
 if TYPE_CHECKING:
@@ -88,12 +87,8 @@ def lay_ground(settings: BuildSettings, data: Path, folder: Path, seed: int) -> 
     arrays = load_dataset(
         data, inputs, class_count=manifest.class_count, ignored_label=manifest.ignored_label
     )
-    files = {}
     (folder / "data").mkdir()
-    for index, (name, array) in enumerate(arrays.items()):
-        path = folder / "data" / f"{index}.npy"
-        np.save(path, array, allow_pickle=False)
-        files[name] = str(path)
+    files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
     return Ground(
         base,

@@ -62,6 +62,10 @@ def train(trial: Trial) -> Trained:
         return Trained(problem=f"the training was killed: {done.detail}")
     if None in done.losses:
         return Trained(peak_bytes=done.peak_bytes, problem="the loss was not finite")
+    if done.eval_loss_before is not None and done.eval_loss_after is None:
+        return Trained(
+            peak_bytes=done.peak_bytes, problem="the loss on held-out samples was not finite"
+        )
     loss = done.eval_loss_after
     if done.eval_loss_before is None and done.losses:
         loss = done.losses[-1]

@@ -84,7 +84,7 @@ def _read(value: object, metric: Metric) -> Bound:
             raise ValueError(msg)
         factor = -1.0 if sign == "-" else 1.0
         if text.rstrip().endswith("%"):
-            bound = Bound(factor * 100.0 * parse_quantity(text, "ratio"), "percent")
+            bound = Bound(factor * parse_quantity(text, "ratio", 100.0), "percent")
         else:
             bound = Bound(factor * _difference(text, metric), "difference")
     if not math.isfinite(bound.figure):
@@ -106,7 +106,7 @@ def _absolute(value: object, metric: Metric) -> float:
         msg = f'needs {what} in quotes, such as "{metric.example}", found {value!r:.60}'
         raise ValueError(msg)
     dimension, per_base = _DIMENSIONS[metric.unit]
-    figure = parse_quantity(value, dimension) * per_base
+    figure = parse_quantity(value, dimension, per_base)
     if metric.below is not None and figure >= metric.below:
         msg = f"must be below {metric.below:g} {metric.unit}, found {value!r:.60}"
         raise ValueError(msg)
@@ -124,7 +124,7 @@ def _difference(text: str, metric: Metric) -> float:
     if dimension == "ratio":
         msg = f'needs a percentage of the baseline, such as "5 %", found {text[:40]!r}'
         raise ValueError(msg)
-    return parse_quantity(text, dimension) * per_base
+    return parse_quantity(text, dimension, per_base)
 
 
 def _one_limit(metric: Metric) -> Any:

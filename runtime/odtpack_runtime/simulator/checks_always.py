@@ -42,8 +42,14 @@ def device_checks(
 def _finite_loss(result: SimulationResult) -> Check:
     bad = sum(loss is None for loss in result.training.losses)
     total = len(result.training.losses)
-    status: CheckStatus = "fail" if bad else "pass" if total else "not judged"
     message = f"{total - bad} of {total} training losses are finite" if total else "no step was run"
+    # The last update shows in no training loss. What the model had before any is not its doing.
+    later = [point.loss for point in result.training.curve if point.step]
+    lost = sum(loss is None for loss in later)
+    if lost:
+        message += f", and {lost} of {len(later)} on held-out samples are not"
+    bad += lost
+    status: CheckStatus = "fail" if bad else "pass" if total else "not judged"
     return Check(
         metric="finite_loss",
         limit=0,

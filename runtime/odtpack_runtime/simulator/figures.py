@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from odtpack_runtime.simulator.schema_errors import TAG_PREFIX
-from odtpack_runtime.simulator.units import Interval, check_unit
+from odtpack_runtime.simulator.units import Interval, in_base_unit
 
 FigureKind = Literal["measured", "published", "assumed"]
 
@@ -53,10 +53,13 @@ class Quantity(Strict):
 
     def interval(self, dimension: str) -> Interval:
         """The figure in the base unit of ``dimension``; a point where no bounds are given."""
-        factor = check_unit(self.unit, dimension)
         low = self.value if self.low is None else self.low
         high = self.value if self.high is None else self.high
-        return Interval(low=low * factor, typical=self.value * factor, high=high * factor)
+        return Interval(
+            low=in_base_unit(repr(low), self.unit, dimension),
+            typical=in_base_unit(repr(self.value), self.unit, dimension),
+            high=in_base_unit(repr(high), self.unit, dimension),
+        )
 
 
 class ThreadedQuantity(Quantity):

@@ -35,7 +35,7 @@ def _headroom(subject: Subject) -> Reading:
     if not total:
         return Reading(None, "the device's limit is unknown")
     how = "predicted" if memory.measured_peak_bytes is None else "measured"
-    free = 100.0 * (1.0 - memory.peak_bytes / total)
+    free = 100.0 * (total - memory.peak_bytes) / total  # exact where the share is a whole percent
     if memory.outcome == "killed":
         free = min(free, 0.0)  # whatever was predicted, it reached the limit
     text = f"{format_percent(free / 100)} of {format_bytes(total)} stay free"

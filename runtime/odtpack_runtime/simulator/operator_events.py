@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.operator_work import Tensor, Work, operator_work
 
 CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
@@ -43,10 +44,24 @@ class NodeRun:
 
 
 def model_runs(file: Path) -> list[list[NodeRun]]:
-    """The nodes of every run of the model, in order, without those that only run others."""
+    """The nodes of every run of the model, in order, without those that only run others.
+
+    Raises:
+        OdtpackError: ``profile-not-whole``: ONNX Runtime, which does not say so, could not
+            write all of it.
+    """
+    try:
+        events = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OdtpackError(
+            "profile-not-whole",
+            f"ONNX Runtime's profile of a step ends after {file.stat().st_size} bytes.",
+            where=str(file.parent),
+            hint="make room there, or set TMPDIR to a folder with more",
+        ) from error
     runs: list[list[NodeRun]] = []
     nodes: list[NodeRun] = []
-    for event in json.loads(file.read_text(encoding="utf-8")):
+    for event in events:
         kind, name = event.get("cat"), event.get("name", "")
         if kind == "Node" and name.endswith("_kernel_time"):
             if event["args"]["op_name"] not in CONTROL_FLOW:

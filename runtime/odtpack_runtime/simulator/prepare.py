@@ -17,6 +17,7 @@ from odtpack_runtime.schedules import Schedule as RateSchedule
 from odtpack_runtime.schedules import ScheduleSpec
 from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.schedule import Schedule
+from odtpack_runtime.simulator.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,25 @@ def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> 
 
 
 def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
-    """Write each array where children can map it; return the paths."""
+    """Write each array where children can map it; return the paths.
+
+    Raises:
+        OdtpackError: ``data-not-written``: the folder has no space left.
+    """
     data = {}
-    for index, (name, array) in enumerate(arrays.items()):
-        path = folder / f"data{index}.npy"
-        np.save(path, array, allow_pickle=False)
-        data[name] = str(path)
+    try:
+        for index, (name, array) in enumerate(arrays.items()):
+            path = folder / f"data{index}.npy"
+            np.save(path, array, allow_pickle=False)
+            data[name] = str(path)
+    except OSError as error:  # NumPy's own has no number, where only a part was written
+        size = sum(array.nbytes for array in arrays.values())
+        raise OdtpackError(
+            "data-not-written",
+            f"The data could not be copied to where training processes map them: {error}.",
+            where=str(folder),
+            hint=f"make room for {format_bytes(size)} there, or set TMPDIR to a folder with more",
+        ) from error
     return data
 
 

@@ -35,8 +35,8 @@ class TrainingInfo(Part):
 
     @property
     def diverged(self) -> bool:
-        """Whether any training loss was not finite."""
-        return any(loss is None for loss in self.losses)
+        """Whether any loss was not finite: of a step, or on held-out samples after a step."""
+        return None in self.losses or any(point.step and point.loss is None for point in self.curve)
 
 
 class DeviceTraining(Part):

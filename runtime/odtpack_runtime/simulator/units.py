@@ -9,6 +9,7 @@ megabits and nobody should have to guess.
 
 from __future__ import annotations
 
+import decimal
 import difflib
 import math
 import re
@@ -31,6 +32,9 @@ UNITS: Final[dict[str, dict[str, float]]] = {
     "count": {"cores": 1.0},
 }
 """Dimension -> unit -> factor to the base unit of the dimension."""
+
+_EXACT: Final = decimal.Context(prec=60, traps=[])
+"""Products of decimal numbers as people write them; beyond all numbers is infinite, no error."""
 
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]\S*)\s*")
 
@@ -77,8 +81,34 @@ def check_unit(unit: str, dimension: str) -> float:
     raise ValueError(msg)
 
 
-def parse_quantity(text: str, dimension: str) -> float:
+def in_base_unit(number: str, unit: str, dimension: str, per_base: float = 1.0) -> float:
+    """The number nearest to ``number`` units of a dimension, in its base unit.
+
+    As people count: 2.01 kB are 2,010 bytes, which binary floating point misses, so that a
+    figure right at its limit would be over it.
+
+    Args:
+        number: A decimal number.
+        unit: Its unit.
+        dimension: Of the unit.
+        per_base: How many of the units to return make a base unit: 1000 for milliseconds.
+
+    Raises:
+        ValueError: As :func:`check_unit`.
+    """
+    product = _EXACT.create_decimal(number)
+    for factor in (check_unit(unit, dimension), per_base):
+        product = _EXACT.multiply(product, decimal.Decimal(repr(factor)))
+    return float(product)
+
+
+def parse_quantity(text: str, dimension: str, per_base: float = 1.0) -> float:
     """Read ``"12 MB"`` or ``"12MB"`` into the base unit of ``dimension``.
+
+    Args:
+        text: What somebody wrote.
+        dimension: What it must be of.
+        per_base: As for :func:`in_base_unit`.
 
     Raises:
         ValueError: Not a non-negative number followed by a unit of the dimension.
@@ -88,7 +118,7 @@ def parse_quantity(text: str, dimension: str) -> float:
         example = next(reversed(UNITS[dimension]))
         msg = f'{text[:40]!r} is not a number with a unit, such as "20 {example}"'
         raise ValueError(msg)
-    value = float(match[1]) * check_unit(match[2], dimension)
+    value = in_base_unit(match[1], match[2], dimension, per_base)
     if not math.isfinite(value):
         msg = f"{text[:40]!r} is not a finite number"
         raise ValueError(msg)
