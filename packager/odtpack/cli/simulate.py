@@ -79,6 +79,13 @@ def simulate(
     state: Annotated[
         AppState, typer.Option(help="Where the app trains: whose memory and windows hold.")
     ] = AppState.foreground,
+    entitled: Annotated[
+        bool,
+        typer.Option(
+            "--entitled",
+            help="The app has the entitlement for more memory (iOS: increased-memory-limit).",
+        ),
+    ] = False,
     sessions_per_day: Annotated[
         float, typer.Option(metavar="X", help="Sessions, or background windows, in a day.")
     ] = 1.0,
@@ -159,7 +166,11 @@ def simulate(
     )
     before = None if baseline is None else load_result(baseline)
     policy = make_policy(
-        state=state.value, sessions_per_day=sessions_per_day, save_every=save_every, pieces=pieces
+        state=state.value,
+        entitled=entitled,
+        sessions_per_day=sessions_per_day,
+        save_every=save_every,
+        pieces=pieces,
     )
     executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)

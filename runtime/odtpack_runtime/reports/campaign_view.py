@@ -123,6 +123,8 @@ def policy_words(result: SimulationResult) -> str:
         else f"a checkpoint every {policy.save_every} steps"
     )
     text = f"{rate} {what}{many} a day, {saves}"
+    if policy.entitled:
+        text += ", with the entitlement for more memory where it is known"
     if policy.pieces > 1:
         text += f", data arriving in {policy.pieces} pieces"
     return f"{text}. Figures are typical, with the profile's best and worst case."

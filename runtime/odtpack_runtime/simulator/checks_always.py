@@ -8,6 +8,7 @@ from odtpack_runtime.simulator.result import (
     Check,
     CheckStatus,
     DeviceCampaign,
+    DeviceMemory,
     DeviceResult,
     InterruptionInfo,
     SimulationResult,
@@ -85,6 +86,11 @@ def _interruption(info: InterruptionInfo) -> Check:
     )
 
 
+def _where(memory: DeviceMemory) -> str:
+    entitlement = " with the entitlement for more memory" if memory.limit_entitled else ""
+    return f"in the {memory.limit_state}{entitlement}"
+
+
 def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check, DeviceResult]:
     """The device's own limit; also settles the outcome stored with the device's memory."""
     memory = device.memory
@@ -100,7 +106,7 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
     elif limit is None:
         status, outcome = "not judged", "not judged"
         message = (
-            f"{how} peak {format_bytes(peak)}; the device's limit in the {memory.limit_state} "
+            f"{how} peak {format_bytes(peak)}; the device's limit {_where(memory)} "
             "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
     else:
@@ -110,7 +116,7 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
         source = " (assumed)" if memory.limit_kind == "assumed" else ""
         message = (
             f"{how} peak {format_bytes(peak)} is {share} of the {format_bytes(limit)}{source} "
-            f"that an app gets in the {memory.limit_state}"
+            f"that an app gets {_where(memory)}"
         )
         if status == "fail":
             hint = advice.for_device_limit(result, device, limit)

@@ -40,7 +40,7 @@ def device_result(
         timing: Times on this machine.
         steps: Optimizer steps of the training.
     """
-    limit = profile.memory_limit_bytes(policy.state)
+    limit = profile.memory_limit_bytes(policy.state, entitled=policy.entitled)
     held = settled.get(limit) if limit is not None else None
     latency = carry(timing, profile)
     return DeviceResult(
@@ -71,25 +71,27 @@ def _memory(
     free: ReplayResult,
     held: Settled | None,
 ) -> DeviceMemory:
-    limit = profile.memory_limit(policy.state)
+    limit = profile.memory_limit(policy.state, entitled=policy.entitled)
     entitled = profile.memory.app_limit_entitled
+    foreground = policy.state == "foreground"
     killed = held is not None and held.run.outcome == "killed"
     measured = held.run.peak_bytes if held is not None and held.exact else free.peak_bytes
     return DeviceMemory(
-        limit_bytes=profile.memory_limit_bytes(policy.state),
+        limit_bytes=profile.memory_limit_bytes(policy.state, entitled=policy.entitled),
         limit_kind=limit.kind if limit else None,
         limit_source=limit.source if limit else None,
         limit_state=policy.state,
+        limit_entitled=policy.entitled and foreground and profile.has_entitled_limit,
         entitled_limit_bytes=(
             int(entitled.interval("bytes").typical)
-            if isinstance(entitled, Quantity) and policy.state == "foreground"
+            if isinstance(entitled, Quantity) and foreground
             else None
         ),
         predicted_peak_bytes=plan.peak.nbytes,
         measured_peak_bytes=None if killed else measured,
         outcome="killed" if killed else "not judged",
         held=held.run.limit_method if held is not None and held.exact else None,
-        warning_bytes=profile.warning_bytes(policy.state),
+        warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
         detail=_ending(held) if held is not None and killed else "",
     )
 

@@ -96,15 +96,32 @@ class DeviceProfile(Strict):
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def memory_limit(self, state: AppState = "foreground") -> Quantity | None:
-        """What one app may hold in this state, in the unit of the file; None if unknown."""
+    def memory_limit(
+        self, state: AppState = "foreground", *, entitled: bool = False
+    ) -> Quantity | None:
+        """What one app may hold in this state, in the unit of the file; None if unknown.
+
+        Args:
+            state: Where the app trains.
+            entitled: The app has the platform's entitlement for more memory. It holds in the
+                foreground, on devices whose limit with it is known; elsewhere nothing changes.
+        """
         figure = getattr(self.memory, f"app_limit_{state}")
+        if entitled and state == "foreground" and self.has_entitled_limit:
+            figure = self.memory.app_limit_entitled
         return figure if isinstance(figure, Quantity) else None
 
-    def memory_limit_bytes(self, state: AppState = "foreground") -> int | None:
-        """What one app may hold in this state, in whole bytes; None if unknown."""
-        limit = self.memory_limit(state)
+    def memory_limit_bytes(
+        self, state: AppState = "foreground", *, entitled: bool = False
+    ) -> int | None:
+        """The same in whole bytes; None if unknown."""
+        limit = self.memory_limit(state, entitled=entitled)
         return None if limit is None else int(limit.interval("bytes").typical)
+
+    @property
+    def has_entitled_limit(self) -> bool:
+        """Whether it is known what an app with the entitlement for more memory may hold."""
+        return isinstance(self.memory.app_limit_entitled, Quantity)
 
     def gemm_flops(self, threads: int | None = None) -> Interval | None:
         """Rate of a large fp32 matrix product in FLOP/s; None if the profile cannot say.
@@ -191,10 +208,12 @@ class DeviceProfile(Strict):
         count = bounds(self.cpu.training_threads, "count")
         return None if count is None else int(count.typical)
 
-    def warning_bytes(self, state: AppState = "foreground") -> int | None:
+    def warning_bytes(
+        self, state: AppState = "foreground", *, entitled: bool = False
+    ) -> int | None:
         """Memory from which the system warns the app; None if unknown."""
         share = bounds(self.memory.low_memory_warning, "ratio")
-        limit = self.memory_limit_bytes(state)
+        limit = self.memory_limit_bytes(state, entitled=entitled)
         return None if share is None or limit is None else int(limit * share.typical)
 
     def idle_watts(self) -> Interval | None:

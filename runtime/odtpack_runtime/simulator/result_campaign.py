@@ -17,6 +17,8 @@ class Policy(Part):
     state: AppState = "foreground"
     """In the foreground a session lasts as long as the training needs; in the background the
     system grants a window."""
+    entitled: bool = False
+    """The app has the platform's entitlement for more memory, which holds in the foreground."""
     sessions_per_day: float = Field(default=1.0, gt=0, le=1440)
     """Sessions (foreground) or windows (background) per day."""
     save_every: int | None = Field(default=None, ge=1, le=2**31)

@@ -87,7 +87,8 @@ class DeviceMemory(Part):
     ``outcome``: ``fits`` or ``over`` the limit, ``killed`` when the child
     process hit it, ``not judged`` when the limit is unknown. ``held`` says how a
     child process was held to this limit; null where the peak, measured without
-    a limit, is so far from it that holding would show nothing. From
+    a limit, is so far from it that holding would show nothing. ``limit_entitled``:
+    the limit is that of an app with the entitlement for more memory. From
     ``warning_bytes`` on the system warns the app that memory is low.
     """
 
@@ -95,6 +96,7 @@ class DeviceMemory(Part):
     limit_kind: FigureKind | None = None
     limit_source: Text | None = None
     limit_state: Literal["foreground", "background"] = "foreground"
+    limit_entitled: bool = False
     entitled_limit_bytes: Bytes | None = None
     predicted_peak_bytes: Bytes
     measured_peak_bytes: Bytes | None

@@ -200,7 +200,9 @@ def _within(job: Job, name: str) -> Job:
 
 def _limits(profiles: Sequence[DeviceProfile], policy: Policy) -> tuple[int, ...]:
     """Memory limits of all devices in the state in which the app trains."""
-    known = (profile.memory_limit_bytes(policy.state) for profile in profiles)
+    known = (
+        profile.memory_limit_bytes(policy.state, entitled=policy.entitled) for profile in profiles
+    )
     return tuple(sorted({limit for limit in known if limit is not None}))
 
 
