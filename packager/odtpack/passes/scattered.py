@@ -32,7 +32,7 @@ _LARGE_ZEROS = 1 << 12
 
 # From these sizes on a table is written faster row by row than as zeros that are then copied.
 # Of shorter rows copying each takes longer; of smaller tables nothing is gained.
-_LONG_ROW, _LARGE_TABLE = 32, 1 << 18
+_LONG_ROW, _LARGE_TABLE = 16, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Scatter:
     Attributes:
         node: The node.
         axis: Axis of the table that the indices count along, not negative.
-        column: INT64 [1, .., n, .., 1] along ``axis`` if update j goes as a whole to index
-            j; None if each of its elements has an index of its own.
+        column: Reshape of n indices to [1, .., n, .., 1] along ``axis``, if slice j of the
+            updates goes as a whole to index j; None if each element has an index of its own.
     """
 
     node: ir.Node
     axis: int
-    column: ir.Value | None
+    column: ir.Node | None
 
     @property
     def zeros(self) -> ir.Value:
@@ -65,7 +65,7 @@ class Scatter:
         if self.column is None:
             indices = _input(self.node, 1)
         else:  # made where they are needed: they are twice as large as the updates
-            indices = op.Expand(self.column, op.Shape(self.updates))
+            indices = op.Expand(self.column.outputs[0], op.Shape(self.updates))
         return _add_at(op, data, indices, self.updates, self.axis)
 
     def fresh(self, op: Ops, dims: tuple[int, ...], reset: ir.Value) -> ir.Value:
@@ -84,7 +84,7 @@ class Scatter:
         # Few rows are not zero: they are summed in a table of n + 1 rows, of which row 0 is
         # zero. Which of those belongs into a row of the large table, ``slots`` says: 0, or
         # 1 + j of the last update j for it.
-        numbers = op.reshape(self.column, -1)
+        numbers = op.reshape(self.column.outputs[0], -1)
         count, one = op.Shape(numbers), op.ints(1)
         end = op.Add(count, one)
         first = op.constant(np.array(1, np.int64))
@@ -182,7 +182,10 @@ def _together(op: Ops, scatters: list[Scatter], axis: int, data: ir.Value) -> ir
     if len(scatters) == 1:
         return scatters[0].onto(op, data)
     updates = op.Concat(*(scatter.updates for scatter in scatters), axis=axis)
-    column = op.Concat(*(scatter.column for scatter in scatters), axis=axis)
+    columns = [scatter.column for scatter in scatters if scatter.column is not None]
+    numbers = op.Concat(*(column.outputs[0] for column in columns), axis=axis)
+    # A view of the same shape, by which :func:`read` knows a column.
+    column = op.Reshape(numbers, columns[0].inputs[1])
     return _add_at(op, data, op.Expand(column, op.Shape(updates)), updates, axis)
 
 
@@ -203,8 +206,8 @@ def _terms(total: ir.Value) -> tuple[list[ir.Node], list[ir.Value]]:
     return adds, terms
 
 
-def _column(node: ir.Node, axis: int) -> ir.Value | None:
-    """Indices before a node repeats them over the whole of each update, if it does."""
+def _column(node: ir.Node, axis: int) -> ir.Node | None:
+    """The :attr:`Scatter.column` of a node, if its indices are one repeated over each slice."""
     expand = match.producer(node.inputs[1], "Expand")
     shape = None if expand is None else match.producer(expand.inputs[1], "Shape")
     if expand is None or shape is None or shape.inputs[0] is not node.inputs[2]:
@@ -214,7 +217,7 @@ def _column(node: ir.Node, axis: int) -> ir.Value | None:
     if reshape is None or dims is None:
         return None
     wanted = np.where(np.arange(dims.size) == axis, -1, 1)
-    return reshape.outputs[0] if np.array_equal(dims, wanted) else None
+    return reshape if np.array_equal(dims, wanted) else None
 
 
 def _is_zeros(value: ir.Value | None) -> bool:
