@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
 import onnxruntime
 import pytest
 
@@ -25,14 +26,18 @@ every = Expand (column, extent) gradient = ScatterElements <axis = {axis}, reduc
 """
 
 
-def rows(dims: str, updates: str, axis: int = 0) -> ir.Model:
-    """A scatter of whole slices at the INT64 vector i."""
+def rows(dims: str, updates: str, axis: int = 0, *, half: bool = False) -> ir.Model:
+    """A scatter of whole slices at the INT64 vector i; ``half`` rounds it to float16."""
     rank = dims.count(",") + 1
     shape = ", ".join("-1" if k == axis else "1" for k in range(rank))
+    body = ROWS.format(axis=axis)
+    if half:
+        body = body.replace("gradient", "summed")
+        body += "rounded = Cast <to = 10> (summed) gradient = Cast <to = 1> (rounded)"
     return parse(
         f"g (int64[n] i, float[{updates}] u) => (float[{dims}] gradient) "
         f"<int64[{rank}] dims = {{{dims}}}, int64[{rank}] shape = {{{shape}}}>"
-        f"{{ {ROWS.format(axis=axis)} }}",
+        f"{{ {body} }}",
         opset=18,
     )
 
@@ -47,6 +52,7 @@ FORMS = {
     "few rows": (lambda: rows("40, 30", "n, 30"), ["Not", "Cast", "Expand"]),
     "short rows": (lambda: rows("40000, 8", "n, 8"), ["Not", "Cast", "Expand"]),
     "long rows": (lambda: rows("9000, 32", "n, 32"), ["Not", "Cast", "Reshape"]),
+    "of float16": (lambda: rows("9000, 32", "n, 32", half=True), ["Not", "Cast", "Reshape"]),
     "rows of planes": (lambda: rows("6000, 4, 12", "n, 4, 12"), ["Not", "Cast", "Reshape"]),
     "columns": (lambda: rows("32, 9000", "32, n", axis=1), ["Not", "Cast", "Expand"]),
     "elements": (lambda: parse(ELEMENTS, opset=18), ["Not", "Cast", "Expand"]),
@@ -67,7 +73,7 @@ def _accumulated(model: ir.Model) -> ir.Model:
     out.name, out.shape = "out", ir.Shape(dims)
     graph.outputs.append(out)
     aliases.verify(graph, buffer, out)
-    return check(model)
+    return check(common_passes.RemoveUnusedNodesPass()(model).model)
 
 
 def _feeds(model: ir.Model, count: int) -> dict[str, np.ndarray]:

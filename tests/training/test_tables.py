@@ -79,6 +79,28 @@ def test_gradients_are_pytorchs(level: str, threads: int, tmp_path: Path) -> Non
         module.lazy_reset_grad()
 
 
+def test_float16(tmp_path: Path) -> None:
+    """The same in a model of float16 numbers, each right to 2^-11 and sums to a few times that."""
+    model = retyped(tables(), np.float16)
+    state, module, _ = open_training(generate(model, tmp_path))
+    tensors = {
+        name: torch.from_numpy(p.data.astype(np.float16)).double().requires_grad_()
+        for name, p in state.parameters
+    }
+    for seed in range(3):
+        tokens, labels = batch(model, 40, seed)
+        logits = predict(torch.from_numpy(tokens), tensors)
+        F.cross_entropy(logits, torch.from_numpy(labels)).backward()
+        module(tokens, labels)
+        for name, parameter in state.parameters:
+            grad = tensors[name].grad
+            assert grad is not None
+            expected = grad.numpy()
+            assert parameter.grad.dtype == np.float32
+            error = np.linalg.norm(parameter.grad - expected)
+            assert error < 2e-3 * np.linalg.norm(expected), name
+
+
 def test_how_each_table_accumulates(tmp_path: Path) -> None:
     """Each in the way that the model was made for: the other tests rely on it."""
     graph = load_model(onnx.load(generate(tables(), tmp_path) / "training_model.onnx")).graph

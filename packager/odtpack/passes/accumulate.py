@@ -46,7 +46,7 @@ def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -
     dims = static_dims(buffer) or ()
     if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
-    scatter = scattered.read(gradient)
+    scatter = scattered.read(scattered.unrounded(gradient))
     if scatter is not None and not gradient.uses():
         out = _scattered(op, scatter, buffer, dims, reset)
         out.type = buffer.type

@@ -116,6 +116,21 @@ def read(value: ir.Value) -> Scatter | None:
     return None if axis < 0 else Scatter(node, axis, _column(node, axis))
 
 
+def unrounded(gradient: ir.Value) -> ir.Value:
+    """The float32 value that a float32 gradient of float16 numbers was before it was rounded.
+
+    Models in float16 train copies of their parameters in float32. ONNX Runtime adds float16
+    in float32; between the two there is no need to round. Casts that nobody reads any more
+    are left to the pass that removes such nodes.
+    """
+    outer = match.producer(gradient, "Cast")
+    inner = None if outer is None else match.producer(outer.inputs[0], "Cast")
+    if inner is None or len(inner.outputs[0].uses()) > 1:
+        return gradient
+    value = _input(inner, 0)
+    return value if value.dtype == gradient.dtype == ir.DataType.FLOAT else gradient
+
+
 def merge(op: Ops, gradient: ir.Value) -> ir.Value:
     """Write a gradient that is a sum, some of whose terms are scatters, without zeros.
 
