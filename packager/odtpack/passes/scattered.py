@@ -81,15 +81,21 @@ class Scatter:
         width = math.prod(dims[1:])
         if self.column is None or self.axis or width < _LONG_ROW or dims[0] * width < _LARGE_TABLE:
             return self.onto(op, op.Expand(zero, op.ints(*dims)))
-        # Few rows are not zero: they are summed in a table of n + 1 rows, of which row 0 is
-        # zero. Which of those belongs into a row of the large table, ``slots`` says: 0, or
-        # 1 + j of the last update j for it.
-        numbers = op.reshape(self.column.outputs[0], -1)
-        count, one = op.Shape(numbers), op.ints(1)
-        end = op.Add(count, one)
-        first = op.constant(np.array(1, np.int64))
+        return self._by_rows(op, op.reshape(self.column.outputs[0], -1), dims, false, zero)
+
+    def _by_rows(
+        self, op: Ops, numbers: ir.Value, dims: tuple[int, ...], false: ir.Value, zero: ir.Value
+    ) -> ir.Value:
+        """:meth:`fresh` without zeros of the table's shape, for n updates to rows ``numbers``.
+
+        The updates are summed in a table of n + 1 rows, of which row 0 stays zero. ``slots``
+        says which of them each row of the large table is: 0, or 1 + j of the last update j
+        for it.
+        """
+        end = op.Add(op.Shape(numbers), op.ints(1))
+        one = op.constant(np.array(1, np.int64))
         blank = op.Expand(op.cast(false, ir.DataType.INT64), op.ints(dims[0]))
-        own = op.Range(first, op.squeeze(end, 0), first)
+        own = op.Range(one, op.squeeze(end, 0), one)
         slots = op.ScatterElements(blank, numbers, own, axis=0)
         rows = op.reshape(op.Gather(slots, numbers, axis=0), -1, *[1] * (len(dims) - 1))
         indices = op.Expand(rows, op.Shape(self.updates))
