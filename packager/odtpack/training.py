@@ -8,6 +8,7 @@ accumulated gradient is the output itself, and may be bound to its buffer's memo
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Collection, Sequence
 
@@ -32,6 +33,7 @@ from odtpack.passes import (
     double,
     half,
     pipeline,
+    scattered,
     stop_gradient,
     upgrade_opset,
 )
@@ -316,13 +318,14 @@ def _accumulate(
     graph.inputs.extend([*buffers, reset])
     stock = runtime == targets.STOCK
     flag = op.squeeze(reset, 0) if stock else reset
-    named: set[ir.Value] = set()
+    shares = collections.Counter(gradients[parameter] for parameter in trained)
     for parameter, buffer in zip(trained, buffers, strict=True):
         gradient = gradients[parameter]
         node = gradient.producer()
-        if gradient in named or node is None or gradient.is_graph_output():
+        if shares[gradient] > 1 or node is None or gradient.is_graph_output():
             gradient = op.Identity(gradient)
-        named.add(gradient)
+        else:
+            gradient = scattered.merge(op, gradient)
         gradient.name = op.fresh_name(f"{parameter.name}_grad")
         gradient.type, gradient.shape = parameter.type, parameter.shape
         if stock:
@@ -335,6 +338,7 @@ def _accumulate(
         graph.outputs.append(out)
         if stock:
             aliases.verify(graph, buffer, out)
+    scattered.zeros_at_run_time(op, graph, reset)
 
 
 def _optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:

@@ -57,6 +57,16 @@ out = If (c) <
             "u = Neg(source) n = Shape(u) v = Reshape(source, n) t = Mul(v, g) out = Add(t, g)",
             id="a view read before",
         ),
+        pytest.param(
+            "i = Constant <value = int64[2] {1, 1}> () out = ScatterElements(source, i, g)",
+            id="values put at places",
+        ),
+        pytest.param(
+            IF.format(then="t = Neg(g)", otherwise="e = ScatterElements(source, i, u)").join(
+                ["i = Constant <value = int64[2] {1, 1}> () u = Relu(g)", ""]
+            ),
+            id="values put at places in the branch",
+        ),
     ],
 )
 def test_safe(body: str) -> None:
@@ -121,6 +131,26 @@ BOTH = "float[4] out, float[4] other"
             "float[4] out",
             "Softmax does not",
             id="a view read out of place",
+        ),
+        pytest.param(
+            "i = Constant <value = int64[4] {3, 2, 1, 0}> () out = ScatterElements(g, i, source)",
+            "float[4] out",
+            "ScatterElements does not",
+            id="put at other places than they are read from",
+        ),
+        pytest.param(
+            "i = Constant <value = int64[4] {3, 2, 1, 0}> () n = Shape(g) v = Reshape(source, n)"
+            "out = ScatterElements(source, i, v)",
+            "float[4] out",
+            "ScatterElements does not",
+            id="put over a view of themselves",
+        ),
+        pytest.param(
+            "i = Constant <value = int64[4] {3, 2, 1, 0}> () out = ScatterElements(source, i, g)"
+            "other = Neg(source)",
+            BOTH,
+            "may read 'source' after",
+            id="read after values were put into it",
         ),
         pytest.param(
             "out, other = If (c) <"

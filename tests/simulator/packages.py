@@ -17,6 +17,7 @@ from odtpack_runtime.simulator.job import Job
 from odtpack_runtime.simulator.profile import DeviceProfile, parse_profile
 from odtpack_runtime.simulator.schedule import Schedule
 from tests.packaging_tools import batch, generate
+from tests.training.tables import tables
 
 CLASSES = 10
 
@@ -71,6 +72,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     ),
     "transformer": (zoo.transformer_encoder, OptimType.AdamW, 1),
     "recurrent": (recurrent, OptimType.AdamW, 8),
+    "tables": (tables, OptimType.SGD, 64),
 }
 """Model, optimizer and batch size by name."""
 

@@ -24,6 +24,7 @@ from odtpack import zoo
 from odtpack_runtime import CheckpointState
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
 from tests.training import settled
+from tests.training.tables import tables
 
 BUFFER, GRADIENT, UPDATE = "_grad.accumulation.buffer", "_grad.accumulation.out", ".update.out"
 LEVELS = {
@@ -46,6 +47,7 @@ def _model(name: str) -> onnx.ModelProto:
         # fc1 is large enough for an If around its accumulation, fc2 for none.
         "mlp": lambda: zoo.mlp((40, 30, 10)),
         "cnn": lambda: zoo.cnn(size=14, width=(8, 12), hidden=32),
+        "tables": tables,
     }[name]()
 
 
@@ -57,6 +59,7 @@ MODELS = {
     "mobilenet-train": 5e-3,
     "mobilenet-eval": 2e-4,
     "transformer": 0.05,
+    "tables": 0.05,
 }
 
 
@@ -217,7 +220,9 @@ def test_order_of_the_file(package: Path, separate: Trace) -> None:
     _assert_equal(_aliased(package, options), separate)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "mobilenet-fold", "mobilenet-eval", "transformer"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn", "mobilenet-fold", "mobilenet-eval", "transformer", "tables"]
+)
 def test_three_micro_batches_are_one_batch(name: str, tmp_path: Path) -> None:
     model = _model(name)
     folder = generate(model, tmp_path, frozen_params=statistic_names(model))

@@ -51,6 +51,11 @@ class Case:
 
 
 CASES = {
+    "two that have one gradient": Case(
+        "g (float[N, 4] x) => (float[N, 200] y) { w = Add(one, two) y = MatMul(x, w) }",
+        lambda x, one, two: x @ (one + two),
+        {"one": _values(4, 200), "two": _values(4, 200)},
+    ),
     "two nodes": Case(
         "g (float[N, 4] x) => (float[N, 4] y) { h = MatMul(x, w) t = Tanh(h) y = MatMul(t, w) }",
         lambda x, w: torch.tanh(x @ w) @ w,

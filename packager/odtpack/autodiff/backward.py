@@ -18,6 +18,9 @@ from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import REGISTRY, Registry, Rule, WithCaptured
 from odtpack.errors import OdtpackError
 
+SUM_OF_COTANGENTS = "odtpack.sum-of-cotangents"
+"""Metadata of an Add that sums cotangents of one value, which are all of its shape."""
+
 FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
 
 
@@ -132,7 +135,7 @@ def _walk(
         parts = contributions.get(value)
         if not parts:
             return None
-        contributions[value] = [functools.reduce(ops.Add, parts)]
+        contributions[value] = [functools.reduce(functools.partial(_add, ops), parts)]
         return contributions[value][0]
 
     for node in reversed(list(graph)):
@@ -169,6 +172,14 @@ def _walk(
             contributions.setdefault(value, []).append(cotangent)
     gradients = {value: total(value) for value in sources}
     return {value: gradient for value, gradient in gradients.items() if gradient is not None}
+
+
+def _add(ops: Ops, left: ir.Value, right: ir.Value) -> ir.Value:
+    total: ir.Value = ops.Add(left, right)
+    node = total.producer()
+    if node is not None:
+        node.meta[SUM_OF_COTANGENTS] = True
+    return total
 
 
 def _unknown_operator_before(

@@ -8,6 +8,9 @@
    fresh gradient is written straight into its buffer, without a copy and without memory
    of its own. (Adding through Gemm's C would save a pass more, but a kernel may write its
    output before it reads C, and here they share memory.)
+4. A large gradient that adds rows at indices, as an embedding's does: If(reset) then the
+   rows are added to zeros, else straight into the buffer. Then a step that accumulates
+   touches nothing but those rows.
 
 In each case the output may be bound to the memory of the buffer (:mod:`.aliases`).
 """
@@ -18,6 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.ops import Ops, static_dims
+from odtpack.passes import scattered
 
 # Elements from which on entering an If is cheaper than Where. For a matrix that is soon:
 # the Where kernel handles a scalar against axes of length one element by element.
@@ -42,6 +46,11 @@ def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -
     dims = static_dims(buffer) or ()
     if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
+    scatter = scattered.read(scattered.unrounded(gradient))
+    if scatter is not None and not gradient.uses():
+        out = _scattered(op, scatter, buffer, dims, reset)
+        out.type = buffer.type
+        return out
     product = gradient.producer()
     # Branches may not share value names with each other or with the main graph.
     if product is not None and _is_private_gemm(product):
@@ -55,6 +64,26 @@ def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -
         keep = ir.node("Identity", [gradient])
         fresh = _branch(op, f"{buffer.name}.fresh", gradient, [keep])
         added = _branch(op, f"{buffer.name}.added", gradient, [ir.node("Add", [buffer, gradient])])
+    out = _choose(op, reset, fresh, added)
+    out.type = buffer.type
+    return out
+
+
+def _scattered(
+    op: Ops, scatter: scattered.Scatter, buffer: ir.Value, dims: tuple[int, ...], reset: ir.Value
+) -> ir.Value:
+    """The updates of a scatter added to zeros or to the buffer."""
+    fresh = ir.Graph([], [], nodes=[], name=f"{buffer.name}.fresh")
+    added = ir.Graph([], [], nodes=[], name=f"{buffer.name}.added")
+    outputs = scatter.fresh(op.inside(fresh), dims, reset), scatter.onto(op.inside(added), buffer)
+    for graph, output in zip((fresh, added), outputs, strict=True):
+        output.type, output.shape = buffer.type, buffer.shape
+        graph.outputs.append(output)
+    scatter.remove()
+    return _choose(op, reset, fresh, added)
+
+
+def _choose(op: Ops, reset: ir.Value, fresh: ir.Graph, added: ir.Graph) -> ir.Value:
     out: ir.Value = op.If(
         reset,
         then_branch=ir.AttrGraph("then_branch", fresh),
@@ -62,7 +91,6 @@ def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -
     )
     for graph in (fresh, added):
         graph.meta["owner"] = out.producer()
-    out.type = buffer.type
     return out
 
 

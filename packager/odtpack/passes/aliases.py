@@ -6,7 +6,7 @@ this is safe. It is, in whatever order the runtime executes, if
 1. every node that reads the input, except the one that writes the output, is an ancestor
    of the writer, and so has finished before the writer starts; and
 2. the writer either does not read the input, or reads and writes it element by element
-   at the same place.
+   at the same place, or adds to places of it that other inputs tell.
 
 Whoever reads a view of the input, the result of a Reshape that shares its memory, counts as a
 reader of the input.
@@ -23,6 +23,9 @@ from odtpack.autodiff.ops import dims_of, subgraphs
 # Operators that compute element i of the output from element i of equally shaped inputs.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}
 
+# Operators that copy their first input, unless it is the memory of the output, and then read
+# and write single elements of the output. What they read besides must be other memory.
+_SCATTERS = {"ScatterElements"}
 
 # Operators whose output may be the memory of their first input.
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten"}
@@ -62,7 +65,7 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
     if writer not in readers:
         return
     read = [value for value in views if value in writer.inputs]
-    if read and writer.op_type not in _ELEMENTWISE:
+    if read and not _is_in_place(writer, read):
         raise UnsafeAliasError(f"{writer.op_type} does not write {output.name!r} in place")
     if any(dims_of(value) != dims_of(output) for value in read):
         raise UnsafeAliasError(f"{output.name!r} and a view of {source.name!r} differ in shape")
@@ -72,6 +75,15 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
     for branch in branches:
         if any(_readers(value, branch) for value in views):
             _verify_within(branch, source, branch.outputs[writer.outputs.index(output)])
+
+
+def _is_in_place(writer: ir.Node, read: list[ir.Value]) -> bool:
+    """Whether a node may overwrite the values in ``read``, which share memory."""
+    if writer.domain:
+        return False
+    if writer.op_type in _SCATTERS:
+        return not any(value in read for value in writer.inputs[1:])
+    return writer.op_type in _ELEMENTWISE
 
 
 def _views(source: ir.Value) -> list[ir.Value]:

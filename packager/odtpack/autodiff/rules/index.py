@@ -68,10 +68,11 @@ def _scatter(
     ctx: Context, indices: ir.Value, rows: ir.Value, axis: int, reduction: str | None = None
 ) -> ir.Value:
     """Zeros of the table's shape with slice j of ``rows`` along ``axis`` at ``indices[j]``."""
-    op, x = ctx.op, ctx.x()
+    op, x, wide = ctx.op, ctx.x(), wider(ctx.dtype(ctx.x()))
+    rows = op.cast(rows, wide)
     column = op.reshape(indices, *[1] * axis, -1, *[1] * (ctx.rank(x) - 1 - axis))
     everywhere = op.Expand(column, op.Shape(rows))
-    zeros = op.zeros(op.shape_of(x), wider(ctx.dtype(x)))
+    zeros = op.zeros(op.shape_of(x), wide)
     return _scatter_into(ctx, zeros, everywhere, rows, axis, reduction)
 
 
