@@ -22,7 +22,7 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/.ready-full
 	@failed=0; \

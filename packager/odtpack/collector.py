@@ -24,6 +24,10 @@ def paused_collector() -> Iterator[None]:
     What is left behind is handed to the collector as old objects. As young ones all of them
     would be walked through at the next allocation, a fifth of the time of a build. Most
     processes end before it matters; in others the next build frees what this one left.
+
+    A program that froze its own objects (``gc.freeze``) keeps them frozen. They cannot be told
+    apart from those of the build, so that these are left to the collector as the young ones
+    that they are.
     """
     was_enabled = gc.isenabled()
     if was_enabled and _Collector.left_behind:
@@ -34,7 +38,8 @@ def paused_collector() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            gc.freeze()
-            gc.unfreeze()  # into the oldest generation
-            _Collector.left_behind = True
+            if gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation
+                _Collector.left_behind = True
             gc.enable()

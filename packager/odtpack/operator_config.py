@@ -90,8 +90,8 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
         OrtFormatModelProcessor,
     )
 
-    class Manager(OperatorTypeUsageManager):  # type: ignore[misc] # it has no types
-        """Also sees the type of every value."""
+    class SeesAll(OperatorTypeUsageManager):  # type: ignore[misc] # it has no types
+        """Also sees the type of every value, which takes much longer."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -102,7 +102,9 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
             self.seen.update(_types_of(node, value_name_to_typeinfo))
 
     found: dict[str, dict[int, set[str]]] = {}
-    manager = Manager()
+    manager: Any = None  # names alone need no look at types
+    if types is not Types.NONE:
+        manager = SeesAll() if types is Types.GLOBAL else OperatorTypeUsageManager()
     for model in models:
         try:
             with warnings.catch_warnings():

@@ -22,6 +22,7 @@ from odtpack.optimizers import SGD, Adafactor
 from odtpack.ort_choices import OrtFormat
 from odtpack.session_runs import TRAINING_MODELS
 from odtpack_runtime.package import Package
+from tests.ort.conftest import Shared
 from tests.ort.models import MODELS, package_of
 
 (STOCK,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
@@ -32,8 +33,10 @@ def models(package: Package) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_library_of_the_wheel_trains_as_python_does(name: str, tmp_path: Path) -> None:
-    package = package_of(name, tmp_path / "p", OrtFormat())
+def test_the_library_of_the_wheel_trains_as_python_does(
+    name: str, tmp_path: Path, shared_package: Shared
+) -> None:
+    package = shared_package(name, OrtFormat())
     result = train_natively(package, models(package), STOCK, tmp_path)
     assert result.version == onnxruntime.__version__
     np.testing.assert_allclose(result.losses, result.expected, rtol=1e-6)

@@ -29,6 +29,7 @@ from odtpack.ort_format import convert_model
 from odtpack.sample_feeds import SampleFeeds
 from odtpack.session_runs import SessionRun, final_graph, runs_of
 from odtpack_runtime.package import Package
+from tests.ort.conftest import Shared
 from tests.ort.models import EVERYTHING, MODELS, half, package_of
 
 
@@ -64,9 +65,9 @@ CHECKED = [
 
 @pytest.mark.parametrize(("name", "format_", "types"), CHECKED)
 def test_a_configuration_holds_what_runs_and_nothing_else(
-    name: str, format_: Format, types: Types, tmp_path: Path
+    name: str, format_: Format, types: Types, tmp_path: Path, shared_package: Shared
 ) -> None:
-    package = package_of(name, tmp_path / "p", EVERYTHING if format_ is Format.ORT else None)
+    package = shared_package(name, EVERYTHING if format_ is Format.ORT else None)
     ways = runs(package, tmp_path / "s", format_)
     config = written(ways, tmp_path / "s", types)
     verdict = checked(config, package, ways, tmp_path / "s")
@@ -104,8 +105,8 @@ def test_inserted_casts_are_there(tmp_path: Path) -> None:
     assert (verdict.missing, verdict.unused) == ((), ())
 
 
-def test_folded_nodes_are_not_needed_in_ort_format(tmp_path: Path) -> None:
-    package = package_of("cnn", tmp_path / "p", OrtFormat())
+def test_folded_nodes_are_not_needed_in_ort_format(tmp_path: Path, shared_package: Shared) -> None:
+    package = shared_package("cnn", OrtFormat())
     scratch = tmp_path / "s"
     onnx = written(runs(package, scratch, Format.ONNX), scratch, Types.NONE)
     ort = written(runs(package, scratch, Format.ORT), scratch, Types.NONE)
@@ -162,9 +163,11 @@ MUTATIONS: dict[str, tuple[Types, Mutation, tuple[str, ...], tuple[str, ...]]] =
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_changed_configuration_fails_by_name(name: str, tmp_path: Path) -> None:
+def test_a_changed_configuration_fails_by_name(
+    name: str, tmp_path: Path, shared_package: Shared
+) -> None:
     types, change, missing, unused = MUTATIONS[name]
-    package = package_of("cnn", tmp_path / "p", OrtFormat())
+    package = shared_package("cnn", OrtFormat())
     ways = [*runs(package, tmp_path / "s", Format.ORT), *runs(package, tmp_path / "s", Format.ONNX)]
     ways = [run for run in ways if run.level in (None, "extended") and run.platform != "arm"]
     graphs = [final_graph(run, tmp_path / f"{index}.ort") for index, run in enumerate(ways)]
@@ -177,9 +180,8 @@ def test_a_changed_configuration_fails_by_name(name: str, tmp_path: Path) -> Non
     assert not verdict.passed
 
 
-def test_another_package_needs_more(tmp_path: Path) -> None:
-    mlp = package_of("mlp", tmp_path / "mlp", OrtFormat())
-    cnn = package_of("cnn", tmp_path / "cnn", OrtFormat())
+def test_another_package_needs_more(tmp_path: Path, shared_package: Shared) -> None:
+    mlp, cnn = shared_package("mlp", OrtFormat()), shared_package("cnn", OrtFormat())
     own, other = runs(mlp, tmp_path / "s", None), runs(cnn, tmp_path / "s", None)
     config = written(own, tmp_path / "s", Types.NONE)
     verdict = checked(config, cnn, other, tmp_path / "s")
@@ -194,8 +196,8 @@ def test_another_package_needs_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("types", Types)
-def test_onnx_runtime_reads_the_same(types: Types, tmp_path: Path) -> None:
-    package = package_of("cnn", tmp_path / "p", OrtFormat())
+def test_onnx_runtime_reads_the_same(types: Types, tmp_path: Path, shared_package: Shared) -> None:
+    package = shared_package("cnn", OrtFormat())
     config = written(runs(package, tmp_path / "s", None), tmp_path / "s", types)
     operators, limits = parse_config(str(tmp_path / "s" / "written.config"), True)
     found = {Operator(d, v, n) for d, versions in operators.items()
@@ -217,9 +219,9 @@ def test_onnx_runtime_reads_the_same(types: Types, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_version_is_one_that_kernels_have(name: str, tmp_path: Path) -> None:
+def test_each_version_is_one_that_kernels_have(name: str, shared_package: Shared) -> None:
     """As the build picks them, exactly one range of versions holds each operator."""
-    package = package_of(name, tmp_path / "p", OrtFormat())
+    package = shared_package(name, OrtFormat())
     ranges: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for kernel in onnxruntime_pybind11_state.get_all_opkernel_def():
         key = kernel.domain or "ai.onnx", kernel.op_name
@@ -295,8 +297,8 @@ def test_a_file_that_is_not_in_ort_format(tmp_path: Path) -> None:
         assert caught.value.code == "not-ort-format"
 
 
-def test_data_of_the_user_are_run(tmp_path: Path) -> None:
-    package = package_of("cnn", tmp_path / "p", OrtFormat())
+def test_data_of_the_user_are_run(tmp_path: Path, shared_package: Shared) -> None:
+    package = shared_package("cnn", OrtFormat())
     arrays = {"input": np.ones((5, 1, 8, 8), np.float32), "labels": np.full(5, 3)}
     np.savez(tmp_path / "d.npz", allow_pickle=False, **arrays)
     feeds = SampleFeeds(package, tmp_path / "d.npz")("eval_model", package.eval_model)

@@ -28,6 +28,7 @@ from odtpack.session_runs import TRAINING_MODELS
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package import Package
 from odtpack_runtime.session_options import default_session_options
+from tests.ort.conftest import Shared
 from tests.ort.models import BOTH_STYLES, EVERYTHING, MODELS, package_of
 
 LEVEL_VARIABLE = "ORT_CONVERT_ONNX_MODELS_TO_ORT_OPTIMIZATION_LEVEL"
@@ -54,7 +55,11 @@ def content(path: Path) -> list[Any]:
 @pytest.mark.parametrize("platform", [None, *Platform])
 @pytest.mark.parametrize("style", Style)
 def test_the_content_is_that_of_the_reference_converter(
-    style: Style, platform: Platform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    style: Style,
+    platform: Platform | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shared_package: Shared,
 ) -> None:
     from onnxruntime.tools.convert_onnx_models_to_ort import (
         OptimizationStyle,
@@ -62,7 +67,7 @@ def test_the_content_is_that_of_the_reference_converter(
     )
 
     logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
-    package = package_of("cnn", tmp_path / "p")
+    package = shared_package("cnn", None)
     for key in ("training_model", "eval_model"):
         model = getattr(package, key)
         monkeypatch.setenv(LEVEL_VARIABLE, recorded_level(model))

@@ -160,6 +160,8 @@ def train(package: Package, state: CheckpointState, steps: int = 3) -> Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
+    """Two packages and a checkpoint of the old one, which no test changes."""
+
     old: Package
     new: Package
     checkpoint: Path
@@ -172,18 +174,19 @@ class Trained:
         return CheckpointState.load_checkpoint(self.new.checkpoint)
 
 
-@pytest.fixture
-def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Trained:
+@pytest.fixture(scope="module")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
     case: Case = CASES[request.param]
-    old = build(tmp_path / "old", case.old_model, case.old)
-    new = build(tmp_path / "new", case.new_model, case.new)
+    old = build(folder / "old", case.old_model, case.old)
+    new = build(folder / "new", case.new_model, case.new)
     state = CheckpointState.load_checkpoint(old.checkpoint)
     train(old, state)
     state.properties["epoch"] = 7
-    CheckpointState.save_checkpoint(state, tmp_path / "t.ckpt", include_optimizer_state=True)
-    verdict = diff_packages(tmp_path / "old", tmp_path / "new").verdict
+    CheckpointState.save_checkpoint(state, folder / "t.ckpt", include_optimizer_state=True)
+    verdict = diff_packages(folder / "old", folder / "new").verdict
     assert (verdict.level, verdict.opens_as_is) == (case.level, case.as_is)
-    return Trained(old, new, tmp_path / "t.ckpt", verdict)
+    return Trained(old, new, folder / "t.ckpt", verdict)
 
 
 def cases(*levels: Level) -> Any:
