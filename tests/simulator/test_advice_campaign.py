@@ -23,7 +23,7 @@ def play(policy: Policy, steps: int = BASE.data.steps) -> DeviceCampaign:
         load_profile(DEVICE),
         BASE.devices[0].latency,
         policy,
-        steps=steps,
+        steps=[steps // policy.pieces + (i < steps % policy.pieces) for i in range(policy.pieces)],
         checkpoint_bytes=BASE.latency_host.checkpoint_bytes,
         curve=[],
     )

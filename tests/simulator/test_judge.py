@@ -373,7 +373,7 @@ def test_why_a_real_campaign_never_ends() -> None:
         update={"session_creation_ms": Interval(low=3e6, typical=3e6, high=3e6)}
     )
     campaign = run_campaign(
-        profile, latency, result.policy, steps=240, checkpoint_bytes=10**6, curve=[]
+        profile, latency, result.policy, steps=[240], checkpoint_bytes=10**6, curve=[]
     )
     assert campaign.endless == "typical"
     device = result.devices[0].model_copy(update={"campaign": campaign})

@@ -22,8 +22,9 @@ class Policy(Part):
     save_every: int | None = Field(default=None, ge=1, le=2**31)
     """Optimizer steps between two checkpoints; null for one at the end of every session."""
     pieces: int = Field(default=1, ge=1, le=10_000)
-    """The training data arrive in so many equal pieces, one per session at most, and each
-    is trained on for the epochs by itself when it is there."""
+    """The training data arrive in so many pieces of equal size (the first ones may have a sample
+    more), one per session at most, and each is trained on for the epochs by itself when it is
+    there."""
 
 
 class CampaignPoint(Part):
