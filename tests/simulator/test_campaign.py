@@ -30,6 +30,7 @@ def test_one_session_in_the_foreground() -> None:
     assert same(result.active_s) == pytest.approx(11.8)
     assert same(result.sessions) == 1
     assert same(result.days) == pytest.approx(11.8 / 86_400)
+    assert same(result.calendar_days) == 1
     assert same(result.energy_j) == pytest.approx(47.2)
     assert same(result.battery_share) == same(result.battery_share_per_session)
     assert same(result.battery_share) == pytest.approx(0.01)
@@ -75,6 +76,7 @@ def test_windows_without_checkpoints_of_their_own() -> None:
     assert same(result.sessions) == 4
     assert same(result.active_s) == pytest.approx(3 * 5.0 + 2.2)
     assert same(result.days) == pytest.approx((3 * 21_600 + 2.2) / 86_400)
+    assert same(result.calendar_days) == 1
     assert same(result.repeated_steps) == 0
     assert same(result.written_bytes) == same(result.written_bytes_per_day) == 4 * MB
     assert [(p.session, p.step) for p in result.curve] == [(1, 32), (2, 33), (4, 100)]
@@ -136,6 +138,26 @@ def test_pieces_are_those_of_the_schedule() -> None:
     )
     # The last step of each piece lies in its session, the step after it in the next one.
     assert [p.session for p in result.curve] == [1, 2, 2, 3, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("sessions", "per_day", "days"),
+    [(1, 1, 1), (2, 1, 2), (2, 2, 1), (3, 2, 2), (4, 2, 2), (5, 2, 3), (4, 1 / 7, 22), (9, 4, 3)],
+)
+def test_days_are_counted_as_on_a_calendar(sessions: int, per_day: float, days: int) -> None:
+    policy = Policy(pieces=sessions, sessions_per_day=per_day)
+    result = campaign(profile(sustained_fraction=1), policy=policy, steps=[10] * sessions)
+    assert same(result.sessions) == sessions
+    assert same(result.calendar_days) == days
+
+
+def test_a_day_that_is_just_full_is_one_day() -> None:
+    """Sessions of half a day, and no pause between them."""
+    times = latency(ms(43_200_000))
+    policy = Policy(pieces=4, sessions_per_day=2)
+    for steps, days in (([1] * 4, 2), ([1, 1, 1, 2], 3)):
+        result = campaign(profile(sustained_fraction=1), times, policy, steps=steps)
+        assert same(result.calendar_days) == days
 
 
 def test_the_three_scenarios() -> None:

@@ -340,18 +340,36 @@ def test_hostile_text_stays_text() -> None:
         assert "\x1b" not in shown
 
 
-def test_a_change_of_many_times_the_base_is_a_factor() -> None:
+def with_campaign(**figures: float) -> SimulationResult:
+    """A result whose device's campaign has these figures."""
     policy = Policy(state="background", sessions_per_day=1)
 
-    def days(number: float) -> SimulationResult:
-        def change(device: DeviceResult) -> DeviceResult:
-            assert device.campaign is not None
-            interval = Interval(low=number, typical=number, high=number)
-            campaign = device.campaign.model_copy(update={"days": interval})
-            return device.model_copy(update={"campaign": campaign})
+    def change(device: DeviceResult) -> DeviceResult:
+        assert device.campaign is not None
+        update = {key: Interval(low=n, typical=n, high=n) for key, n in figures.items()}
+        campaign = device.campaign.model_copy(update=update)
+        return device.model_copy(update={"campaign": campaign})
 
-        return with_device(change, make_result([DEVICE], policy=policy))
+    return with_device(change, make_result([DEVICE], policy=policy))
 
-    text = render_text(compare(days(1e-6), days(1.0)))
+
+def test_a_change_of_many_times_the_base_is_a_factor() -> None:
+    text = render_text(compare(with_campaign(sessions=1), with_campaign(sessions=1e6)))
     assert "× 1,000,000" in text
-    assert "+900.0 %" in render_text(compare(days(0.1), days(1.0)))
+    text = render_text(compare(with_campaign(sessions=1), with_campaign(sessions=10)))
+    assert "+900.0 %" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "direction", "change"),
+    [
+        (1e-6, 0.9, "same", 0.0),  # in one day, as before
+        (0.9999, 1.0001, "within noise", 100.0),  # the last session takes a moment longer
+        (1.5, 2.5, "worse", 50.0),
+        (2.5, 0.5, "better", -66.7),
+    ],
+)
+def test_days_are_whole(before: float, now: float, direction: str, change: float) -> None:
+    found = figure(compare(with_campaign(days=before), with_campaign(days=now)), "days")
+    assert found.direction == direction
+    assert found.change_percent == pytest.approx(change, abs=0.06)
