@@ -76,7 +76,7 @@ def _days_noise(base: Subject, head: Subject) -> float | None:
     noise = timing_noise(base, head, read=lambda _: Reading(elapsed, ""))
     if noise is None or abs(now.days.typical - elapsed) > noise:
         return None
-    return math.ceil(noise)
+    return math.ceil(noise) if math.isfinite(noise) else noise
 
 
 def _metric(
