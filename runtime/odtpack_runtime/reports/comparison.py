@@ -91,8 +91,9 @@ def render_markdown(comparison: Comparison, *, limit: int = MAX_COMMENT) -> str:
     head = [f"### odtpack: {escape(headline(comparison))}", ""]
     notes = [escape(note) for note in (*comparison.notes, *_presence(comparison))]
     verdicts = [f"**{escape(how)}**: {escape(names)}" for how, names in _verdicts(comparison)]
-    head += [f"- {line}" for line in (*verdicts, *notes)]
-    head += [""] if len(head) > 2 else []
+    for heading, lines in (("Verdict changed", verdicts), ("Notes", notes)):
+        head += [f"**{heading}**", "", *(f"- {line}" for line in lines), ""] if lines else []
+    head += ["**Checks that did not pass**", ""] if checks else []
     table = [_line(_HEADER), "|---|---|---:|---:|---:|---|"] if changed else []
     end = ["", *map(escape, _closing(comparison, same))]
     parts = _Parts(head, [], table, [], end)

@@ -191,11 +191,11 @@ def named(names: Sequence[str], everyone: Sequence[str], total: int) -> Names:
     if len(names) <= _MOST_NAMES:
         return Names(", ".join(map(_short, names)))
     missing = [name for name in everyone if name not in names]
-    some = "" if len(everyone) == total else " that have it"
     if not missing:
+        some = "" if len(everyone) == total else " that have it"
         return Names(f"all {len(everyone)} devices{some}")
     if len(missing) <= _MOST_NAMES and len(names) > 2 * len(missing):
-        return Names(f"all {len(everyone)} devices{some} but {', '.join(map(_short, missing))}")
+        return Names(f"all but {', '.join(map(_short, missing))} ({len(names)} devices)")
     return Names(_short(names[0]), tuple(map(_short, names[1:])))
 
 
