@@ -47,7 +47,7 @@ def atomic_write(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator
             where=str(target),
         )
     _remove_stale(target)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
+    temporary = temporary_name(target)
     try:
         # The usual mode less the umask is what an ordinary open() gives; mkstemp's
         # 0600 would make a checkpoint unreadable to the app's other processes.
@@ -71,6 +71,11 @@ def atomic_write(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator
             where=str(target),
             hint="check that the folder exists, is writable and has space left",
         ) from error
+
+
+def temporary_name(target: Path) -> Path:
+    """A new name, in the same folder, for the file that will take the name of ``target``."""
+    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
 
 
 def sync_folder(folder: Path) -> None:

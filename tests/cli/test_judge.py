@@ -161,6 +161,8 @@ def broken(tmp_path: Path, kind: str) -> Path:
         content["schema_version"] = 1
     elif kind == "key":
         content["devices"][0]["memory"]["peek"] = 1
+    elif kind == "twice":
+        content["devices"].append(content["devices"][0])
     elif kind == "interval":
         content["devices"][0]["campaign"]["active_s"] = {"low": 2, "typical": 1, "high": 3}
     text = json.dumps(content)
@@ -175,7 +177,9 @@ def broken(tmp_path: Path, kind: str) -> Path:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("kind", ["version", "key", "interval", "cut", "infinite", "empty"])
+    @pytest.mark.parametrize(
+        "kind", ["version", "key", "twice", "interval", "cut", "infinite", "empty"]
+    )
     @pytest.mark.parametrize("place", ["judge", "baseline", "base", "head"])
     def test_a_broken_result(
         self, run: Run, base: Path, tmp_path: Path, kind: str, place: str

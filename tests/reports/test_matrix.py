@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odtpack_runtime.reports import device_text, matrix, view
-from odtpack_runtime.reports.campaign_view import interruption_words, missing_figures
+from odtpack_runtime.reports.campaign_view import campaign_rows, interruption_words, missing_figures
 from odtpack_runtime.reports.html_report import render_html
 from odtpack_runtime.reports.matrix import TOPICS, Cell
 from odtpack_runtime.reports.plain import clean, location, shortened
@@ -124,6 +124,21 @@ def test_the_time_to_finish_is_that_of_the_campaign() -> None:
     bare = device.model_copy(update={"campaign": None})
     assert device_text.sessions(bare) == ("–", "")
     assert device_text.energy(bare)[0] == "–"
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "words"), [(2e-5, "in 1 day"), (1.0, "in 1 day"), (1.00002, "in 2 days")]
+)
+def test_days_are_told_as_on_a_calendar(elapsed: float, words: str) -> None:
+    result = stored_result(["google/pixel-8a"])
+    (device,) = result.devices
+    assert device.campaign is not None
+    days = Interval(low=elapsed, typical=elapsed, high=elapsed)
+    campaign = device.campaign.model_copy(update={"days": days})
+    device = device.model_copy(update={"campaign": campaign})
+    assert device_text.sessions(device)[1] == words
+    (row,) = campaign_rows(result.model_copy(update={"devices": [device]}))
+    assert ("Days", words.split(" ")[1], words.split(" ")[1]) in row.figures
 
 
 def test_reasons_are_grouped_by_what_they_leave_out() -> None:

@@ -74,7 +74,7 @@ def campaign(
     times: DeviceLatency = FULL,
     policy: Policy | None = None,
     *,
-    steps: int = 100,
+    steps: int | list[int] = 100,
     checkpoint_bytes: int = MB,
     at: tuple[int, ...] = (),
 ) -> DeviceCampaign:
@@ -82,7 +82,7 @@ def campaign(
         device,
         times,
         policy or Policy(),
-        steps=steps,
+        steps=[steps] if isinstance(steps, int) else steps,
         checkpoint_bytes=checkpoint_bytes,
         curve=[EvaluationPoint(step=step, loss=1.0, metric=0.5) for step in at],
     )

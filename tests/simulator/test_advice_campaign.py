@@ -23,7 +23,7 @@ def play(policy: Policy, steps: int = BASE.data.steps) -> DeviceCampaign:
         load_profile(DEVICE),
         BASE.devices[0].latency,
         policy,
-        steps=steps,
+        steps=[steps // policy.pieces + (i < steps % policy.pieces) for i in range(policy.pieces)],
         checkpoint_bytes=BASE.latency_host.checkpoint_bytes,
         curve=[],
     )
@@ -103,10 +103,31 @@ def test_shorter_sessions_take_so_much_of_the_battery(share: float) -> None:
     assert after <= 1.05 * limit
 
 
-def test_a_figure_that_is_just_beyond_says_so() -> None:
-    """Three sessions at two a day end a second into the second day."""
+def test_three_sessions_at_two_a_day_take_two_days() -> None:
     judged = judge(played(MANY), parse_budgets(b"[budgets]\ndays = 1"))
     (check,) = [c for _, c in judged.all_checks() if c.metric == "days"]
     assert check.status == "fail"
-    assert check.message.startswith("estimated at 1 day (")
-    assert check.message.endswith("allowed is at most 1, and it is just beyond")
+    assert check.message == "estimated at 2 days, allowed is at most 1"
+    assert check.advice == "3 sessions a day instead of 2 end it in 1 day"
+    assert judge(played(MANY), parse_budgets(b"[budgets]\ndays = 2")).verdict != "fail"
+
+
+@pytest.mark.parametrize("days", [1, 2, 3, 5])
+def test_so_many_sessions_a_day_end_it_in_time(days: int) -> None:
+    policy = Policy(pieces=12, sessions_per_day=2)
+    text = advised(played(policy), "days", f"{days}.5")
+    often = number(r"(\d+) sessions a day instead of 2", text)
+    assert typical(play(policy.model_copy(update={"sessions_per_day": often})).days) <= days
+    rarer = policy.model_copy(update={"sessions_per_day": often - 1})
+    assert typical(play(rarer).days) > days
+    assert "pieces of data takes a session" in advised(played(policy), "days", "0.5")
+
+
+def test_a_figure_that_is_just_beyond_says_so() -> None:
+    seconds = typical(play(Policy()).active_s)
+    budgets = parse_budgets(f'[budgets]\ntime_to_finish = "{0.99999 * seconds} s"'.encode())
+    (check,) = [
+        c for _, c in judge(played(Policy()), budgets).all_checks() if c.metric == "time_to_finish"
+    ]
+    assert check.status == "fail"
+    assert check.message.endswith(", and it is just beyond")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.simulator.budget_file import PlacedLimit, budget_schema
+from odtpack_runtime.simulator.budget_file import PlacedLimit, budget_schema, make_budgets
 from odtpack_runtime.simulator.budgets import Budgets, parse_budgets, read_budgets
 from odtpack_runtime.simulator.metrics import METRICS
 
@@ -59,7 +59,11 @@ def test_locations_are_lines_of_the_file() -> None:
     dotted = only(parse('budgets.peak_memory = "1 MB"').overall()["peak_memory"])
     assert dotted.location == "ci/budgets.toml:1"
     inline = only(parse('budgets = { peak_memory = "1 MB" }').overall()["peak_memory"])
-    assert inline.location == "ci/budgets.toml (budgets.peak_memory)"
+    assert inline.location == "ci/budgets.toml:1"
+    nowhere = make_budgets({"budgets": {"peak_memory": "1 MB"}}, "ci/budgets.toml", {})
+    assert only(nowhere.overall()["peak_memory"]).location == (
+        "ci/budgets.toml (budgets.peak_memory)"
+    )
 
 
 # Key -> a value in the file, the figure in the metric's unit, kind of limit.
@@ -227,3 +231,18 @@ def test_misspelt_device_is_refused() -> None:
     with pytest.raises(OdtpackError, match="did you mean 'google/pixel-8a'") as caught:
         budgets.check_devices(["google/pixel-8a"])
     assert caught.value.where == "ci/budgets.toml:2"
+
+
+def test_a_table_in_one_line_has_a_line() -> None:
+    text = b'[budgets]\n[device]\n"acme/one" = { sessions = 3, days = 2 }\n'
+    placed = parse_budgets(text, "b.toml").for_device("acme/one", "linux")
+    assert {key: limit.location for key, (limit,) in placed.items()} == {
+        "sessions": "b.toml:3",
+        "days": "b.toml:3",
+    }
+    with pytest.raises(OdtpackError) as caught:
+        parse_budgets(text.replace(b"days", b"daze"), "b.toml")
+    assert caught.value.where == "b.toml:3"
+    with pytest.raises(OdtpackError) as caught:
+        parse_budgets(text, "b.toml").check_devices(["acme/two"])
+    assert caught.value.where == "b.toml:3"

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.campaign import FIGURES
 from odtpack_runtime.simulator.profile import list_profiles, load_profile
 from odtpack_runtime.simulator.result import DeviceCampaign, Policy
+from odtpack_runtime.simulator.schedule import make_schedule
 from tests.simulator.campaigns import MB, campaign, latency, ms, profile, reasons, same, triple
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "campaign.md"
@@ -30,6 +30,7 @@ def test_one_session_in_the_foreground() -> None:
     assert same(result.active_s) == pytest.approx(11.8)
     assert same(result.sessions) == 1
     assert same(result.days) == pytest.approx(11.8 / 86_400)
+    assert same(result.calendar_days) == 1
     assert same(result.energy_j) == pytest.approx(47.2)
     assert same(result.battery_share) == same(result.battery_share_per_session)
     assert same(result.battery_share) == pytest.approx(0.01)
@@ -75,6 +76,7 @@ def test_windows_without_checkpoints_of_their_own() -> None:
     assert same(result.sessions) == 4
     assert same(result.active_s) == pytest.approx(3 * 5.0 + 2.2)
     assert same(result.days) == pytest.approx((3 * 21_600 + 2.2) / 86_400)
+    assert same(result.calendar_days) == 1
     assert same(result.repeated_steps) == 0
     assert same(result.written_bytes) == same(result.written_bytes_per_day) == 4 * MB
     assert [(p.session, p.step) for p in result.curve] == [(1, 32), (2, 33), (4, 100)]
@@ -110,17 +112,52 @@ def test_a_checkpoint_that_is_cut_off_is_written_but_does_not_count() -> None:
 
 
 def test_pieces_are_sessions() -> None:
-    """100 steps in 3 pieces: 33, 33 and 34 steps, each with its own start and checkpoint."""
-    result = campaign(profile(sustained_fraction=1), policy=Policy(pieces=3), at=(33, 34))
+    """100 steps in 3 pieces: 34, 33 and 33 steps, each with its own start and checkpoint."""
+    parts = [34, 33, 33]
+    device, policy = profile(sustained_fraction=1), Policy(pieces=3)
+    result = campaign(device, policy=policy, steps=parts, at=(34, 35))
     assert same(result.sessions) == 3
     assert same(result.active_s) == pytest.approx(3 * (1.2 + 0.3 + 0.4) + 97 * 0.1)
     assert same(result.written_bytes) == 3 * MB
     assert [p.session for p in result.curve] == [1, 2]
     # Three sessions in three hours write in one day what they write in all.
-    hourly = campaign(profile(sustained_fraction=1), policy=Policy(pieces=3, sessions_per_day=24))
+    hourly = campaign(device, policy=Policy(pieces=3, sessions_per_day=24), steps=parts)
     assert same(hourly.written_bytes_per_day) == 3 * MB
-    with pytest.raises(OdtpackError, match=r"2 optimizer steps .* 3 pieces"):
-        campaign(profile(), policy=Policy(pieces=3), steps=2)
+
+
+def test_pieces_are_those_of_the_schedule() -> None:
+    """161 samples to train on: 33, 32, 32, 32, 32. A batch of 32 makes two steps of the first."""
+    schedule = make_schedule([], 201, batch_size=32, epochs=5, seed=0, pieces=5)
+    assert schedule.steps_by_piece() == [10, 5, 5, 5, 5]
+    ends = [10, 15, 20, 25]
+    result = campaign(
+        profile(sustained_fraction=1),
+        policy=Policy(pieces=5),
+        steps=schedule.steps_by_piece(),
+        at=tuple(step for end in ends for step in (end, end + 1)),
+    )
+    # The last step of each piece lies in its session, the step after it in the next one.
+    assert [p.session for p in result.curve] == [1, 2, 2, 3, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("sessions", "per_day", "days"),
+    [(1, 1, 1), (2, 1, 2), (2, 2, 1), (3, 2, 2), (4, 2, 2), (5, 2, 3), (4, 1 / 7, 22), (9, 4, 3)],
+)
+def test_days_are_counted_as_on_a_calendar(sessions: int, per_day: float, days: int) -> None:
+    policy = Policy(pieces=sessions, sessions_per_day=per_day)
+    result = campaign(profile(sustained_fraction=1), policy=policy, steps=[10] * sessions)
+    assert same(result.sessions) == sessions
+    assert same(result.calendar_days) == days
+
+
+def test_a_day_that_is_just_full_is_one_day() -> None:
+    """Sessions of half a day, and no pause between them."""
+    times = latency(ms(43_200_000))
+    policy = Policy(pieces=4, sessions_per_day=2)
+    for steps, days in (([1] * 4, 2), ([1, 1, 1, 2], 3)):
+        result = campaign(profile(sustained_fraction=1), times, policy, steps=steps)
+        assert same(result.calendar_days) == days
 
 
 def test_the_three_scenarios() -> None:
@@ -147,6 +184,12 @@ def test_a_short_window_may_lose_fewer_steps_and_the_interval_still_spans_it() -
 def test_energy_above_idle_is_never_negative() -> None:
     device = profile(power__idle=(2, 3, 6), power__load=(4, 5, 7))
     assert triple(campaign(device, latency(ms(1000)), steps=1).energy_j) == (0, 2, 5)
+
+
+@pytest.mark.parametrize("steps", [[100], [50, 50, 50], [100, 0], []])
+def test_steps_that_are_not_those_of_the_pieces_are_refused(steps: list[int]) -> None:
+    with pytest.raises(ValueError, match="steps of 2 pieces"):
+        campaign(profile(), policy=Policy(pieces=2), steps=steps)
 
 
 def test_an_evaluation_beyond_the_last_step_is_refused() -> None:
@@ -195,12 +238,13 @@ def test_every_shipped_profile_has_a_campaign_or_reasons(name: str, state: str) 
     device = load_profile(name)
     policy = Policy.model_validate({"state": state, "save_every": 20, "pieces": 3})
     times = latency(ms(50, 80, 130), first=ms(200), creation=ms(300, 400, 700), save=ms(20, 40, 99))
-    result = campaign(device, times, policy, steps=2000, at=(0, 1000, 2000))
+    steps = [667, 667, 666]
+    result = campaign(device, times, policy, steps=steps, at=(0, 1000, 2000))
     missing = reasons(result)
-    assert result == campaign(device, times, policy, steps=2000, at=(0, 1000, 2000))
+    assert result == campaign(device, times, policy, steps=steps, at=(0, 1000, 2000))
     if state == "background" and device.os == "linux":  # a service runs until it is stopped
         foreground = policy.model_copy(update={"state": "foreground"})
-        assert result == campaign(device, times, foreground, steps=2000, at=(0, 1000, 2000))
+        assert result == campaign(device, times, foreground, steps=steps, at=(0, 1000, 2000))
     elif state == "background" and device.background_seconds() is None:
         assert set(missing) == set(FIGURES)
         return

@@ -66,6 +66,13 @@ def test_latency_needs_a_figure_or_a_reason() -> None:
         DeviceLatency(step_ms=None, basis="none")
 
 
+TWICE = [
+    device.model_dump(mode="json")
+    for name in ("google/pixel-8a", "raspberrypi/pi-5", "google/pixel-8a")
+    for device in make_result([name]).devices
+]
+
+
 def mutated(**changes: object) -> str:
     content = json.loads(make_result(["google/pixel-8a"]).to_json())
     for key, value in changes.items():
@@ -88,6 +95,10 @@ def mutated(**changes: object) -> str:
         (mutated(package__manifest_sha256="x"), "package.manifest_sha256"),
         (mutated(devices__0__verdict="fine"), r"devices\[0\].verdict"),
         (mutated(devices__0__os="palm"), r"devices\[0\].os"),
+        (
+            mutated(devices=TWICE),
+            "devices: names 'google/pixel-8a' twice, as number 1 and 3",
+        ),
         (mutated(memory__predicted__peak_bytes=1), "memory.predicted"),
         (mutated(memory__measured_peak_bytes=2**70), "memory.measured_peak_bytes"),
         ("{", "is not JSON: EOF"),

@@ -90,6 +90,7 @@ def test_pieces_come_in_order(
             assert not held_out & set(seen)
             assert all(i > last for i in seen for last in arrived[-1:])
         arrived += sorted(seen)
+        assert made == sum(schedule.steps_by_piece()[: piece + 1])
     assert made == schedule.steps == schedule.steps_before(schedule.passes)
     assert schedule.steps == epochs * schedule.steps_per_epoch
     if not full or sizes[0] >= batch:  # make_schedule refuses others

@@ -200,6 +200,10 @@ def test_pieces_and_background(mlp: Case) -> None:
     result = simulate(mlp.folder / "package", mlp.data, PROFILES[:1], policy=policy, **ARGUMENTS)
     assert result.data.steps == len(result.training.losses) == 8  # of 65, 64 and 64 samples, twice
     (device,) = result.devices
+    assert device.campaign is not None
+    # The first piece has a sample more, and two batches in each epoch: four steps of eight.
+    sessions = {point.step: point.session for point in device.campaign.curve}
+    assert sessions == {0: 1, 2: 1, 4: 1, 5: 2, 6: 2, 7: 3, 8: 3}
     assert (device.memory.limit_state, device.memory.limit_bytes) == ("background", None)
     assert result.policy == policy
 

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_runtime.simulator.budgets import judge, parse_budgets, suggest_budget
-from odtpack_runtime.simulator.metrics import METRICS
-from odtpack_runtime.simulator.result import Policy
+from odtpack_runtime.simulator.metric import Subject
+from odtpack_runtime.simulator.metrics import METRICS, of_scope
+from odtpack_runtime.simulator.result import Policy, SimulationResult
 from odtpack_runtime.simulator.units import Interval
 from tests.simulator.factory import make_result
 
@@ -98,6 +99,67 @@ def test_limits_are_a_quarter_above_what_was_measured(scale: float, state: str) 
             assert check.limit is not None
             assert check.actual is not None
             assert 1.25 <= check.limit / check.actual <= 1.4
+
+
+def assert_short_and_kept(result: SimulationResult) -> None:
+    """The result keeps the suggestion, and no figure of a device that is known is left out."""
+    text = suggest_budget(result)
+    assert len(text.splitlines()) <= 60
+    judged = judge(result, parse_budgets(text.encode()))
+    assert judged.verdict == "pass"
+    for device in judged.devices:
+        subject = Subject(result, device)
+        placed = {check.metric: check for check in device.checks if check.budget_location}
+        for metric in of_scope("device"):
+            interval = metric.read(subject).interval
+            if metric.key == "sessions" or not metric.suggested or interval is None:
+                continue
+            check = placed.pop(metric.key)
+            # With two digits, and shared by figures within a factor of three.
+            assert check.limit is not None
+            assert 1.25 <= check.limit / interval.high <= 1.25 * 1.1 * 3
+            assert (check.budget_location or "").startswith("budgets.toml:")  # even inside of { }
+        assert set(placed) <= {"peak_memory"}
+
+
+def test_many_devices_share_limits() -> None:
+    result = make_result()
+    assert len(result.devices) == 25
+    assert_short_and_kept(result)
+    text = suggest_budget(result)
+    assert "[class.android]" in text
+    assert "[class.linux]" in text
+    # Nobody knows the steps of the watch: a limit for its class could not be judged of it.
+    assert "[class.ios]" not in text
+    assert '"apple/iphone-11" = { step_latency' in text
+
+
+def test_figures_that_some_devices_of_a_class_lack_are_told_by_device() -> None:
+    """As with the shipped profiles: power is known of few."""
+    result = make_result()
+    devices = []
+    for index, device in enumerate(result.devices):
+        campaign = device.campaign
+        assert campaign is not None
+        if index % 3:
+            update = {"energy_j": None, "battery_share_per_session": None}
+            campaign = campaign.model_copy(update=update)
+        devices.append(device.model_copy(update={"campaign": campaign}))
+    assert_short_and_kept(result.model_copy(update={"devices": devices}))
+
+
+def test_equal_figures_are_limited_once() -> None:
+    text = suggest_budget(make_result(["google/pixel-8a", "raspberrypi/pi-5"]))
+    assert text.count("written_per_day") == 1
+    assert text.index("written_per_day") < text.index("[device.")
+    assert text.count("step_latency") == 2
+
+
+def test_few_devices_have_tables_of_their_own() -> None:
+    names = ["google/pixel-8a", "google/pixel-4a", "samsung/galaxy-a12"]
+    text = suggest_budget(make_result(names))
+    assert [f'[device."{name}"]' in text for name in names] == [True] * 3
+    assert "[class." not in text
 
 
 def test_unknown_figures_are_left_out() -> None:

@@ -97,9 +97,8 @@ def brute_session(
     return Session(made, kept, writes, duration, throttled), times
 
 
-def brute(pace: Pace, steps: int, *, pieces: int, save_every: int | None, period: int) -> Log:
+def brute(pace: Pace, sizes: list[int], *, save_every: int | None, period: int) -> Log:
     log = Log()
-    sizes = [steps * (i + 1) // pieces - steps * i // pieces for i in range(pieces)]
     done = heat = end = 0
     for size in sizes:
         remaining = size
@@ -136,6 +135,7 @@ paces = st.builds(
     sustained=st.sampled_from([Fraction(1), Fraction(3, 4), Fraction(426, 1000), Fraction(1, 3)]),
 )
 save_everies = st.one_of(st.none(), st.integers(1, 40))
+pieces = st.lists(st.integers(1, 120), min_size=1, max_size=8)
 
 
 @settings(max_examples=600, deadline=None, derandomize=True)
@@ -148,13 +148,12 @@ def test_a_session_is_what_it_is_step_by_step(
 
 
 @settings(max_examples=600, deadline=None, derandomize=True)
-@given(paces, st.integers(1, 400), st.integers(1, 8), save_everies, st.integers(1, 2000))
+@given(paces, pieces, save_everies, st.integers(1, 2000))
 def test_a_training_is_what_it_is_step_by_step(
-    pace: Pace, steps: int, pieces: int, save_every: int | None, period: int
+    pace: Pace, pieces: list[int], save_every: int | None, period: int
 ) -> None:
-    pieces = min(pieces, steps)
-    course = play(pace, steps, pieces=pieces, save_every=save_every, period=period)
-    log = brute(pace, steps, pieces=pieces, save_every=save_every, period=period)
+    course = play(pace, pieces, save_every=save_every, period=period)
+    log = brute(pace, pieces, save_every=save_every, period=period)
     assert (course.stuck is not None) == log.stuck
     assert course.sessions == len(log.sessions)
     assert course.steps == len(log.reached)
@@ -174,7 +173,7 @@ def test_a_stuck_training_would_be_stuck_for_ever(
     pace: Pace, steps: int, save_every: int | None, period: int
 ) -> None:
     """The proof in words, tried: forty more sessions keep nothing either."""
-    course = play(pace, steps, pieces=1, save_every=save_every, period=period)
+    course = play(pace, [steps], save_every=save_every, period=period)
     if course.stuck is None:
         return
     heat, remaining = course.stuck
@@ -200,9 +199,7 @@ def test_a_device_twice_as_slow_never_takes_fewer_sessions(
         step=2 * pace.step,
         save=2 * pace.save,
     )
-    fast, slow = (
-        play(p, steps, pieces=1, save_every=save_every, period=10_000) for p in (pace, slower)
-    )
+    fast, slow = (play(p, [steps], save_every=save_every, period=10_000) for p in (pace, slower))
     if slow.stuck is None:
         assert fast.stuck is None
         assert slow.sessions >= fast.sessions
@@ -215,8 +212,7 @@ def test_more_frequent_checkpoints_repeat_no_more_where_they_cost_nothing(
 ) -> None:
     pace = replace(pace, save=0)
     rare, frequent = (
-        play(pace, steps, pieces=1, save_every=every, period=10_000)
-        for every in (often * factor, often)
+        play(pace, [steps], save_every=every, period=10_000) for every in (often * factor, often)
     )
     if rare.stuck is None:
         assert frequent.stuck is None
@@ -227,30 +223,29 @@ def test_more_frequent_checkpoints_repeat_no_more_where_they_cost_nothing(
 def test_more_frequent_checkpoints_may_repeat_more_where_they_cost_time() -> None:
     """Six steps and two checkpoints just fit; with three checkpoints only four steps do."""
     pace = Pace(creation=0, load=0, first_step=10, step=10, save=5, window=70)
-    rare, frequent = (play(pace, 12, pieces=1, save_every=every, period=1000) for every in (3, 2))
+    rare, frequent = (play(pace, [12], save_every=every, period=1000) for every in (3, 2))
     assert (rare.sessions, rare.total("made")) == (2, 12)
     assert (frequent.sessions, frequent.total("made")) == (3, 16)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(paces, st.integers(1, 400), st.integers(1, 40), st.integers(1, 5))
+@given(paces, pieces, st.integers(1, 40))
 def test_a_session_repeats_at_most_what_lies_between_two_checkpoints(
-    pace: Pace, steps: int, save_every: int, pieces: int
+    pace: Pace, pieces: list[int], save_every: int
 ) -> None:
-    pieces = min(pieces, steps)
-    course = play(pace, steps, pieces=pieces, save_every=save_every, period=10_000)
+    course = play(pace, pieces, save_every=save_every, period=10_000)
     for run in course.runs:
         assert 0 <= run.session.made - run.session.kept <= save_every
     if course.stuck is None:
-        assert course.sessions >= pieces
-        assert course.steps == steps
-    own = play(pace, steps, pieces=pieces, save_every=None, period=10_000)
+        assert course.sessions >= len(pieces)
+        assert course.steps == sum(pieces)
+    own = play(pace, pieces, save_every=None, period=10_000)
     assert own.total("made") == own.steps
 
 
 def test_a_million_steps_are_a_few_runs() -> None:
     pace = Pace(50, 20, 300, 100, 30, window=6000, throttle_after=1800, sustained=Fraction(72, 100))
-    course = play(pace, 10**6, pieces=1, save_every=7, period=86_400)
+    course = play(pace, [10**6], save_every=7, period=86_400)
     assert course.sessions > 20_000
     assert len(course.runs) <= 3
     assert course.steps == 10**6
@@ -259,7 +254,7 @@ def test_a_million_steps_are_a_few_runs() -> None:
 def test_heat_is_carried_over_a_short_rest_and_forgotten_in_a_long_one() -> None:
     """Sessions of 60, throttling after 100: with a rest of 40 the second starts with 20."""
     pace = Pace(0, 0, 10, 10, 0, window=60, throttle_after=100, sustained=Fraction(1, 2))
-    long, short = (play(pace, 24, pieces=1, save_every=1, period=p) for p in (120, 100))
+    long, short = (play(pace, [24], save_every=1, period=p) for p in (120, 100))
     assert [(r.heat, r.count, r.session.throttled) for r in long.runs] == [(0, 3, 0), (0, 1, 0)]
     assert [r.heat for r in short.runs] == [0, 20, 40, 60, 60]
     assert [r.session.throttled for r in short.runs] == [0, 0, 0, 20, 0]
@@ -268,9 +263,9 @@ def test_heat_is_carried_over_a_short_rest_and_forgotten_in_a_long_one() -> None
 
 def test_a_late_session_starts_when_the_one_before_ends() -> None:
     pace = Pace(0, 0, 10, 10, 5)
-    course = play(pace, 40, pieces=4, save_every=None, period=60)
+    course = play(pace, [10] * 4, save_every=None, period=60)
     assert (course.active, course.end) == (4 * 105, 4 * 105)
-    course = play(pace, 40, pieces=4, save_every=None, period=200)
+    course = play(pace, [10] * 4, save_every=None, period=200)
     assert (course.active, course.end) == (4 * 105, 3 * 200 + 105)
 
 

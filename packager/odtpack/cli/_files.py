@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odtpack_runtime.atomic import temporary_name
 from odtpack_runtime.errors import OdtpackError
 
 if TYPE_CHECKING:
@@ -20,30 +21,78 @@ DEFAULT_HOLDOUT = 0.2
 def check_writable(path: Path, option: str, *, outside: Package | None = None) -> None:
     """Refuse a destination that cannot be written, before the work whose result it gets.
 
+    A file is created beside it and removed again: what permissions say is not the whole truth.
+
     Args:
         path: File to be written or replaced.
         option: Option that names it, for the message.
         outside: Package that the file must not change.
 
     Raises:
-        OdtpackError: Its folder is missing or read-only, it is a folder, or it belongs to
-            the package.
+        OdtpackError: Its folder is missing or takes no new file, it is a folder or a device, or
+            it belongs to the package.
     """
+    try:
+        reason, hint = _objection(path, option, outside)
+    except OSError as error:  # the name is too long, or nobody may look into the folder
+        reason, hint = error.strerror or str(error), "choose another path"
+    if reason:
+        text = f"{option} {str(path)!r} cannot be written: {reason}"
+        raise OdtpackError("cannot-write", text, hint=hint)
+
+
+def _objection(path: Path, option: str, outside: Package | None) -> tuple[str, str]:
+    """Why a file cannot be written, and what to do; an empty reason where it can."""
     folder = path.parent
     if path.is_dir():
-        reason, hint = "it is a folder", f"name a file in it: {option} {path / 'NAME'}"
-    elif not folder.is_dir():
-        reason, hint = f"the folder {str(folder)!r} does not exist", f"mkdir -p {folder}"
-    elif not os.access(folder, os.W_OK):
-        reason, hint = f"the folder {str(folder)!r} is read-only", "choose another folder"
-    elif outside is not None and path.resolve() in _files_of(outside):
+        return "it is a folder", f"name a file in it: {option} {path / 'NAME'}"
+    if path.exists() and not path.is_file():
+        return "it is no ordinary file, which could be replaced", "name another file"
+    if not folder.is_dir():
+        if reason := _obstacle(folder):
+            return reason, "choose another folder"
+        return f"the folder {str(folder)!r} does not exist", f"mkdir -p {folder}"
+    if outside is not None and path.resolve() in _files_of(outside):
         reason = "it is a file of the package, which would no longer be the one that was built"
-        hint = "choose a path outside the package"
-    else:
-        return
-    raise OdtpackError(
-        "cannot-write", f"{option} {str(path)!r} cannot be written: {reason}", hint=hint
-    )
+        return reason, "choose a path outside the package"
+    return _refusal(path), "choose another folder"
+
+
+def check_creatable(folder: Path, option: str) -> None:
+    """Refuse a folder that cannot be made or written to, before the work whose results it gets.
+
+    Raises:
+        OdtpackError: What stands at its place or above it is no folder, or takes no new file.
+    """
+    try:
+        reason = _obstacle(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        text = f"{option} {str(folder)!r} cannot be made a folder: {reason}"
+        raise OdtpackError("cannot-write", text, hint="choose another folder")
+
+
+def _obstacle(folder: Path) -> str:
+    """Why nothing can be created below a folder that may not exist; empty where it can."""
+    nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), None)
+    if nearest is None:  # a relative path without any part that exists
+        nearest = Path()
+    if not nearest.is_dir():
+        return f"{str(nearest)!r} is not a folder"
+    return _refusal(nearest / (folder.name or "new"))
+
+
+def _refusal(path: Path) -> str:
+    """Why no file can be created beside a path; empty where it can. The file is removed again."""
+    probe = temporary_name(path)
+    try:
+        os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        probe.unlink()
+    except OSError as error:
+        text = f"no file can be created in the folder {str(path.parent)!r}"
+        return f"{text}: {error.strerror or error}"
+    return ""
 
 
 def check_not_input(path: Path, option: str, inputs: Iterable[Path | None]) -> None:

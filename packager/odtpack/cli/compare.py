@@ -44,10 +44,12 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="Write there instead of printing.")
     ] = None,
 ) -> None:
-    """Compare two results of simulate, figure by figure and device by device.
+    """Compare two results of simulate: what became worse, and on which devices.
 
-    Times are measurements: a change that they leave open is within noise, and times of
-    different hosts are not compared. Markdown keeps the size of a comment on GitHub.
+    Devices whose verdict changed come first; those on which a figure changed alike share a
+    row, and JSON has each by itself. Times are measurements: a change that they leave open is
+    within noise, and times of different hosts are not compared. Markdown keeps the size of a
+    comment on GitHub.
     """
     from odtpack.cli._files import check_not_input, check_writable
     from odtpack_runtime.atomic import atomic_write

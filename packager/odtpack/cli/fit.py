@@ -293,15 +293,11 @@ def _check_folder(out: Path) -> list[str]:
     """Refuse a folder that holds other things; return the files of an earlier search in it."""
     import re
 
+    from odtpack.cli._files import check_creatable
     from odtpack.errors import OdtpackError
     from odtpack_runtime.folder_update import finish_update, is_stage
 
-    if out.exists() and not out.is_dir():
-        raise OdtpackError(
-            "cannot-write",
-            f"--out {str(out)!r} is a file, and the recipes need a folder",
-            hint="choose another folder",
-        )
+    check_creatable(out, "--out")
     finish_update(out)
     found = [path.name for path in out.iterdir() if not is_stage(path.name)] if out.is_dir() else []
     if found and RESULT not in found:

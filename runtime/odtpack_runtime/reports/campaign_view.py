@@ -75,7 +75,7 @@ def campaign_rows(result: SimulationResult) -> list[CampaignRow]:
     for device in result.devices:
         if device.campaign is not None:
             figures = tuple(
-                (title, *_figure(key, getattr(device.campaign, key)))
+                (title, *_figure(key, _interval(device.campaign, key)))
                 for key, title in _FIGURES.items()
             )
             if all(figure == device_text.UNKNOWN for _, figure, _ in figures):
@@ -152,6 +152,11 @@ def interruption_words(info: InterruptionInfo) -> str:
         return text
     # Only the first letter: units keep theirs.
     return f"{text} {info.detail[:1].upper()}{info.detail[1:].rstrip('.')}."
+
+
+def _interval(campaign: DeviceCampaign, key: str) -> Interval | None:
+    found: Interval | None = campaign.calendar_days if key == "days" else getattr(campaign, key)
+    return found
 
 
 def _figure(key: str, interval: Interval | None) -> tuple[str, str]:

@@ -4,59 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from odtpack_runtime.simulator.compare import Comparison, DeviceComparison, Direction, Figure
+from odtpack_runtime.reports.comparison_rows import (
+    MARKS,
+    CheckLine,
+    Names,
+    Row,
+    check_lines,
+    rows,
+    transitions,
+)
+from odtpack_runtime.reports.plain import clean
+from odtpack_runtime.simulator.compare import Comparison
 from odtpack_runtime.simulator.metric import shortened
-from odtpack_runtime.simulator.metrics import titles
-from odtpack_runtime.simulator.units import format_value
 
 MAX_COMMENT: Final = 65_536
 """GitHub's limit for a comment, in characters; kept in bytes, of which there are no fewer."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 # Signs that mean something in Markdown or in the HTML inside of it.
 _MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]<>#|~@&$])")
-_MARKS: Final[dict[Direction, str]] = {
-    "worse": "✗ worse",
-    "unknown now": "? unknown now",
-    "not compared": "? not compared",
-    "better": "✓ better",
-    "known now": "+ known now",
-    "within noise": "≈ within noise",
-    "same": "= same",
-}
-"""In the order in which rows are shown; a word stands beside every sign."""
-_MOST_NAMES: Final = 3
-
-
-def _change(percent: float) -> str:
-    """A change that is many times the base reads as a factor: ``+4.2 %``, ``× 35``."""
-    return f"{percent:+.1f} %" if percent < 1000 else f"× {1 + percent / 100:,.0f}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    where: str
-    figure: Figure
-
-    def cells(self) -> tuple[str, ...]:
-        figure = self.figure
-        change = "–" if figure.change_percent is None else _change(figure.change_percent)
-        if figure.noise_percent is not None and figure.noise_percent >= 0.05:
-            change += f" (noise ± {figure.noise_percent:.1f} %)"
-        return (
-            self.where,
-            figure.title,
-            _shown(figure.base, figure),
-            _shown(figure.head, figure),
-            change,
-            _MARKS[figure.direction],
-        )
-
-
 _HEADER: Final = ("Device", "Figure", "Base", "Head", "Change", "")
+_FIGURES: Final = (2, 3, 4)  # columns that are aligned to the right
+_MOST_NAMES: Final = 50  # in a fold, or in a sentence
 
 
 def headline(comparison: Comparison) -> str:
@@ -80,74 +51,129 @@ def headline(comparison: Comparison) -> str:
 def render_text(comparison: Comparison) -> str:
     """Lines for a terminal or a log, aligned, without colour."""
     lines = [headline(comparison)]
-    lines += [f"  note: {_clean(note)}" for note in comparison.notes]
+    lines += [f"  note: {clean(note)}" for note in comparison.notes]
     lines += [f"  {line}" for line in _presence(comparison)]
-    changed, same = _rows(comparison)
+    changes = [f"  {how}: {names}" for how, names in _verdicts(comparison)]
+    lines += ["", "Verdict changed:", *changes] if changes else []
+    changed, same = rows(comparison)
     if changed:
-        table = [_HEADER, *(tuple(map(_clean, row.cells())) for row in changed)]
-        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
+        table = [_HEADER, *(tuple(map(clean, _cells(row, row.names.text))) for row in changed)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(_HEADER))]
         lines.append("")
-        for row in table:
+        for line in table:
             cells = [
-                cell.rjust(width) if 2 <= column <= 4 else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.rjust(width) if column in _FIGURES else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
+    checks = check_lines(comparison)
     lines += ["", *_closing(comparison, same)]
-    for mark, where, message, advice, location in _check_lines(comparison):
-        lines += ["", f"{mark}: {where}: {message}"]
-        lines += [f"  change first: {advice}"] if advice else []
-        lines += [f"  in: {location}"] if location else []
+    if any(names.others for names in [*(r.names for r in changed), *(c.names for c in checks)]):
+        lines.append("Each device by itself: --format json")
+    for check in checks:
+        where = f"{check.names.text}, {check.title}"
+        lines += ["", f"{check.outcome}: {clean(where)}: {clean(check.message)}"]
+        lines += [f"  change first: {clean(check.advice)}"] if check.advice else []
+        lines += [f"  in: {clean(check.location)}"] if check.location else []
     return "\n".join(lines) + "\n"
 
 
 def render_markdown(comparison: Comparison, *, limit: int = MAX_COMMENT) -> str:
-    """Markdown for a comment, without HTML.
+    """Markdown for a comment on GitHub; the only HTML in it are folds with names of devices.
 
     Args:
         comparison: What to show.
-        limit: Most bytes. Rows that do not fit are left out, the least important first, and
-            counted.
+        limit: Most bytes. What does not fit is left out and counted: first the names in folds,
+            then rows, the least important first, then checks.
     """
+    changed, same = rows(comparison)
+    checks = check_lines(comparison)
     head = [f"### odtpack: {escape(headline(comparison))}", ""]
-    head += [f"- {escape(note)}" for note in (*comparison.notes, *_presence(comparison))]
-    head += [""] if len(head) > 2 else []
-    changed, same = _rows(comparison)
-    checks = []
-    for mark, where, message, advice, location in _check_lines(comparison):
-        place = f" ({escape(location)})" if location else ""
-        first = f" Change first: {escape(advice)}" if advice else ""
-        checks.append(f"- **{escape(mark)}** {escape(where)}: {escape(message)}{place}.{first}")
+    notes = [escape(note) for note in (*comparison.notes, *_presence(comparison))]
+    verdicts = [f"**{escape(how)}**: {escape(names)}" for how, names in _verdicts(comparison)]
+    for heading, lines in (("Verdict changed", verdicts), ("Notes", notes)):
+        head += [f"**{heading}**", "", *(f"- {line}" for line in lines), ""] if lines else []
+    head += ["**Checks that did not pass**", ""] if checks else []
     table = [_line(_HEADER), "|---|---|---:|---:|---:|---|"] if changed else []
-    rows = [_line([escape(cell) for cell in row.cells()]) for row in changed]
     end = ["", *map(escape, _closing(comparison, same))]
-    return _fitted((head, checks, table, rows, end), limit)
+    parts = _Parts(head, [], table, [], end)
+    for fold in (_fold, _counted):
+        parts = replace(
+            parts,
+            checks=[_check(check, fold) for check in checks],
+            rows=[
+                _line([fold(row.names), *(escape(cell) for cell in _cells(row, "")[1:])])
+                for row in changed
+            ],
+        )
+        text = parts.text(len(checks), len(changed))
+        if len(text.encode()) <= limit:
+            return text
+    return _fitted(parts, limit)
 
 
-def _fitted(parts: tuple[list[str], ...], limit: int) -> str:
+def _cells(row: Row, where: str) -> tuple[str, ...]:
+    mark = MARKS[row.direction]
+    last = f"{mark} ({row.verdicts})" if row.verdicts else mark
+    return where, row.title, row.base, row.head, row.change, last
+
+
+def _check(check: CheckLine, fold: Callable[[Names], str]) -> str:
+    place = f" ({escape(check.location)})" if check.location else ""
+    first = f" Change first: {escape(check.advice)}" if check.advice else ""
+    where = f"{escape(check.title)}, {escape(check.names.shown)}"
+    others = fold(replace(check.names, shown="")) if check.names.others else ""
+    return f"- **{check.outcome}** {where}: {escape(check.message)}{place}.{first}{others}"
+
+
+def _fold(names: Names) -> str:
+    """In one line, with the others to be unfolded."""
+    if not names.others:
+        return escape(names.shown)
+    others = escape(_listed(names.others))
+    summary = f"<summary>{names.more}</summary>"
+    return f"{escape(names.shown)} <details>{summary}{others}</details>".lstrip()
+
+
+def _counted(names: Names) -> str:
+    return escape(names.text) if names.shown else f" The same of {names.more.removeprefix('and ')}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The lines of a comment, part by part."""
+
+    head: list[str]
+    checks: list[str]
+    table: list[str]
+    rows: list[str]
+    end: list[str]
+
+    def text(self, few_checks: int, few_rows: int) -> str:
+        """With so many of the checks and rows; the rest is counted."""
+        lines = [*self.head, *self.checks[:few_checks]]
+        if few_checks < len(self.checks):
+            lines.append(f"- and {len(self.checks) - few_checks} more checks that did not pass")
+        lines += [""] if self.checks else []
+        lines += [*self.table, *self.rows[:few_rows]] if few_rows else []
+        if few_rows < len(self.rows):
+            lines += ["", f"and {len(self.rows) - few_rows} more changes"]
+        return "\n".join([*lines, *self.end]) + "\n"
+
+
+def _fitted(parts: _Parts, limit: int) -> str:
     """The parts as text of at most ``limit`` bytes: first rows are left out, then checks."""
-    head, checks, table, rows, end = parts
-
-    def text(few_checks: int, few_rows: int) -> str:
-        lines = [*head, *checks[:few_checks]]
-        if few_checks < len(checks):
-            lines.append(f"- and {len(checks) - few_checks} more checks that did not pass")
-        lines += [""] if checks else []
-        lines += [*table, *rows[:few_rows]] if few_rows else []
-        if few_rows < len(rows):
-            lines += ["", f"and {len(rows) - few_rows} more changes"]
-        return "\n".join([*lines, *end]) + "\n"
 
     def fits(few_checks: int, few_rows: int) -> bool:
-        return len(text(few_checks, few_rows).encode()) <= limit
+        return len(parts.text(few_checks, few_rows).encode()) <= limit
 
-    few_rows = _most(len(rows), lambda count: fits(len(checks), count))
+    few_rows = _most(len(parts.rows), lambda count: fits(len(parts.checks), count))
     if few_rows is not None:
-        return text(len(checks), few_rows)
-    few_checks = _most(len(checks), lambda count: fits(count, 0))
+        return parts.text(len(parts.checks), few_rows)
+    few_checks = _most(len(parts.checks), lambda count: fits(count, 0))
     if few_checks is not None:
-        return text(few_checks, 0)
-    return text(0, 0).encode()[:limit].decode(errors="ignore")
+        return parts.text(few_checks, 0)
+    return parts.text(0, 0).encode()[:limit].decode(errors="ignore")
 
 
 def _most(total: int, fits: Callable[[int], bool]) -> int | None:
@@ -163,35 +189,12 @@ def _most(total: int, fits: Callable[[int], bool]) -> int | None:
 
 def escape(text: str) -> str:
     """Return text that Markdown shows as it is; control characters are replaced."""
-    return _MARKDOWN.sub(r"\\\1", _clean(text))
+    return _MARKDOWN.sub(r"\\\1", clean(text))
 
 
-def _rows(comparison: Comparison) -> tuple[list[_Row], int]:
-    """What changed, the worst first, and how many figures did not.
-
-    Devices on which a metric changed in the same way share a row.
-    """
-    groups: dict[tuple[object, ...], list[tuple[DeviceComparison | None, Figure]]] = {}
-    same = 0
-    for device, figure in comparison.figures():
-        if figure.direction == "same":
-            same += 1
-            continue
-        key = (device is None, figure.metric, figure.base, figure.head, figure.direction)
-        groups.setdefault(key, []).append((device, figure))
-    both = sum(device.presence == "both" for device in comparison.devices)
-    rows = []
-    for members in groups.values():
-        names = [device.title + _mark(device) for device, _ in members if device is not None]
-        where = "Package" if not names else f"all {both} devices"
-        if names and (len(names) < both or len(names) <= _MOST_NAMES):
-            where = _named(names)
-        rows.append(_Row(where, members[0][1]))
-    order = list(_MARKS)
-    return sorted(
-        rows,
-        key=lambda row: (order.index(row.figure.direction), -abs(row.figure.change_percent or 0.0)),
-    ), same
+def _verdicts(comparison: Comparison) -> list[tuple[str, str]]:
+    """How verdicts changed, with the names of the devices in one line."""
+    return [(how, clean(_listed(names))) for how, names in transitions(comparison)]
 
 
 def _presence(comparison: Comparison) -> list[str]:
@@ -199,7 +202,7 @@ def _presence(comparison: Comparison) -> list[str]:
     for presence, text in (("new", "only in the head"), ("removed", "only in the base")):
         names = [device.title for device in comparison.devices if device.presence == presence]
         if names:
-            lines.append(f"{text}: {_clean(_named(names, most=20))}")
+            lines.append(f"{text}: {clean(_listed(names))}")
     return lines
 
 
@@ -209,50 +212,17 @@ def _closing(comparison: Comparison, same: int) -> list[str]:
         lines.append(f"{same} figures are the same.")
     reasons = [f.reason for _, f in comparison.figures() if f.direction == "not compared"]
     reasons += [f.reason for _, f in comparison.figures() if f.direction == "unknown now"]
-    lines += [f"Not compared: {_clean(reason)}." for reason in dict.fromkeys(filter(None, reasons))]
+    lines += [f"Not compared: {clean(reason)}." for reason in dict.fromkeys(filter(None, reasons))]
     if any(not device.validated for device in comparison.devices):
         lines.append("* not validated on hardware: times, energy and sessions are estimates.")
     return lines
 
 
-def _check_lines(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
-    """What did not pass: verdict, where, message, advice and place in the budget file.
-
-    The worst first; devices of which the same is said share an entry.
-    """
-    names = titles()
-    groups: dict[tuple[int, str, str, str, str], list[str]] = {}
-    for each in comparison.checks:
-        check = each.check
-        worst = 2 if check.status == "not judged" else 0 if check.level == "error" else 1
-        title = names.get(check.metric, check.metric)
-        key = (worst, title, check.message, check.advice or "", check.budget_location or "")
-        groups.setdefault(key, []).append(each.device or "package")
-    words = ("fails", "warning", "not judged")
-    lines = []
-    for key, devices in sorted(groups.items(), key=lambda item: item[0][0]):
-        worst, title, message, hint, location = key
-        where = _clean(f"{_named(devices)}, {title}")
-        lines.append((words[worst], where, _clean(message), _clean(hint), _clean(location)))
-    return lines
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(shortened(name, 100) for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    shown = ", ".join(shortened(name, 100) for name in names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
-def _mark(device: DeviceComparison) -> str:
-    return "" if device.validated else " *"
-
-
-def _shown(value: float | None, figure: Figure) -> str:
-    return "unknown" if value is None else format_value(value, figure.unit)
-
-
-def _clean(text: str) -> str:
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _line(cells: tuple[str, ...] | list[str]) -> str:
+def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

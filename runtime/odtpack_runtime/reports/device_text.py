@@ -61,11 +61,11 @@ def sessions(device: DeviceResult) -> tuple[str, str]:
     campaign = device.campaign or DeviceCampaign()
     if campaign.sessions is None:
         return UNKNOWN, _why(device, "sessions")
-    if campaign.days is None:
+    days = campaign.calendar_days
+    if days is None:
         return whole(campaign.sessions.typical), whole_interval(campaign.sessions)
-    days = campaign.days.typical
-    plural = "" if abs(days - 1.0) < 0.05 else "s"
-    return whole(campaign.sessions.typical), f"in {whole(days)} day{plural}"
+    plural = "" if days.typical == 1 else "s"
+    return whole(campaign.sessions.typical), f"in {whole(days.typical)} day{plural}"
 
 
 def duration(interval: Interval | None, reason: str, *, unit: str = "s") -> tuple[str, str]:
@@ -77,7 +77,7 @@ def duration(interval: Interval | None, reason: str, *, unit: str = "s") -> tupl
 
 
 def whole(value: float) -> str:
-    """A count of sessions or days: whole where it is, else with one decimal."""
+    """A count of sessions, days or steps: whole where it is, else with one decimal."""
     if value >= 1e4:
         return format_number(value)
     return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"

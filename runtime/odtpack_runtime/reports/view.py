@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 from odtpack_runtime.simulator.metrics import METRICS, titles
 from odtpack_runtime.simulator.result import Check, DeviceResult, SimulationResult, Verdict
@@ -172,10 +172,10 @@ def first_fixes(result: SimulationResult) -> list[FirstFix]:
     )
 
 
-Member = tuple[DeviceResult | None, Check]
+Whose = TypeVar("Whose")
 
 
-def worst(members: Sequence[Member]) -> Member:
+def worst(members: Sequence[tuple[Whose, Check]]) -> tuple[Whose, Check]:
     """The check of one metric that is furthest off, failures before warnings."""
     return max(members, key=lambda member: (-severity(member[1]), _excess(member[1])))
 

@@ -135,14 +135,17 @@ def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Check
 
 def for_days(subject: Subject, limit: float, interval: Interval, unit: CheckUnit) -> str:
     """More sessions a day, or fewer in all."""
-    per_day = subject.result.policy.sessions_per_day
-    if limit > 0:
-        more = per_day * _times(_taken(limit, interval), limit)
-        return (
-            f"{format_number(math.ceil(more))} sessions a day instead of "
-            f"{format_number(per_day)} end it in {format_number(limit)} days"
-        )
-    return for_sessions(subject, limit, interval, unit)
+    campaign = subject.on.campaign
+    sessions = campaign.sessions if campaign else None
+    whole = math.floor(limit)
+    if whole < 1 or sessions is None:
+        return for_sessions(subject, limit, interval, unit)
+    count = sessions.typical if interval.typical > limit else sessions.high
+    many = "day" if whole == 1 else "days"
+    return (
+        f"{format_number(math.ceil(count / whole))} sessions a day instead of "
+        f"{format_number(subject.result.policy.sessions_per_day)} end it in {whole} {many}"
+    )
 
 
 def for_written(subject: Subject, limit: float, interval: Interval, unit: CheckUnit) -> str:

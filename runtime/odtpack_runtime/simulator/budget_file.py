@@ -109,7 +109,7 @@ class Budgets:
         return placed
 
     def _location(self, path: tuple[str, ...]) -> str:
-        line = self.lines.get(path)
+        line = _line_of(self.lines, path)
         return f"{self.source}:{line}" if line else f"{self.source} ({'.'.join(path)})"
 
 
@@ -144,7 +144,7 @@ def make_budgets(
         file = _File.model_validate(content)
     except ValidationError as error:
         key, problem = first_problem(error, _File)
-        line = lines.get(_path_of(error))
+        line = _line_of(lines, _path_of(error))
         raise OdtpackError(
             "budgets-invalid",
             f"the budget file is wrong at {key}: {problem}",
@@ -173,6 +173,12 @@ def read_budgets(path: str | os.PathLike[str]) -> Budgets:
     file = Path(path)
     data = read_bounded(file, limit=MAX_BUDGET_BYTES, code="budgets", what="budget file")
     return parse_budgets(data, str(file))
+
+
+def _line_of(lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int | None:
+    """Line of a key, or of what it stands in, such as ``"acme/one" = { sessions = 3 }``."""
+    found = (lines.get(path[:depth]) for depth in range(len(path), 0, -1))
+    return next((line for line in found if line), None)
 
 
 def _path_of(error: ValidationError) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from fractions import Fraction
 from operator import attrgetter
 from typing import Any, Final, Literal
 
-from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.figures import Unknown
 from odtpack_runtime.simulator.profile import AppState, DeviceProfile
 from odtpack_runtime.simulator.result_base import NotJudged
@@ -63,7 +62,7 @@ def run_campaign(
     latency: DeviceLatency,
     policy: Policy,
     *,
-    steps: int,
+    steps: Sequence[int],
     checkpoint_bytes: int,
     curve: Sequence[EvaluationPoint],
 ) -> DeviceCampaign:
@@ -73,33 +72,27 @@ def run_campaign(
         profile: The device; what it lacks is null in the answer.
         latency: Times on the device.
         policy: How the app trains.
-        steps: Optimizer steps of the whole training.
+        steps: Optimizer steps of the training on each of the policy's pieces of data, at least
+            1, in all epochs: :meth:`.Schedule.steps_by_piece`.
         checkpoint_bytes: Size of a checkpoint with the optimizer's state.
-        curve: Evaluations, each at a step from 0 to ``steps``.
+        curve: Evaluations, each at a step from 0 to the sum of ``steps``.
 
     Raises:
-        OdtpackError: ``bad-steps``: none, or fewer than the policy has pieces of data.
-        ValueError: An evaluation lies beyond the last step.
+        ValueError: There are more or fewer pieces than the policy has, one of them has no step,
+            or an evaluation lies beyond the last step.
     """
-    if steps < policy.pieces:
-        raise OdtpackError(
-            "bad-steps",
-            f"{steps} optimizer steps cannot be shared out among {policy.pieces} pieces of data, "
-            "at least one step for each",
-            hint="give more data or fewer pieces",
-        )
-    if any(point.step > steps for point in curve):
-        msg = f"an evaluation lies beyond step {steps}, the last"
+    if len(steps) != policy.pieces or min(steps) < 1:
+        msg = f"needs the steps of {policy.pieces} pieces, at least 1 for each, found {steps}"
+        raise ValueError(msg)
+    if any(point.step > sum(steps) for point in curve):
+        msg = f"an evaluation lies beyond step {sum(steps)}, the last"
         raise ValueError(msg)
     figures = _Figures()
     paces = _paces(profile, latency, policy.state)
     if isinstance(paces, str):
         return figures.campaign(paces)
     period = _nanoseconds(86_400 / policy.sessions_per_day)
-    courses = [
-        play(pace, steps, pieces=policy.pieces, save_every=policy.save_every, period=period)
-        for pace in paces
-    ]
+    courses = [play(pace, steps, save_every=policy.save_every, period=period) for pace in paces]
     watts = _watts_above_idle(profile)
     figures.put("restart_s", [_restart(pace) / NS for pace in paces])
     rest: dict[str, Any] = {
@@ -123,17 +116,17 @@ def run_campaign(
 
 
 def needed_window(
-    profile: DeviceProfile, latency: DeviceLatency, policy: Policy, *, steps: int
+    profile: DeviceProfile, latency: DeviceLatency, policy: Policy, *, steps: Sequence[int]
 ) -> Interval | None:
     """Seconds that a background window must last for a cool device to keep any step.
 
-    It is the time until the first checkpoint of a session is written. None where the
-    latency of the device is unknown.
+    It is the time until the first checkpoint of a session is written, on the piece of data for
+    which that takes longest. None where the latency of the device is unknown.
     """
     paces = _paces(profile, latency, "foreground")
     if isinstance(paces, str):
         return None
-    least = _least_kept(policy.save_every, math.ceil(steps / policy.pieces))
+    least = _least_kept(policy.save_every, max(steps))
     fast, typical, slow = (play_session(pace, least, None).duration / NS for pace in paces)
     return Interval(low=fast, typical=typical, high=slow)
 

@@ -7,6 +7,7 @@ results and budgets give the same comparison.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final, Literal
 
 from pydantic import Field
@@ -52,12 +53,18 @@ class Figure(Part):
 
 
 class DeviceComparison(Part):
-    """One device: its figures, or that only one of the results has it."""
+    """One device: its figures, or that only one of the results has it.
+
+    ``verdict_before`` is that of the base and ``verdict`` that of the head, under the same
+    budgets and against the base, or by what needs no budget; null where there is no such device.
+    """
 
     name: Text
     title: Text
     validated: bool
     presence: Literal["both", "new", "removed"]
+    verdict_before: Verdict | None = None
+    verdict: Verdict | None = None
     figures: list[Figure] = Field(default_factory=list)
 
 
@@ -112,6 +119,13 @@ def compare(
     Raises:
         OdtpackError: The budgets name a device that is neither in the head nor shipped.
     """
+    budgeted = budgets or Budgets()
+    judged = judge(head, budgeted, baseline=base)
+    verdicts = {device.name: device.verdict for device in judged.devices}
+    verdicts_before = {
+        device.name: device.verdict
+        for device in judge(base, _of_devices(budgeted, base), baseline=base).devices
+    }
     package = [
         figure
         for metric in of_scope("package")
@@ -128,13 +142,19 @@ def compare(
                 title=device.title,
                 validated=device.validated,
                 presence="new" if before is None else "both",
+                verdict_before=verdicts_before.get(device.name),
+                verdict=verdicts[device.name],
                 figures=[figure for figure in found if figure is not None],
             )
         )
     kept = {device.name for device in head.devices}
     devices += [
         DeviceComparison(
-            name=device.name, title=device.title, validated=device.validated, presence="removed"
+            name=device.name,
+            title=device.title,
+            validated=device.validated,
+            presence="removed",
+            verdict_before=verdicts_before[device.name],
         )
         for device in base.devices
         if device.name not in kept
@@ -142,7 +162,6 @@ def compare(
     checks: list[FailedCheck] = []
     verdict: Verdict | None = None
     if budgets is not None:
-        judged = judge(head, budgets, baseline=base)
         verdict = judged.verdict
         checks = [
             FailedCheck(device=None if device is None else device.title, check=check)
@@ -157,6 +176,13 @@ def compare(
         checks=checks,
         verdict=verdict,
     )
+
+
+def _of_devices(budgets: Budgets, result: SimulationResult) -> Budgets:
+    """The budgets without tables of devices that a result does not have."""
+    names = {device.name for device in result.devices}
+    own = {name: section for name, section in budgets.devices.items() if name in names}
+    return replace(budgets, devices=own)
 
 
 def _figure(metric: Metric, base: Subject, head: Subject) -> Figure | None:

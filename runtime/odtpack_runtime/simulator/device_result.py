@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from odtpack_runtime.simulator.campaign import run_campaign
 from odtpack_runtime.simulator.figures import Quantity
@@ -27,7 +27,7 @@ def device_result(
     free: ReplayResult,
     settled: Mapping[int, Settled],
     timing: HostTiming,
-    steps: int,
+    steps: Sequence[int],
 ) -> DeviceResult:
     """Everything about one device, not yet judged. Nothing is run.
 
@@ -38,7 +38,7 @@ def device_result(
         free: The training without limits.
         settled: The limits that replays were held to.
         timing: Times on this machine.
-        steps: Optimizer steps of the training.
+        steps: Optimizer steps of the training on each piece of data.
     """
     limit = profile.memory_limit_bytes(policy.state, entitled=policy.entitled)
     held = settled.get(limit) if limit is not None else None

@@ -36,7 +36,9 @@ def _read(subject: Subject, *, field: Field, unit: CheckUnit, noun: str = "") ->
     campaign = device.campaign
     if campaign is None:
         return Reading(None, device.latency.not_judged or "the result has no campaign")
-    interval: Interval | None = getattr(campaign, field)
+    interval: Interval | None = (
+        campaign.calendar_days if field == "days" else getattr(campaign, field)
+    )
     if interval is None:
         reasons = [each.reason for each in campaign.not_judged if each.figure == field]
         reasons += [each.reason for each in campaign.not_judged]
@@ -62,10 +64,25 @@ def _read(subject: Subject, *, field: Field, unit: CheckUnit, noun: str = "") ->
     return replace(reading, text=f"{reading.text} without {without}, {which}")
 
 
+def _days_noise(base: Subject, head: Subject) -> float | None:
+    """Days that were begun, or not, by a difference in time that is within the noise of times.
+
+    Whole days jump: however little the last session takes longer, it may end on another day.
+    """
+    before, now = base.on.campaign, head.on.campaign
+    if before is None or now is None or before.days is None or now.days is None:
+        return None
+    elapsed = before.days.typical
+    noise = timing_noise(base, head, read=lambda _: Reading(elapsed, ""))
+    if noise is None or abs(now.days.typical - elapsed) > noise:
+        return None
+    return math.ceil(noise) if math.isfinite(noise) else noise
+
+
 def _metric(
     key: str, title: str, field: Field, unit: CheckUnit, meaning: str, example: str,
     advise: Callable[[Subject, float, Interval, CheckUnit], str], *, noun: str = "",
-    suggested: bool = True,
+    suggested: bool = True, noise: Callable[[Subject, Subject], float | None] | None = None,
 ) -> Metric:  # fmt: skip
     read = partial(_read, field=field, unit=unit, noun=noun)
 
@@ -82,7 +99,7 @@ def _metric(
         example=example,
         read=read,
         advise=hint,
-        noise=partial(timing_noise, read=read),
+        noise=noise or partial(timing_noise, read=read),
         timed=True,
         of_profile=True,
         suggested=suggested,
@@ -117,7 +134,9 @@ METRICS: Final = (
     ),
     _metric(
         "days", "Days", "days", "1",
-        "Days until the last session ends.", "7", advice.for_days, noun=" days", suggested=False,
+        "Days that the training spans, the first and the last included; a day is 24 hours, from "
+        "the start of the first session on.",
+        "7", advice.for_days, noun=" days", suggested=False, noise=_days_noise,
     ),
     _metric(
         "written_per_day", "Written per day", "written_bytes_per_day", "B",

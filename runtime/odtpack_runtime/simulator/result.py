@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.simulator.profile import OsClass, ProfileFigure
@@ -177,7 +177,7 @@ class DeviceResult(Part):
 
 
 class SimulationResult(Part):
-    """One replay of one package, for any number of devices."""
+    """One replay of one package, for any number of devices, each named once."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
     tool_version: Text
@@ -192,6 +192,17 @@ class SimulationResult(Part):
     devices: list[DeviceResult]
     checks: list[Check] = Field(default_factory=list)
     verdict: Verdict = "not judged"
+
+    @field_validator("devices")
+    @classmethod
+    def _each_device_once(cls, devices: list[DeviceResult]) -> list[DeviceResult]:
+        places: dict[str, int] = {}
+        for index, device in enumerate(devices):
+            first = places.setdefault(device.name, index)
+            if first != index:
+                msg = f"names {device.name[:100]!r} twice, as number {first + 1} and {index + 1}"
+                raise ValueError(msg)
+        return devices
 
     @property
     def over_budget(self) -> bool:

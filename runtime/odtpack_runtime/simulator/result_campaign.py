@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -24,8 +25,9 @@ class Policy(Part):
     save_every: int | None = Field(default=None, ge=1, le=2**31)
     """Optimizer steps between two checkpoints; null for one at the end of every session."""
     pieces: int = Field(default=1, ge=1, le=10_000)
-    """The training data arrive in so many equal pieces, one per session at most, and each
-    is trained on for the epochs by itself when it is there."""
+    """The training data arrive in so many pieces of equal size (the first ones may have a sample
+    more), one per session at most, and each is trained on for the epochs by itself when it is
+    there."""
 
 
 class CampaignPoint(Part):
@@ -46,7 +48,8 @@ class DeviceCampaign(Part):
         active_s: Seconds of work: sessions created, checkpoints loaded and saved, steps
             slowed down once the device throttles, steps repeated after a window ended.
         sessions: Number of sessions or windows.
-        days: Days until the last session ends.
+        days: Elapsed days of 24 hours, from the start of the first session to the end of the last.
+            Reports and budgets count whole days, the first and the last included: 1.2 are 2.
         energy_j: Joules above idle of all sessions.
         battery_share: The same as a share of one full battery.
         battery_share_per_session: Share of one full battery that the longest session takes.
@@ -78,3 +81,16 @@ class DeviceCampaign(Part):
     curve: list[CampaignPoint] = Field(default_factory=list)
     left_out: list[NotJudged] = Field(default_factory=list)
     not_judged: list[NotJudged] = Field(default_factory=list)
+
+    @property
+    def calendar_days(self) -> Interval | None:
+        """Whole days that the training spans, the first and the last included.
+
+        A day lasts 24 hours, from the start of the first session on. Three sessions at two a
+        day start after 0, 12 and 24 hours: the third is on the second day.
+        """
+        days = self.days
+        if days is None:
+            return None
+        low, typical, high = (max(1, math.ceil(d)) for d in (days.low, days.typical, days.high))
+        return Interval(low=low, typical=typical, high=high)

@@ -97,6 +97,10 @@ class Schedule:
         batches = whole + (1 if rest and not self.full_batches else 0)
         return math.ceil(batches / self.accumulation_steps)
 
+    def steps_by_piece(self) -> list[int]:
+        """Optimizer steps of the training on each piece, in all epochs."""
+        return [self.epochs * self.piece_steps(piece) for piece in range(self.pieces)]
+
     def steps_before(self, passes: int) -> int:
         """Optimizer steps of the first ``passes`` passes of the training."""
         pieces, epochs = divmod(passes, self.epochs)

@@ -137,6 +137,7 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[package.path, Path(folder)], on_done=tell.done
         )
+    by_piece = schedule.steps_by_piece()
     return SimulationResult(
         tool_version=tool_version(),
         package=_package_info(package, Path(package_path)),
@@ -148,7 +149,7 @@ def simulate(
         latency_host=timing.host_latency(),
         memory=_memory_info(plan, free),
         devices=[
-            device_result(p, policy, plan, free, done[0].settled, timing, schedule.steps)
+            device_result(p, policy, plan, free, done[0].settled, timing, by_piece)
             for p in profiles
         ],
     )

@@ -66,9 +66,9 @@ def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, An
 def key_lines(text: str) -> dict[tuple[str, ...], int]:
     """Line of each table header and of each key in it, for messages.
 
-    Only ``[table]`` and ``[[table]]`` headers and ``key = value`` lines are recognised; a key
-    written otherwise has no line, and its location is its name. Tables of an array are counted
-    from ``"0"``.
+    Only ``[table]`` and ``[[table]]`` headers and ``key = value`` lines are recognised, with bare
+    and quoted keys; a key written otherwise, as inside of ``{ }``, has no line. Tables of an
+    array are counted from ``"0"``.
     """
     lines: dict[tuple[str, ...], int] = {}
     counts: dict[tuple[str, ...], int] = {}
@@ -80,9 +80,13 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
                 index = counts[table] = counts.get(table, -1) + 1
                 table = (*table, str(index))
             lines.setdefault(table, number)
-        elif match := re.match(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=", line):
-            lines.setdefault((*table, *match[1].split(".")), number)
+        elif (match := _KEY.match(line)) and (path := _header_path(f"{match[1]} = 0")):
+            lines.setdefault((*table, *path), number)
     return lines
+
+
+_PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]{0,1000}\"|'[^']{0,1000}')"
+_KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
 def _header_path(line: str) -> tuple[str, ...]:

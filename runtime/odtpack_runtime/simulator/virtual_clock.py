@@ -10,9 +10,11 @@ million steps cost as little as a hundred. ``docs/campaign.md`` describes the mo
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, partial
+from itertools import accumulate
 from typing import Final
 
 NEVER: Final = 10**60
@@ -202,7 +204,7 @@ class Course:
         return active, run.sessions + before + 1
 
 
-def play(pace: Pace, steps: int, *, pieces: int, save_every: int | None, period: int) -> Course:
+def play(pace: Pace, pieces: Iterable[int], *, save_every: int | None, period: int) -> Course:
     """Play a training from its first session to its last.
 
     A session starts every ``period``, or when the one before it ends if that is later. Heat
@@ -211,16 +213,15 @@ def play(pace: Pace, steps: int, *, pieces: int, save_every: int | None, period:
 
     Args:
         pace: The device.
-        steps: Optimizer steps of the whole training.
-        pieces: Pieces in which the data arrive; each ends its session. At most ``steps``.
+        pieces: Optimizer steps of each piece in which the data arrive, at least 1; a piece ends
+            its session.
         save_every: See :func:`play_session`.
         period: Nanoseconds between the starts of two sessions.
     """
     course = Course(pace, save_every)
     session_of = cache(partial(play_session, pace, save_every=save_every))
     heat = 0
-    for piece in range(1, pieces + 1):
-        goal = steps * piece // pieces
+    for goal in accumulate(pieces):
         while course.steps < goal:
             remaining = goal - course.steps
             session = session_of(remaining, heat=heat)
