@@ -16,7 +16,7 @@ from odtpack_runtime.reports import (
 from odtpack_runtime.reports.console import print_result
 from odtpack_runtime.reports.matrix import TOPICS
 from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.result import Policy, SimulationResult, load_result
+from odtpack_runtime.simulator.result import NotJudged, Policy, SimulationResult, load_result
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
 
@@ -162,6 +162,19 @@ def test_console_says_why_something_was_not_judged() -> None:
     assert f"? Device memory limit on {first}: {limit} would stand in for it" in lines
     assert f"? Peak memory on {first}: no baseline was given: odtpack judge" in lines
     assert lines.count("the profile gives no power under load") == 1
+
+
+def test_console_says_why_a_finish_is_missing() -> None:
+    """A step that is known without an end that is: the background window has no figure."""
+    device = make_result(["google/pixel-8a"]).devices[0]
+    assert device.campaign is not None
+    reason = NotJudged(figure="active_s", reason="nobody published the window")
+    campaign = device.campaign.model_copy(update={"active_s": None, "not_judged": [reason]})
+    device = device.model_copy(update={"campaign": campaign})
+    result = make_result(["google/pixel-8a"]).model_copy(update={"devices": [device]})
+    lines = " ".join(printed(judge(result), 160).split())
+    assert "? finish of Google Pixel 8a: nobody published the window" in lines
+    assert "? finish" not in printed(judge(make_result(["google/pixel-8a"])), 160)
 
 
 def test_a_reason_is_told_whole() -> None:

@@ -121,6 +121,7 @@ def test_so_many_sessions_a_day_end_it_in_time(days: int) -> None:
     rarer = policy.model_copy(update={"sessions_per_day": often - 1})
     assert typical(play(rarer).days) > days
     assert "pieces of data takes a session" in advised(played(policy), "days", "0.5")
+    assert "raise the limit" in advised(played(Policy()), "days", "0.5")
 
 
 def test_a_figure_that_is_just_beyond_says_so() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from odtpack_runtime.simulator.campaign import FIGURES, needed_window, steps_per_window
+from odtpack_runtime.simulator.campaign import FIGURES, steps_per_window
 from odtpack_runtime.simulator.profile import parse_profile
 from odtpack_runtime.simulator.result import DeviceLatency, Policy
 from tests.simulator.campaigns import (
@@ -91,7 +91,6 @@ def test_a_latency_that_is_not_known_judges_nothing() -> None:
     assert len(result.not_judged) == len(FIGURES)
     assert result.curve == []
     assert steps_per_window(profile(background_window=60), times) is None
-    assert needed_window(profile(background_window=60), times, Policy(), steps=[10]) is None
 
 
 def test_a_window_too_short_never_finishes() -> None:
@@ -108,10 +107,6 @@ def test_a_window_too_short_never_finishes() -> None:
         "checkpoint"
     )
     assert [p.step for p in result.curve] == [0]
-    assert same(needed_window(device, FULL, policy, steps=[100])) == pytest.approx(2.8)
-    # Of a piece of four steps, four are saved: 1.2 + 0.3 + 3 * 0.1 + 0.4.
-    small = policy.model_copy(update={"pieces": 3})
-    assert same(needed_window(device, FULL, small, steps=[4, 3, 3])) == pytest.approx(2.2)
     enough = campaign(profile(sustained_fraction=1, background_window=2.8), policy=policy)
     assert enough.endless is None
     assert same(enough.sessions) == 10
@@ -155,8 +150,6 @@ def test_steps_per_window_are_what_a_window_keeps() -> None:
     more = Policy(state="background", save_every=25)
     assert campaign(device, policy=more).endless == "typical"
     assert steps_per_window(profile(), FULL) is None
-    # Without save_every a window is useful as soon as one step fits, throttled or not.
-    assert same(needed_window(device, FULL, Policy(), steps=[9])) == pytest.approx(1.9)
 
 
 def test_figures_beyond_reason_are_not_judged() -> None:

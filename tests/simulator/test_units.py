@@ -104,7 +104,19 @@ def test_writes_for_people() -> None:
         "12.4 kJ",
         "1.20 MJ",
     ]
+    assert [format_duration(s) for s in (0.0009994, 0.0009996, 0.9994, 0.9996)] == [
+        "999 µs",
+        "1.00 ms",
+        "999 ms",
+        "1.00 s",
+    ]
     assert format_value(41.0, "%") == "41.0 %"
+    assert format_value(100.0, "%") == "100.0 %"
+    assert format_value(99.97, "%") == "99.97 %"
+    assert format_value(100.0004, "%") == "100.0004 %"
+    assert format_value(-99.9999, "%") == "-99.9999 %"
+    assert format_value(100 - 1e-12, "%") == "100.000000 %"
+    assert format_limit(99.9999, "%") == "99.9999 %"
     assert format_value(12_400.0, "J") == "12.4 kJ"
     assert format_limit(60.0, "s") == "60 s"
     assert format_limit(20.0, "%") == "20 %"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -219,7 +219,7 @@ def _show(result: FitResult) -> None:
     """Print the Pareto set and what it beats, or what comes nearest to the budgets."""
     from odtpack_runtime.simulator.units import format_percent
 
-    rungs = (f"{rung.trained} trained for {rung.epochs} epochs" for rung in result.rungs)
+    rungs = (f"{rung.trained} trained for {_epochs(rung.epochs)}" for rung in result.rungs)
     finished = len(result.pareto) + len(result.beaten) + len(result.over_budget)
     planned = f"{result.looked_at} of {result.candidates} candidates planned"
     _console.say(", ".join((planned, *rungs, f"{finished} to the end")))
@@ -228,15 +228,15 @@ def _show(result: FitResult) -> None:
         _console.say(f"not trained, because planned memory or package size is over a limit: {over}")
     _console.say()
     if result.found:
-        _table(result, result.pareto)
+        _table(result, result.pareto, first="recipe")
     if result.beaten:
         _console.say()
         _console.say("Within the budgets, but beaten:", style="bold")
-        _table(result, result.beaten, best=False)
+        _table(result, result.beaten, first="beaten by")
     nearest = result.nearest
     if nearest is not None:
         _console.say("No candidate keeps every budget. The nearest is:", style="bold")
-        _table(result, [nearest], best=False)
+        _table(result, [nearest], first=None)
     elif not result.found:
         _console.say("No candidate could be trained to the end.", style="bold")
         for left in result.left[:5]:
@@ -250,13 +250,19 @@ def _show(result: FitResult) -> None:
         _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
 
 
+def _epochs(count: int) -> str:
+    return "1 epoch" if count == 1 else f"{count} epochs"
+
+
 def _errors(found: Solution) -> list[tuple[str, Check]]:
     checks = [("package", check) for check in found.failed]
     checks += [(device.name, check) for device in found.devices for check in device.failed]
     return [(where, check) for where, check in checks if check.level == "error"]
 
 
-def _table(result: FitResult, solutions: list[Solution], *, best: bool = True) -> None:
+def _table(
+    result: FitResult, solutions: list[Solution], *, first: Literal["recipe", "beaten by"] | None
+) -> None:
     """Print candidates: those of the Pareto set with their recipes, others with what beats them."""
     from odtpack_runtime.simulator.units import format_bytes, format_number, format_value
 
@@ -271,9 +277,10 @@ def _table(result: FitResult, solutions: list[Solution], *, best: bool = True) -
         quality = each.metric if metric == "accuracy" else each.loss
         cut = choice.micro_batch != choice.batch_size
         stored = "" if choice.frozen_dtype == "float32" else f", {choice.frozen_dtype}"
+        beating = ", ".join(f"{number}" for number in each.beaten_by)
         rows.append(
             (
-                f"{index}" if best else ", ".join(f"{number}" for number in each.beaten_by),
+                *((f"{index}" if first == "recipe" else beating,) if first else ()),
                 f"{each.number}",
                 "unknown" if quality is None else format_number(quality),
                 format_bytes(each.peak_bytes),
@@ -285,7 +292,7 @@ def _table(result: FitResult, solutions: list[Solution], *, best: bool = True) -
             )
         )
     figures = (metric, "peak memory", "time", "energy")
-    header = ("recipe" if best else "beaten by", "candidate", *figures)
+    header = (*((first,) if first else ()), "candidate", *figures)
     _console.table(rows, (*header, "batch", "frozen", "optimizer"), figures=",".join(figures))
 
 

@@ -93,18 +93,24 @@ def _cell(cell: matrix.Cell) -> Text:
 
 
 def _not_judged(result: SimulationResult) -> list[str]:
-    """Why checks were not judged, and why step times are missing that no budget asks for."""
+    """Why checks were not judged, and why times are missing that no budget asks for."""
     texts = []
     for entry in view.not_judged(result):
         where = f" on {entry.devices}" if entry.devices else ""
         texts.append(f"{entry.titles}{where}: {entry.reason}")
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for device in result.devices:
-        why = device.latency.not_judged or ""
-        told = any(c.status == "not judged" and c.message == why for c in device.checks)
-        if device.latency.step_ms is None and not told:
-            reasons.setdefault(why, []).append(device.title)
-    return texts + [f"times of {', '.join(titles)}: {why}" for why, titles in reasons.items()]
+        if device.latency.step_ms is None:
+            what, why = "times", device.latency.not_judged or ""
+        elif device_text.finish_interval(device) is None:
+            what, why = "finish", device_text.finish(device)[1]
+        else:
+            continue
+        if not any(c.status == "not judged" and c.message == why for c in device.checks):
+            reasons.setdefault((what, why), []).append(device.title)
+    return texts + [
+        f"{what} of {', '.join(titles)}: {why}" for (what, why), titles in reasons.items()
+    ]
 
 
 def _verdict(verdict: Verdict, text: str) -> Text:

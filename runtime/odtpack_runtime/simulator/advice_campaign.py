@@ -117,6 +117,8 @@ def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Check
     """Fewer steps, or what each window loses."""
     del unit
     pieces = subject.result.policy.pieces
+    if pieces == 1 > limit:
+        return "no training takes less than one session: raise the limit"
     if limit < pieces:
         return (
             f"each of the {pieces} pieces of data takes a session at least: train when more of "

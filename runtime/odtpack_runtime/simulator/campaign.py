@@ -115,22 +115,6 @@ def run_campaign(
     return figures.campaign(**rest)
 
 
-def needed_window(
-    profile: DeviceProfile, latency: DeviceLatency, policy: Policy, *, steps: Sequence[int]
-) -> Interval | None:
-    """Seconds that a background window must last for a cool device to keep any step.
-
-    It is the time until the first checkpoint of a session is written, on the piece of data for
-    which that takes longest. None where the latency of the device is unknown.
-    """
-    paces = _paces(profile, latency, "foreground")
-    if isinstance(paces, str):
-        return None
-    least = _least_kept(policy.save_every, max(steps))
-    fast, typical, slow = (play_session(pace, least, None).duration / NS for pace in paces)
-    return Interval(low=fast, typical=typical, high=slow)
-
-
 def steps_per_window(profile: DeviceProfile, latency: DeviceLatency) -> Interval | None:
     """Optimizer steps that fit, with one checkpoint after them, into a window on a cool device.
 

@@ -36,6 +36,9 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 _EXACT: Final = decimal.Context(prec=60, traps=[])
 """Products of decimal numbers as people write them; beyond all numbers is infinite, no error."""
 
+_MOST_PLACES: Final = 6
+"""Of a percentage that is nearly 100: beyond them it is called 100."""
+
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]\S*)\s*")
 
 
@@ -144,7 +147,8 @@ def format_bytes(count: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Seconds for people: ``850 µs``, ``8.20 ms``, ``42.0 s``, ``12.4 min``, ``3.10 h``."""
-    for unit, factor, limit in (("µs", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0)):
+    # Below each limit by what would be rounded up to it: 1000 ms are 1.00 s.
+    for unit, factor, limit in (("µs", 1e-6, 9.995e-4), ("ms", 1e-3, 0.9995), ("s", 1.0, 120.0)):
         if abs(seconds) < limit:
             return f"{_digits(seconds / factor)} {unit}"
     if abs(seconds) < 7200.0:
@@ -166,9 +170,17 @@ def format_number(value: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """A share with one decimal, below one percent with two digits: ``16.1 %``, ``0.0057 %``."""
+    """A share with one decimal, below one percent with two digits: ``16.1 %``, ``0.0057 %``.
+
+    What is only nearly all keeps the digits that tell: ``99.99 %``, ``100.02 %``.
+    """
     percent = 100 * share
-    return f"{percent:.2g} %" if 0 < abs(percent) < 0.995 else f"{percent:.1f} %"
+    if 0 < abs(percent) < 0.995:
+        return f"{percent:.2g} %"
+    places = 1
+    while places < _MOST_PLACES and abs(percent) != 100 and abs(round(percent, places)) == 100:
+        places += 1
+    return f"{percent:.{places}f} %"
 
 
 def format_value(value: float, unit: str) -> str:
@@ -193,7 +205,7 @@ def format_value(value: float, unit: str) -> str:
 def format_limit(value: float, unit: str) -> str:
     """A figure somebody chose, without the zeros that would pretend precision: ``60 s``."""
     number, space, shown_unit = format_value(value, unit).partition(" ")
-    return f"{float(number):g}{space}{shown_unit}"
+    return f"{float(number):.10g}{space}{shown_unit}"
 
 
 def format_interval(interval: Interval, unit: str) -> str:
