@@ -63,7 +63,7 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
             return False
         known = _is_known if new_only else _is_static
         settled = all(v.dtype is not None and known(v.shape) for v in node.outputs if v.name)
-        if settled and not sizes:
+        if settled and not _loses_size(node, sizes):
             continue
         for value, found in zip(node.outputs, inference.outputs(node), strict=True):
             if found is not None:
@@ -75,6 +75,14 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
 
 def _names_of_sizes(values: Iterable[ir.Value]) -> frozenset[str]:
     return frozenset(d for value in values for d in dims_of(value) or () if isinstance(d, str))
+
+
+def _loses_size(node: ir.Node, sizes: Collection[str]) -> bool:
+    """Whether a size of the inputs is in no output: by the operator, or by a stale shape."""
+    if not sizes:
+        return False
+    known = _names_of_sizes(value for value in node.inputs if value is not None)
+    return not known.intersection(sizes) <= _names_of_sizes(node.outputs)
 
 
 def _open_stale_sizes(value: ir.Value, found: Found, sizes: Collection[str]) -> None:

@@ -58,6 +58,7 @@ class NodeInference:
         self._imports = [onnx.helper.make_opsetid(*each) for each in opsets.items()]
         self._of_opsets = tuple(sorted(opsets.items()))
         self._found: dict[ir.Value, Found] = {}
+        self._descriptions: dict[ir.Value, _Input] = {}  # most values are read several times
 
     def outputs(self, node: ir.Node) -> list[Found | None]:
         """Type and shape of each output, as far as those of the inputs tell.
@@ -67,12 +68,12 @@ class NodeInference:
         """
         if subgraphs(node):
             return [None] * len(node.outputs)
-        inputs = tuple(map(self._described, node.inputs))
-        attributes = tuple(node.attributes.values())
+        inputs = tuple([self._described(value) for value in node.inputs])
+        attributes = node.attributes.data.values()  # see odtpack.autodiff.graphs.subgraphs
         if any(attribute.type not in _PLAIN for attribute in attributes):
             found = self._infer(node, inputs)
         else:
-            plain = tuple((a.name, a.type, _hashable(a.value)) for a in attributes)
+            plain = tuple([(a.name, a.type, _hashable(a.value)) for a in attributes])
             key = (self._of_opsets, node.op_type, node.domain, plain, inputs, len(node.outputs))
             known = _KNOWN.get(key)  # once: another thread may clear it
             if known is None:
@@ -80,14 +81,21 @@ class NodeInference:
                     _KNOWN.clear()
                 known = _KNOWN[key] = self._infer(node, inputs)
             found = known
-        self._found |= {
-            value: each for value, each in zip(node.outputs, found, strict=True) if each is not None
-        }
+        for value, each in zip(node.outputs, found, strict=True):
+            if each is not None:
+                self._found[value] = each
+                self._descriptions.pop(value, None)
         return found
 
     def _described(self, value: ir.Value | None) -> _Input | None:
         if value is None:
             return None
+        known = self._descriptions.get(value)
+        if known is None:
+            known = self._descriptions[value] = self._describe(value)
+        return known
+
+    def _describe(self, value: ir.Value) -> _Input:
         tensor = value.const_value if value.is_initializer() else None
         if tensor is not None:
             small = tensor.nbytes <= _LARGEST_VALUE and tensor.dtype != ir.DataType.STRING

@@ -375,17 +375,19 @@ def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     return model
 
 
-def _is_sorted(graph: ir.Graph) -> bool:
+def _is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
     """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
 
-    A graph with subgraphs is not looked into: it counts as not sorted.
+    Args:
+        graph: The graph; its subgraphs are looked into.
+        made: What nodes before the subgraph have computed; what its own do is added.
     """
-    made: set[ir.Value] = set()
+    made = set() if made is None else made
     for node in graph:
-        if subgraphs(node):
-            return False
         for value in node.inputs:
-            if value is not None and value.producer() is not None and value not in made:
+            if value is not None and value not in made and value.producer() is not None:
                 return False
+        if not all(_is_sorted(subgraph, made) for subgraph in subgraphs(node)):
+            return False
         made.update(node.outputs)
     return True

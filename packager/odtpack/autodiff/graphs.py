@@ -39,7 +39,10 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Graphs in a node's attributes: the branches of an If, the body of a Loop."""
     graphs: list[ir.Graph] = []
     # The dictionary inside: going through its wrapper was a tenth of a build.
-    for attribute in node.attributes.data.values():
+    attributes = node.attributes.data
+    if not attributes:
+        return graphs
+    for attribute in attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
