@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from odtpack.autodiff.ops import dims_of
+from odtpack.autodiff.graphs import dims_of
 from odtpack.loading import load_model
 
 

@@ -9,7 +9,8 @@ import onnxruntime
 import pytest
 
 from odtpack.autodiff.backward import SUM_OF_COTANGENTS
-from odtpack.autodiff.ops import Ops, static_dims
+from odtpack.autodiff.graphs import static_dims
+from odtpack.autodiff.ops import Ops
 from odtpack.passes import aliases, scattered
 from odtpack.passes.accumulate import accumulate
 from tests.passes.tools import check, op_types, outline, parse, run

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops, wider
+from odtpack.autodiff.graphs import wider
+from odtpack.autodiff.ops import Ops
 
 
 def add_at(

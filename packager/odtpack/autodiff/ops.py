@@ -18,15 +18,10 @@ from odtpack.autodiff.graphs import (
     Dims,
     Names,
     dims_of,
-    nodes_of,
     static_dims,
-    subgraphs,
     used_names,
-    wider,
 )
 from odtpack.errors import OdtpackError
-
-__all__ = ["Dims", "Ops", "dims_of", "nodes_of", "static_dims", "subgraphs", "wider"]
 
 Scalar = int | float
 Operand = ir.Value | Scalar | None

@@ -20,7 +20,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops, static_dims
+from odtpack.autodiff.graphs import static_dims
+from odtpack.autodiff.ops import Ops
 from odtpack.passes import scattered
 
 # Elements from which on entering an If is cheaper than Where. For a matrix that is soon:

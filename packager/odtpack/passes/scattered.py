@@ -24,7 +24,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import SUM_OF_COTANGENTS
-from odtpack.autodiff.ops import Ops, nodes_of
+from odtpack.autodiff.graphs import nodes_of
+from odtpack.autodiff.ops import Ops
 from odtpack.passes import match
 
 # Zeros of fewer elements may become a constant.

@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Dims, Ops, wider
+from odtpack.autodiff.graphs import Dims, wider
+from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 
 non_differentiable("NonZero")
