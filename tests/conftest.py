@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
+SWEEPS = ("test_gradient_is_that_of_both_oracles", "test_gradient_of_the_body_is_that_of_both")
+
 
 def pytest_collection_finish() -> None:
     """Take half a million objects, the tests and PyTorch, out of the garbage collector's sight.
@@ -13,3 +17,18 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many gradients were held to the oracles."""
+    passed = [
+        report.nodeid
+        for report in terminalreporter.getreports("passed")
+        if any(sweep in report.nodeid for sweep in SWEEPS)
+    ]
+    if passed:
+        operators = {nodeid.rpartition("[")[2].partition("-")[0] for nodeid in passed}
+        terminalreporter.write_line(
+            f"gradient sweep: {len(passed)} cases of {len(operators)} operators agree with "
+            "PyTorch and finite differences"
+        )
