@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.processes import measure
-from odtpack import zoo
+from tests import zoo
 from tests.peer import client
 
 COMPARED = 10  # layers: 494 nodes

@@ -21,15 +21,15 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from odtpack import zoo
-from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, Optimizer
-from odtpack.update import Update
-from odtpack_runtime.package import Package
-from odtpack_runtime.schedules import ScheduleSpec
-from odtpack_runtime.simulator.interruption import interrupt
-from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.result import InterruptionInfo
+from odtpack.package.build import build_package
+from odtpack.package.optimizer_update import Update
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.schedules import ScheduleSpec
+from odtpack_simulator.replay.interruption import interrupt
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.result.result import InterruptionInfo
+from tests import zoo
 from tests.packaging_tools import batch, statistic_names
 
 SAVE_EVERY = 7

@@ -21,14 +21,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack_runtime.reports import render_report, report_formats
-from odtpack_runtime.simulator.budgets import judge
-from odtpack_runtime.simulator.executor import default_jobs, make_executor
-from odtpack_runtime.simulator.figures import Quantity
-from odtpack_runtime.simulator.profile import DeviceProfile, list_profiles, load_profile
-from odtpack_runtime.simulator.simulate import simulate
+from odtpack.package.build import build_package
+from odtpack_simulator.budgets import judge
+from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_simulator.replay.executor import default_jobs, make_executor
+from odtpack_simulator.reports import render_report, report_formats
+from odtpack_simulator.simulate import simulate
+from odtpack_simulator.values.quantities import Quantity
+from tests import zoo
 
 DEVICES = 50
 SAMPLES = 1000

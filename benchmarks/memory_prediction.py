@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from odtpack import zoo
 from odtpack.artifacts import OptimType
-from odtpack_runtime.package import Package
-from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.memory_plan import plan_memory
-from odtpack_runtime.simulator.replay import replay
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.replay import run_training_child
+from tests import zoo
 from tests.packaging_tools import batch, generate
 
 LIMITS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
@@ -70,7 +70,7 @@ def main() -> None:
                 package = Package.open(Path(scratch) / "package")
                 plan = plan_memory(package, shapes)
                 predicted = plan.peak.nbytes
-                measured = replay(job).peak_bytes
+                measured = run_training_child(job).peak_bytes
                 assert measured is not None, "memory is measured on Linux only"
                 errors.append(predicted / measured - 1)
                 print(
@@ -79,7 +79,7 @@ def main() -> None:
                 )
                 for share in limits:
                     limit = int(share * measured)
-                    fits = replay(dataclasses.replace(job, limit_bytes=limit)).outcome
+                    fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome
                     if (fits == "completed") == plan.fits(limit):
                         verdicts["right"] += 1
                     else:

@@ -23,10 +23,10 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack.storage import STORAGES, Storage
-from odtpack_runtime.manifest import Manifest
+from odtpack.package.build import build_package
+from odtpack.package.storage import STORAGES, Storage
+from odtpack_runtime.package.manifest import Manifest
+from tests import zoo
 from tests.peer import client
 
 HEAD = "classifier.*"

@@ -2,7 +2,7 @@
 
 Every network is trained for some steps in a child process, and the plan is made with these
 constants at zero. What is left is a line: so much once, so much per node,
-per subgraph and per thread (``odtpack_runtime.simulator.session_memory``).
+per subgraph and per thread (``odtpack_simulator.memory.session_memory``).
 
     python -m benchmarks.session_constants
 """
@@ -20,10 +20,10 @@ import onnx
 
 from benchmarks.memory_prediction import WORKLOADS, make_job
 from odtpack.artifacts import OptimType
-from odtpack_runtime.package import Package
-from odtpack_runtime.simulator import memory_plan, session_memory
-from odtpack_runtime.simulator.memory_plan import plan_memory
-from odtpack_runtime.simulator.replay import replay
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory import memory_plan, session_memory
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.packages import MODELS
 
 CONSTANTS = ("FIRST_RUN_BYTES", "BYTES_PER_NODE", "BYTES_PER_SUBGRAPH",
@@ -48,7 +48,9 @@ def main() -> None:
                 counts = _counts(package)
                 for threads in (1, 2):
                     row = [1, *counts, 3 * (threads - 1)]
-                    peaks = replay(dataclasses.replace(job, threads=threads)).phase_peaks
+                    peaks = run_training_child(
+                        dataclasses.replace(job, threads=threads)
+                    ).phase_peaks
                     with _without_constants():
                         plan = plan_memory(package, shapes, threads=threads)
                     planned = {phase.name: phase.nbytes for phase in plan.phases}

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fidelity.models import CASES, build
-from odtpack_runtime import session_options
-from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.schedule import Indices
-from odtpack_runtime.simulator.timing_run import open_trainer, whole_steps
-from odtpack_runtime.simulator.training_run import Batches, Trainer
+from odtpack_runtime.session import options
+from odtpack_simulator.replay.child.timing_run import open_trainer, whole_steps
+from odtpack_simulator.replay.child.training_run import Batches, Trainer
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.sample_plan import Indices
 
 TURN_SECONDS = 0.2
 QUIET_SECONDS = 0.05
@@ -78,7 +78,7 @@ class Turns:
         self._batches = Batches(list(job.data.values()), job.schedule.largest_batch)
         with contextlib.ExitStack() as stack:
             if not rest:
-                stack.enter_context(mock.patch.object(session_options, "rest_between_runs"))
+                stack.enter_context(mock.patch.object(options, "rest_between_runs"))
             self._trainer: Trainer = open_trainer(job, self._batches)
         self._source: Iterator[list[Indices]] = whole_steps(job)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from odtpack import zoo
+from tests import zoo
 from tests.packaging_tools import batch
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from odtpack import artifacts, zoo
+from odtpack import artifacts
 from odtpack_runtime import CheckpointState, Module, Optimizer
+from tests import zoo
 
 CLIENTS, ROUNDS, STEPS = 3, 5, 10
 

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from odtpack.autodiff.coverage import coverage
-from odtpack.diff_model import PackageDiff
 from odtpack.fit.outcome import json_schema as fit_json_schema
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
-from odtpack_runtime.manifest import Manifest
-from odtpack_runtime.simulator.budget_file import budget_schema
-from odtpack_runtime.simulator.compare import Comparison
-from odtpack_runtime.simulator.figures import Quantity, Unknown
-from odtpack_runtime.simulator.metrics import METRICS
-from odtpack_runtime.simulator.profile import DeviceProfile, list_profiles, load_profile
-from odtpack_runtime.simulator.profile_check import check_profile
-from odtpack_runtime.simulator.result import SimulationResult
-from odtpack_runtime.simulator.units import Interval, format_bytes
+from odtpack.update.diff_model import PackageDiff
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_simulator.budgets.budget_file import budget_schema
+from odtpack_simulator.budgets.compare import Comparison
+from odtpack_simulator.budgets.metrics import METRICS
+from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_simulator.device.profile_check import check_profile
+from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.values.quantities import Quantity, Unknown
+from odtpack_simulator.values.units import Interval, format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from odtpack_runtime.reports.html_report import render_html
+from odtpack_simulator.reports.html_report import render_html
 from tests.reports.browser import Browser
 from tests.reports.demo import STORED, demo_result, stored_result
 

@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
 from odtpack.losses import LOSSES
 from scripts.generate_docs import PAGES
+from tests import zoo
 from tests.peer import client
 
 ROOT = Path(__file__).parents[1]

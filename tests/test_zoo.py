@@ -9,8 +9,8 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from odtpack import zoo
 from odtpack.errors import OdtpackError
+from tests import zoo
 from tests.torch_twins import twin
 
 SMALL = {

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from odtpack import zoo
+from tests import zoo
 
 
 def twin(
@@ -38,7 +38,7 @@ def twin(
     else:
         model = name_or_model
     properties = {entry.key: entry.value for entry in model.metadata_props}
-    config = json.loads(properties["odtpack.zoo"])
+    config = json.loads(properties["tests.zoo"])
     module = _TWINS[config.pop("model")](**config)
     slots = dict(module.named_parameters()) | dict(module.named_buffers())
     for tensor in model.graph.initializer:

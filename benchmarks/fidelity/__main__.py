@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.fidelity import memory
 from benchmarks.fidelity.models import CASES, Case
-from odtpack_runtime.atomic import atomic_write
+from odtpack_runtime.files.atomic import atomic_write
 
 Targets = list[tuple[str, float, str, bool]]
 """What is to be reached: its name, the value, the target as text, whether it is met."""

@@ -42,8 +42,8 @@ from typing import Any, Literal
 
 from benchmarks.fidelity.latency_prediction import Curves, Node, scaled_step, step_between
 from benchmarks.fidelity.models import CASES, Built, build
-from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.operator_work import Work
+from odtpack_simulator.memory.operator_work import Work
+from odtpack_simulator.replay.job import Job
 
 Group = Literal["process", "batch", "between", "threads"]
 GROUPS: tuple[Group, ...] = ("process", "batch", "between", "threads")

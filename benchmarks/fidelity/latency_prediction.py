@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from odtpack_runtime.simulator.host_timing import added_us, without_profile
-from odtpack_runtime.simulator.operator_work import Work
-from odtpack_runtime.simulator.roofline import SMALL
+from odtpack_simulator.latency.host_timing import added_us, without_profile
+from odtpack_simulator.memory.operator_work import Work
+from odtpack_simulator.memory.roofline import SMALL
 
 Points = Sequence[tuple[float, float]]
 

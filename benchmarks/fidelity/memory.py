@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fidelity.models import Built, Case, build
-from odtpack_runtime.simulator.memory_plan import plan_memory
-from odtpack_runtime.simulator.replay import replay
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.replay import run_training_child
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""
@@ -112,13 +112,13 @@ def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -
     plan = plan_memory(built.package, built.shapes(batch_size), threads=threads)
     with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
         job = built.job(Path(folder), batch_size, threads)
-        result = replay(job)
+        result = run_training_child(job)
         need = result.peak_bytes
         assert need is not None, result.detail or "memory is measured on Linux only"
         verdicts = []
         for share in limits:
             limit = int(share * need)
-            held = replay(dataclasses.replace(job, limit_bytes=limit))
+            held = run_training_child(dataclasses.replace(job, limit_bytes=limit))
             assert held.limit_method is not None, held.detail
             verdicts.append(
                 Verdict(

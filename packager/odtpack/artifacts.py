@@ -16,15 +16,15 @@ from typing import TypeVar, get_args
 import onnx_ir as ir
 
 from odtpack import losses, optimizers, targets
-from odtpack.build import write_artifacts
-from odtpack.collector import paused_collector
 from odtpack.errors import OdtpackError, WrongTypeError
-from odtpack.loading import ModelLike, load_model
+from odtpack.gc_pause import paused_collector
+from odtpack.model.loading import ModelLike, load_model
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
-from odtpack.ort_choices import OrtFormat
-from odtpack.training import Recipe
+from odtpack.ort.choices import OrtFormat
+from odtpack.package.build import write_artifacts
+from odtpack.package.training import TrainingGraphSpec
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -124,7 +124,7 @@ def generate_artifacts(
     if target not in get_args(targets.Runtime):
         known = ", ".join(repr(name) for name in get_args(targets.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
-    recipe = Recipe(
+    recipe = TrainingGraphSpec(
         train,
         frozen,
         chosen,
@@ -147,7 +147,9 @@ def generate_artifacts(
     )
 
 
-def _attach(model: ir.Model, recipe: Recipe, block: Block) -> tuple[ir.Model, Recipe]:
+def _attach(
+    model: ir.Model, recipe: TrainingGraphSpec, block: Block
+) -> tuple[ir.Model, TrainingGraphSpec]:
     """Let a block write the loss; the model then ends in it."""
     names = recipe.loss_inputs or [output.name or "" for output in model.graph.outputs]
     model, results, info = attach_block(model, block, names)

@@ -16,18 +16,13 @@ The names and their behaviour are those of ``onnxruntime.training.api``::
 Importing this package imports numpy, onnxruntime and flatbuffers, nothing more.
 """
 
-from odtpack_runtime.checkpoint import CheckpointState, Properties
-from odtpack_runtime.errors import (
-    OdtpackError,
-    UnknownKeyError,
-    UnknownNameError,
-    WrongTypeError,
-)
-from odtpack_runtime.module import Module
-from odtpack_runtime.optimizer import Optimizer
-from odtpack_runtime.parameters import Parameter, Parameters
-from odtpack_runtime.scheduler import LinearLRScheduler, LRScheduler
-from odtpack_runtime.session_options import default_session_options
+from odtpack_runtime.checkpoint.parameters import Parameter, Parameters
+from odtpack_runtime.checkpoint.state import CheckpointState, Properties
+from odtpack_runtime.errors import OdtpackError, UnknownKeyError, UnknownNameError, WrongTypeError
+from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.training.lr_scheduler import LinearLRScheduler, LRScheduler
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer import Optimizer
 
 __all__ = [
     "CheckpointState",

@@ -7,7 +7,7 @@ Needs the standard library only, so it runs where the app runs::
     apply_delta("package", "update.odtdelta")
 
 A trained checkpoint is no part of a package. ``odtpack diff OLD NEW`` says whether it goes on
-with the new package, and :func:`odtpack_runtime.carry_over.carry_over` takes it there.
+with the new package, and :func:`odtpack_runtime.checkpoint.carry_over.carry_over` takes it there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from odtpack_runtime.delta_format import (
     rebuild,
 )
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.folder_update import finish_update, update_folder
+from odtpack_runtime.files.folder_update import finish_update, update_folder
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 MANIFEST_NAME = "manifest.json"
@@ -118,7 +118,7 @@ def signature_name(manifest: str) -> str:
 def listed_files(data: bytes, where: str) -> dict[str, ListedFile]:
     """Return the files that a manifest lists, by name.
 
-    Only the list is looked at: :class:`odtpack_runtime.manifest.Manifest` checks the rest.
+    Only the list is looked at: :class:`odtpack_runtime.package.manifest.Manifest` checks the rest.
 
     Raises:
         OdtpackError: ``manifest-invalid``, ``package-path``.

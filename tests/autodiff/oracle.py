@@ -25,9 +25,9 @@ from onnx.reference import ReferenceEvaluator
 from odtpack import contrib, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.ops import Ops
-from odtpack.loading import infer_shapes
-from odtpack.passes import half
+from odtpack.graph.ops import Ops
+from odtpack.model.loading import infer_shapes
+from odtpack.passes import float16_fallback
 from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
     Array,
     cast_floats,
@@ -194,7 +194,7 @@ def _declare_types(case: Case, node: ir.Node, floats: type) -> None:
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
     """The model with the gradients as outputs, and their names by input."""
     model = forward_model(case, floats)
-    half.widen(model.graph)  # as a build does
+    float16_fallback.widen(model.graph)  # as a build does
     if case.domain == contrib.DOMAIN:
         model = contrib.decompose(model)
     model, names = add_gradients(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from odtpack.autodiff import Registry, differentiate
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, Rule
 from odtpack.errors import OdtpackError
-from odtpack.loading import infer_shapes
+from odtpack.graph.ops import Ops
+from odtpack.model.loading import infer_shapes
 from tests.autodiff.oracle import Array, add_gradients, normal, session
 
 

@@ -18,8 +18,8 @@ from onnx.reference import ReferenceEvaluator
 
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
-from odtpack.inference import infer_shapes
-from tests.autodiff.cases_control import CASES, Case
+from odtpack.graph.inference import infer_shapes
+from tests.autodiff.cases.control import CASES, Case
 from tests.autodiff.oracle import (
     STEP,
     Array,

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from odtpack.autodiff import REGISTRY, Registry
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.fold import fold
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
-from odtpack.loading import infer_shapes, load_model
-from tests.autodiff import cases_elementwise, cases_matrix, cases_transformers
+from odtpack.graph.fold import fold
+from odtpack.graph.ops import Ops
+from odtpack.model.loading import infer_shapes, load_model
+from tests.autodiff.cases import elementwise, matrix, transformers
 from tests.autodiff.oracle import (
     Case,
     ask_torch,
@@ -104,7 +104,7 @@ CASES: list[Case] = [
            lambd=0.5),
     *cases("CenterCropPad", {"x": normal(4, 5), "shape": ints(6, 3)},
            lambda x, _: F.pad(x, (0, 0, 1, 1))[:, 1:4], (18, 23)),
-    *cases_transformers.CASES,
+    *transformers.CASES,
 ]  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def has_body(case: Case) -> bool:
     return any(version <= case.opset for version in versions)
 
 
-TABLES = [*cases_elementwise.CASES, *cases_matrix.CASES, *CASES]
+TABLES = [*elementwise.CASES, *matrix.CASES, *CASES]
 DEFINED = [case for case in TABLES if case.domain == "" and has_body(case)]
 
 

@@ -13,25 +13,25 @@ import torch
 from torch.nn import functional as F
 
 from odtpack.autodiff import REGISTRY, differentiate
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
 from odtpack.passes import batch_norm, gelu
-from tests.autodiff import (
-    cases_elementwise,
-    cases_index,
-    cases_matrix,
-    cases_planes,
-    cases_products,
-    cases_quantize,
-    cases_recurrent,
-    cases_regions,
-    cases_resize,
-    cases_sampling,
-    cases_structure,
-    cases_sums,
-    cases_windows,
-    cases_windows_sweep,
+from tests.autodiff.cases import (
+    elementwise,
+    index,
+    matrix,
+    planes,
+    products,
+    quantize,
+    recurrent,
+    regions,
+    resize,
+    sampling,
+    structure,
+    sums,
+    windows,
+    windows_sweep,
 )
 from tests.autodiff.oracle import (
     LEVELS,
@@ -51,21 +51,21 @@ from tests.autodiff.versions import at_every_version
 
 CASES = [
     *at_every_version([
-        *cases_elementwise.CASES,
-        *cases_index.CASES,
-        *cases_matrix.CASES,
-        *cases_products.CASES,
-        *cases_quantize.CASES,
-        *cases_structure.CASES,
-        *cases_sums.CASES,
+        *elementwise.CASES,
+        *index.CASES,
+        *matrix.CASES,
+        *products.CASES,
+        *quantize.CASES,
+        *structure.CASES,
+        *sums.CASES,
     ]),
-    *cases_planes.CASES,
-    *cases_recurrent.CASES,
-    *cases_regions.CASES,
-    *cases_resize.CASES,
-    *cases_sampling.CASES,
-    *cases_windows.CASES,
-    *cases_windows_sweep.CASES,
+    *planes.CASES,
+    *recurrent.CASES,
+    *regions.CASES,
+    *resize.CASES,
+    *sampling.CASES,
+    *windows.CASES,
+    *windows_sweep.CASES,
 ]  # fmt: skip
 # Held to an oracle by a test of their own below.
 BESIDE_THE_TABLE = {
@@ -252,21 +252,21 @@ NOT_COVERED = [
     ("Einsum", {"x0": X, "x1": X[0]}, {"equation": "...ij,...jk->...ik"}, {}, 17,
      "ONNX Runtime does not load"),
     *(
-        (op, cases_recurrent.arrays(op, ""), {"hidden_size": 3, "layout": 1}, {}, 14,
+        (op, recurrent.arrays(op, ""), {"hidden_size": 3, "layout": 1}, {}, 14,
          "refuses layout 1")
         for op in ("RNN", "GRU", "LSTM")
     ),
-    ("GRU", {k: v.astype(np.float64) for k, v in cases_recurrent.arrays("GRU", "").items()},
+    ("GRU", {k: v.astype(np.float64) for k, v in recurrent.arrays("GRU", "").items()},
      {"hidden_size": 3}, {}, 17, "runs FLOAT only"),
-    ("GRU", cases_recurrent.arrays("GRU", ""), {"hidden_size": 3, "activations": ["Tanh", "Gelu"]},
+    ("GRU", recurrent.arrays("GRU", ""), {"hidden_size": 3, "activations": ["Tanh", "Gelu"]},
      {}, 17, "no activation 'Gelu'"),
-    ("RNN", cases_recurrent.arrays("RNN", ""), {"hidden_size": 3, "activations": ["relu"]},
+    ("RNN", recurrent.arrays("RNN", ""), {"hidden_size": 3, "activations": ["relu"]},
      {}, 17, "no activation 'relu'"),
-    ("LSTM", cases_recurrent.arrays("LSTM", ""), {"hidden_size": 3, "activations": ["Tanh"]},
+    ("LSTM", recurrent.arrays("LSTM", ""), {"hidden_size": 3, "activations": ["Tanh"]},
      {}, 17, "names 1 activations, and not 3"),
-    ("RNN", cases_recurrent.arrays("RNN", ""), {"hidden_size": 3, "activations": ["LeakyRelu"]},
+    ("RNN", recurrent.arrays("RNN", ""), {"hidden_size": 3, "activations": ["LeakyRelu"]},
      {}, 17, "attribute activation_alpha"),
-    ("RNN", cases_recurrent.arrays("RNN", "", two=True),
+    ("RNN", recurrent.arrays("RNN", "", two=True),
      {"hidden_size": 3, "activations": ["Tanh", "LeakyRelu"], "activation_alpha": [0.1],
       "direction": "bidirectional"}, {}, 17, "attribute activation_alpha"),
     ("Col2Im", {"x": X[:, :, :1], "s": ints(2, 1), "b": ints(3, 1)}, {}, {"runtime": ["b"]}, 18,

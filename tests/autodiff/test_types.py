@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from odtpack.autodiff import REGISTRY
 from odtpack.errors import OdtpackError
-from odtpack.passes import double
+from odtpack.passes import float64_lowering
 from tests.autodiff.oracle import (
     Case,
     ask_torch,
@@ -160,7 +160,7 @@ def test_gradient_is_that_of_pytorch(case: Case, name: str) -> None:
             for key, array in case.present.items()
             if key not in case.constants
         }
-    model = double.lower(model)
+    model = float64_lowering.lower(model)
     types = {value.name: value.dtype for value in model.graph.inputs}
     for key, seed in seeds.items():
         dtype = types.get(f"seed_{key}")
@@ -216,11 +216,11 @@ def test_what_is_left_out_is_refused(case: Case, name: str) -> None:
     assert reason is not None
     if reason in (OPEN_WINDOWS, FLOAT32_RULE):
         with pytest.raises(OdtpackError, match=REFUSALS[reason]) as error:
-            double.lower(gradient_model(case, TYPES[name])[0])
+            float64_lowering.lower(gradient_model(case, TYPES[name])[0])
         assert error.value.code in ("unsupported-node", "unsupported-in-double")
         assert error.value.hint
     else:
-        proto = ir.to_proto(double.lower(forward_model(case, TYPES[name])))
+        proto = ir.to_proto(float64_lowering.lower(forward_model(case, TYPES[name])))
         with pytest.raises((NoKernel, InvalidGraph), match=REFUSALS[reason]):
             session(proto, "off")
 

@@ -188,7 +188,7 @@ class TestBuild:
         def fails(*args: object, **kwargs: object) -> None:
             raise RuntimeError("no kernel")
 
-        monkeypatch.setattr("odtpack.ort_format.open_optimized", fails)
+        monkeypatch.setattr("odtpack.ort.format.open_optimized", fails)
         arguments = self.command(shared, tmp_path, "--ort-format")
         refused(arguments, "ort-conversion-failed", "no kernel")
 

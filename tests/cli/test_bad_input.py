@@ -144,8 +144,8 @@ class TestCheckpoint:
 
 
 def _without_first_parameter(source: Path, destination: Path) -> Path:
-    from odtpack_runtime.checkpoint_format import read_checkpoint
-    from odtpack_runtime.checkpoint_writer import write_checkpoint
+    from odtpack_runtime.checkpoint.format import read_checkpoint
+    from odtpack_runtime.checkpoint.writer import write_checkpoint
 
     data = read_checkpoint(source)
     data.frozen.pop("conv1.weight")

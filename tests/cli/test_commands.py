@@ -10,13 +10,14 @@ import onnx
 import onnx.reference
 import pytest
 
-from odtpack import artifacts, zoo
+from odtpack import artifacts
 from odtpack.cli import _fit
-from odtpack.cli.export import forward_values
+from odtpack.cli.package.export import forward_values
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.package import Package
-from odtpack_runtime.simulator.profile import list_profiles, load_profile
-from odtpack_runtime.simulator.schedule import HELD_OUT_SHARE, Schedule
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.device.profile import list_profiles, load_profile
+from odtpack_simulator.replay.sample_plan import HELD_OUT_SHARE, SamplePlan
+from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays, tree
 
 
@@ -211,7 +212,7 @@ class TestSplit:
         assert len(parts.held_out) == int(samples * share)
 
     def test_is_that_of_the_simulator(self) -> None:
-        schedule = Schedule(samples=63, batch_size=10, epochs=1, seed=4)
+        schedule = SamplePlan(samples=63, batch_size=10, epochs=1, seed=4)
         parts = _fit.split(63, HELD_OUT_SHARE, seed=4)
         replayed = np.concatenate(list(schedule.held_out_batches()))
         np.testing.assert_array_equal(parts.held_out, replayed)

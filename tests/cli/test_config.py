@@ -9,9 +9,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from odtpack.native_training import LIBRARY_VARIABLE
-from odtpack.operator_config import read_config
-from odtpack_runtime.package import Package
+from odtpack.ort.native_training import LIBRARY_VARIABLE
+from odtpack.ort.operator_config import read_config
+from odtpack_runtime.package.package import Package
 from tests.cli.conftest import Run, Shared, assert_refused, tree
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack.cli.demo import _finish
+from odtpack.cli.device.demo import _finish
 
 
 def test_the_command_to_go_on_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:

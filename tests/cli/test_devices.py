@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_runtime.simulator import measure_device
-from odtpack_runtime.simulator.profile import list_profiles, load_profile
-from odtpack_runtime.simulator.profile_check import check_profile
+from odtpack_simulator.device.profile import list_profiles, load_profile
+from odtpack_simulator.device.profile_check import check_profile
+from odtpack_simulator.measure import device
 from tests.cli.conftest import Run, Shared, assert_refused
 
 DOCUMENT = Path(__file__).parents[2] / "docs/formats/device-profile.md"
@@ -103,8 +103,8 @@ class TestCheck:
 class TestMeasure:
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        quick = measure_device.Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)
-        monkeypatch.setattr(measure_device, "Effort", lambda: quick)
+        quick = device.Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)
+        monkeypatch.setattr(device, "Effort", lambda: quick)
 
     def test_check_and_simulate_take_the_file(
         self, run: Run, shared: Shared, tmp_path: Path

@@ -80,7 +80,7 @@ def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_nothing_is_trained_for_a_report_that_cannot_be_written(
     run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    from odtpack_runtime.simulator import simulate
+    from odtpack_simulator import simulate
 
     def started(*_: object, **__: object) -> None:
         raise AssertionError("the replay was started")

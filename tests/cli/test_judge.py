@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.compare import Comparison, compare
-from odtpack_runtime.simulator.result import SimulationResult, load_result
+from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.budgets.compare import Comparison, compare
+from odtpack_simulator.result.result import SimulationResult, load_result
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.simulator.factory import make_result
 

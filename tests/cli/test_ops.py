@@ -11,9 +11,9 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from odtpack import zoo
 from odtpack.autodiff.coverage import coverage
 from odtpack.cli import main
+from tests import zoo
 from tests.autodiff.test_rules import CASES
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from odtpack.cli import demo as demo_module
-from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.result import SimulationResult, load_result
+from odtpack.cli.device import demo as demo_module
+from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.result.result import SimulationResult, load_result
 from tests.cli.conftest import Outcome, Run, Shared, assert_refused, tree
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
+from tests import zoo
 from tests.cli.conftest import Run, Shared
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
+from tests import zoo
 from tests.cli.conftest import Run
 from tests.packaging_tools import batch
 from tests.training.test_types import retyped

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.package import Package
-from odtpack_runtime.scheduler import PROPERTY
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.lr_scheduler import PROPERTY
 from tests.cli.conftest import Run, Shared
 
 

@@ -13,9 +13,9 @@ import pytest
 from torch import Tensor, nn
 
 from odtpack import optimizers
-from odtpack.build import build_package
-from odtpack.loading import ModelLike
-from odtpack_runtime.manifest import Manifest
+from odtpack.model.loading import ModelLike
+from odtpack.package.build import build_package
+from odtpack_runtime.package.manifest import Manifest
 from tests.exported import twins
 from tests.exported.subjects import Data, Subject
 from tests.packaging_tools import open_training

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
-from odtpack.fit.ground import Ground, lay_ground
+from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.recipe import BuildSettings
-from odtpack_runtime.simulator.profile import DeviceProfile, parse_profile
+from odtpack_simulator.device.profile import DeviceProfile, parse_profile
+from tests import zoo
 from tests.cli.conftest import Run, run
 
 __all__ = ["Run", "run"]
@@ -69,5 +69,7 @@ def device(name: str, *, gflops: float, watts: float) -> DeviceProfile:
 
 
 @pytest.fixture(scope="session")
-def ground(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return lay_ground(files.settings, files.data, tmp_path_factory.mktemp("ground"), seed=0)
+def ground(files: Files, tmp_path_factory: pytest.TempPathFactory) -> SearchContext:
+    return make_search_context(
+        files.settings, files.data, tmp_path_factory.mktemp("ground"), seed=0
+    )

@@ -12,23 +12,23 @@ import pytest
 
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate, spread
-from odtpack.fit.ground import Ground
 from odtpack.fit.recipe_text import Surroundings, recipe_text
-from odtpack.fit.space import Space, Wishes, open_space
-from odtpack.ort_choices import OrtFormat, Platform, Style
+from odtpack.fit.search_context import SearchContext
+from odtpack.fit.space import SearchConstraints, Space, open_space
+from odtpack.ort.choices import OrtFormat, Platform, Style
 from odtpack.recipe import BuildSettings, Recipe, read_recipe
-from odtpack_runtime.schedules import ScheduleSpec
+from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.fit.conftest import Files
 
 
-def space_of(ground: Ground, recipe: Recipe | None = None, **wishes: object) -> Space:
+def space_of(ground: SearchContext, recipe: Recipe | None = None, **wishes: object) -> Space:
     base = ground.base
     if recipe is not None:
         base = BuildSettings.of(recipe)
     return open_space(
         base,
         recipe,
-        Wishes(**wishes),  # type: ignore[arg-type]
+        SearchConstraints(**wishes),  # type: ignore[arg-type]
         ground.freezes,
         train_samples=256,
         fixed_batch=None,
@@ -42,7 +42,7 @@ def recipe_of(files: Files, folder: Path, more: str) -> Recipe:
 
 
 class TestSpace:
-    def test_everything_is_open_without_a_recipe(self, ground: Ground) -> None:
+    def test_everything_is_open_without_a_recipe(self, ground: SearchContext) -> None:
         space = space_of(ground)
         assert space.batch_sizes == (32, 64, 16)
         assert space.micro_batches[16] == (16, 8, 4, 2, 1)
@@ -69,7 +69,7 @@ class TestSpace:
         assert len(candidates) == 15 * 12 * (1 + 1 + 3)
 
     def test_what_stands_in_the_recipe_is_fixed(
-        self, files: Files, ground: Ground, tmp_path: Path
+        self, files: Files, ground: SearchContext, tmp_path: Path
     ) -> None:
         more = (
             '[optimizer]\nkind = "adam"\nbeta1 = 0.8\n[batch]\nsize = 24\nmicro_batch = 8\n'
@@ -82,14 +82,14 @@ class TestSpace:
         assert {each.freeze.title for each in space.candidates()} == {"all but the head"}
 
     def test_a_recipe_that_leaves_keys_out_leaves_them_open(
-        self, files: Files, ground: Ground, tmp_path: Path
+        self, files: Files, ground: SearchContext, tmp_path: Path
     ) -> None:
         space = space_of(ground, recipe_of(files, tmp_path, "[batch]\nsize = 12\n[formats]\n"))
         assert space.micro_batches == {12: (12, 6, 3)}
         assert space.storages == (None, "float16", "int8")
         assert len(space.optimizers) == 4
 
-    def test_options_narrow(self, ground: Ground) -> None:
+    def test_options_narrow(self, ground: SearchContext) -> None:
         space = space_of(
             ground, batch_sizes=(8,), optimizers=("sgd", "adam"), learning_rates=(0.5, 0.5, 0.1)
         )
@@ -99,12 +99,12 @@ class TestSpace:
             ("adam", (), (0.5, 0.1)),
         )
 
-    def test_a_model_that_fixes_its_batch(self, ground: Ground) -> None:
+    def test_a_model_that_fixes_its_batch(self, ground: SearchContext) -> None:
         def open_for(fixed: int, **wishes: object) -> Space:
             return open_space(
                 ground.base,
                 None,
-                Wishes(**wishes),  # type: ignore[arg-type]
+                SearchConstraints(**wishes),  # type: ignore[arg-type]
                 ground.freezes,
                 train_samples=40,
                 fixed_batch=fixed,
@@ -127,10 +127,10 @@ class TestSpace:
     )
     def test_bad_wishes(self, wishes: dict[str, object], code: str) -> None:
         with pytest.raises(OdtpackError) as caught:
-            Wishes(**wishes)  # type: ignore[arg-type]
+            SearchConstraints(**wishes)  # type: ignore[arg-type]
         assert caught.value.code == code
 
-    def test_too_many_and_none(self, ground: Ground) -> None:
+    def test_too_many_and_none(self, ground: SearchContext) -> None:
         rates = tuple(0.001 * n for n in range(1, 400))
         with pytest.raises(OdtpackError) as caught:
             space_of(ground, learning_rates=rates).candidates()
@@ -144,7 +144,7 @@ class TestSpace:
 
 
 class TestSpread:
-    def test_the_same_seed_gives_the_same_order(self, ground: Ground) -> None:
+    def test_the_same_seed_gives_the_same_order(self, ground: SearchContext) -> None:
         candidates = space_of(ground).candidates()
 
         def first(seed: int) -> list[int]:
@@ -155,13 +155,13 @@ class TestSpread:
         assert first(3) != first(4)
         assert first(3)[0] == first(4)[0] == 1
 
-    def test_it_is_a_permutation(self, ground: Ground) -> None:
+    def test_it_is_a_permutation(self, ground: SearchContext) -> None:
         candidates = space_of(ground, batch_sizes=(16,), optimizers=("sgd",)).candidates()
         assert sorted(each.number for each in spread(candidates, None, 0)) == [
             each.number for each in candidates
         ]
 
-    def test_few_candidates_cover_every_value(self, ground: Ground) -> None:
+    def test_few_candidates_cover_every_value(self, ground: SearchContext) -> None:
         """Of 24 candidates each of the four optimizers has six, and so on."""
         candidates = space_of(ground).candidates()
         chosen = list(itertools.islice(spread(candidates, candidates[0], 0), 24))
@@ -174,13 +174,13 @@ class TestSpread:
 
 
 class TestRecipes:
-    def test_every_candidate_is_read_back(self, ground: Ground, tmp_path: Path) -> None:
+    def test_every_candidate_is_read_back(self, ground: SearchContext, tmp_path: Path) -> None:
         path = tmp_path / "recipe.toml"
         for candidate in space_of(ground).candidates()[::7]:
             check(candidate, ground.base, path)
 
     def test_everything_that_a_recipe_can_say_is_kept(
-        self, files: Files, ground: Ground, tmp_path: Path
+        self, files: Files, ground: SearchContext, tmp_path: Path
     ) -> None:
         """Loss options, groups, clipping, schedules, formats, limits, and odd names."""
         base = dataclasses.replace(
@@ -214,7 +214,7 @@ class TestRecipes:
                     assert "final_loss" in given.narrowed("any", "ios")
 
     def test_a_group_goes_with_the_last_of_its_parameters(
-        self, ground: Ground, tmp_path: Path
+        self, ground: SearchContext, tmp_path: Path
     ) -> None:
         """``conv1.*`` is the first pattern that matches conv1, and has nothing else."""
         groups = (("conv1.*", 2.0, None), ("conv*", 3.0, None), ("fc.*", 4.0, None))
@@ -231,7 +231,7 @@ class TestRecipes:
             "all but the head": [4.0],
         }
 
-    def test_a_spread_of_them_builds(self, ground: Ground, tmp_path: Path) -> None:
+    def test_a_spread_of_them_builds(self, ground: SearchContext, tmp_path: Path) -> None:
         candidates = space_of(ground).candidates()
         for candidate in itertools.islice(spread(candidates, None, 5), 10):
             path = tmp_path / "recipe.toml"

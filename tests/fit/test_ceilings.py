@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from odtpack.fit.ceilings import Ceiling, memory_ceiling, size_ceiling
-from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.profile import load_profile
+from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.device.profile import load_profile
 from tests.simulator.factory import make_result
 
 NAMES = ["google/pixel-8a", "apple/iphone-16-pro"]

@@ -11,11 +11,11 @@ import onnx
 import onnx.parser
 import pytest
 
-from odtpack import zoo
-from odtpack.candidates import candidates
 from odtpack.fit.depth import MOST_FREEZES, freezes, layers
-from odtpack.loading import load_model
-from odtpack.patterns import resolve
+from odtpack.model.loading import load_model
+from odtpack.package.candidates import candidates
+from odtpack.package.patterns import resolve
+from tests import zoo
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp": zoo.mlp,

@@ -10,8 +10,8 @@ from odtpack.fit.candidates import Candidate
 from odtpack.fit.ceilings import Ceiling
 from odtpack.fit.depth import Freeze
 from odtpack.fit.halving import Runner, halve, rungs
+from odtpack.fit.package_cache import Planned
 from odtpack.fit.replays import Trained
-from odtpack.fit.workshop import Planned
 
 
 def runner(number: int, *, peak: int = 100, work: float = 1.0, cost: str = "") -> Runner:

@@ -10,13 +10,13 @@ import pytest
 
 from odtpack.errors import OdtpackError
 from odtpack.fit import FitProgress, FitRequest, fit
-from odtpack.fit.ground import Ground, lay_ground
+from odtpack.fit.package_cache import PackageCache
 from odtpack.fit.replays import Trained, Trial, train
-from odtpack.fit.workshop import Workshop
+from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.recipe import BuildSettings, Recipe, read_recipe
-from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.executor import LocalExecutor, RayExecutor
-from odtpack_runtime.simulator.simulate import simulate
+from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
+from odtpack_simulator.simulate import simulate
 from tests.fit.conftest import Files, device
 from tests.fit.test_candidates import recipe_of, space_of
 from tests.simulator.packages import make_profile
@@ -36,13 +36,15 @@ size = 64
 
 
 @pytest.fixture(scope="module")
-def plans(files: Files, ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> dict[int, int]:
+def plans(
+    files: Files, ground: SearchContext, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, int]:
     """Planned peak by micro-batch of what :data:`FIXED` leaves open."""
     folder = tmp_path_factory.mktemp("plans")
     recipe = recipe_of(files, folder, FIXED)
     candidates = space_of(ground, recipe).candidates()
     base = dataclasses.replace(BuildSettings.of(recipe), outputs=("output",))
-    workshop = Workshop(base, folder / "packages", ground.shapes, 256, 1)
+    workshop = PackageCache(base, folder / "packages", ground.shapes, 256, 1)
     planned = workshop.plan(candidates, LocalExecutor())
     return {
         c.micro_batch: p.peak_bytes
@@ -138,12 +140,12 @@ def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:
     """Train what the recipe says as it is."""
     settings = dataclasses.replace(BuildSettings.of(recipe), outputs=("output",))
     (folder / "whole").mkdir()
-    ground = lay_ground(settings, files.data, folder / "whole", 0)
+    ground = make_search_context(settings, files.data, folder / "whole", 0)
     package = folder / "whole" / "recipe"
     return train(Trial(str(package), ground.files, ground.schedule(64, 1, 4), 0.01, 1))
 
 
-def test_training_repeats_and_runs_side_by_side(ground: Ground, tmp_path: Path) -> None:
+def test_training_repeats_and_runs_side_by_side(ground: SearchContext, tmp_path: Path) -> None:
     """The figures that decide who goes on are the same in every run, in whatever process."""
     ground.base.build(tmp_path / "package")
     trial = Trial(
@@ -179,7 +181,7 @@ def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
     assert here.pareto
 
 
-def test_a_training_that_fails_is_a_result(ground: Ground, tmp_path: Path) -> None:
+def test_a_training_that_fails_is_a_result(ground: SearchContext, tmp_path: Path) -> None:
     ground.base.build(tmp_path / "package")
     trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(64, 1, 1), 1e30, 1)
     assert train(trial).problem == "the loss was not finite"

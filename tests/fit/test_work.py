@@ -9,11 +9,11 @@ import onnx
 import onnx.parser
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
 from odtpack.fit.work import _flops, _graph_work, step_work
-from odtpack_runtime.package import Package
-from odtpack_runtime.simulator.runtime_graph import load_runtime_graph
+from odtpack.package.build import build_package
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from tests import zoo
 
 
 def save(text: str, path: Path, **shapes: tuple[int, ...]) -> Path:

@@ -13,8 +13,8 @@ import onnxruntime
 import torch
 
 from odtpack import optimizers
-from odtpack.build import build_package
-from odtpack_runtime.manifest import Manifest
+from odtpack.package.build import build_package
+from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training
 
 RATE = 0.1

@@ -17,7 +17,7 @@ from odtpack import artifacts, onnxblock
 from odtpack.artifacts import LossType, OptimType
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock import blocks, loss, optim
-from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.package.manifest import Manifest
 from tests.onnxblock.nets import Twin, batch, mlp, names, run
 from tests.packaging_tools import open_training
 from tests.training.forward import contents

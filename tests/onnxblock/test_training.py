@@ -12,9 +12,10 @@ import torch
 from onnx import TensorProto, helper
 from torch.nn import functional as F
 
-from odtpack import onnxblock, zoo
+from odtpack import onnxblock
 from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState
+from tests import zoo
 from tests.onnxblock.nets import Twin, batch, mlp, model_of, names, run, session, values
 from tests.packaging_tools import statistic_names, trainable_names
 

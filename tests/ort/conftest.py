@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from odtpack.ort_choices import OrtFormat
-from odtpack_runtime.package import Package
+from odtpack.ort.choices import OrtFormat
+from odtpack_runtime.package.package import Package
 from tests.ort.models import package_of
 
 Shared = Callable[[str, OrtFormat | None], Package]

@@ -10,10 +10,10 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack.ort_choices import OrtFormat, Platform, Style
-from odtpack_runtime.package import Package
+from odtpack.ort.choices import OrtFormat, Platform, Style
+from odtpack.package.build import build_package
+from odtpack_runtime.package.package import Package
+from tests import zoo
 
 BOTH_STYLES = OrtFormat(styles=tuple(Style))
 EVERYTHING = OrtFormat(styles=tuple(Style), platforms=tuple(Platform))

@@ -14,14 +14,15 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from odtpack import native_training, zoo
-from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.native_training import LIBRARY_VARIABLE, NativeResult, train_natively
 from odtpack.optimizers import SGD, Adafactor
-from odtpack.ort_choices import OrtFormat
-from odtpack.session_runs import TRAINING_MODELS
-from odtpack_runtime.package import Package
+from odtpack.ort import native_training
+from odtpack.ort.choices import OrtFormat
+from odtpack.ort.native_training import LIBRARY_VARIABLE, NativeResult, train_natively
+from odtpack.ort.session_runs import TRAINING_MODELS
+from odtpack.package.build import build_package
+from odtpack_runtime.package.package import Package
+from tests import zoo
 from tests.ort.conftest import Shared
 from tests.ort.models import MODELS, package_of
 
@@ -94,7 +95,7 @@ def test_an_optimizer_that_is_not_one_of_flat_vectors(tmp_path: Path) -> None:
 
 def test_the_process_loads_no_other_onnx_runtime() -> None:
     code = (
-        "import sys, odtpack.native_training\n"
+        "import sys, odtpack.ort.native_training\n"
         "print([n for n in sys.modules if n.split('.')[0] in ('onnxruntime', 'onnx')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

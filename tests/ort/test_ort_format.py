@@ -17,17 +17,17 @@ import onnxruntime
 import onnxruntime.tools.ort_format_model
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.ort_choices import OrtFormat, Platform, Style
-from odtpack.ort_files import Inference, add_ort_files
-from odtpack.ort_format import convert_model, convert_models, recorded_level
-from odtpack.sample_feeds import SampleFeeds
-from odtpack.session_runs import TRAINING_MODELS
+from odtpack.ort.choices import OrtFormat, Platform, Style
+from odtpack.ort.files import Inference, add_ort_files
+from odtpack.ort.format import convert_model, convert_models, recorded_level
+from odtpack.ort.sample_feeds import SampleFeeds
+from odtpack.ort.session_runs import TRAINING_MODELS
+from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.package import Package
-from odtpack_runtime.session_options import default_session_options
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.options import default_session_options
+from tests import zoo
 from tests.ort.conftest import Shared
 from tests.ort.models import BOTH_STYLES, EVERYTHING, MODELS, package_of
 
@@ -252,7 +252,7 @@ def test_a_refused_conversion_leaves_the_package_as_it_was(
             raise OdtpackError("ort-conversion-failed", "no")
         return convert_models(models, *rest)
 
-    monkeypatch.setattr("odtpack.ort_files.convert_models", refuse)
+    monkeypatch.setattr("odtpack.ort.files.convert_models", refuse)
     with pytest.raises(OdtpackError, match="no"):
         add_ort_files(package, EVERYTHING)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

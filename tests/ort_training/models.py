@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from odtpack import zoo
+from tests import zoo
 from tests.packaging_tools import batch
 from tests.training import settled
 

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack_runtime.checkpoint_format import CheckpointData, OptimizerState, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack.package.build import build_package
+from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from tests import zoo
 from tests.cli.conftest import Run, assert_refused
 from tests.ort_training import models
 

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
 from odtpack.ort_training.importing import import_artifacts
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
+from tests import zoo
 from tests.ort_training import models
 from tests.packaging_tools import open_training
 from tests.peer import client

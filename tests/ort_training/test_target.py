@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
-from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, GroupRule, Lion, Optimizer
-from odtpack.update import PLAIN_UPDATE, Update
-from odtpack_runtime.schedules import ScheduleSpec
+from odtpack.package.build import build_package
+from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
+from odtpack_runtime.training.schedules import ScheduleSpec
+from tests import zoo
 from tests.cli.conftest import Run, assert_refused
 from tests.ort_training import models
 from tests.packaging_tools import batch, open_training

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack.signing import new_key, sign_package
+from odtpack.package.build import build_package
+from odtpack.update.signing import new_key, sign_package
+from tests import zoo
 
 
 @pytest.fixture(scope="session")

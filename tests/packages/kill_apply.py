@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from odtpack_runtime import delta, folder_update
+from odtpack_runtime import delta
 from odtpack_runtime.delta import apply_delta
+from odtpack_runtime.files import folder_update
 from tests.packages.killer import Killer
 
 

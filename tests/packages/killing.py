@@ -18,11 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from odtpack import artifacts, signing, zoo
-from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, OdtpackError, folder_update
-from odtpack_runtime.package import Package
-from odtpack_runtime.package_files import check_nothing_else
+from odtpack import artifacts
+from odtpack.package.build import build_package
+from odtpack.update import signing
+from odtpack_runtime import CheckpointState, OdtpackError
+from odtpack_runtime.files import folder_update
+from odtpack_runtime.package.listed_files import check_nothing_else
+from odtpack_runtime.package.package import Package
+from tests import zoo
 from tests.packages.killer import Killer
 
 _MODEL = zoo.mlp((6, 4, 3))

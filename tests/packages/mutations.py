@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from odtpack_runtime.manifest import Manifest
+from odtpack_runtime.package.manifest import Manifest
 
 HOSTILE_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 2**31, 2**63, 10**400, -(2**63), 1e308, "", "x" * 10_000, "../checkpoint",

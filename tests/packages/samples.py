@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack.delta import DeltaSummary, write_delta
+from odtpack.package.build import build_package
+from odtpack.update.delta import DeltaSummary, write_delta
 from odtpack_runtime.delta import apply_delta, file_digest
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
+from tests import zoo
 
 
 def small_model(**options: Any) -> onnx.ModelProto:

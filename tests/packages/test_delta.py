@@ -14,14 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from odtpack import artifacts, zoo
-from odtpack.build import build_package
-from odtpack.delta import write_delta
+from odtpack import artifacts
 from odtpack.optimizers import SGD, AdamW
-from odtpack.ort_choices import OrtFormat
-from odtpack_runtime import OdtpackError, checkpoint_writer
+from odtpack.ort.choices import OrtFormat
+from odtpack.package.build import build_package
+from odtpack.update.delta import write_delta
+from odtpack_runtime import OdtpackError
+from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.delta import apply_delta
 from odtpack_runtime.delta_format import Kind
+from tests import zoo
 from tests.packages.samples import build, check_delta, list_extra, small_model, tree, with_values
 
 
@@ -153,7 +155,7 @@ def test_ort_files(tmp_path: Path) -> None:
 
 
 def test_external_checkpoint_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_writer, "EXTERNAL_DATA_THRESHOLD", 0)
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 0)
     model = small_model(width=(16, 32))
     old = build(tmp_path / "old", model)
     new = build(tmp_path / "new", with_values(model, "conv1.bias"))
@@ -324,7 +326,7 @@ def test_the_standard_library_is_enough() -> None:
     """Beyond what the training core needs anyway nothing is imported."""
     code = (
         "import sys, odtpack_runtime; before = set(sys.modules)\n"
-        "import odtpack_runtime.delta, odtpack_runtime.carry_over\n"
+        "import odtpack_runtime.delta, odtpack_runtime.checkpoint.carry_over\n"
         "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names) - {'odtpack_runtime'}))"
     )

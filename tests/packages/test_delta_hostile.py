@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack.delta import write_delta
+from odtpack.update.delta import write_delta
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.delta import apply_delta
 from odtpack_runtime.delta_format import (

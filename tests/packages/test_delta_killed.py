@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from odtpack.delta import write_delta
-from odtpack_runtime.folder_update import is_stage
+from odtpack.update.delta import write_delta
+from odtpack_runtime.files.folder_update import is_stage
 from tests.packages.kill_apply import held
 from tests.packages.samples import build, small_model, with_values
 

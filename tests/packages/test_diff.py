@@ -9,15 +9,16 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack.build import build_package
-from odtpack.diff import diff_packages
-from odtpack.diff_model import PackageDiff
-from odtpack.diff_text import escape, markdown
 from odtpack.optimizers import SGD, AdamW
-from odtpack.ort_choices import OrtFormat
-from odtpack_runtime import OdtpackError, checkpoint_writer
-from odtpack_runtime.checkpoint_format import read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack.ort.choices import OrtFormat
+from odtpack.package.build import build_package
+from odtpack.update.diff import diff_packages
+from odtpack.update.diff_model import PackageDiff
+from odtpack.update.diff_text import escape, markdown
+from odtpack_runtime import OdtpackError
+from odtpack_runtime.checkpoint import writer
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.delta import file_digest
 from tests.packages.samples import build, list_extra, small_model, with_values
 
@@ -205,7 +206,7 @@ def test_a_checkpoint_that_contradicts_the_manifest(tmp_path: Path) -> None:
 
 def test_values_in_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint file is the same, and its data file is not."""
-    monkeypatch.setattr(checkpoint_writer, "EXTERNAL_DATA_THRESHOLD", 0)
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 0)
     other = with_values(small_model(), "fc.bias")
     found = compared(tmp_path, {}, {"model": other})
     assert [change.name for change in found.parameters] == ["fc.bias"]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_runtime import OdtpackError, folder_update
-from odtpack_runtime.folder_update import UPDATE_NAME, finish_update, update_folder
+from odtpack_runtime import OdtpackError
+from odtpack_runtime.files import folder_update
+from odtpack_runtime.files.folder_update import UPDATE_NAME, finish_update, update_folder
 
 
 def names(folder: Path) -> list[str]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack import matching
-from odtpack.matching import steps
+from odtpack.update import binary_diff
+from odtpack.update.binary_diff import steps
 
 
 def replay(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, int, int]:
@@ -51,7 +51,7 @@ def test_steps_make_the_new_file(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("segment", [2**20, 1000])
 def test_what_moved_is_found(monkeypatch: pytest.MonkeyPatch, segment: int) -> None:
-    monkeypatch.setattr(matching, "_SEGMENT", segment)
+    monkeypatch.setattr(binary_diff, "_SEGMENT", segment)
     old = noise(50_000)
     new = np.concatenate([noise(77, 2), old[20_001:], noise(13, 3), old[:20_001]])
     made, fresh, count = replay(old, new)
@@ -71,7 +71,7 @@ def test_a_changed_tensor_costs_its_own_bytes() -> None:
 
 
 def test_large_files_have_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "_MOST_BLOCKS", 64)
+    monkeypatch.setattr(binary_diff, "_MOST_BLOCKS", 64)
     old = noise(64 * 1024)
     new = np.concatenate([old[:30_000], noise(10, 2), old[30_000:]])
     made, fresh, count = replay(old, new)

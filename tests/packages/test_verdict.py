@@ -15,14 +15,14 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack.diff import diff_packages
-from odtpack.diff_model import Level, Verdict
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
+from odtpack.package.build import build_package
+from odtpack.update.diff import diff_packages
+from odtpack.update.diff_model import Level, Verdict
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.carry_over import carry_over
-from odtpack_runtime.package import Package
+from odtpack_runtime.checkpoint.carry_over import carry_over
+from odtpack_runtime.package.package import Package
+from tests import zoo
 from tests.packages.samples import small_model, with_values
 
 _HEAD = ["fc.*"]

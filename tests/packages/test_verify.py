@@ -17,13 +17,14 @@ import onnx
 import onnx.parser
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
 from odtpack.cli import main
-from odtpack.signing import new_key, sign_package
-from odtpack_runtime import CheckpointState, OdtpackError, verify_steps
-from odtpack_runtime.package import Package
-from odtpack_runtime.verify import verify_package
+from odtpack.package.build import build_package
+from odtpack.update.signing import new_key, sign_package
+from odtpack_runtime import CheckpointState, OdtpackError
+from odtpack_runtime.package import verify_steps
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import verify_package
+from tests import zoo
 from tests.packages.mutations import rehash, seal
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from odtpack.autodiff.graphs import static_dims
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.graphs import static_dims
+from odtpack.graph.ops import Ops
 from odtpack.passes import aliases
 from odtpack.passes.accumulate import accumulate
 from tests.passes.tools import check, op_types, parse, run

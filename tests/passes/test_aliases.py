@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from odtpack.autodiff.graphs import subgraphs
+from odtpack.graph.graphs import subgraphs
 from odtpack.passes.aliases import UnsafeAliasError, verify
 from tests.passes.tools import parse
 

@@ -5,9 +5,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
 from odtpack.passes import batch_norm
 from tests.passes.tools import check, op_types, parse, run
 

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.graph.ops import Ops
 from odtpack.passes import gelu
 from tests.passes.tools import assert_same, check, op_types, outline, parse, random_feeds
 

@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 
 from odtpack.autodiff import differentiate
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.passes.stop_gradient import lower, stop
+from odtpack.autodiff.stop_gradient import lower, stop
+from odtpack.graph.ops import Ops
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 
-from odtpack import zoo
+from tests import zoo
 from tests.torch_twins import twin
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from odtpack import zoo
+from tests import zoo
 from tests.cli.conftest import Run, run
 
 __all__ = ["Run", "run"]

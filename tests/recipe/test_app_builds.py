@@ -197,7 +197,7 @@ def test_gradle_runs_these_commands(project: Path) -> None:
 
 
 def test_gradle_and_guide_name_what_must_not_be_compressed() -> None:
-    from odtpack.install import NO_COMPRESS
+    from odtpack.update.install import NO_COMPRESS
 
     ends = ", ".join(f'"{end}"' for end in NO_COMPRESS)
     guide = Path(__file__).parents[2] / "docs" / "guides" / "app-builds.md"

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack import zoo
 from odtpack.recipe import BuildSettings, read_recipe
 from odtpack.recipe.key import cache_key, write_stamp
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
+from tests import zoo
 from tests.cli.conftest import assert_refused, tree
 from tests.recipe.conftest import RECIPE, Run, Write
 
@@ -312,7 +312,7 @@ class TestCacheKey:
         probe = (
             "import sys\nfrom odtpack.cli import main\n"
             f"code = main(['cache-key', '--recipe', {str(folder / 'recipe.toml')!r}])\n"
-            "large = {'onnx_ir', 'onnx.reference', 'jinja2', 'torch', 'odtpack.build',"
+            "large = {'onnx_ir', 'onnx.reference', 'jinja2', 'torch', 'odtpack.package.build',"
             " 'odtpack.autodiff'}\n"
             "sys.exit(code or ', '.join(large & set(sys.modules)) or 0)\n"
         )

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack import zoo
 from odtpack.recipe import read_recipe
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
+from tests import zoo
 from tests.cli.conftest import assert_refused, tree
 from tests.recipe.conftest import Run
 

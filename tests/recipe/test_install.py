@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from odtpack.errors import OdtpackError
-from odtpack.install import install
+from odtpack.update.install import install
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
 from tests.cli.conftest import arrays, assert_refused, tree
 from tests.recipe.conftest import Run, Write
 

@@ -17,7 +17,7 @@ from odtpack.recipe import BuildSettings, read_recipe
 from odtpack.recipe.loss_tables import LossTable
 from odtpack.recipe.optimizer_tables import OptimizerTable, ScheduleTable
 from odtpack.recipe.schema import json_schema
-from odtpack_runtime.schedules import SCHEDULES
+from odtpack_runtime.training.schedules import SCHEDULES
 from tests.recipe.conftest import RECIPE, Write
 
 
@@ -118,7 +118,7 @@ def make(table: str, path: Path) -> object:
 def make_raw(table: str, kind: str, key: str, value: float) -> object:
     from odtpack.losses import make_loss
     from odtpack.optimizers import make_optimizer
-    from odtpack_runtime.schedules import make_schedule
+    from odtpack_runtime.training.schedules import make_schedule
 
     name, *rest = (line.split(" = ")[1].strip('"') for line in kind.splitlines())
     if table == "loss":

@@ -14,11 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
-from odtpack_runtime import (
-    CheckpointState,
-    Module,
-    Optimizer,
-)
+from odtpack_runtime import CheckpointState, Module, Optimizer
 from tests.packaging_tools import open_training
 
 Training = tuple[CheckpointState, Module, Optimizer]

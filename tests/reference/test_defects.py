@@ -19,14 +19,9 @@ from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional as F
 
-from odtpack import zoo
 from odtpack.artifacts import LossType, OptimType
-from odtpack_runtime import (
-    CheckpointState,
-    LinearLRScheduler,
-    Module,
-    OdtpackError,
-)
+from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError
+from tests import zoo
 from tests.packaging_tools import generate, open_training
 from tests.reference.packaged import follows, package, parsed, random
 from tests.training.forward import linear, make

@@ -18,10 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from odtpack.artifacts import LossType, generate_artifacts
-from odtpack_runtime import (
-    CheckpointState,
-    Module,
-)
+from odtpack_runtime import CheckpointState, Module
 from tests.reference.packaged import follows, package, parsed, random
 from tests.training.forward import linear
 

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from odtpack import zoo
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack_runtime import (
     CheckpointState,
@@ -27,6 +26,7 @@ from odtpack_runtime import (
     UnknownKeyError,
     WrongTypeError,
 )
+from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, generate, open_training, trainable_names
 from tests.torch_twins import twin
 

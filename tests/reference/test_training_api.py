@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack import zoo
 from odtpack.artifacts import OptimType
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
-from odtpack_runtime.checkpoint_format import parse_checkpoint
+from odtpack_runtime.checkpoint.format import parse_checkpoint
+from tests import zoo
 from tests.packaging_tools import batch, generate, open_training
 
 MODEL = zoo.mlp((20, 30, 10))

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.result import (
+from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.result.result import (
     CampaignPoint,
     Check,
     CheckUnit,
@@ -28,7 +28,7 @@ from odtpack_runtime.simulator.result import (
     SimulationResult,
     load_result,
 )
-from odtpack_runtime.simulator.units import Interval
+from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result
 
 BUDGETS = b"""

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_runtime.reports import charts, row_charts
-from odtpack_runtime.reports.axes import linear_axis, log_axis
-from odtpack_runtime.reports.svg import element, number
-from odtpack_runtime.simulator.result import EvaluationPoint
-from odtpack_runtime.simulator.units import Interval
+from odtpack_simulator.reports.drawing import charts, row_charts
+from odtpack_simulator.reports.drawing.axes import linear_axis, log_axis
+from odtpack_simulator.reports.drawing.svg import element, number
+from odtpack_simulator.result.result import EvaluationPoint
+from odtpack_simulator.values.units import Interval
 
 
 def polyline(markup: str, style: str) -> list[list[tuple[float, float]]]:

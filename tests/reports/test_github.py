@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from odtpack_runtime.reports.github_report import MOST_MESSAGE, MOST_OF_A_LEVEL, render_github
-from odtpack_runtime.simulator.budgets import judge
-from odtpack_runtime.simulator.result import SimulationResult
+from odtpack_simulator.budgets import judge
+from odtpack_simulator.reports.github_report import MOST_MESSAGE, MOST_OF_A_LEVEL, render_github
+from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
 from tests.simulator.factory import make_result

@@ -3,10 +3,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from odtpack_runtime.reports.html_report import render_html
-from odtpack_runtime.reports.matrix import TOPICS
-from odtpack_runtime.simulator.budgets import judge
-from odtpack_runtime.simulator.result import SimulationResult
+from odtpack_simulator.budgets import judge
+from odtpack_simulator.reports.html_report import render_html
+from odtpack_simulator.reports.view.matrix import TOPICS
+from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
 from tests.simulator.factory import make_result

@@ -5,9 +5,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from odtpack_runtime.reports.junit_report import render_junit
-from odtpack_runtime.reports.view import check_state
-from odtpack_runtime.simulator.result import SimulationResult
+from odtpack_simulator.reports.junit_report import render_junit
+from odtpack_simulator.reports.view.view import check_state
+from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import HOSTILE, hostile_result
 from tests.simulator.factory import make_result

@@ -5,9 +5,9 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from odtpack_runtime.reports.markdown_report import render_markdown
-from odtpack_runtime.simulator.budgets import judge
-from odtpack_runtime.simulator.result import SimulationResult
+from odtpack_simulator.budgets import judge
+from odtpack_simulator.reports.markdown_report import render_markdown
+from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
 from tests.simulator.factory import make_result

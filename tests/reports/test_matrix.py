@@ -4,13 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_runtime.reports import device_text, matrix, view
-from odtpack_runtime.reports.campaign_view import campaign_rows, interruption_words, missing_figures
-from odtpack_runtime.reports.html_report import render_html
-from odtpack_runtime.reports.matrix import TOPICS, Cell
-from odtpack_runtime.reports.plain import clean, location, shortened
-from odtpack_runtime.simulator.result import Check, InterruptionInfo, NotJudged
-from odtpack_runtime.simulator.units import Interval, format_energy, format_interval
+from odtpack_simulator.reports.html_report import render_html
+from odtpack_simulator.reports.view import device_text, matrix, view
+from odtpack_simulator.reports.view.campaign import (
+    campaign_rows,
+    interruption_words,
+    missing_figures,
+)
+from odtpack_simulator.reports.view.matrix import TOPICS, Cell
+from odtpack_simulator.reports.view.plain import clean, location, shortened
+from odtpack_simulator.result.result import Check, InterruptionInfo, NotJudged
+from odtpack_simulator.values.units import Interval, format_energy, format_interval
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_runtime.reports import render_report, report_formats
+from odtpack_simulator.reports import render_report, report_formats
 from scripts.screenshots import DEVICES, IMAGES, PICTURES, RECORD, ROOT, page, take
 from tests.reports.browser import CHROMIUM
 from tests.reports.demo import STORED, demo_result, stored_result

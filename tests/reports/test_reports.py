@@ -6,17 +6,12 @@ import pytest
 from rich.console import Console
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_runtime.reports import (
-    parse_destination,
-    render_report,
-    report_formats,
-    view,
-    write_report,
-)
-from odtpack_runtime.reports.console import print_result
-from odtpack_runtime.reports.matrix import TOPICS
-from odtpack_runtime.simulator.budgets import judge, parse_budgets
-from odtpack_runtime.simulator.result import NotJudged, Policy, SimulationResult, load_result
+from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.reports import parse_destination, render_report, report_formats, write_report
+from odtpack_simulator.reports.console import print_result
+from odtpack_simulator.reports.view import view
+from odtpack_simulator.reports.view.matrix import TOPICS
+from odtpack_simulator.result.result import NotJudged, Policy, SimulationResult, load_result
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
 

@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
-from odtpack_runtime.checkpoint_format import CheckpointData
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack.package.build import build_package
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package import Package
-from odtpack_runtime.reports.anatomy import Part, package_anatomy
-from odtpack_runtime.reports.size_report import render_size_html, write_size_report
-from odtpack_runtime.reports.treemap import WIDTH, Box, squarify, treemap
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.reports.sizes.anatomy import Part, package_anatomy
+from odtpack_simulator.reports.sizes.report import render_size_html, write_size_report
+from odtpack_simulator.reports.sizes.treemap import WIDTH, Box, squarify, treemap
+from tests import zoo
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_model_by_operators(root: Part, folder: Path) -> None:
 
 def test_checkpoint_in_two_files(tmp_path: Path, folder: Path, root: Part) -> None:
     """Tensors beside the checkpoint are part of it."""
-    from odtpack_runtime.reports import anatomy
+    from odtpack_simulator.reports.sizes import anatomy
 
     data = CheckpointData({"fc.weight": np.ones(1000, np.float32)}, {})
     write_checkpoint(tmp_path / "checkpoint", data)

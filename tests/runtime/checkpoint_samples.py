@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import flatbuffers
 import numpy as np
 
-from odtpack_runtime.checkpoint_format import CheckpointData, OptimizerState
+from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState
 
 
 def sample() -> CheckpointData:

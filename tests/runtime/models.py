@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 
-from odtpack_runtime.checkpoint_format import CheckpointData
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 

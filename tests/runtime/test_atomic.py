@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_runtime.atomic import atomic_write
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.atomic import atomic_write
 
 
 def test_a_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ while True:
 def test_a_checkpoint_survives_a_kill_in_the_middle_of_a_save(
     tmp_path: Path, delay_ms: int
 ) -> None:
-    from odtpack_runtime.checkpoint_format import read_checkpoint
+    from odtpack_runtime.checkpoint.format import read_checkpoint
 
     path = tmp_path / "checkpoint"
     with subprocess.Popen(

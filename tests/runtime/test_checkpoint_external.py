@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack_runtime import checkpoint_writer
-from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint import writer
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 
 
 @pytest.fixture(autouse=True)
 def _low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_writer, "EXTERNAL_DATA_THRESHOLD", 64)
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 64)
 
 
 def test_round_trip(tmp_path: Path) -> None:

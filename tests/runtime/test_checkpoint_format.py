@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from odtpack_runtime.checkpoint_format import (
+from odtpack_runtime.checkpoint.format import (
     DTYPES,
     CheckpointData,
     OptimizerState,
     parse_checkpoint,
     read_checkpoint,
 )
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 

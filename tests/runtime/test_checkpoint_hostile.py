@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack_runtime.checkpoint_format import CheckpointData, parse_checkpoint, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData, parse_checkpoint, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, Optimizer, checkpoint_writer
-from odtpack_runtime.checkpoint_format import CheckpointData
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.checkpoint import writer
+from odtpack_runtime.checkpoint.format import CheckpointData
 from tests.peer import client
 from tests.runtime import models
 
@@ -156,7 +157,7 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
 def test_external_data_travel(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_writer, "EXTERNAL_DATA_THRESHOLD", 16)
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 16)
     start = folder / "adamw" / "checkpoint"
     straight, _ = ours(folder, "adamw", start, 6)
     for _ in range(2):  # the second time behind the first data
@@ -171,6 +172,6 @@ def test_nominal_states_travel(folder: Path, tmp_path: Path) -> None:
     assert [name in state.parameters for name in ("W", "b", "scale", "mean")] == [1, 1, 1, 0]
     complete = CheckpointState.load_checkpoint(folder / "adamw" / "checkpoint").snapshot(False)
     nominal = CheckpointData(complete.trainable, complete.frozen, nominal=True)
-    checkpoint_writer.write_checkpoint(tmp_path / "nominal", nominal)
+    writer.write_checkpoint(tmp_path / "nominal", nominal)
     with pytest.raises(client.PeerError, match=r"nominal|parameter states"):
         client.load(checkpoint=tmp_path / "nominal")

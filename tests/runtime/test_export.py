@@ -10,14 +10,8 @@ import onnx.helper
 import onnxruntime
 import pytest
 
-from odtpack_runtime import (
-    CheckpointState,
-    Module,
-    OdtpackError,
-    Optimizer,
-    UnknownNameError,
-)
-from odtpack_runtime import export as export_module
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, UnknownNameError
+from odtpack_runtime.export import inference_model as export_module
 from tests.runtime import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

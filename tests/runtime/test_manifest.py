@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
-from odtpack_runtime.manifest import Manifest
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.package import Package
 from tests.runtime import models
 
 ROLES = {

@@ -312,7 +312,7 @@ training (string[batch] words, float[batch] target, float[1] W, float[1] W_grad_
 
 
 def test_text_inputs(tmp_path: Path) -> None:
-    from odtpack_runtime.checkpoint_format import CheckpointData
+    from odtpack_runtime.checkpoint.format import CheckpointData
 
     training = models.write(tmp_path, "training_model.onnx", TEXT)
     state = CheckpointState(CheckpointData({"W": np.float32([2])}, {}))

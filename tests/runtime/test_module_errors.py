@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError
-from odtpack_runtime.checkpoint_format import CheckpointData
+from odtpack_runtime.checkpoint.format import CheckpointData
 from tests.runtime import models
 
 X, T = np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float32)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.checkpoint_format import CheckpointData
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.runtime import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime import optimizer as optimizer_module
-from odtpack_runtime.checkpoint_format import OptimizerState, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.training import optimizer as optimizer_module
 from tests.runtime import models
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.optimizer_contract import StateVector, matrix, read_contract
+from odtpack_runtime.training.optimizer_contract import StateVector, matrix, read_contract
 from tests.runtime import models
 
 INPUTS = ("learning_rate", "step", "params", "gradients")

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
-from odtpack_runtime.scheduler import PROPERTY
-from odtpack_runtime.schedules import (
+from odtpack_runtime.training.lr_scheduler import PROPERTY
+from odtpack_runtime.training.schedules import (
     Constant,
     Cosine,
+    LearningRateSchedule,
     Linear,
     MultiStep,
-    Schedule,
     ScheduleSpec,
     Step,
     make_schedule,
@@ -56,7 +56,9 @@ def open_optimizer(files: models.Files, checkpoint: Path | None = None) -> Optim
         (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),
     ],
 )
-def test_follows_pytorch(schedule: Schedule, make: MakeTorch, regression: models.Files) -> None:
+def test_follows_pytorch(
+    schedule: LearningRateSchedule, make: MakeTorch, regression: models.Files
+) -> None:
     optimizer = open_optimizer(regression)
     ours = LRScheduler(optimizer, schedule, RATE)
     theirs_optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=RATE)
@@ -75,7 +77,7 @@ def test_follows_pytorch(schedule: Schedule, make: MakeTorch, regression: models
     ("schedule", "last"),
     [(Linear(2, 10), 0.0), (Cosine(2, 10), 0.0), (Cosine(0, 10, floor=0.25), 0.25)],
 )
-def test_after_the_end(schedule: Schedule, last: float) -> None:
+def test_after_the_end(schedule: LearningRateSchedule, last: float) -> None:
     assert [schedule.factor(step) for step in (10, 11, 1000)] == [last] * 3
     assert schedule.factor(9) > last
 
@@ -83,7 +85,7 @@ def test_after_the_end(schedule: Schedule, last: float) -> None:
 @pytest.mark.parametrize(
     "schedule", [Linear(4, 4), Cosine(4, 4), Step(4, period=2), MultiStep(4, milestones=(2,))]
 )
-def test_warm_up_comes_first(schedule: Schedule) -> None:
+def test_warm_up_comes_first(schedule: LearningRateSchedule) -> None:
     assert [schedule.factor(step) for step in range(4)] == [0.0, 0.25, 0.5, 0.75]
     assert schedule.factor(4) < 1
 
@@ -99,7 +101,7 @@ def test_warm_up_comes_first(schedule: Schedule) -> None:
     ],
 )
 def test_an_interrupted_run_goes_on_bit_by_bit(
-    schedule: Schedule, regression: models.Files, tmp_path: Path
+    schedule: LearningRateSchedule, regression: models.Files, tmp_path: Path
 ) -> None:
     def run(
         optimizer: Optimizer, module_state: CheckpointState, steps: range

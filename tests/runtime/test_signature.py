@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
-from odtpack_runtime.signature import GraphSignature, TensorSpec, check_labels
+from odtpack_runtime.session.graph_signature import GraphSignature, TensorSpec, check_labels
 
 Node = tuple[str, str, list[object]]
 

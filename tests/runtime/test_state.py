@@ -7,16 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack_runtime import (
-    CheckpointState,
-    Module,
-    OdtpackError,
-    UnknownKeyError,
-    WrongTypeError,
-)
-from odtpack_runtime.checkpoint_format import CheckpointData
-from odtpack_runtime.checkpoint_writer import write_checkpoint
-from odtpack_runtime.layout import ALIGNMENT, address
+from odtpack_runtime import CheckpointState, Module, OdtpackError, UnknownKeyError, WrongTypeError
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.layout import ALIGNMENT, address
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.runtime import models
 
 

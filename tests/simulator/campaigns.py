@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from odtpack_runtime.simulator.campaign import FIGURES, run_campaign
-from odtpack_runtime.simulator.profile import DeviceProfile, parse_profile
-from odtpack_runtime.simulator.result import (
-    DeviceCampaign,
-    DeviceLatency,
-    EvaluationPoint,
-    Policy,
-)
-from odtpack_runtime.simulator.units import Interval
+from odtpack_simulator.campaign.campaign import FIGURES, run_campaign
+from odtpack_simulator.device.profile import DeviceProfile, parse_profile
+from odtpack_simulator.result.result import DeviceCampaign, DeviceLatency, EvaluationPoint, Policy
+from odtpack_simulator.values.units import Interval
 
 UNITS = {
     "sustained_fraction": "1",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.replay import replay
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.interrupted import long_job
 from tests.simulator.packages import Case, make_case
 
@@ -32,7 +32,7 @@ def undisturbed(
     """A job whose training is over, and its losses."""
     folder = tmp_path_factory.mktemp("kept")
     job = long_job(case("mlp"), folder, keep_checkpoint=str(folder / "end"))
-    result = replay(job)
+    result = run_training_child(job)
     assert result.outcome == "completed"
     return job, result.losses
 

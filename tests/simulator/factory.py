@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from odtpack_runtime.simulator.profile import DeviceProfile, Quantity, list_profiles, load_profile
-from odtpack_runtime.simulator.result import (
+from odtpack_simulator.device.profile import DeviceProfile, Quantity, list_profiles, load_profile
+from odtpack_simulator.result.result import (
     ClassTime,
     DataInfo,
     DeviceLatency,
@@ -28,7 +28,7 @@ from odtpack_runtime.simulator.result import (
     TimelinePoint,
     TrainingInfo,
 )
-from odtpack_runtime.simulator.units import Interval
+from odtpack_simulator.values.units import Interval
 from tests.simulator.factory_campaign import (
     CHECKPOINT_BYTES,
     campaign,

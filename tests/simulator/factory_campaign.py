@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from odtpack_runtime.simulator.profile import DeviceProfile
-from odtpack_runtime.simulator.result import (
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.result.result import (
     CampaignPoint,
     DeviceCampaign,
     EvaluationPoint,
@@ -14,7 +14,7 @@ from odtpack_runtime.simulator.result import (
     NotJudged,
     Policy,
 )
-from odtpack_runtime.simulator.units import Interval
+from odtpack_simulator.values.units import Interval
 
 CHECKPOINT_BYTES = 14_462_000
 PER_EPOCH = 80

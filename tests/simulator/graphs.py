@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 
-from odtpack_runtime.simulator.runtime_graph import RuntimeGraph, load_runtime_graph
+from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 
 
 def load_model(model: onnx.ModelProto) -> RuntimeGraph:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 
-from odtpack.build import build_package
-from odtpack_runtime.simulator.job import Job
+from odtpack.package.build import build_package
+from odtpack_simulator.replay.job import Job
 from tests.simulator.packages import Case
 
 COSINE = {

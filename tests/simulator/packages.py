@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from odtpack import zoo
 from odtpack.artifacts import OptimType
-from odtpack_runtime.package import Package
-from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.profile import DeviceProfile, parse_profile
-from odtpack_runtime.simulator.schedule import Schedule
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.device.profile import DeviceProfile, parse_profile
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.sample_plan import SamplePlan
+from tests import zoo
 from tests.packaging_tools import batch, generate
 from tests.training.tables import tables
 
@@ -124,8 +124,8 @@ class Case:
         return Job(**(arguments | changes))  # type: ignore[arg-type]
 
     @property
-    def schedule(self) -> Schedule:
-        return Schedule(len(self.inputs), self.batch_size, 1, 3)
+    def schedule(self) -> SamplePlan:
+        return SamplePlan(len(self.inputs), self.batch_size, 1, 3)
 
 
 def make_case(name: str, folder: Path, steps: int = 3) -> Case:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from odtpack_runtime.reports.comparison import render_markdown, render_text
-from odtpack_runtime.simulator.budgets import judge, parse_budgets, suggest_budget
-from odtpack_runtime.simulator.compare import Comparison, compare
-from odtpack_runtime.simulator.metrics import METRICS
-from odtpack_runtime.simulator.result import (
+from odtpack_simulator.budgets import judge, parse_budgets, suggest_budget
+from odtpack_simulator.budgets.compare import Comparison, compare
+from odtpack_simulator.budgets.metrics import METRICS
+from odtpack_simulator.reports.comparison.report import render_markdown, render_text
+from odtpack_simulator.result.result import (
     EvaluationPoint,
     MemoryBreakdown,
     Policy,
     PredictedMemory,
     SimulationResult,
 )
-from odtpack_runtime.simulator.units import Interval
+from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result
 
 BASE = make_result(["google/pixel-8a"])

@@ -8,15 +8,15 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from odtpack.build import build_package
-from odtpack.update import Update
+from odtpack.package.build import build_package
+from odtpack.package.optimizer_update import Update
 from odtpack_runtime import OdtpackError
-from odtpack_runtime.package import Package
-from odtpack_runtime.schedules import Cosine, ScheduleSpec
-from odtpack_runtime.simulator import advice
-from odtpack_runtime.simulator.memory_plan import plan_memory
-from odtpack_runtime.simulator.schedule import Schedule
-from odtpack_runtime.simulator.simulate import simulate
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
+from odtpack_simulator.budgets import advice
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.sample_plan import SamplePlan
+from odtpack_simulator.simulate import simulate
 from tests.packaging_tools import open_training
 from tests.simulator.packages import make_profile
 
@@ -60,7 +60,7 @@ def expected_losses(folder: Path, rate: float) -> list[float]:
     schedule = Cosine(warmup_steps=2, floor=0.1, total_steps=steps)
     losses = []
     for epoch in range(EPOCHS):
-        batches = list(Schedule(SAMPLES, BATCH, EPOCHS, SEED).training_batches(epoch))
+        batches = list(SamplePlan(SAMPLES, BATCH, EPOCHS, SEED).training_batches(epoch))
         assert len(batches) == 10
         for start in range(0, 10, ACCUMULATE):
             group = batches[start : start + ACCUMULATE]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from odtpack_runtime.simulator.calibration import Calibration
-from odtpack_runtime.simulator.latency import HostTiming
+from odtpack_simulator.latency.latency import HostTiming
+from odtpack_simulator.measure.calibration import Calibration
 
 GIGA = 1e9
 

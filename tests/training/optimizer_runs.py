@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from odtpack import zoo
-from odtpack.build import build_package
 from odtpack.optimizers import Adafactor, GroupRule, Optimizer
-from odtpack.update import Update
+from odtpack.package.build import build_package
+from odtpack.package.optimizer_update import Update
+from tests import zoo
 from tests.packaging_tools import batch, open_training
 from tests.training.formulas import FORMULAS, as_matrix, clipped
 

@@ -21,7 +21,7 @@ import onnx
 import torch
 from torch import nn
 
-from odtpack import zoo
+from tests import zoo
 from tests.torch_twins import OnnxBatchNorm2d, twin
 
 # The norms before a Relu6, except the last: it feeds the classifier, whose gradient would grow.

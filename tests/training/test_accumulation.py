@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import optimizers, zoo
-from odtpack.build import build_package
+from odtpack import optimizers
 from odtpack.cli import _fit
 from odtpack.errors import OdtpackError
-from odtpack.update import Update
+from odtpack.package.build import build_package
+from odtpack.package.optimizer_update import Update
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
+from tests import zoo
 from tests.packaging_tools import batch, open_training
 
 MODELS = {

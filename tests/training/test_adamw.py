@@ -11,7 +11,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from odtpack import optimizers, zoo
+from odtpack import optimizers
+from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training
 
 SETTINGS = {

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
 from odtpack_runtime import CheckpointState
+from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training
 from tests.peer import client
 from tests.training import settled

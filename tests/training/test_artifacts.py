@@ -13,17 +13,12 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
-from odtpack import artifacts, zoo
+from odtpack import artifacts
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Module
-from tests.packaging_tools import (
-    LOSSES,
-    generate,
-    open_training,
-    statistic_names,
-    trainable_names,
-)
+from tests import zoo
+from tests.packaging_tools import LOSSES, generate, open_training, statistic_names, trainable_names
 from tests.training.forward import contents, linear, make, names, renamed
 
 FILES = {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"}

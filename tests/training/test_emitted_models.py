@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import targets, zoo
+from odtpack import targets
 from odtpack_runtime import CheckpointState, Module, Optimizer
+from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
 from tests.training.forward import contents, linear, make
 

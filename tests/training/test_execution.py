@@ -20,8 +20,8 @@ import onnxruntime
 import pytest
 from onnxruntime import GraphOptimizationLevel as Level
 
-from odtpack import zoo
 from odtpack_runtime import CheckpointState
+from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
 from tests.training import settled
 from tests.training.tables import tables

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack import zoo
+from tests import zoo
 from tests.packaging_tools import batch, generate, statistic_names
 from tests.training import runs, settled
 

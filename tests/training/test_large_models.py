@@ -14,7 +14,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
 
 ROWS, COLUMNS = 5_800_000, 100  # 2.16 GiB
 ALLOWED = 400 * 2**20  # bytes of memory of its own that the build may take

@@ -10,8 +10,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
 from odtpack.optimizers import (
     SGD,
     Adafactor,
@@ -23,12 +21,14 @@ from odtpack.optimizers import (
     Optimizer,
     optimizer_model,
 )
-from odtpack.ort_choices import OrtFormat
-from odtpack.update import PLAIN_UPDATE, Update
+from odtpack.ort.choices import OrtFormat
+from odtpack.package.build import build_package
+from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer
-from odtpack_runtime import optimizer as runtime_optimizer
-from odtpack_runtime.optimizer import gradient_norm
+from odtpack_runtime.training import optimizer as runtime_optimizer
+from odtpack_runtime.training.optimizer import gradient_norm
+from tests import zoo
 from tests.packaging_tools import batch
 from tests.training.formulas import FORMULAS
 from tests.training.optimizer_runs import (

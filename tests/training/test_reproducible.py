@@ -12,11 +12,12 @@ from pathlib import Path
 import onnx
 import pytest
 
-from odtpack import optimizers, zoo
-from odtpack.build import build_package
-from odtpack.digest import model_digest
-from odtpack.loading import load_model
-from odtpack_runtime.manifest import Manifest
+from odtpack import optimizers
+from odtpack.model.loading import load_model
+from odtpack.package.build import build_package
+from odtpack.package.digest import model_digest
+from odtpack_runtime.package.manifest import Manifest
+from tests import zoo
 
 BUILD = """
 import os, sys

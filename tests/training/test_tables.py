@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from odtpack.loading import load_model
+from odtpack.model.loading import load_model
 from tests.packaging_tools import batch, generate, open_training
 from tests.training.tables import ROWS, WIDTH, predict, tables
 from tests.training.test_execution import LEVELS

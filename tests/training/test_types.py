@@ -15,13 +15,13 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from odtpack import zoo
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
-from odtpack.autodiff.obstacles import find_obstacles
 from odtpack.errors import OdtpackError
-from odtpack.loading import load_model
+from odtpack.model.loading import load_model
+from odtpack.package.obstacles import find_obstacles
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
+from tests import zoo
 from tests.packaging_tools import (
     LOSSES,
     batch,

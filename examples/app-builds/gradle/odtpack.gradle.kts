@@ -10,10 +10,10 @@
 //
 // Inputs and outputs are declared: Gradle skips the task while they are unchanged, and takes
 // the outputs from its build cache on other machines. Paths can be set in gradle.properties:
-// odtpack.recipe, odtpack.training (folder of recipe, model and external data), odtpack.command.
+// odtpack.recipe, odtpack.package.training (folder of recipe, model and external data), odtpack.command.
 
 val training = layout.projectDirectory.dir(
-    providers.gradleProperty("odtpack.training").getOrElse("training")
+    providers.gradleProperty("odtpack.package.training").getOrElse("training")
 )
 val recipe = training.file(providers.gradleProperty("odtpack.recipe").getOrElse("recipe.toml"))
 val odtpack = providers.gradleProperty("odtpack.command").getOrElse("odtpack")

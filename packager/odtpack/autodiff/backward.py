@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import captures, dims_of, reads, subgraphs
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import REGISTRY, Registry, Rule, WithCaptured
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import captures, dims_of, reads, subgraphs
+from odtpack.graph.ops import Ops
 
 SUM_OF_COTANGENTS = "odtpack.sum-of-cotangents"
 """Metadata of an Add that sums cotangents of one value, which are all of its shape."""

@@ -23,8 +23,8 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import FLOATS
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import Dims, captures, defined, dims_of, reads, subgraphs
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.graphs import Dims, captures, defined, dims_of, reads, subgraphs
+from odtpack.graph.ops import Ops
 
 _RANDOM = {
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import Dims, dims_of
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import Dims, dims_of
+from odtpack.graph.ops import Ops
 
 Differentiate = Callable[
     [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]

@@ -17,11 +17,11 @@ from onnx_ir.passes import common as common_passes
 
 from odtpack.autodiff import sequences
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
-from odtpack.autodiff.fold import fold, share_constants
-from odtpack.autodiff.graphs import captures, nodes_of, reads, subgraphs
 from odtpack.autodiff.registry import REGISTRY, Registry
 from odtpack.errors import OdtpackError
-from odtpack.loading import infer_shapes
+from odtpack.graph.fold import fold, share_constants
+from odtpack.graph.graphs import captures, nodes_of, reads, subgraphs
+from odtpack.model.loading import infer_shapes
 
 _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one expansion
 

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from odtpack import loop_shapes
 from odtpack.autodiff.backward import dependents, influences
 from odtpack.autodiff.bodies import BackwardBody, add_output, may_be_float
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import dims_of, static_dims
+from odtpack.autodiff.hoist_sums import Product, take_products
 from odtpack.autodiff.registry import Cotangents, WithCaptured
-from odtpack.autodiff.sums import Product, take_products
+from odtpack.graph import loop_shapes
+from odtpack.graph.graphs import dims_of, static_dims
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import dims_of
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
 
 Members = tuple[ir.Value, ...]
 _LARGEST = 4096  # members of a sequence; a longer one is left as it is

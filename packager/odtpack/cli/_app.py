@@ -14,27 +14,27 @@ from typing import Annotated, Final
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli.build import build
-from odtpack.cli.cache_key import cache_key
-from odtpack.cli.compare import compare
-from odtpack.cli.config import config
-from odtpack.cli.delta import apply, delta
-from odtpack.cli.demo import demo
-from odtpack.cli.devices import devices
-from odtpack.cli.diff import diff
-from odtpack.cli.export import export
-from odtpack.cli.fit import fit
-from odtpack.cli.import_ import import_
-from odtpack.cli.init import init
-from odtpack.cli.inspect import inspect
-from odtpack.cli.install import install
-from odtpack.cli.judge import judge
-from odtpack.cli.ops import ops
-from odtpack.cli.ort import ort
-from odtpack.cli.sign import sign
-from odtpack.cli.simulate import simulate
-from odtpack.cli.train import train
-from odtpack.cli.verify import verify
+from odtpack.cli.device.compare import compare
+from odtpack.cli.device.demo import demo
+from odtpack.cli.device.devices import devices
+from odtpack.cli.device.fit import fit
+from odtpack.cli.device.judge import judge
+from odtpack.cli.device.simulate import simulate
+from odtpack.cli.device.train import train
+from odtpack.cli.model.import_ import import_
+from odtpack.cli.model.init import init
+from odtpack.cli.model.inspect import inspect
+from odtpack.cli.model.ops import ops
+from odtpack.cli.package.build import build
+from odtpack.cli.package.cache_key import cache_key
+from odtpack.cli.package.config import config
+from odtpack.cli.package.delta import apply, delta
+from odtpack.cli.package.diff import diff
+from odtpack.cli.package.export import export
+from odtpack.cli.package.install import install
+from odtpack.cli.package.ort import ort
+from odtpack.cli.package.sign import sign
+from odtpack.cli.package.verify import verify
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130

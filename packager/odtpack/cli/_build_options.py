@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from odtpack.errors import OdtpackError
-from odtpack.ort_choices import OrtFormat
+from odtpack.ort.choices import OrtFormat
 from odtpack.recipe import BuildSettings
 from odtpack.recipe.settings import Group
 
@@ -81,7 +81,7 @@ class BuildOptions:
         if self.clip_norm is not None or self.clip_value is not None:
             given |= {"clip_norm": self.clip_norm, "clip_value": self.clip_value}
         if self.schedule is not None:
-            from odtpack_runtime.schedules import ScheduleSpec
+            from odtpack_runtime.training.schedules import ScheduleSpec
 
             given["schedule"] = ScheduleSpec.parse(self.schedule)
         given |= self._loss(recipe)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from odtpack_runtime.manifest import Manifest
+    from odtpack_runtime.package.manifest import Manifest
 
 ROLES = ("trainable", "frozen", "state")
 
@@ -64,7 +64,7 @@ def update_lines(manifest: Manifest) -> list[str]:
 
 def count_line(role: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> str:
     """``trainable   6 parameters, 6,250 elements, 25 kB``."""
-    from odtpack_runtime.simulator.units import format_bytes
+    from odtpack_simulator.values.units import format_bytes
 
     elements = sum(math.prod(shape) for _, shape in tensors)
     size = format_bytes(sum(byte_size(*tensor) for tensor in tensors))

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from odtpack_runtime.atomic import temporary_name
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.atomic import temporary_name
 
 if TYPE_CHECKING:
-    from odtpack_runtime.package import Package
-    from odtpack_runtime.simulator.result import SimulationResult
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.result.result import SimulationResult
 
 DEFAULT_HOLDOUT = 0.2
 
@@ -130,7 +130,7 @@ def check_reports(
     Raises:
         OdtpackError: Of the first one that is no ``FORMAT:PATH``, or cannot be written.
     """
-    from odtpack_runtime.reports import STDOUT, parse_destination
+    from odtpack_simulator.reports import STDOUT, parse_destination
 
     read = list(inputs)
     taken = {STDOUT: "--json"} if as_json else {}
@@ -153,7 +153,7 @@ def check_reports(
 def write_reports(result: SimulationResult, reports: Iterable[str]) -> None:
     """Write each report and say where it is."""
     from odtpack.cli import _console
-    from odtpack_runtime.reports import STDOUT, write_report
+    from odtpack_simulator.reports import STDOUT, write_report
 
     for text in reports:
         written = write_report(result, text)

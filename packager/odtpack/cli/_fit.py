@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
-from odtpack_runtime.package import Package
+from odtpack_runtime.package.package import Package
 
 Indices = npt.NDArray[np.int64]
 Data = Mapping[str, np.ndarray]

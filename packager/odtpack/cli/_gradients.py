@@ -15,9 +15,9 @@ def report_zero_gradients(package: Path, data: Path) -> list[str]:
     """
     from odtpack.cli import _fit
     from odtpack.errors import OdtpackError
-    from odtpack_runtime.data import load_dataset
-    from odtpack_runtime.gradient_check import zero_gradients
-    from odtpack_runtime.package import Package
+    from odtpack_runtime.package.gradient_check import zero_gradients
+    from odtpack_runtime.package.package import Package
+    from odtpack_runtime.training.data import load_dataset
 
     opened = Package.open(package)
     manifest = opened.manifest

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 import typer
 
-from odtpack.ort_choices import OrtFormat, Platform, Style
+from odtpack.ort.choices import OrtFormat, Platform, Style
 
 
 class StyleChoice(StrEnum):
-    """:class:`odtpack.ort_choices.Style`, or both."""
+    """:class:`odtpack.ort.choices.Style`, or both."""
 
     FIXED = "fixed"
     RUNTIME = "runtime"

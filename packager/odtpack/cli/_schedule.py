@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from odtpack_runtime import LRScheduler, OdtpackError, Optimizer
-from odtpack_runtime.manifest import Manifest
-from odtpack_runtime.scheduler import PROPERTY
-from odtpack_runtime.schedules import ScheduleSpec
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.training.lr_scheduler import PROPERTY
+from odtpack_runtime.training.schedules import ScheduleSpec
 
 
 def choose_scheduler(

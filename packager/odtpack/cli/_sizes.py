@@ -11,8 +11,8 @@ from odtpack.cli import _console
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from odtpack_runtime.package import Package
-    from odtpack_runtime.reports.anatomy import Part
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.reports.sizes.anatomy import Part
 
 _LEAST_SHARE = 0.01  # of a file, below which a part is not shown by itself
 _MOST_PARTS = 8
@@ -26,15 +26,15 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
     Args:
         package: The package.
         opened: The path by which it was opened: its folder or its manifest.
-        reports: Destinations, see :func:`odtpack_runtime.reports.parse_destination`.
+        reports: Destinations, see :func:`odtpack_simulator.reports.parse_destination`.
 
     Returns:
         The tree for JSON.
     """
     from rich.tree import Tree
 
-    from odtpack_runtime.reports.anatomy import package_anatomy
-    from odtpack_runtime.reports.size_report import write_size_report
+    from odtpack_simulator.reports.sizes.anatomy import package_anatomy
+    from odtpack_simulator.reports.sizes.report import write_size_report
 
     root = package_anatomy(package, _manifest(package, opened))
     tree = Tree(_line(root, root.nbytes, 0))
@@ -60,7 +60,7 @@ def check_reports(reports: Sequence[str], package: Package | None) -> None:
     """
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
-    from odtpack_runtime.reports import parse_destination
+    from odtpack_simulator.reports import parse_destination
 
     for destination in reports:
         if package is None:
@@ -87,7 +87,7 @@ def _grow(tree: Tree, part: Part, total: int, depth: int) -> None:
 
 def _line(part: Part, total: int, depth: int) -> str:
     """Name, size and share, in columns whatever the depth."""
-    from odtpack_runtime.simulator.units import format_bytes
+    from odtpack_simulator.values.units import format_bytes
 
     name = _console.clean(part.name).replace("\n", " ")
     width = max(0, _WIDTH - 4 * depth)

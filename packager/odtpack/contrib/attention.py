@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import dims_of
-from odtpack.autodiff.ops import Ops
 from odtpack.contrib.table import Outputs, asked_for, decomposition, known_rank, known_size
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
 
 _FILTER = -10000.0
 _LOWEST = float(np.finfo(np.float32).min)

@@ -6,8 +6,6 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import nodes_of
-from odtpack.autodiff.ops import Ops
 from odtpack.contrib import (  # noqa: F401  (fills the table)
     activation,
     attention,
@@ -16,7 +14,9 @@ from odtpack.contrib import (  # noqa: F401  (fills the table)
     normalization,
 )
 from odtpack.contrib.table import DOMAIN, TABLE
-from odtpack.inference import infer_shapes
+from odtpack.graph.graphs import nodes_of
+from odtpack.graph.inference import infer_shapes
+from odtpack.graph.ops import Ops
 
 # ONNX Runtime registers these in the standard domain, which does not have them.
 _MISPLACED = {"SimplifiedLayerNormalization"}

@@ -6,7 +6,6 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
 from odtpack.contrib.table import (
     Outputs,
     asked_for,
@@ -15,6 +14,7 @@ from odtpack.contrib.table import (
     known_size,
     layer_norm,
 )
+from odtpack.graph.ops import Ops
 
 _EPSILON = 1e-12
 

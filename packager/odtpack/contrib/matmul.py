@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from odtpack.autodiff.context import Context
-from odtpack.contrib.table import (
-    Outputs,
-    activate,
-    covers_activation,
-    decomposition,
-    known_rank,
-)
+from odtpack.contrib.table import Outputs, activate, covers_activation, decomposition, known_rank
 
 
 @decomposition("FusedMatMul", "TransposeMatMul")

@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import Dims, dims_of
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.graphs import Dims, dims_of
+from odtpack.graph.ops import Ops
 
 DOMAIN = "com.microsoft"
 Outputs = ir.Value | Sequence[ir.Value | None]

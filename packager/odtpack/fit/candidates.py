@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odtpack.fit.depth import Freeze
-from odtpack_runtime.schedules import ScheduleSpec
+from odtpack_runtime.training.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
+    from odtpack.package.storage import Storage
     from odtpack.recipe import BuildSettings
     from odtpack.recipe.settings import Group
-    from odtpack.storage import Storage
 
 Options = tuple[tuple[str, object], ...]
 

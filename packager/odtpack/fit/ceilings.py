@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from odtpack_runtime.simulator.budgets import Budgets
-from odtpack_runtime.simulator.profile import DeviceProfile
-from odtpack_runtime.simulator.units import format_bytes
+from odtpack_simulator.budgets import Budgets
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.values.units import format_bytes
 
 PLAN_ERROR: Final = 0.1
 """How far the memory plan may be from what is measured, as a share of it.

@@ -16,10 +16,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 import onnx_ir as ir
 
-from odtpack import storage
-from odtpack.autodiff.graphs import reads
-from odtpack.candidates import candidates
-from odtpack.exporters import module_names
+from odtpack.graph.graphs import reads
+from odtpack.model.exporters import module_names
+from odtpack.package import storage
+from odtpack.package.candidates import candidates
 
 _MATRIX_RANK = 2
 
@@ -50,7 +50,7 @@ def layers(model: ir.Model, names: Collection[str]) -> list[tuple[str, ...]]:
     """The parameters by layer, that nearest to the inputs first.
 
     Args:
-        model: As :func:`odtpack.loading.load_model` returns it.
+        model: As :func:`odtpack.model.loading.load_model` returns it.
         names: Names of the parameters to order, all of them initializers.
     """
     graph = model.graph
@@ -91,7 +91,7 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
     """Nothing, the first layers in a few steps, and all but the last.
 
     Args:
-        model: As :func:`odtpack.loading.load_model` returns it.
+        model: As :func:`odtpack.model.loading.load_model` returns it.
         trained: Parameters that the recipe trains and that may be frozen.
         frozen: Parameters that it freezes.
     """
@@ -159,7 +159,7 @@ def _exactly(name: str, value: ir.Value | None) -> str:
     """A pattern of one name.
 
     A tensor of one value may stand for several parameters of the file, which are told apart
-    unless one is called by its very name (see :mod:`odtpack.passes.split_merged`): the pattern
+    unless one is called by its very name (see :mod:`odtpack.model.split_merged`): the pattern
     is then another text.
     """
     last = name[-1:]

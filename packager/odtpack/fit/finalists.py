@@ -13,18 +13,13 @@ from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
 from odtpack.fit.pareto import Point, beaten_by, on_grid
 from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.recipe import BuildSettings, read_recipe
-from odtpack_runtime.simulator.budgets import Budgets, judge
-from odtpack_runtime.simulator.profile import DeviceProfile
-from odtpack_runtime.simulator.result import (
-    Check,
-    DeviceResult,
-    NotJudged,
-    SimulationResult,
-)
-from odtpack_runtime.simulator.simulate import simulate
+from odtpack_simulator.budgets import Budgets, judge
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.result.result import Check, DeviceResult, NotJudged, SimulationResult
+from odtpack_simulator.simulate import simulate
 
 if TYPE_CHECKING:
-    from odtpack_runtime.simulator.units import Interval
+    from odtpack_simulator.values.units import Interval
 
 MEMORY_TOLERANCE: Final = 0.01
 TIME_TOLERANCE: Final = 0.05
@@ -62,7 +57,7 @@ def run(candidate: Candidate, simulation: Simulation, folder: Path) -> Simulatio
         folder: A new folder for recipe and package.
 
     Raises:
-        OdtpackError: As :func:`~odtpack_runtime.simulator.simulate.simulate`.
+        OdtpackError: As :func:`~odtpack_simulator.simulate.simulate`.
     """
     folder.mkdir()
     text = recipe_text(

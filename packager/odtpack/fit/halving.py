@@ -18,10 +18,10 @@ from typing import Final
 from odtpack.fit.candidates import Candidate
 from odtpack.fit.ceilings import Ceiling
 from odtpack.fit.finalists import choice
-from odtpack.fit.outcome import Left, Rung
+from odtpack.fit.outcome import Dropped, Rung
+from odtpack.fit.package_cache import Planned
 from odtpack.fit.pareto import Point, beats, keep
 from odtpack.fit.replays import Trained
-from odtpack.fit.workshop import Planned
 
 REDUCTION: Final = 3
 
@@ -54,9 +54,9 @@ class Runner:
         work = self.planned.work * self.steps_per_epoch
         return (math.inf if quality is None else quality, float(self.planned.peak_bytes), work)
 
-    def left(self, stage: str, reason: str, epochs: int = 0, by: Sequence[int] = ()) -> Left:
+    def left(self, stage: str, reason: str, epochs: int = 0, by: Sequence[int] = ()) -> Dropped:
         """The record of a candidate that does not go on."""
-        return Left(
+        return Dropped(
             number=self.candidate.number,
             choice=choice(self.candidate),
             stage=stage,  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def halve(
     finalists: int,
     ceiling: Ceiling | None,
     train: Train,
-) -> tuple[list[Runner], list[Left], list[Rung]]:
+) -> tuple[list[Runner], list[Dropped], list[Rung]]:
     """Train for ever more epochs, and leave the worse candidates behind each time.
 
     Args:
@@ -105,7 +105,7 @@ def halve(
     Returns:
         Those left, in their order; the others; and the rounds.
     """
-    here, behind, made = list(runners), list[Left](), list[Rung]()
+    here, behind, made = list(runners), list[Dropped](), list[Rung]()
     for index, count in enumerate(epochs):
         begun = len(here)
         here = [
@@ -129,9 +129,9 @@ def halve(
 
 def _without_failures(
     runners: Sequence[Runner], epochs: int, ceiling: Ceiling | None
-) -> tuple[list[Runner], list[Left]]:
+) -> tuple[list[Runner], list[Dropped]]:
     """Leave behind what failed or needs too much memory, but for the nearest if all do."""
-    good, over, dropped = list[Runner](), list[tuple[float, Runner]](), list[Left]()
+    good, over, dropped = list[Runner](), list[tuple[float, Runner]](), list[Dropped]()
     for runner in runners:
         peak = runner.trained.peak_bytes
         if runner.trained.problem is not None:
@@ -150,7 +150,7 @@ def _without_failures(
     return good, dropped
 
 
-def _best_rates(runners: Sequence[Runner], epochs: int) -> tuple[list[Runner], list[Left]]:
+def _best_rates(runners: Sequence[Runner], epochs: int) -> tuple[list[Runner], list[Dropped]]:
     """Of candidates that cost the same, the one with the best metric; the first of equals."""
     best: dict[str, Runner] = {}
     for runner in runners:
@@ -174,7 +174,7 @@ def _quality(runner: Runner) -> tuple[float, float]:
     return (runner.point()[0], math.inf if loss is None else loss)
 
 
-def _cut(runners: Sequence[Runner], count: int, epochs: int) -> tuple[list[Runner], list[Left]]:
+def _cut(runners: Sequence[Runner], count: int, epochs: int) -> tuple[list[Runner], list[Dropped]]:
     points = [runner.point() for runner in runners]
     chosen = set(keep(points, min(count, len(runners))))
     dropped = []

@@ -11,17 +11,9 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from odtpack_runtime.simulator.result import Check, Verdict
-from odtpack_runtime.simulator.result_base import (
-    Bytes,
-    Count,
-    Loss,
-    NonNegative,
-    NotJudged,
-    Part,
-    Text,
-)
-from odtpack_runtime.simulator.units import Interval
+from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, NotJudged, Part, Text
+from odtpack_simulator.result.result import Check, Verdict
+from odtpack_simulator.values.units import Interval
 
 SCHEMA_VERSION: Final = 1
 
@@ -91,7 +83,7 @@ class Solution(Part):
     """Text of a recipe.toml that builds it."""
 
 
-class Left(Part):
+class Dropped(Part):
     """A candidate that was not trained to the end."""
 
     number: int = Field(ge=1)
@@ -159,7 +151,7 @@ class FitResult(Part):
     """Within the budgets, and beaten."""
     over_budget: list[Solution]
     """Simulated, and over a limit; the nearest to its limits first."""
-    left: list[Left]
+    left: list[Dropped]
 
     @property
     def found(self) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package import Package
-from odtpack_runtime.simulator.job import Job
-from odtpack_runtime.simulator.prepare import choose_rate, make_job
-from odtpack_runtime.simulator.replay import replay
-from odtpack_runtime.simulator.schedule import Schedule
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.prepare import choose_rate, make_job
+from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.replay.sample_plan import SamplePlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Trial:
 
     package: str
     data: Mapping[str, str]
-    schedule: Schedule
+    schedule: SamplePlan
     learning_rate: float
     threads: int
 
@@ -55,7 +55,7 @@ def train(trial: Trial) -> Trained:
     """Train in a child process; what fails is a result."""
     with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as folder:
         try:
-            done = replay(_job(trial, Path(folder)))
+            done = run_training_child(_job(trial, Path(folder)))
         except OdtpackError as error:
             return Trained(problem=f"{error.code}: {error.what}")
     if done.outcome == "killed":

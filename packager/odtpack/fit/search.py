@@ -15,19 +15,19 @@ from odtpack.fit import finalists
 from odtpack.fit.candidates import Candidate, spread
 from odtpack.fit.ceilings import PLAN_ERROR, Ceiling, memory_ceiling, size_ceiling
 from odtpack.fit.finalists import Simulation
-from odtpack.fit.ground import Ground, lay_ground
 from odtpack.fit.halving import Runner, halve, rungs
-from odtpack.fit.outcome import FitResult, Left
+from odtpack.fit.outcome import Dropped, FitResult
+from odtpack.fit.package_cache import PackageCache, Planned
 from odtpack.fit.recipe_text import Surroundings
 from odtpack.fit.replays import Trained, Trial, train
-from odtpack.fit.space import Wishes, open_space
+from odtpack.fit.search_context import SearchContext, make_search_context
+from odtpack.fit.space import SearchConstraints, open_space
 from odtpack.fit.summary import summarize
-from odtpack.fit.workshop import Planned, Workshop
-from odtpack_runtime.simulator.budgets import Budgets
-from odtpack_runtime.simulator.executor import Executor, LocalExecutor
-from odtpack_runtime.simulator.profile import DeviceProfile
-from odtpack_runtime.simulator.result import SimulationResult
-from odtpack_runtime.simulator.schedule import Schedule
+from odtpack_simulator.budgets import Budgets
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.replay.executor import Executor, LocalExecutor
+from odtpack_simulator.replay.sample_plan import SamplePlan
+from odtpack_simulator.result.result import SimulationResult
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSettings, Recipe
@@ -78,7 +78,7 @@ class FitRequest:
     data: Path
     profiles: tuple[DeviceProfile, ...]
     recipe: Recipe | None = None
-    wishes: Wishes = dataclasses.field(default_factory=Wishes)
+    wishes: SearchConstraints = dataclasses.field(default_factory=SearchConstraints)
     budgets: Budgets = dataclasses.field(default_factory=Budgets)
     budget_source: Path | Mapping[str, Any] | None = None
     device_names: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ def fit(
     with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as name:
         folder = Path(name)
         progress(FitProgress("build the recipe as it is"))
-        ground = lay_ground(request.settings, request.data, folder, request.seed)
+        ground = make_search_context(request.settings, request.data, folder, request.seed)
         local = LocalExecutor(jobs)
         return _Search(request, ground, folder, local, executor or local, progress).run()
 
@@ -144,12 +144,12 @@ class _Search:
     """One search: what its parts share."""
 
     request: FitRequest
-    ground: Ground
+    ground: SearchContext
     folder: Path
     local: LocalExecutor
     executor: Executor
     progress: Callable[[FitProgress], None]
-    left: list[Left] = dataclasses.field(default_factory=list)
+    left: list[Dropped] = dataclasses.field(default_factory=list)
 
     def run(self) -> FitResult:
         request, ground = self.request, self.ground
@@ -216,13 +216,13 @@ class _Search:
             return error
         return None
 
-    def _schedule(self, candidate: Candidate, epochs: int) -> Schedule:
+    def _schedule(self, candidate: Candidate, epochs: int) -> SamplePlan:
         return self.ground.schedule(candidate.micro_batch, candidate.accumulation_steps, epochs)
 
     def _screen(self, candidates: Sequence[Candidate]) -> tuple[list[Runner], int]:
         """Candidates whose plan may fit, as many as are wanted, spread over the space."""
         request = self.request
-        workshop = Workshop(
+        workshop = PackageCache(
             self.ground.base,
             self.folder / "packages",
             self.ground.shapes,

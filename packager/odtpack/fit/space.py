@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate, Options
 from odtpack.fit.depth import Freeze
-from odtpack.storage import STORAGES
+from odtpack.package.storage import STORAGES
 
 if TYPE_CHECKING:
+    from odtpack.package.storage import Storage
     from odtpack.recipe import BuildSettings, Recipe
-    from odtpack.storage import Storage
 
 OPTIMIZERS: Final[dict[str, tuple[Options, tuple[float, ...]]]] = {
     "adamw": ((), (0.001, 0.003, 0.0003)),
@@ -46,7 +46,7 @@ _MOST_CANDIDATES: Final = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
+class SearchConstraints:
     """What the options fix; empty where they leave things open.
 
     Attributes:
@@ -132,7 +132,7 @@ class Space:
 def open_space(
     base: BuildSettings,
     recipe: Recipe | None,
-    wishes: Wishes,
+    wishes: SearchConstraints,
     freezes: Sequence[Freeze],
     *,
     train_samples: int,
@@ -174,7 +174,7 @@ def open_space(
 
 
 def _batches(
-    recipe: Recipe | None, wishes: Wishes, train_samples: int, fixed: int | None
+    recipe: Recipe | None, wishes: SearchConstraints, train_samples: int, fixed: int | None
 ) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
     """Sizes of a step, and how each may be cut."""
     table = recipe.table.batch if recipe and "batch" in recipe.table.model_fields_set else None

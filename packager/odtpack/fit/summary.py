@@ -8,17 +8,17 @@ from importlib import metadata
 
 from odtpack.fit import finalists
 from odtpack.fit.candidates import Candidate
-from odtpack.fit.ground import Ground
-from odtpack.fit.outcome import Dimension, FitResult, Left, Rung, Solution
+from odtpack.fit.outcome import Dimension, Dropped, FitResult, Rung, Solution
 from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.fit.search_context import SearchContext
 from odtpack.fit.space import Space
-from odtpack_runtime.simulator.result import SimulationResult
-from odtpack_runtime.simulator.units import format_bytes
+from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.values.units import format_bytes
 
 
 def summarize(
     simulated: Sequence[tuple[Candidate, SimulationResult]],
-    ground: Ground,
+    ground: SearchContext,
     around: Surroundings,
     *,
     model: str,
@@ -28,7 +28,7 @@ def summarize(
     candidates: int,
     looked_at: int,
     rungs: list[Rung],
-    left: Sequence[Left],
+    left: Sequence[Dropped],
 ) -> FitResult:
     """The result of a search; see :class:`~odtpack.fit.outcome.FitResult` for the arguments.
 
@@ -85,7 +85,7 @@ def summarize(
 
 
 def _recipe(
-    candidate: Candidate, found: Solution, index: int, ground: Ground, around: Surroundings
+    candidate: Candidate, found: Solution, index: int, ground: SearchContext, around: Surroundings
 ) -> str:
     metric = "" if found.metric is None else f"accuracy {found.metric:.4g}, "
     remark = (

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from odtpack_runtime.package import Package
-from odtpack_runtime.simulator.runtime_graph import Node, RuntimeGraph, load_runtime_graph
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, load_runtime_graph
 
 _FLOPS_PER_BYTE: Final = 8.0
 """Balance of a small core: about 8 single-precision operations for each byte it can move."""

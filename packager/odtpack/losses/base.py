@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import Dims, dims_of
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import Dims, dims_of
+from odtpack.graph.ops import Ops
 from odtpack.losses.options import bad_option, check_choice, plain
 
 Reduction = Literal["mean", "sum", "none"]

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import Dims
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.graphs import Dims
+from odtpack.graph.ops import Ops
 from odtpack.losses.base import Loss, Target, dims, rank, require_rank, shaped
 from odtpack.losses.options import Numbers, check_number, check_whole, numbers
 

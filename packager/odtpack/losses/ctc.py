@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import Dims
-from odtpack.autodiff.ops import Ops
+from odtpack.autodiff.stop_gradient import stop
+from odtpack.graph.graphs import Dims
+from odtpack.graph.ops import Ops
 from odtpack.losses.base import Loss, Target, dims, reduce, require_rank, shaped
 from odtpack.losses.options import check_choice, check_number, check_whole
-from odtpack.passes.stop_gradient import stop
 
 _LOG_ZERO = -1e30
 """Logarithm of what cannot happen; finite, so that differences of such are no NaN."""

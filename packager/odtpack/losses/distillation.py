@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.ops import Ops
 from odtpack.losses.base import (
     Loss,
     Reduction,

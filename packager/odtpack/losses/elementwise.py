@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import dims_of
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
 from odtpack.losses.base import Loss, Target, like, target_like
 from odtpack.losses.options import Numbers, check_number, numbers
 

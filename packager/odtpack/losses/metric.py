@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
 from odtpack.losses.base import Loss, Target, dims, require_rank, shaped, target_dtype
 from odtpack.losses.classification import CrossEntropy
 from odtpack.losses.options import check_choice, check_number

@@ -14,12 +14,12 @@ import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import Names
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.loading import infer_shapes
+from odtpack.graph.graphs import Names
+from odtpack.graph.ops import Ops
 from odtpack.losses import TargetRole
+from odtpack.model.loading import infer_shapes
 
 Equation = Callable[[Ops, list[ir.Value]], Sequence[ir.Value]]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import onnx
 
-from odtpack import external_data, source, targets
+from odtpack import targets
 from odtpack.errors import OdtpackError
+from odtpack.model import external_data, source
 from odtpack.onnxblock.accessor import ModelAccessor
 
 _CURRENT: ContextVar[ModelAccessor | None] = ContextVar("onnxblock base", default=None)

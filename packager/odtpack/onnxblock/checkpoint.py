@@ -10,8 +10,8 @@ import onnx
 import onnx.numpy_helper
 
 from odtpack.errors import OdtpackError
-from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 
 
 def save_checkpoint(

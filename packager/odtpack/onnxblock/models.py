@@ -10,15 +10,15 @@ import onnx
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.attach import LossInfo
+from odtpack.autodiff import stop_gradient
 from odtpack.errors import OdtpackError
-from odtpack.loading import load_model
+from odtpack.model.loading import load_model
 from odtpack.onnxblock.accessor import ModelAccessor
 from odtpack.onnxblock.bases import base, current
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import Loss
-from odtpack.passes import stop_gradient
-from odtpack.training import Graphs, Recipe, build_graphs
+from odtpack.package.attach_loss import LossInfo
+from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -117,7 +117,7 @@ class TrainingBlock(Block):
             wanted: tuple(n for n, value in self._requires_grad.items() if value is wanted)
             for wanted in (True, False)
         }
-        recipe = Recipe(
+        recipe = TrainingGraphSpec(
             tuple(name for name in chosen[True] if name not in inputs),
             chosen[False],
             None,
@@ -167,7 +167,7 @@ def attach_block(
     """Let a block write a loss behind a model.
 
     Args:
-        model: As :func:`odtpack.loading.load_model` returns it.
+        model: As :func:`odtpack.model.loading.load_model` returns it.
         block: Called with ``names``; its first result is the loss.
         names: Values of the model.
 

@@ -16,8 +16,8 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from odtpack import optimizers, targets
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError, WrongTypeError
+from odtpack.graph.ops import Ops
 from odtpack.onnxblock.bases import current, empty_base
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import ForwardBlock, Parameters

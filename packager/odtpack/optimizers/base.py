@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
+from odtpack.graph.ops import Ops
 from odtpack.optimizers.base import (
     FIRST,
     Optimizer,

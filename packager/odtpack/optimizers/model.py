@@ -15,8 +15,8 @@ from typing import Any
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
 from odtpack.optimizers.base import Optimizer
 from odtpack.optimizers.groups import Group
 from odtpack.passes import aliases

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
 from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
 from odtpack.optimizers.base import (
     FIRST,
     Optimizer,

@@ -15,12 +15,12 @@ import numpy as np
 import onnx
 
 from odtpack.errors import OdtpackError
-from odtpack.loading import check_texts
+from odtpack.model.loading import check_texts
+from odtpack.model.source import Source, open_model
 from odtpack.ort_training.in_place import ACCUMULATOR
+from odtpack.package.training import RESET
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
-from odtpack.source import Source, open_model
-from odtpack.training import RESET
-from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 
 MODELS = ("training_model", "eval_model", "optimizer_model")
 

@@ -14,9 +14,9 @@ import onnx.helper
 import onnx.numpy_helper
 
 from odtpack.errors import OdtpackError
+from odtpack.model.source import Source, check_bytes
 from odtpack.ort_training.artifacts import Artifacts
 from odtpack.ort_training.in_place import INTERNAL_BATCH_NORM
-from odtpack.source import Source, check_bytes
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
 _DROPOUTS = ("Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout")

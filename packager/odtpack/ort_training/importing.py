@@ -9,19 +9,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from odtpack.build import check_folder
-from odtpack.collector import paused_collector
-from odtpack.emit import write_package
 from odtpack.errors import OdtpackError
-from odtpack.loading import load_source
+from odtpack.gc_pause import paused_collector
+from odtpack.model.loading import load_source
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.forward import forward_model
 from odtpack.ort_training.loss import take_loss
 from odtpack.ort_training.optimizer import carried_state, read_optimizer
-from odtpack.training import Graphs, Recipe, build_graphs
-from odtpack.update import Update, resolve_update
-from odtpack_runtime.checkpoint_format import CheckpointData
-from odtpack_runtime.manifest import Manifest
+from odtpack.package.build import check_folder
+from odtpack.package.emit import write_package
+from odtpack.package.optimizer_update import Update, resolve_update
+from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.package.manifest import Manifest
 
 
 @paused_collector()
@@ -84,7 +84,7 @@ def _differentiate(artifacts: Artifacts) -> Graphs:
     additional = [value.name or "" for value in graph.outputs[1:]]
     found = take_loss(graph)
     read = () if found is None else (found.prediction.name or "", found.target.name or "")
-    recipe = Recipe(
+    recipe = TrainingGraphSpec(
         tuple(artifacts.checkpoint.trainable),
         tuple(artifacts.checkpoint.frozen),
         None if found is None else found.loss,

@@ -17,10 +17,10 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
-from odtpack.passes import match
+from odtpack.graph import match
+from odtpack.graph.ops import Ops
 from odtpack.passes.batch_norm import OP_TYPE as BATCH_NORM
 
 DOMAIN: Final = "com.microsoft"

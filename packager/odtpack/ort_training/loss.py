@@ -7,8 +7,8 @@ import dataclasses
 import onnx_ir as ir
 
 from odtpack import losses
-from odtpack.autodiff.graphs import dims_of
-from odtpack.passes import match
+from odtpack.graph import match
+from odtpack.graph.graphs import dims_of
 
 
 @dataclasses.dataclass(frozen=True)

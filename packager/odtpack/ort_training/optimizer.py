@@ -12,15 +12,15 @@ import onnx_ir as ir
 
 from odtpack import targets
 from odtpack.errors import OdtpackError
-from odtpack.loading import load_source
+from odtpack.model.loading import load_source
+from odtpack.model.source import Source
 from odtpack.optimizers import FIRST, SECOND, SGD, AdamW, Clip, Optimizer
 from odtpack.optimizers.adam import PYTORCH, REFERENCE
 from odtpack.optimizers.model import NO_CLIP
 from odtpack.ort_training.in_place import DOMAIN
-from odtpack.source import Source
-from odtpack.update import ResolvedUpdate
-from odtpack_runtime.checkpoint_format import CheckpointData, OptimizerState
-from odtpack_runtime.layout import Array
+from odtpack.package.optimizer_update import ResolvedUpdate
+from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState
+from odtpack_runtime.checkpoint.layout import Array
 
 ADAMW, PLAIN_SGD, CLIP_NORM = "AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"
 _FORMULAS = {0: PYTORCH, 1: REFERENCE}

@@ -20,9 +20,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import static_dims
-from odtpack.autodiff.ops import Ops
-from odtpack.passes import scattered
+from odtpack.graph.graphs import static_dims
+from odtpack.graph.ops import Ops
+from odtpack.passes import sparse_gradients
 
 # Elements from which on entering an If is cheaper than Where. For a matrix that is soon:
 # the Where kernel handles a scalar against axes of length one element by element.
@@ -47,7 +47,7 @@ def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -
     dims = static_dims(buffer) or ()
     if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
-    scatter = scattered.read(scattered.unrounded(gradient))
+    scatter = sparse_gradients.read(sparse_gradients.unrounded(gradient))
     if scatter is not None and not gradient.uses():
         out = _scattered(op, scatter, buffer, dims, reset)
         out.type = buffer.type
@@ -71,7 +71,11 @@ def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -
 
 
 def _scattered(
-    op: Ops, scatter: scattered.Scatter, buffer: ir.Value, dims: tuple[int, ...], reset: ir.Value
+    op: Ops,
+    scatter: sparse_gradients.Scatter,
+    buffer: ir.Value,
+    dims: tuple[int, ...],
+    reset: ir.Value,
 ) -> ir.Value:
     """The updates of a scatter added to zeros or to the buffer."""
     fresh = ir.Graph([], [], nodes=[], name=f"{buffer.name}.fresh")

@@ -18,7 +18,7 @@ import collections
 
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import dims_of, subgraphs
+from odtpack.graph.graphs import dims_of, subgraphs
 
 # Operators that compute element i of the output from element i of equally shaped inputs.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}

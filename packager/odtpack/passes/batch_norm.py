@@ -19,12 +19,12 @@ import dataclasses
 
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import dims_of, nodes_of, wider
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.autodiff.rules.norm import affine, per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
-from odtpack.passes import match
+from odtpack.graph import match
+from odtpack.graph.graphs import dims_of, nodes_of, wider
+from odtpack.graph.ops import Ops
 
 OP_TYPE = "BatchNormTraining"
 

@@ -25,9 +25,9 @@ import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.autodiff.graphs import Dims, subgraphs
-from odtpack.autodiff.ops import Ops
-from odtpack.node_inference import NodeInference
+from odtpack.graph.graphs import Dims, subgraphs
+from odtpack.graph.node_inference import NodeInference
+from odtpack.graph.ops import Ops
 
 # Bytes from which on a constant is worth the nodes that expand it.
 _LARGE_CONSTANT = 512

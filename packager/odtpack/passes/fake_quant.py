@@ -15,7 +15,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.passes import match
+from odtpack.graph import match
 
 OP_TYPE = "FakeQuant"
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import dims_of
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.rules.reduce import reduced_axes
-from odtpack.passes import match
+from odtpack.graph import match
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
 
 _SINCE = 17
 

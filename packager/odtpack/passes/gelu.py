@@ -13,9 +13,9 @@ import math
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.passes import match
+from odtpack.graph import match
+from odtpack.graph.ops import Ops
 
 
 def mark(graph: ir.Graph) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff.ops import Ops
+from odtpack.autodiff import stop_gradient
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.loading import infer_shapes
+from odtpack.graph.ops import Ops
+from odtpack.model.loading import infer_shapes
 from odtpack.ort_training import in_place
 from odtpack.passes import (
     batch_norm,
@@ -15,8 +16,7 @@ from odtpack.passes import (
     fuse_layer_norm,
     gelu,
     pool_before_relu,
-    small_planes,
-    stop_gradient,
+    small_conv,
 )
 
 # Rewrites of the forward graph that make its gradient cheaper, each exact.
@@ -42,7 +42,7 @@ def after_gradient(
     Returns:
         The updates of running statistics; none where the runtime updates them in place.
     """
-    small_planes.rewrite(op, graph)
+    small_conv.rewrite(op, graph)
     if runtime == targets.ORT_TRAINING:
         in_place.lower_batch_norms(op, graph)
     updates = batch_norm.lower(op, graph)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from odtpack.autodiff.ops import Ops
-from odtpack.passes import match
+from odtpack.graph import match
+from odtpack.graph.ops import Ops
 
 
 def rewrite(op: Ops, graph: ir.Graph) -> bool:

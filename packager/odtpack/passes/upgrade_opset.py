@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from odtpack.autodiff.graphs import subgraphs
+from odtpack.graph.graphs import subgraphs
 
 _FROM, TO = 13, 17
 

@@ -13,12 +13,12 @@ from typing import Final
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff.graphs import dims_of
-from odtpack.candidates import candidates
-from odtpack.exporters import module_names
-from odtpack.loading import load_model
+from odtpack.graph.graphs import dims_of
+from odtpack.model.exporters import module_names
+from odtpack.model.loading import load_model
+from odtpack.package.candidates import candidates
 from odtpack.recipe.schema import json_schema
-from odtpack_runtime.simulator.units import format_bytes
+from odtpack_simulator.values.units import format_bytes
 
 SCHEMA_NAME: Final = "recipe.schema.json"
 _MOST_LINES: Final = 40

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from odtpack.recipe.schema import RecipeFile
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.simulator.budget_file import Budgets, make_budgets, read_budgets
-from odtpack_runtime.simulator.schema_errors import TAG_PREFIX, first_problem
-from odtpack_runtime.simulator.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.budgets.budget_file import Budgets, make_budgets, read_budgets
+from odtpack_simulator.values.schema_errors import TAG_PREFIX, first_problem
+from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 
 MAX_RECIPE_BYTES: Final = 256 * 1024
 
@@ -66,7 +66,7 @@ class Recipe:
 
     def devices(self) -> list[str]:
         """Names of the devices to replay on: those named, and those of the platforms."""
-        from odtpack_runtime.simulator.profile import list_profiles, load_profile
+        from odtpack_simulator.device.profile import list_profiles, load_profile
 
         target = self.table.target
         named = [

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 
 from odtpack.recipe.ranges import Count, NotNegative, Positive, Share, Switch, Table, Whole
 from odtpack.recipe.variants import by_kind
-from odtpack_runtime.simulator.schema_errors import TAG_PREFIX
+from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
 _Weights = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 

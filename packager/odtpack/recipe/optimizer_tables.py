@@ -10,17 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from odtpack.recipe.ranges import (
-    Count,
-    NotNegative,
-    Positive,
-    PositiveCount,
-    Range,
-    Switch,
-    Table,
-)
+from odtpack.recipe.ranges import Count, NotNegative, Positive, PositiveCount, Range, Switch, Table
 from odtpack.recipe.variants import by_kind
-from odtpack_runtime.simulator.schema_errors import TAG_PREFIX
+from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
 _Open = Annotated[float, Range(above=0, below=1)]
 _HalfOpen = Annotated[float, Range(least=0, below=1)]

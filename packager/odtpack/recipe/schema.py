@@ -16,9 +16,9 @@ from odtpack.recipe.optimizer_tables import (
     ScheduleTable,
 )
 from odtpack.recipe.ranges import PositiveCount, Switch, Table
-from odtpack_runtime.simulator.budget_values import Section, name_limits
-from odtpack_runtime.simulator.profile import OsClass
-from odtpack_runtime.simulator.schema_errors import TAG_PREFIX
+from odtpack_simulator.budgets.budget_values import Section, name_limits
+from odtpack_simulator.device.profile import OsClass
+from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
 Pattern = Annotated[str, Field(min_length=1)]
 

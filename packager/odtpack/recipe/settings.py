@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odtpack.ort_choices import OrtFormat, Platform, Style
+from odtpack.ort.choices import OrtFormat, Platform, Style
 from odtpack.recipe.file import Recipe
 from odtpack.recipe.schema import FormatsTable
-from odtpack_runtime.schedules import ScheduleSpec, Setting
+from odtpack_runtime.training.schedules import ScheduleSpec, Setting
 
 if TYPE_CHECKING:
-    from odtpack.storage import Storage
+    from odtpack.package.storage import Storage
     from odtpack.targets import Runtime
-    from odtpack_runtime.manifest import Manifest
+    from odtpack_runtime.package.manifest import Manifest
 
 Group = tuple[str, float, float | None]
 """Pattern, factor of the learning rate, and weight decay or None for the optimizer's."""
@@ -125,15 +125,15 @@ class BuildSettings:
         """Build the package.
 
         Args:
-            folder: Where it goes, see :func:`odtpack.build.build_package`.
+            folder: Where it goes, see :func:`odtpack.package.build.build_package`.
             remark: Takes sentences about parameters that will not train.
 
         Raises:
             OdtpackError: Bad input; nothing has been written then.
         """
-        from odtpack.build import build_package
         from odtpack.optimizers import Clip, GroupRule, make_optimizer
-        from odtpack.update import Update
+        from odtpack.package.build import build_package
+        from odtpack.package.optimizer_update import Update
 
         return build_package(
             self.model,

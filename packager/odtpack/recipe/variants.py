@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from odtpack_runtime.simulator.schema_errors import TAG_PREFIX
+from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
 
 def by_kind(value: Any) -> str | None:

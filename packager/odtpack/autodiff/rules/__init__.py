@@ -3,27 +3,29 @@
 from odtpack.autodiff.rules import (
     activation,
     control,
-    conv,
-    conv_transpose,
     cut,
-    deform_conv,
     determinant,
     einsum,
     elementwise,
-    grid_sample,
     index,
     linalg,
-    lp_pool,
     norm,
-    pool,
     quantize,
-    recurrent,
     reduce,
-    resize,
-    roi,
     scatter,
     shape,
     spectral,
+)
+from odtpack.autodiff.rules.recurrent import recurrent
+from odtpack.autodiff.rules.windows import (
+    conv,
+    conv_transpose,
+    deform_conv,
+    grid_sample,
+    lp_pool,
+    pool,
+    resize,
+    roi,
     unpool,
 )
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, non_differentiable, vjp
+from odtpack.graph.ops import Ops
 
 non_differentiable("Hardmax")
 

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from odtpack.autodiff.bodies import BackwardBody, add_output, may_be_float
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import dims_of
 from odtpack.autodiff.loops import Form, LoopTurns, ScanTurns, Slices, State, reverse
 from odtpack.autodiff.registry import Cotangents, WithCaptured, vjp
+from odtpack.graph.graphs import dims_of
 
 _LISTS = ("axes", "directions")
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.adding import add_at
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
 from odtpack.autodiff.rules.index import REDUCTION_SINCE
 from odtpack.autodiff.rules.linalg import multiply_axis
+from odtpack.autodiff.scatter_add import add_at
+from odtpack.graph.ops import Ops
 
 
 @vjp("Slice", since=10)

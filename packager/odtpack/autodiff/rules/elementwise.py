@@ -7,8 +7,8 @@ import math
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import dims_of
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, non_differentiable, vjp
+from odtpack.graph.graphs import dims_of
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(

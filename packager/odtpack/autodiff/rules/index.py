@@ -13,9 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import Dims, wider
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.graph.graphs import Dims, wider
+from odtpack.graph.ops import Ops
 
 non_differentiable("NonZero")
 

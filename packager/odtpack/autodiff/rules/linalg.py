@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
+from odtpack.graph.ops import Ops
 
 
 def swap_last(op: Ops, value: ir.Value, rank: int) -> ir.Value:

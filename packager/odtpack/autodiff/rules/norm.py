@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import wider
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, vjp
 from odtpack.autodiff.rules.reduce import count_averaged
+from odtpack.graph.graphs import wider
+from odtpack.graph.ops import Ops
 
 
 @vjp("LayerNormalization", since=17)

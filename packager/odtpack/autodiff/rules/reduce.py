@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import wider
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.graph.graphs import wider
 
 non_differentiable("ArgMax", "ArgMin")
 

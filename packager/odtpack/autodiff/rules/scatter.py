@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, vjp
 from odtpack.autodiff.rules.index import as_rows, row_numbers
+from odtpack.graph.ops import Ops
 
 Parts = tuple[ir.Value | None, ir.Value | None]  # cotangents of data and of updates
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.graphs import dims_of
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.graph.graphs import dims_of
 
 non_differentiable(
     "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",

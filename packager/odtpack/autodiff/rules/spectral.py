@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.adding import add_at
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.ops import Ops
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+from odtpack.autodiff.scatter_add import add_at
+from odtpack.graph.ops import Ops
 
 non_differentiable("MelWeightMatrix")
 

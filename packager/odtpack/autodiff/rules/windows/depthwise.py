@@ -1,0 +1,124 @@
+"""Depthwise convolutions as products with banded matrices.
+
+A depthwise convolution has too little arithmetic for each element to run fast as a
+convolution. Written as matrix products it does more arithmetic, on the zeros of a band,
+but in the one kernel that runs at full speed:
+
+- rows: each row is multiplied by a Toeplitz matrix T_i [W, out W] for each kernel row i,
+  and the rows of all samples are stacked;
+- taps: on wide planes the band is too empty; each tap is a shifted product and a sum.
+
+(Small planes are the matter of :mod:`odtpack.autodiff.windows.small_conv`.)
+
+T is itself a product of the weight with a constant 0/1 matrix, so that its gradient is
+one too. ``docs/adr/0002-conv-gradients.md`` has the measurements behind the thresholds.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.windows.windows import Windows, transposed_convolution
+from odtpack.graph.ops import Ops
+
+# Widest row for the form by rows.
+_WIDEST_ROW = 64
+
+
+def suits(win: Windows) -> bool:
+    """Whether a convolution is depthwise in two dimensions."""
+    return win.depthwise and win.rank == 2
+
+
+def _by_rows(win: Windows) -> bool:
+    return max(win.size[1], win.out[1]) <= _WIDEST_ROW
+
+
+def weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """dW [C, 1, kh, kw]."""
+    if not _by_rows(win):
+        return _sum_of_taps(op, win, x, dy)
+    grads = op.reshape(op.transpose(dy, 1, 0, 2, 3), win.channels, -1, win.out[1])
+    pattern = op.constant(_row_pattern(win, x).T.copy())
+    weights = []
+    for rows in _input_rows(op, win, x):
+        band = op.MatMul(op.transpose(rows, 0, 2, 1), grads)  # [C, W, out_w]
+        flat = op.reshape(band, win.channels, win.size[1] * win.out[1])
+        weights.append(op.unsqueeze(op.MatMul(flat, pattern), 1))  # [C, 1, kw]
+    joined = op.Concat(*weights, axis=1) if len(weights) > 1 else weights[0]
+    return op.reshape(joined, win.channels, 1, *win.kernel)
+
+
+def input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
+    """dX [N, C, H, W]."""
+    if not _by_rows(win):
+        return transposed_convolution(op, win, w, dy)
+    return _input_gradient_by_rows(op, win, w, dy)
+
+
+# By rows
+
+
+def _row_pattern(win: Windows, like: ir.Value) -> np.ndarray:
+    """Constant 0/1 matrix [kw, W * out_w] that writes a row of taps onto its band."""
+    dtype = (like.dtype or ir.DataType.FLOAT).numpy()
+    pattern = np.zeros((win.kernel[1], win.size[1], win.out[1]), dtype)
+    for tap, column in itertools.product(range(win.kernel[1]), range(win.out[1])):
+        source = column * win.strides[1] + tap * win.dilations[1] - win.before[1]
+        if 0 <= source < win.size[1]:
+            pattern[tap, source, column] = 1
+    return pattern.reshape(win.kernel[1], -1)
+
+
+def _input_rows(op: Ops, win: Windows, x: ir.Value) -> list[ir.Value]:
+    """For each kernel row the input rows that the output rows read: [C, N out_h, W]."""
+    padded = op.pad(op.transpose(x, 1, 0, 2, 3), [0, 0, win.before[0], 0], [0, 0, win.after[0], 0])
+    span, stride = win.spans()[0], win.strides[0]
+    offsets = range(0, win.kernel[0] * win.dilations[0], win.dilations[0])
+    return [
+        op.reshape(op.slice(padded, [2], [i], [i + span], [stride]), win.channels, -1, win.size[1])
+        for i in offsets
+    ]
+
+
+def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
+    """Row h of dX sums row (h + before - i dilation) / stride of dY through T_i transposed.
+
+    The rows of dY are spread to the stride with zero rows between, then shifted.
+    """
+    (height, width), (kh, kw) = win.size, win.kernel
+    spread = op.transpose(dy, 1, 0, 2, 3)  # [C, N, out_h, out_w]
+    rows_now = win.out[0] * win.strides[0]
+    if win.strides[0] > 1:
+        wide = op.pad(op.unsqueeze(spread, 3), [0] * 5, [0, 0, 0, win.strides[0] - 1, 0])
+        spread = op.reshape(wide, win.channels, -1, rows_now, win.out[1])
+    reach = (kh - 1) * win.dilations[0]
+    above, below = reach - win.before[0], height + win.before[0] - rows_now
+    if above < 0 or below < 0:
+        spread = op.slice(spread, [2], [max(0, -above)], [rows_now + min(0, below)])
+    padded = op.pad(spread, [0, 0, max(0, above), 0], [0, 0, max(0, below), 0])
+    starts = [reach - i * win.dilations[0] for i in range(kh)]
+    shifted = [op.slice(padded, [2], [start], [start + height]) for start in starts]
+    rows = op.Concat(*shifted, axis=3) if kh > 1 else shifted[0]
+    rows = op.reshape(rows, win.channels, -1, kh * win.out[1])
+    bands = op.MatMul(op.reshape(w, win.channels * kh, kw), op.constant(_row_pattern(win, w)))
+    bands = op.reshape(bands, win.channels, kh, width, win.out[1])
+    bands = op.reshape(op.transpose(bands, 0, 1, 3, 2), win.channels, kh * win.out[1], width)
+    dx = op.reshape(op.MatMul(rows, bands), win.channels, -1, height, width)
+    return op.transpose(dx, 1, 0, 2, 3)
+
+
+# By taps
+
+
+def _sum_of_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+    padded = op.pad(x, [0, 0, *win.before], [0, 0, *win.after])
+    sums = []
+    for offset in win.taps():
+        product = op.Mul(win.tap(op, padded, win.spatial, offset), dy)
+        sums.append(op.unsqueeze(op.reduce_sum(product, [0, 2, 3], keepdims=False), 1))
+    joined = op.Concat(*sums, axis=1) if len(sums) > 1 else sums[0]
+    return op.reshape(joined, win.channels, 1, *win.kernel)

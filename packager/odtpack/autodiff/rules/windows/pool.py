@@ -1,0 +1,165 @@
+"""Pooling. A maximum gives its cotangent to the first element that attains it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.autodiff.registry import Cotangents, vjp
+from odtpack.autodiff.windows import dynamic_windows
+from odtpack.autodiff.windows.windows import Windows, padding, pool_windows, transposed_convolution
+from odtpack.graph.ops import Ops
+
+
+@vjp("MaxPool", since=8)
+def max_pool(ctx: Context) -> Cotangents:
+    """Compare the output with each tap of the input; MaxPool's own indices are slow.
+
+    Asking the kernel for its indices output makes it 25 times slower than without, on
+    all platforms that have a vectorized MaxPool.
+    """
+    if dynamic_windows.is_open(ctx, ctx.x()):
+        return dynamic_windows.scatter_maxima(
+            ctx, dynamic_windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
+        )
+    win = pool_windows(ctx)
+    tiled = (
+        win.rank == 2
+        and win.kernel == win.strides == (win.kernel[0],) * 2
+        and not any(win.before + win.after)
+        and win.size == tuple(o * k for o, k in zip(win.out, win.kernel, strict=True))
+    )
+    exact = win.size[0] * win.size[-1] < 1 << 24  # positions in a plane, as float32
+    if tiled and exact and ctx.x().dtype == ir.DataType.FLOAT:
+        return _unpool(ctx, win)
+    return _scatter_taps(ctx, win)
+
+
+def _unpool(ctx: Context, win: Windows) -> ir.Value:
+    """Windows that tile the plane: find each maximum's position, then MaxUnpool.
+
+    The positions are found in the forward pass, behind the pool, so that they and not the
+    pool's input, several times their size, wait in memory for the backward pass.
+    """
+    op, x, y = ctx.op, ctx.x(), ctx.y()
+    (height, width), size = win.size, win.kernel[0]
+    rows, columns = (np.arange(n, dtype=np.float32) * size for n in win.out)
+    corner = (rows[:, None] * width + columns).reshape(1, win.pixels)
+    readers = list(y.consumers())
+    with op.after(ctx.node):
+        offset = _first_maximum(op, win, x, y)
+        # In float32 up to here: its kernels are the quicker ones, and a plane is small enough.
+        inside = op.Add(op.reshape(offset, -1, win.pixels), op.constant(corner))
+        samples = op.Gather(op.Shape(y), op.ints(0), axis=0)  # [1]
+        planes = op.squeeze(op.Mul(samples, op.ints(win.channels)), 0)
+        numbers = op.Range(op.constant(np.int64(0)), planes, op.constant(np.int64(1)))
+        start = op.unsqueeze(op.Mul(numbers, op.constant(np.int64(height * width))), 1)
+        start.type = ir.TensorType(ir.DataType.INT64)
+        position = op.Add(start, op.cast(inside, ir.DataType.INT64))
+        position = op.reshape(position, -1, win.channels, *win.out)
+        op.run_before(position, y, readers)
+    # Not Shape(x): x would have to wait for it.
+    shape = op.Concat(samples, op.ints(win.channels, *win.size), axis=0)
+    return op.MaxUnpool(ctx.dy(), position, shape, kernel_shape=win.kernel, strides=win.strides)
+
+
+def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Offset of each window's first maximum from the window's corner, flat, as float32.
+
+    The taps of a window are told apart by moving the column within the window to the
+    front, one transpose of a matrix with ``size`` columns, and cutting the rows apart.
+    """
+    (_, width), size = win.size, win.kernel[0]
+    columns = op.transpose(op.reshape(x, -1, size), 1, 0)
+    by_row = op.split(op.reshape(columns, size, -1, size, win.out[1]), 2, [1] * size)
+    peak = op.reshape(y, 1, -1)
+    hits: list[ir.Value] = []
+    for row in by_row:
+        hits += op.split(op.Equal(op.reshape(row, size, -1), peak), 0, [1] * size)
+    offsets = [row * width + column for row in range(size) for column in range(size)]
+    # From the last tap to the first, so that the first of equal ones wins.
+    offset = op.constant(np.float32(offsets[-1]))
+    for hit, position in reversed(list(zip(hits[:-1], offsets[:-1], strict=True))):
+        offset = op.Where(hit, float(position), offset)
+    return offset
+
+
+def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:
+    """Any windows: split the cotangent among the taps, then one transposed convolution."""
+    op, x, y = ctx.op, ctx.x(), ctx.y()
+    dtype = ctx.dtype(x)
+    pads = op.ints(0, 0, *win.before, 0, 0, *win.after)
+    lowest = op.constant(np.array(-np.inf, dtype.numpy()))
+    padded = op.Pad(x, pads, lowest) if any(win.before + win.after) else x
+    parts, left = [], ctx.dy()
+    for tap in win.taps():
+        hit = op.cast(op.Equal(win.tap(op, padded, win.spatial, tap), y), dtype)
+        part = op.Mul(hit, left)
+        left = op.Sub(left, part)
+        parts.append(op.unsqueeze(part, 2))
+    count = len(parts)
+    joined = op.Concat(*parts, axis=2) if count > 1 else parts[0]
+    joined = op.reshape(joined, -1, win.channels * count, *win.out)
+    # Input channel (c, t) of group c lands on the window's element t.
+    select = np.tile(np.eye(count), (win.channels, 1)).reshape(-1, 1, *win.kernel)
+    return transposed_convolution(op, win, op.constant(select.astype(dtype.numpy())), joined)
+
+
+@vjp("AveragePool", since=7)
+def average_pool(ctx: Context) -> Cotangents:
+    """Every element of a window receives the same share."""
+    op, dy = ctx.op, ctx.dy()
+    if dynamic_windows.is_open(ctx, ctx.x()):
+        on = dynamic_windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
+        return dynamic_windows.scatter_sums(ctx, on, op.Div(dy, dynamic_windows.counts(ctx, on)))
+    win = pool_windows(ctx)
+    dtype = ctx.dtype(ctx.x())
+    number = counts(ctx, win)
+    share = np.float64(1.0)
+    if np.all(number == number.flat[0]):
+        share = 1.0 / number.flat[0]
+    else:
+        dy = op.Mul(dy, op.constant((1.0 / number)[None, None].astype(dtype.numpy())))
+    weight = np.full((win.channels, 1, *win.kernel), share, dtype.numpy())
+    return transposed_convolution(op, win, op.constant(weight), dy)
+
+
+def counts(ctx: Context, win: Windows) -> np.ndarray:
+    """Number of elements that each window's mean runs over, [out...]."""
+    axes = []
+    include = ctx.int("count_include_pad", 0)
+    # Padding that ceil_mode adds never counts; declared padding does if included.
+    _, pads = padding(ctx, win.kernel, win.strides, win.size)
+    for axis in range(win.rank):
+        low = -win.before[axis] if include else 0
+        high = win.size[axis] + (pads[axis] if include else 0)
+        starts = np.arange(win.out[axis]) * win.strides[axis] - win.before[axis]
+        taps = starts[:, None] + np.arange(win.kernel[axis]) * win.dilations[axis]
+        axes.append(((taps >= low) & (taps < high)).sum(1))
+    product = axes[0]
+    for more in axes[1:]:
+        product = product[..., None] * more
+    return np.asarray(product, np.float64)
+
+
+@vjp("GlobalAveragePool")
+def global_average_pool(ctx: Context) -> Cotangents:
+    op, dims = ctx.op, ctx.dims(ctx.x())
+    sizes = [dim for dim in dims[2:] if isinstance(dim, int)]
+    if len(sizes) != len(dims) - 2:
+        count = op.ReduceProd(dynamic_windows.spatial_shape(op, ctx.x()), keepdims=0)
+        mean = op.Div(ctx.dy(), op.cast(count, ctx.dtype(ctx.x())))
+        return op.Expand(mean, op.Shape(ctx.x()))
+    return op.Expand(op.Mul(ctx.dy(), 1 / math.prod(sizes)), op.shape_of(ctx.x()))
+
+
+@vjp("GlobalMaxPool")
+def global_max_pool(ctx: Context) -> Cotangents:
+    """Ties share evenly: PyTorch's choice depends on the size of the plane."""
+    op, x, y = ctx.op, ctx.x(), ctx.y()
+    hits = op.cast(op.Equal(x, y), ctx.dtype(x))
+    axes = range(2, ctx.rank(x))
+    return op.Mul(hits, op.Div(ctx.dy(), op.reduce_sum(hits, axes)))

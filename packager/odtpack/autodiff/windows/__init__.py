@@ -1,0 +1,1 @@
+"""Windows over planes: what convolutions, pools and resampling share."""

@@ -1,0 +1,1 @@
+"""Commands about training on a device."""

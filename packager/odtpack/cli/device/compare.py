@@ -1,0 +1,84 @@
+"""``odtpack compare``: what changed from one result to another, for a pull request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli.device.simulate import OVER_BUDGET
+
+
+class Format(StrEnum):
+    """How the comparison is shown."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+def compare(
+    base: Annotated[
+        Path, typer.Argument(metavar="BASE.json", show_default=False, help="Result that was.")
+    ],
+    head: Annotated[
+        Path, typer.Argument(metavar="HEAD.json", show_default=False, help="Result that is.")
+    ],
+    budget: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="budgets.toml",
+            help='Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.',
+        ),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="Text on stderr; Markdown or JSON on stdout."),
+    ] = Format.TEXT,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write there instead of printing.")
+    ] = None,
+) -> None:
+    """Compare two results of simulate: what became worse, and on which devices.
+
+    Devices whose verdict changed come first; those on which a figure changed alike share a
+    row, and JSON has each by itself. Times are measurements: a change that they leave open is
+    within noise, and times of different hosts are not compared. Markdown keeps the size of a
+    comment on GitHub.
+    """
+    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.budgets import read_budgets
+    from odtpack_simulator.budgets.compare import compare as compare_results
+    from odtpack_simulator.reports.comparison.report import render_markdown, render_text
+    from odtpack_simulator.result.result import load_result
+
+    before, now = load_result(base), load_result(head)
+    budgets = None if budget is None else read_budgets(budget)
+    if out is not None:
+        check_writable(out, "--out")
+        check_not_input(out, "--out", [base, head, budget])
+    comparison = compare_results(before, now, budgets)
+    match form:
+        case Format.TEXT:
+            text = render_text(comparison)
+        case Format.MARKDOWN:
+            text = render_markdown(comparison)
+        case Format.JSON:
+            text = json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+    if out is not None:
+        with atomic_write(out) as stream:
+            stream.write(text.encode())
+        _console.say(f"wrote {out}")
+    elif form is Format.TEXT:
+        _console.say(text.removesuffix("\n"))
+    else:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+    if comparison.over_budget:
+        raise typer.Exit(OVER_BUDGET)

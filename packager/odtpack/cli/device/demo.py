@@ -1,0 +1,290 @@
+"""``odtpack demo``: the whole way on real data, from a model to a judged package.
+
+A digit classifier leaves the factory without ever having seen a 7, an 8 or a 9. On the
+device it learns them: the package is built, trained, exported and replayed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from odtpack.cli import _console
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from odtpack.cli._fit import Indices
+    from odtpack_simulator.result.result import SimulationResult
+
+    Arrays = dict[str, npt.NDArray[Any]]
+
+DEVICES: Final = ("samsung/galaxy-a12", "apple/iphone-16-pro", "raspberrypi/zero-2-w")
+"""A low-end Android, a current iPhone, and the smallest Raspberry Pi."""
+
+FACTORY_CLASSES: Final = 7
+"""The factory model knows the digits 0 to 6."""
+_FACTORY_EPOCHS: Final = 8
+_BATCH: Final = 32
+_RATE: Final = 0.003
+_SEED: Final = 0
+_HELD_OUT: Final = 0.2
+_INTERRUPTIONS: Final = 3  # one of each kind
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for everything that the demo writes.")
+    ] = Path("odtpack-demo"),
+    epochs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Passes over the data on the device.")
+    ] = 5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Build, train and replay a digit classifier, and write a report.
+
+    The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
+    'odtpack[demo]').
+    """
+    from odtpack.cli import _fit
+
+    started = time.monotonic()
+    digits = _digits()
+    _make_folder(out)
+    data = out / "digits.npz"
+    _write_data(digits, data)
+    parts = _fit.split(len(digits["labels"]), _HELD_OUT, _SEED)
+    known = parts.train[digits["labels"][parts.train] < FACTORY_CLASSES]
+    _console.say("1. The factory trains a small CNN on the digits 0 to 6", style="bold")
+    factory = out / "factory.onnx"
+    _train_factory_model(digits, known, factory)
+
+    _console.say("2. Build a training package from it", style="bold")
+    package = out / "package"
+    _build(factory, package)
+
+    _console.say("3. On the device it meets all ten digits, and learns", style="bold")
+    before, after = out / "inference-before.onnx", out / "inference-after.onnx"
+    _fine_tune(package, digits, parts.train, out / "trained.ckpt", epochs, before, after)
+
+    _console.say("4. Replay that training under the limits of three devices", style="bold")
+    result = _replay(package, data, epochs)
+    reports = _write_reports(result, out)
+
+    held_out = {name: array[parts.held_out] for name, array in digits.items()}
+    accuracy = [measure_accuracy(model, held_out) for model in (before, after)]
+    _finish(accuracy, len(parts.held_out), reports, out, epochs, time.monotonic() - started)
+    if as_json:
+        _console.print_json(
+            {
+                "accuracy_before": accuracy[0],
+                "accuracy_after": accuracy[1],
+                "held_out_samples": len(parts.held_out),
+                "devices": {device.name: device.verdict for device in result.devices},
+                "reports": [str(path) for path in reports],
+            }
+        )
+
+
+def measure_accuracy(model: Path, data: Arrays) -> float:
+    """Share of samples that a plain inference model classifies rightly."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    (scores,) = session.run(None, {"input": data["input"]})
+    return float((scores.argmax(axis=1) == data["labels"]).mean())
+
+
+def _digits() -> Arrays:
+    """The images [1797, 1, 8, 8], float32 from 0 to 1, and their labels."""
+    import numpy as np
+
+    from odtpack.errors import OdtpackError
+
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise OdtpackError(
+            "demo-extra-missing",
+            "the demo takes its digits from scikit-learn, which is not installed",
+            hint="pip install 'odtpack[demo]'",
+        ) from error
+    digits = load_digits()
+    return {
+        "input": (digits.images[:, np.newaxis] / 16.0).astype(np.float32),
+        "labels": digits.target.astype(np.int64),
+    }
+
+
+def _make_folder(out: Path) -> None:
+    from odtpack.errors import OdtpackError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OdtpackError(
+            "cannot-write",
+            f"--out {str(out)!r} cannot be made a folder: {error.strerror or error}",
+            hint="choose another folder",
+        ) from error
+
+
+def _write_data(digits: Arrays, path: Path) -> None:
+    """Write the digits as a file that ``--data`` takes."""
+    import numpy as np
+
+    from odtpack_runtime.files.atomic import atomic_write
+
+    with atomic_write(path) as stream:
+        np.savez(stream, allow_pickle=False, **digits)
+
+
+def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> None:
+    """Train the model that ships: what a server would do, here on the same runtime."""
+    import tempfile
+
+    from odtpack.cli import _fit
+    from odtpack.package.build import build_package
+    from odtpack_runtime import CheckpointState, Optimizer
+    from odtpack_runtime.package.package import Package
+    from tests import zoo
+
+    model = zoo.cnn(size=8, width=(16, 32), seed=_SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        build_package(model, folder, loss="cross_entropy")
+        package = Package.open(folder)
+        module = _fit.open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
+        optimizer = Optimizer(package.optimizer_model, module)
+        optimizer.set_learning_rate(_RATE)
+        for _ in _fit.fit(
+            module,
+            optimizer,
+            data,
+            indices,
+            batch_size=_BATCH,
+            epochs=_FACTORY_EPOCHS,
+            seed=_SEED,
+            whole=False,
+        ):
+            pass
+        module.export_model_for_inferencing(destination, ["output"])
+    _console.say(f"  {len(indices)} images, {_FACTORY_EPOCHS} epochs: {destination}")
+
+
+def _build(model: Path, folder: Path) -> None:
+    from odtpack.cli._describe import parameter_summary
+    from odtpack.package.build import build_package
+    from odtpack_simulator.values.units import format_bytes
+
+    # With the scores among its outputs, the replay can tell the accuracy too.
+    manifest = build_package(model, folder, loss="cross_entropy", outputs=["output"])
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    for line in parameter_summary(manifest):
+        _console.say(f"  {line}")
+    _console.say(
+        f"  {folder}: {format_bytes(size)}, runs on ONNX Runtime "
+        f"{manifest.minimum_onnxruntime} and newer"
+    )
+
+
+def _fine_tune(
+    folder: Path,
+    data: Arrays,
+    indices: Indices,
+    checkpoint: Path,
+    epochs: int,
+    before: Path,
+    after: Path,
+) -> None:
+    """Train the package, save the checkpoint, and export the model of before and after."""
+    from odtpack.cli import _fit
+    from odtpack_runtime import CheckpointState, Optimizer
+    from odtpack_runtime.package.package import Package
+
+    package = Package.open(folder)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = _fit.open_module(package, state)
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(_RATE)
+    module.export_model_for_inferencing(before, ["output"])
+    with _console.Progress("training") as progress:
+        for epoch in _fit.fit(
+            module,
+            optimizer,
+            data,
+            indices,
+            batch_size=_BATCH,
+            epochs=epochs,
+            seed=_SEED,
+            whole=False,
+            on_step=progress.update,
+        ):
+            progress.line(f"  epoch {epoch.number}   loss {epoch.loss:.4f}")
+    CheckpointState.save_checkpoint(state, checkpoint, include_optimizer_state=True)
+    module.export_model_for_inferencing(after, ["output"])
+
+
+def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
+    from odtpack.cli._replay import teller
+    from odtpack_simulator.budgets import judge
+    from odtpack_simulator.device.profile import load_profile
+    from odtpack_simulator.replay.executor import make_executor
+    from odtpack_simulator.simulate import simulate
+
+    with _console.Progress("replay") as progress:
+        measured = simulate(
+            package,
+            data,
+            [load_profile(name) for name in DEVICES],
+            batch_size=_BATCH,
+            epochs=epochs,
+            learning_rate=_RATE,
+            seed=_SEED,
+            interruptions=_INTERRUPTIONS,
+            executor=make_executor(0),
+            progress=teller(progress),
+        )
+    return judge(measured)
+
+
+def _write_reports(result: SimulationResult, out: Path) -> list[Path]:
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.budgets import suggest_budget
+    from odtpack_simulator.reports import write_report
+    from odtpack_simulator.reports.console import print_result
+
+    print_result(result, _console.console())
+    with atomic_write(out / "budgets.toml") as stream:
+        stream.write(suggest_budget(result).encode())
+    return [write_report(result, f"{kind}:{out / f'report.{kind}'}") for kind in ("html", "json")]
+
+
+def _finish(
+    accuracy: list[float],
+    samples: int,
+    reports: list[Path],
+    out: Path,
+    epochs: int,
+    seconds: float,
+) -> None:
+    _console.say(
+        f"accuracy  {accuracy[0]:.1%} before, {accuracy[1]:.1%} after, on {samples} digits "
+        "that no training saw",
+        style="bold",
+    )
+    for path in reports:
+        _console.say(f"report    {path}")
+    _console.say(f"took      {seconds:.1f} s. To go on, judge another device by these budgets:")
+    package, data, budgets = (
+        shlex.quote(str(out / name)) for name in ("package", "digits.npz", "budgets.toml")
+    )
+    _console.say(
+        f"  odtpack simulate {package} --data {data} --epochs {epochs} "
+        f"--lr {_RATE} --device pixel-8a --budget {budgets}"
+    )

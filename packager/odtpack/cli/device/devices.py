@@ -1,0 +1,243 @@
+"""``odtpack devices``: the profiles that ship, one's own checked, and one made of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON
+
+if TYPE_CHECKING:
+    from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
+    from odtpack_simulator.device.profile_check import ProfileReport
+
+devices = typer.Typer(
+    no_args_is_help=False,
+    invoke_without_command=True,
+    help="List, show, check and measure device profiles.",
+    short_help="List, show, check and measure device profiles.",
+)
+
+
+@devices.callback()
+def _devices(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+@devices.command(
+    "list", epilog="\b\nExamples:\n  odtpack devices list\n  odtpack devices list --json"
+)
+def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
+    """List the device profiles that ship with odtpack."""
+    from odtpack_simulator.device.profile import list_profiles, load_profile
+    from odtpack_simulator.values.units import format_bytes
+
+    profiles = [load_profile(name) for name in list_profiles()]
+    rows = []
+    for profile in profiles:
+        limit, threads = profile.memory_limit_bytes(), profile.training_threads()
+        rate = profile.gemm_flops(threads)
+        rows.append(
+            (
+                profile.name,
+                profile.title,
+                profile.os,
+                "unknown" if limit is None else format_bytes(limit),
+                "unknown" if rate is None else f"{rate.typical / 1e9:.3g} GFLOPS",
+                "unknown" if threads is None else str(threads),
+                "yes" if profile.validated else "no",
+            )
+        )
+    header = ("Name", "Device", "System", "App memory", "fp32 GEMM", "Threads", "Validated")
+    _console.table(rows, header, figures="App memory,fp32 GEMM,Threads")
+    _console.say("odtpack devices show NAME names the source of every figure.")
+    if as_json:
+        _console.print_json([_summary(profile) for profile in profiles])
+
+
+@devices.command(
+    "show",
+    epilog="\b\nExamples:\n  odtpack devices show pixel-8a\n"
+    "  odtpack devices show ./phone.toml --json",
+)
+def show_device(
+    device: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            show_default=False,
+            help="A shipped profile, or the path of a .toml file.",
+        ),
+    ],
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Show every figure of a device profile with unit, kind and source."""
+    from odtpack_simulator.device.profile import load_profile
+
+    profile = load_profile(device)
+    _console.say(f"{profile.title} ({profile.name})", style="bold")
+    _console.say(f"  {profile.soc or 'chip not named'}, {profile.os}")
+    if not profile.validated:
+        _console.say("  not validated: times it predicts were never compared with the device")
+    figures = profile.figures()
+    width = max(len(figure.key) for figure in figures)
+    for figure in figures:
+        kind = "" if figure.value is None else f"  ({figure.kind})"
+        _console.say(f"{figure.key:<{width}}  {_value(figure)}{kind}")
+        _console.say(f"    {figure.source}", style="dim")
+    if as_json:
+        content = [figure.model_dump(mode="json") for figure in figures]
+        _console.print_json({**_summary(profile), "figures": content})
+
+
+@devices.command(
+    "check",
+    epilog="\b\nExamples:\n  odtpack devices check my-phone.toml\n"
+    "  odtpack devices check phone.toml tablet.toml --json",
+)
+def check_devices(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            show_default=False,
+            help="Paths of .toml files, or names of shipped profiles.",
+        ),
+    ],
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Check profiles of your own.
+
+    Says what is wrong and where (exit code 2), or what a simulation will judge with the
+    profile, what it will not for lack of which figure, and what looks odd.
+    """
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_simulator.device.profile import load_profile
+    from odtpack_simulator.device.profile_check import check_profile
+
+    entries: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            report = check_profile(load_profile(file))
+        except OdtpackError as error:
+            _console.error(error.code, error.what, where=error.where, hint=error.hint)
+            problem = {k: getattr(error, k) for k in ("code", "what", "where", "hint")}
+            entries.append({"file": file, "valid": False, "error": problem, "report": None})
+        else:
+            _say_report(file, report)
+            content = report.model_dump(mode="json")
+            entries.append({"file": file, "valid": True, "error": None, "report": content})
+    if as_json:
+        _console.print_json(entries)
+    if not all(entry["valid"] for entry in entries):
+        raise typer.Exit(2)
+
+
+def _say_report(file: str, report: ProfileReport) -> None:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items())
+    _console.say(f"{file} is a valid profile: {report.name}", style="bold")
+    _console.say(f"  figures     {kinds}")
+    _console.say(f"  judged      {', '.join(report.judged) or 'nothing'}")
+    for item in report.not_judged:
+        _console.say(f"  not judged  {item.subject}, for lack of {' and '.join(item.lacking)}")
+        for why in dict.fromkeys(item.why):
+            _console.say(f"                {why}", style="dim")
+    for warning in report.warnings:
+        _console.warn(warning)
+
+
+@devices.command(
+    "measure",
+    epilog="\b\nExamples:\n  odtpack devices measure --out my-machine.toml\n"
+    "  odtpack devices measure --out edge.toml --name acme/edge-1 --title 'Edge 1' --threads 4",
+)
+def measure_devices(
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.toml",
+            show_default=False,
+            help="File to write; the storage of its folder is measured.",
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option(metavar="VENDOR/DEVICE", help="Name of the profile.")
+    ] = "local/machine",
+    title: Annotated[
+        str, typer.Option(metavar="TEXT", help="Name of the machine for people.")
+    ] = "This machine",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default=False,
+            help="Threads that a training would use; one per performance core by default.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Make a profile of this machine, through ONNX Runtime itself.
+
+    Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
+    that the file is written to, in less than two minutes. Let nothing else run meanwhile.
+    """
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.device.profile_check import check_profile
+    from odtpack_simulator.device.profile_toml import profile_toml
+    from odtpack_simulator.measure.device import measure_device
+
+    if out.suffix != ".toml":
+        raise OdtpackError(
+            "profile-suffix",
+            f"--out {str(out)!r} does not end in .toml, by which a profile is known",
+            hint=f"--out {out.with_suffix('.toml')}",
+        )
+    check_writable(out, "--out")
+    with _console.Progress("measuring this machine") as progress:
+        profile = measure_device(
+            out.parent, name=name, title=title, threads=threads, on_progress=progress.update
+        )
+    with atomic_write(out) as stream:
+        stream.write(profile_toml(profile, comment=_MEASURED).encode())
+    _console.say(f"wrote {out}")
+    _say_report(str(out), check_profile(profile))
+    if as_json:
+        figures = [figure.model_dump(mode="json") for figure in profile.figures()]
+        _console.print_json({**_summary(profile), "figures": figures})
+
+
+_MEASURED = """\
+Made by odtpack devices measure. What no measurement shows is unknown: fill it in
+where you know it, with its kind (measured, published or assumed) and its source."""
+
+
+def _summary(profile: DeviceProfile) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "title": profile.title,
+        "vendor": profile.vendor,
+        "soc": profile.soc,
+        "os": profile.os,
+        "validated": profile.validated,
+        "digest": profile.digest,
+        "app_memory_foreground_bytes": profile.memory_limit_bytes(),
+    }
+
+
+def _value(figure: ProfileFigure) -> str:
+    if figure.value is None:
+        return "unknown"
+    unit = "" if figure.unit in (None, "1", "cores") else f" {figure.unit}"
+    text = f"{figure.value:g}{unit}"
+    if figure.low is not None and figure.high is not None:
+        text += f" ({figure.low:g} to {figure.high:g})"
+    if figure.threads is not None:
+        text += f", {figure.threads} thread{'s' if figure.threads > 1 else ''}"
+    return text

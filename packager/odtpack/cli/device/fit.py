@@ -1,0 +1,328 @@
+"""``odtpack fit``: search what a recipe leaves open for the trade-offs that keep the budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import (
+    DATA,
+    EPOCHS,
+    LOSS,
+    LOSS_OPTION,
+    MODEL_OR_RECIPES,
+    LossName,
+    OptimizerName,
+)
+
+if TYPE_CHECKING:
+    from odtpack.fit import FitProgress, FitResult
+    from odtpack.fit.outcome import Solution
+    from odtpack.recipe import BuildSettings, Recipe
+    from odtpack_simulator.replay.executor import Executor
+    from odtpack_simulator.result.result import Check
+
+NOTHING_FITS: Final = 1
+RESULT: Final = "fit.json"
+
+
+def fit(
+    model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
+    data: Annotated[Path | None, DATA] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE", help="Device profile; may be repeated."),
+    ] = None,
+    budget: Annotated[
+        Path | None,
+        typer.Option(metavar="budgets.toml", help="Limits that a candidate must keep."),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="recipe.toml",
+            help="Recipe whose keys are fixed; what it leaves out may vary. Its budgets and "
+            "devices hold where no option says otherwise.",
+        ),
+    ] = None,
+    loss: Annotated[LossName | None, LOSS] = None,
+    loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Parameters to freeze in any case; may be repeated."),
+    ] = None,
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Samples of an optimizer step to try, whole and in smaller batches; may be "
+            "repeated.  [default: 16, 32 and 64]",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        list[OptimizerName] | None,
+        typer.Option(
+            help="Optimizer to try; may be repeated.  [default: adamw, sgd with momentum, lion "
+            "and adafactor]",
+        ),
+    ] = None,
+    lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="X",
+            help="Learning rate to try; may be repeated.  [default: three for each optimizer]",
+        ),
+    ] = None,
+    epochs: Annotated[int, EPOCHS] = 3,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Candidates to train.")] = 24,
+    finalists: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Candidates of these to train to the end and time."),
+    ] = 6,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Seed of the candidates, of order and held-out share."
+        ),
+    ] = 0,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replays.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=4096,
+            metavar="N",
+            help="Processes that build and train at a time, 0 for one per core. What is timed "
+            "is timed alone.",
+        ),
+    ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Ray cluster that trains; local for one on this machine."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help=f"Write recipe-1.toml, recipe-2.toml, ... and {RESULT} here."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Find recipes that keep the budgets on every device.
+
+    Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
+    frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
+
+    Exit code 0 if a candidate keeps every budget, 1 if none does, 2 for bad input.
+    """
+    from odtpack.cli.device.simulate import load_devices
+    from odtpack.errors import OdtpackError
+    from odtpack.fit import FitRequest
+    from odtpack.fit import fit as search
+    from odtpack.fit.space import SearchConstraints
+    from odtpack.recipe import read_recipe
+    from odtpack_simulator.budgets import Budgets, read_budgets
+    from odtpack_simulator.device.profile import list_profiles
+    from odtpack_simulator.replay.executor import default_jobs, make_executor
+
+    if data is None:
+        raise OdtpackError(
+            "usage", "--data is missing: candidates are trained for real", hint="odtpack fit --help"
+        )
+    read = None if recipe is None else read_recipe(recipe)
+    settings = _settings(read, model, loss, loss_option, freeze)
+    names = device or ([] if read is None else read.devices())
+    profiles = load_devices(names)
+    budgets = Budgets() if budget is None else read_budgets(budget)
+    source = budget
+    if budget is None and read is not None:
+        budgets = read.budgets() or budgets
+        given = read.content.get("budgets")
+        source = read.path.parent / given if isinstance(given, str) else given
+    budgets.check_devices([profile.name for profile in profiles] + list_profiles())
+    previous = [] if out is None else _check_folder(out)
+    request = FitRequest(
+        settings,
+        data,
+        tuple(profiles),
+        recipe=read,
+        wishes=SearchConstraints(
+            tuple(batch_size or ()),
+            tuple(name.value for name in optimizer or ()),
+            tuple(lr or ()),
+        ),
+        budgets=budgets,
+        budget_source=source,
+        device_names=tuple(names),
+        folder=out or Path(),
+        epochs=epochs,
+        trials=trials,
+        finalists=finalists,
+        seed=seed,
+        threads=threads,
+    )
+    executor: Executor = make_executor(jobs, ray)
+    with _console.Progress("fit") as progress:
+        result = search(
+            request,
+            executor=executor,
+            jobs=jobs or default_jobs(),
+            progress=lambda now: _tell(progress, now),
+        )
+    _show(result)
+    if out is not None:
+        _write(result, out, previous)
+        _console.say(f"wrote {out}")
+    elif result.found:
+        _console.say()
+        _console.say("The recipe of the first (--out FOLDER writes them all):", style="bold")
+        _console.say()
+        _console.say(result.pareto[0].recipe)
+    if as_json:
+        _console.print_json(result.model_dump(mode="json"))
+    if not result.found:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _settings(
+    read: Recipe | None,
+    model: Path | None,
+    loss: LossName | None,
+    loss_options: list[str] | None,
+    freeze: list[str] | None,
+) -> BuildSettings:
+    """What recipe and options fix."""
+    from odtpack.cli._build_options import BuildOptions
+    from odtpack.recipe import BuildSettings
+
+    return BuildOptions(
+        model=model,
+        loss=None if loss is None else loss.value,
+        loss_options=loss_options or (),
+        freeze=freeze or (),
+    ).over(None if read is None else BuildSettings.of(read))
+
+
+def _tell(progress: _console.Progress, now: FitProgress) -> None:
+    progress.update(now.done, now.count, now.title)
+
+
+def _show(result: FitResult) -> None:
+    """Print the Pareto set and what it beats, or what comes nearest to the budgets."""
+    from odtpack_simulator.values.units import format_percent
+
+    rungs = (f"{rung.trained} trained for {_epochs(rung.epochs)}" for rung in result.rungs)
+    finished = len(result.pareto) + len(result.beaten) + len(result.over_budget)
+    planned = f"{result.looked_at} of {result.candidates} candidates planned"
+    _console.say(", ".join((planned, *rungs, f"{finished} to the end")))
+    over = sum(each.stage == "plan" for each in result.left)
+    if over:
+        _console.say(f"not trained, because planned memory or package size is over a limit: {over}")
+    _console.say()
+    if result.found:
+        _table(result, result.pareto, first="recipe")
+    if result.beaten:
+        _console.say()
+        _console.say("Within the budgets, but beaten:", style="bold")
+        _table(result, result.beaten, first="beaten by")
+    nearest = result.nearest
+    if nearest is not None:
+        _console.say("No candidate keeps every budget. The nearest is:", style="bold")
+        _table(result, [nearest], first=None)
+    elif not result.found:
+        _console.say("No candidate could be trained to the end.", style="bold")
+        for left in result.left[:5]:
+            _console.say(f"  candidate {left.number}: {left.reason}")
+    for each in result.over_budget if result.found else result.over_budget[:1]:
+        for where, check in _errors(each):
+            _console.say(f"candidate {each.number} on {where}: {check.metric}: {check.message}")
+        if each.miss is not None and each.miss < 1e6:
+            _console.say(f"  it misses a limit by {format_percent(each.miss)} of it")
+    for unknown in result.not_judged:
+        _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
+
+
+def _epochs(count: int) -> str:
+    return "1 epoch" if count == 1 else f"{count} epochs"
+
+
+def _errors(found: Solution) -> list[tuple[str, Check]]:
+    checks = [("package", check) for check in found.failed]
+    checks += [(device.name, check) for device in found.devices for check in device.failed]
+    return [(where, check) for where, check in checks if check.level == "error"]
+
+
+def _table(
+    result: FitResult, solutions: list[Solution], *, first: Literal["recipe", "beaten by"] | None
+) -> None:
+    """Print candidates: those of the Pareto set with their recipes, others with what beats them."""
+    from odtpack_simulator.values.units import format_bytes, format_number, format_value
+
+    metric = result.objectives[0].name
+
+    def told(value: float | None, unit: str) -> str:
+        return "unknown" if value is None else format_value(value, unit)
+
+    rows = []
+    for index, each in enumerate(solutions, 1):
+        choice = each.choice
+        quality = each.metric if metric == "accuracy" else each.loss
+        cut = choice.micro_batch != choice.batch_size
+        stored = "" if choice.frozen_dtype == "float32" else f", {choice.frozen_dtype}"
+        beating = ", ".join(f"{number}" for number in each.beaten_by)
+        rows.append(
+            (
+                *((f"{index}" if first == "recipe" else beating,) if first else ()),
+                f"{each.number}",
+                "unknown" if quality is None else format_number(quality),
+                format_bytes(each.peak_bytes),
+                told(each.time_s, "s"),
+                told(each.energy_j, "J"),
+                f"{choice.batch_size}" + (f" in batches of {choice.micro_batch}" if cut else ""),
+                choice.frozen + stored,
+                f"{choice.optimizer}, rate {choice.learning_rate:g}",
+            )
+        )
+    figures = (metric, "peak memory", "time", "energy")
+    header = (*((first,) if first else ()), "candidate", *figures)
+    _console.table(rows, (*header, "batch", "frozen", "optimizer"), figures=",".join(figures))
+
+
+def _check_folder(out: Path) -> list[str]:
+    """Refuse a folder that holds other things; return the files of an earlier search in it."""
+    import re
+
+    from odtpack.cli._files import check_creatable
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime.files.folder_update import finish_update, is_stage
+
+    check_creatable(out, "--out")
+    finish_update(out)
+    found = [path.name for path in out.iterdir() if not is_stage(path.name)] if out.is_dir() else []
+    if found and RESULT not in found:
+        raise OdtpackError(
+            "folder-not-empty",
+            f"the folder {str(out)!r} holds files that are no result of a search",
+            hint="choose an empty or a new folder (--out FOLDER)",
+        )
+    return [name for name in found if re.fullmatch(r"recipe-\d+\.toml", name)]
+
+
+def _write(result: FitResult, out: Path, previous: list[str]) -> None:
+    """Write the recipes and the result, all of them or none."""
+    from odtpack.recipe.draft import SCHEMA_NAME, schema_text
+    from odtpack_runtime.files.folder_update import update_folder
+
+    with update_folder(out, last=RESULT, obsolete=previous) as stage:
+        for index, each in enumerate(result.pareto, 1):
+            (stage / f"recipe-{index}.toml").write_text(each.recipe, encoding="utf-8")
+        (stage / SCHEMA_NAME).write_text(schema_text(), encoding="utf-8")
+        (stage / RESULT).write_text(result.to_json(), encoding="utf-8")

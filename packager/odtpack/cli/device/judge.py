@@ -1,0 +1,56 @@
+"""``odtpack judge``: judge a result again, without measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli.device.simulate import BUDGET, NO_BUDGET, REPORT, STRICT, end
+
+
+def judge(
+    result: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULT.json", show_default=False, help="Result of simulate --report json:PATH."
+        ),
+    ],
+    budget: Annotated[Path | None, BUDGET] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="BASE.json", help='Earlier result that limits like "+5 %" refer to.'),
+    ] = None,
+    report: Annotated[list[str] | None, REPORT] = None,
+    strict: Annotated[bool, STRICT] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Judge a result by budgets without measuring again.
+
+    Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget only what
+    needs none is judged, and a budget to start from is printed.
+    """
+    from odtpack.cli._files import check_reports, write_reports
+    from odtpack_simulator import budgets as simulator
+    from odtpack_simulator.reports.console import print_result
+    from odtpack_simulator.result.result import load_result
+
+    measured = load_result(result)
+    budgets = None if budget is None else simulator.read_budgets(budget)
+    base = None if baseline is None else load_result(baseline)
+    check_reports(report or [], inputs=[budget, baseline], judged=result, as_json=as_json)
+    judged = simulator.judge(measured, budgets, baseline=base)
+    print_result(judged, _console.console())
+    write_reports(judged, report or [])
+    if budgets is None:
+        _console.say()
+        _console.say(NO_BUDGET)
+        _console.say()
+        _console.say(simulator.suggest_budget(judged))
+    if as_json:
+        _console.print_json(judged.model_dump(mode="json"))
+    end(judged, strict=strict)

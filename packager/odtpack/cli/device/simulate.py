@@ -1,0 +1,246 @@
+"""``odtpack simulate``: replay training under the limits of devices and judge it."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from odtpack.cli import _console
+
+if TYPE_CHECKING:
+    from odtpack_simulator.device.profile import DeviceProfile
+    from odtpack_simulator.result.result import SimulationResult
+
+OVER_BUDGET = 1
+
+BUDGET = typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1.")
+REPORT = typer.Option(
+    metavar="FORMAT:PATH",
+    help="html, json, junit, markdown or github, a colon and a path, which for all but html may "
+    "be - for standard output; may be repeated.",
+)
+STRICT = typer.Option(
+    "--strict",
+    help="Exit code 1 also where a check could not be judged: an unknown limit, no baseline.",
+)
+NO_BUDGET = "No budget was given. One to start from, which this result keeps with some room:"
+
+
+class AppState(enum.Enum):
+    """Whether the user looks at the app while it trains."""
+
+    foreground = "foreground"
+    background = "background"
+
+
+def simulate(
+    package: Annotated[
+        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="DATA.npz", help="One array per input of the model, by its name."),
+    ],
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Device profile, or 'all' shipped ones; may be repeated."
+        ),
+    ] = None,
+    budget: Annotated[Path | None, BUDGET] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="recipe.toml",
+            help="Recipe whose budgets, devices and batch hold where no option says otherwise.",
+        ),
+    ] = None,
+    report: Annotated[list[str] | None, REPORT] = None,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Learning rate, that the package's schedule starts from if it has one.  "
+            "[default: that of the schedule, or 0.001]",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
+    ] = 0,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replay.")] = 1,
+    state: Annotated[
+        AppState, typer.Option(help="Where the app trains: whose memory and windows hold.")
+    ] = AppState.foreground,
+    entitled: Annotated[
+        bool,
+        typer.Option(
+            "--entitled",
+            help="The app has the entitlement for more memory (iOS: increased-memory-limit).",
+        ),
+    ] = False,
+    sessions_per_day: Annotated[
+        float, typer.Option(metavar="X", help="Sessions, or background windows, in a day.")
+    ] = 1.0,
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Steps between checkpoints.  [default: one per session]"
+        ),
+    ] = None,
+    pieces: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Equal pieces in which the data arrive.")
+    ] = 1,
+    interruptions: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Times that a second training is killed, in steps and in saves, or warned of "
+            "low memory, and resumed; 0 for none.",
+        ),
+    ] = 3,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RESULT.json", help="Result to compare with, for budgets such as '+5 %'."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Replays at a time; 0 for one per core.")
+    ] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that replays, or 'local'."),
+    ] = None,
+    strict: Annotated[bool, STRICT] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Replay real training under the limits of devices, and judge it.
+
+    The training runs once for all devices: freely, timed, interrupted and resumed, and in
+    short under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
+    2 for bad input. Without a budget only what is always judged is (the devices' memory
+    limits, finite losses, resumed weights), and a budget to start from is printed.
+    """
+    from odtpack.cli import _fit
+    from odtpack.cli._files import check_reports, write_reports
+    from odtpack.cli._replay import teller
+    from odtpack.recipe import read_recipe
+    from odtpack_runtime.package.package import Package
+    from odtpack_runtime.training.data import load_dataset
+    from odtpack_simulator.budgets import judge, read_budgets, suggest_budget
+    from odtpack_simulator.campaign.policy import make_policy
+    from odtpack_simulator.device.profile import list_profiles
+    from odtpack_simulator.replay.executor import make_executor
+    from odtpack_simulator.reports.console import print_result
+    from odtpack_simulator.result.result import load_result
+
+    # Everything that can be wrong is looked at before anything long runs.
+    read = None if recipe is None else read_recipe(recipe)
+    profiles = load_devices(device or ([] if read is None else read.devices()))
+    budgets = None if budget is None else read_budgets(budget)
+    if read is not None:
+        budgets = budgets or read.budgets()
+        if "batch" in read.table.model_fields_set:
+            batch_size = batch_size or read.table.batch.at_once
+    if budgets is not None:
+        budgets.check_devices([profile.name for profile in profiles] + list_profiles())
+    opened = Package.open(package)
+    opened.require_stock()
+    own = [Path(name) for name in device or [] if name.endswith(".toml")]
+    check_reports(
+        report or [],
+        outside=opened,
+        inputs=[data, budget, baseline, recipe, *own],
+        as_json=as_json,
+    )
+    before = None if baseline is None else load_result(baseline)
+    policy = make_policy(
+        state=state.value,
+        entitled=entitled,
+        sessions_per_day=sessions_per_day,
+        save_every=save_every,
+        pieces=pieces,
+    )
+    executor = make_executor(jobs, ray)
+    size = _fit.choose_batch_size(opened, batch_size)
+    load_dataset(
+        data,
+        opened.manifest.input_specs(),
+        class_count=opened.manifest.class_count,
+        ignored_label=opened.manifest.ignored_label,
+    )
+
+    from odtpack_simulator.simulate import simulate as replay
+
+    with _console.Progress("replay") as progress:
+        measured = replay(
+            opened.path,
+            data,
+            profiles,
+            batch_size=size,
+            epochs=epochs,
+            learning_rate=lr,
+            seed=seed,
+            threads=threads,
+            policy=policy,
+            interruptions=interruptions,
+            executor=executor,
+            progress=teller(progress),
+        )
+    result = judge(measured, budgets, baseline=before)
+    print_result(result, _console.console())
+    write_reports(result, report or [])
+    if budgets is None:
+        _console.say()
+        _console.say(NO_BUDGET)
+        _console.say()
+        _console.say(suggest_budget(result))
+    if as_json:
+        _console.print_json(result.model_dump(mode="json"))
+    end(result, strict=strict)
+
+
+def end(result: SimulationResult, *, strict: bool) -> None:
+    """End the command with the exit code of a judged result."""
+    if result.over_budget or (strict and result.verdict == "not judged"):
+        raise typer.Exit(OVER_BUDGET)
+
+
+def load_devices(names: list[str]) -> list[DeviceProfile]:
+    """The profiles that are asked for.
+
+    Raises:
+        OdtpackError: None is asked for, one does not exist, or two have the same name.
+    """
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_simulator.device.profile import list_profiles, load_profile
+
+    if not names:
+        raise OdtpackError(
+            "no-device",
+            "--device is needed: no device was named to replay on",
+            hint=f"pass --device NAME; shipped are {', '.join(list_profiles())}",
+        )
+    profiles: dict[str, DeviceProfile] = {}
+    shipped = list_profiles() if "all" in names else []
+    for name in [*shipped, *(name for name in names if name != "all")]:
+        profile = load_profile(name)
+        if profiles.setdefault(profile.name, profile).digest != profile.digest:
+            raise OdtpackError(
+                "device-twice",
+                f"two profiles are called {profile.name!r} and say different things",
+                where=name,
+                hint="give one of them another name",
+            )
+    return list(profiles.values())

@@ -1,0 +1,178 @@
+"""``odtpack train``: train a package on this machine, as an app would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import DATA, EPOCHS, PACKAGE
+
+if TYPE_CHECKING:
+    from odtpack_runtime import CheckpointState
+
+EPOCHS_PROPERTY = "odtpack.epochs"
+"""Property of a checkpoint: passes over the data made so far."""
+
+
+def train(
+    package: Annotated[Path, PACKAGE],
+    data: Annotated[Path, DATA],
+    epochs: Annotated[int, EPOCHS] = 5,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Learning rate, that a schedule starts from.  [default: 0.001, that of the "
+            "package's schedule, or that of --resume]",
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[:KEY=X,...]",
+            help="Schedule of the learning rate, as of odtpack build; none for none.  [default: "
+            "that of --resume, or the package's]",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
+    ] = 0,
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the samples to evaluate on and not to train on.  [default: 0.2]",
+        ),
+    ] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            "--eval", metavar="EVAL.npz", help="Data to evaluate on, in place of --holdout."
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="CK", help="Checkpoint to go on from.  [default: the package's]"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CK",
+            help="Where the trained checkpoint goes.  [default: PKG.ckpt, beside the package]",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print losses as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Train a package on this machine and save a checkpoint.
+
+    The checkpoint holds the optimizer's state, so training goes on from it as if it had
+    not been interrupted. The package itself is not changed.
+    """
+    from odtpack.cli import _fit
+    from odtpack.cli._files import check_share, check_writable
+    from odtpack.cli._schedule import choose_scheduler
+    from odtpack_runtime import CheckpointState, Optimizer
+    from odtpack_runtime.package.package import Package
+    from odtpack_runtime.training.data import load_dataset
+
+    opened = Package.open(package)
+    opened.require_stock()
+    share = check_share(holdout, other=evaluation)
+    destination = out or opened.path.with_name(f"{opened.path.name}.ckpt")
+    check_writable(destination, "--out", outside=opened)
+    size = _fit.choose_batch_size(opened, batch_size)
+    whole = _fit.fixed_batch(opened) is not None
+    specs, classes = opened.manifest.input_specs(), opened.manifest.class_count
+    ignored = opened.manifest.ignored_label
+    arrays, held_out = (
+        None
+        if path is None
+        else load_dataset(path, specs, class_count=classes, ignored_label=ignored)
+        for path in (data, evaluation)
+    )
+    assert arrays is not None  # noqa: S101 - its path is a required argument
+    parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
+
+    state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
+    module = _fit.open_module(opened, state)
+    optimizer = Optimizer(opened.optimizer_model, module)
+    before_epochs = _epochs_made(state)
+    steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
+    scheduler = choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
+
+    if held_out is None:
+        tested, indices = arrays, parts.held_out if len(parts.held_out) else parts.train
+    else:
+        tested, indices = held_out, _fit.split(len(next(iter(held_out.values()))), 0.0, seed).train
+    on = "held-out" if held_out is not None or len(parts.held_out) else "training"
+
+    def evaluate() -> float | None:
+        return _fit.evaluate(module, tested, indices, size, whole=whole)
+
+    accumulated = f" x {module.accumulation_steps}" if module.accumulation_steps > 1 else ""
+    rate = f"{optimizer.get_learning_rate():g}"
+    if scheduler is not None:
+        rate = f"{scheduler.initial_lr:g} ({scheduler.schedule.kind} schedule)"
+    _console.say(
+        f"training on {len(parts.train)} samples, batches of {size}{accumulated}, learning rate "
+        f"{rate}; evaluating on {len(indices)} {on} samples"
+    )
+    before = evaluate()
+    _console.say(f"before       eval loss {_loss(before)}")
+    history: list[_fit.Epoch] = []
+    with _console.Progress("training") as progress:
+        for epoch in _fit.fit(
+            module,
+            optimizer,
+            arrays,
+            parts.train,
+            batch_size=size,
+            epochs=epochs,
+            seed=seed,
+            whole=whole,
+            first_epoch=before_epochs,
+            scheduler=scheduler,
+            on_step=progress.update,
+        ):
+            history.append(epoch)
+            progress.line(f"epoch {epoch.number:>4}   loss {epoch.loss:.4f}")
+    after = evaluate()
+    _console.say(f"after        eval loss {_loss(after)}")
+    state.properties[EPOCHS_PROPERTY] = before_epochs + epochs
+    CheckpointState.save_checkpoint(state, destination, include_optimizer_state=True)
+    _console.say(f"wrote {destination}")
+    if as_json:
+        _console.print_json(
+            {
+                "checkpoint": str(destination),
+                "train_samples": len(parts.train),
+                "eval_samples": len(indices),
+                "eval_on": on,
+                "batch_size": size,
+                "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32
+                "schedule": None if scheduler is None else scheduler.schedule.kind,
+                "seed": seed,
+                "steps": optimizer.step_count,
+                "epochs": [{"epoch": epoch.number, "loss": epoch.loss} for epoch in history],
+                "eval_loss_before": before,
+                "eval_loss_after": after,
+            }
+        )
+
+
+def _epochs_made(state: CheckpointState) -> int:
+    made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
+    return made if isinstance(made, int) and made >= 0 else 0
+
+
+def _loss(value: float | None) -> str:
+    return "unknown: fewer samples than a batch" if value is None else f"{value:.4f}"

@@ -1,0 +1,1 @@
+"""The network of `odtpack demo`, and a writer of small forward models."""

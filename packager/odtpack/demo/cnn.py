@@ -1,0 +1,87 @@
+"""A small convolutional network for digits and icons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from odtpack.demo.graph_writer import GraphWriter, he, require_positive
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def cnn(
+    channels: int = 1,
+    size: int = 28,
+    classes: int = 10,
+    width: tuple[int, int] = (32, 64),
+    *,
+    hidden: int | None = None,
+    opset: int = 17,
+    seed: int = 0,
+) -> onnx.ModelProto:
+    """Builds two blocks of 3x3 ``Conv``, ``Relu`` and 2x2 ``MaxPool``, then a classifier.
+
+    Parameters are ``conv1.weight`` [width[0], channels, 3, 3], ``conv1.bias``, ``conv2.weight``,
+    ``conv2.bias``, ``fc.weight`` [classes, width[1] * (size // 4)²] and ``fc.bias``; with a
+    hidden layer, ``fc1`` [hidden, ...] and ``fc2`` [classes, hidden] in place of ``fc``.
+
+    Args:
+        channels: Channels of the image.
+        size: Height and width of the image in pixels, at least 4.
+        classes: Number of classes.
+        width: Channels after the first and the second convolution.
+        hidden: Features of a fully connected layer with ``Relu`` before the classifier, or None
+            for no such layer.
+        opset: Version of the default operator set, 12 to 23.
+        seed: Seed of the parameters.
+
+    Returns:
+        Model with ``input`` float32 [batch, channels, size, size] and ``output`` float32
+        [batch, classes].
+
+    Raises:
+        OdtpackError: An argument is out of range.
+    """
+    extents = {"channels": channels, "size // 4": size // 4, "classes": classes}
+    extents |= {"width[0]": width[0], "width[1]": width[1]}
+    require_positive("cnn", **extents, **({} if hidden is None else {"hidden": hidden}))
+    arguments = {
+        "channels": channels,
+        "size": size,
+        "classes": classes,
+        "width": list(width),
+        "hidden": hidden,
+    }
+    writer = GraphWriter("cnn", arguments, opset=opset, seed=seed)
+    x = writer.input(["batch", channels, size, size])
+    fan_in = channels
+    for layer, fan_out in enumerate(width, start=1):
+        at = f"conv{layer}"
+        shape = (fan_out, fan_in, 3, 3)
+        weight = writer.uniform(f"{at}.weight", shape, std=_std(fan_in * 9))
+        bias = writer.fill(f"{at}.bias", (fan_out,), 0.0)
+        x = writer.op(
+            "Conv", x, weight, bias, at=at, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1]
+        )
+        x = writer.op("Relu", x, at=f"relu{layer}")
+        x = writer.op("MaxPool", x, at=f"pool{layer}", kernel_shape=[2, 2], strides=[2, 2])
+        fan_in = fan_out
+    x = writer.op("Flatten", x, at="flatten", axis=1)
+    features = fan_in * (size // 4) ** 2
+    if hidden is None:
+        x = writer.linear(x, features, classes, at="fc", std=_std(features))
+    else:
+        x = writer.linear(x, features, hidden, at="fc1", std=_std(features))
+        x = writer.op("Relu", x, at="relu3")
+        x = writer.linear(x, hidden, classes, at="fc2", std=_std(hidden))
+    return writer.finish(x, ["batch", classes])
+
+
+def _std(fan_in: int) -> float:
+    """Deviation that PyTorch gives its layers.
+
+    He initialization would be six times that in variance, and the thousands of features before
+    the classifier then make plain SGD overshoot from the first step.
+    """
+    return he(fan_in) / 6**0.5

@@ -1,0 +1,124 @@
+"""What a search stands on: the package that the recipe builds as it is, and the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from odtpack.fit.depth import Freeze, freezes
+from odtpack.model.loading import load_model
+from odtpack.package.patterns import resolve
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.graph_signature import TensorSpec
+from odtpack_runtime.training.data import load_dataset
+from odtpack_simulator.replay.prepare import write_data
+from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
+
+if TYPE_CHECKING:
+    from odtpack.recipe import BuildSettings
+
+_SCORED = ("cross_entropy", "nll")
+"""Losses whose first prediction has one score per class, so that accuracy can be told."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchContext:
+    """What all candidates share.
+
+    Attributes:
+        base: What recipe and options say, with scores among the outputs of a classifier.
+        inputs: What the models take.
+        files: For each input, the path of an ``.npy`` file that children map.
+        shapes: Shape of one sample of each input.
+        samples: Number of samples.
+        seed: Seed of the split and of the order.
+        fixed_batch: Size of every batch if the model fixes it.
+        freezes: Choices of what to freeze.
+    """
+
+    base: BuildSettings
+    inputs: tuple[TensorSpec, ...]
+    files: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    samples: int
+    seed: int
+    fixed_batch: int | None
+    freezes: tuple[Freeze, ...]
+
+    def schedule(self, micro_batch: int, accumulation_steps: int, epochs: int) -> SamplePlan:
+        """Which samples make which batch.
+
+        Raises:
+            OdtpackError: There are too few samples.
+        """
+        return make_sample_plan(
+            self.inputs,
+            self.samples,
+            batch_size=micro_batch,
+            epochs=epochs,
+            seed=self.seed,
+            accumulation_steps=accumulation_steps,
+        )
+
+    @property
+    def whole(self) -> SamplePlan:
+        """One epoch in the smallest batches, for the numbers of samples."""
+        return self.schedule(self.fixed_batch or 1, 1, 1)
+
+
+def make_search_context(
+    settings: BuildSettings, data: Path, folder: Path, seed: int
+) -> SearchContext:
+    """Build what the recipe says, so that its errors are told, and read the data.
+
+    Args:
+        settings: What recipe and options say.
+        data: The user's ``.npz`` file.
+        folder: Where the package and the data go.
+        seed: Seed of the split and of the order.
+
+    Raises:
+        OdtpackError: The model, the recipe or the data are wrong.
+    """
+    base = _with_scores(settings)
+    base.build(folder / "recipe")
+    manifest = Package.open(folder / "recipe").manifest
+    inputs = tuple(manifest.input_specs())
+    arrays = load_dataset(
+        data, inputs, class_count=manifest.class_count, ignored_label=manifest.ignored_label
+    )
+    (folder / "data").mkdir()
+    files = write_data(arrays, folder / "data")
+    sizes = [spec.shape[0] for spec in inputs if spec.shape]
+    return SearchContext(
+        base,
+        inputs,
+        files,
+        {name: array.shape[1:] for name, array in arrays.items()},
+        len(next(iter(arrays.values()))),
+        seed,
+        next((size for size in sizes if isinstance(size, int)), None),
+        tuple(_freezes(base)),
+    )
+
+
+def _freezes(base: BuildSettings) -> Sequence[Freeze]:
+    """What may be frozen; nothing more where the recipe says what is trained."""
+    model = load_model(base.model, named=(*base.train, *base.freeze))
+    read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
+    trained, frozen = resolve(model, base.train, base.freeze, read)
+    found = freezes(model, trained, frozen)
+    return found[:1] if base.train else found
+
+
+def _with_scores(settings: BuildSettings) -> BuildSettings:
+    """Return the scores of a classifier, so that its accuracy can be told."""
+    if settings.loss not in _SCORED or settings.outputs:
+        return settings
+    read = settings.loss_inputs[:1]
+    if not read:
+        model = load_model(settings.model, named=(*settings.train, *settings.freeze))
+        read = tuple(str(value.name) for value in model.graph.outputs[:1])
+    return dataclasses.replace(settings, outputs=read)

@@ -1,0 +1,1 @@
+"""What differentiation and passes both need of a graph: reading, writing, inference."""

@@ -1,0 +1,207 @@
+"""Computes integer arithmetic on known shapes before the model runs.
+
+Exporters and function bodies compute axes and bounds from shapes, node by node:
+Shape, Gather, Concat, Range. Gradient rules need to know the results. An If on such a
+result is replaced by the branch that is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from odtpack.graph.graphs import Dims, Names, dims_of, static_dims, subgraphs, used_names
+
+_LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
+
+_FOLDED = {
+    "Abs", "Add", "And", "Cast", "CastLike", "Concat", "ConstantOfShape", "Div", "Equal",
+    "Expand", "Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not",
+    "Or", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Slice",
+    "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+
+# Of these the result may be large however small the inputs are: its shape must be known.
+_GROWING = {"ConstantOfShape", "Expand", "Range", "Tile"}
+
+_INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
+
+
+def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
+    """Replace integer nodes with known results by Constant nodes of the same names.
+
+    Shapes that depend on the results may then be inferred, and be folded in their turn.
+    Subgraphs are folded, too.
+
+    Args:
+        graph: In topological order, with types and shapes inferred; changed in place.
+        keep: Names of initializers whose values are not to be relied on.
+
+    Returns:
+        Whether there were any.
+    """
+    return _fold(graph, graph, keep)
+
+
+def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
+    """:func:`fold` in a graph that is ``root`` or lies inside it."""
+    changed = False
+    for node in list(graph):
+        for subgraph in subgraphs(node):
+            subgraph.opset_imports.update(graph.opset_imports)
+            changed |= _fold(subgraph, root, keep)
+        if node.op_type == "If" and node.domain == "":
+            changed |= _take_branch(graph, node, root, keep)
+            continue
+        if node.domain != "" or len(node.outputs) != 1:
+            continue
+        output = node.outputs[0]
+        if output.is_graph_output() or output.dtype not in _INTEGERS:
+            continue
+        array = _shape(node) if node.op_type in ("Shape", "Size") else None
+        if node.op_type in _FOLDED and not (node.op_type in _GROWING and _may_be_large(output)):
+            array = _evaluate(node, graph, keep)
+        if array is not None and array.size <= _LARGEST:
+            _replace(graph, node, array)
+            changed = True
+    return changed
+
+
+def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
+    """Give subgraphs copies of the axes and sizes that they read from the main graph.
+
+    Shape inference does not see the values of what lies outside of a subgraph.
+
+    Args:
+        graph: The main graph; its subgraphs are changed in place.
+        keep: Names of initializers whose values are not to be relied on.
+
+    Returns:
+        Whether there were any.
+    """
+    names, changed = Names(used_names(graph)), False
+    known = {
+        value: value.const_value
+        for value in graph.initializers.values()
+        if value.dtype == ir.DataType.INT64 and _known(value, keep) is not None
+    }
+    for subgraph in graph.subgraphs():
+        copies: dict[ir.Value, ir.Value] = {}
+        for node in subgraph:
+            for index, value in enumerate(node.inputs):
+                if value is None or value not in known:
+                    continue
+                if value not in copies:
+                    name = names.fresh(str(value.name))
+                    copies[value] = ir.val(name, const_value=known[value])
+                    subgraph.register_initializer(copies[value])
+                node.replace_input_with(index, copies[value])
+                changed = True
+    return changed
+
+
+def _may_be_large(value: ir.Value) -> bool:
+    dims = static_dims(value)
+    return dims is None or math.prod(dims) > _LARGEST
+
+
+def _shape(node: ir.Node) -> np.ndarray | None:
+    """The result of Shape or Size, if every dimension is known."""
+    dims = _read_dims(node)
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
+        return None
+    known = np.array(dims, np.int64)
+    return np.asarray(known.prod()) if node.op_type == "Size" else known
+
+
+def _read_dims(shape: ir.Node) -> Dims | None:
+    """Dimensions that a Shape or Size node reads."""
+    value = shape.inputs[0]
+    dims = None if value is None else dims_of(value)
+    if dims is None:
+        return None
+    start = shape.attributes.get_int("start", 0)
+    return dims[start : shape.attributes.get_int("end", len(dims))]
+
+
+def _known(value: ir.Value | None, keep: Collection[str]) -> np.ndarray | None:
+    if value is None or value.name in keep or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size > _LARGEST:
+        return None
+    return np.asarray(tensor.numpy())
+
+
+def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarray | None:
+    """The result of a node all of whose inputs are known.
+
+    Gather and Slice may read a shape of which only what they pick is known.
+    """
+    feeds, partial = {}, False
+    for index, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        array = _known(value, keep)
+        if array is None and index == 0 and node.op_type in ("Gather", "Slice"):
+            array, partial = _marked_shape(value.producer()), True
+        if array is None or value.name is None:
+            return None
+        feeds[value.name] = array
+    proto = ir.serde.serialize_node(node)
+    evaluator = ReferenceEvaluator(proto, opsets={"": graph.opset_imports[""]})
+    try:
+        with np.errstate(divide="raise"):
+            (result,) = evaluator.run(None, feeds)
+    except (ValueError, IndexError, TypeError, ArithmeticError):
+        return None  # the runtime will say what is wrong with it
+    return None if partial and np.any(np.asarray(result) < 0) else np.asarray(result)
+
+
+def _marked_shape(node: ir.Node | None) -> np.ndarray | None:
+    """The result of a Shape node with -1, which no shape has, for what is unknown."""
+    dims = None if node is None or node.op_type != "Shape" else _read_dims(node)
+    if dims is None:
+        return None
+    return np.array([dim if isinstance(dim, int) else -1 for dim in dims], np.int64)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:
+    output = node.outputs[0]
+    constant = ir.node("Constant", [], {"value": ir.tensor(array)}, name=node.name)
+    value = constant.outputs[0]
+    value.shape = ir.Shape(array.shape)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [constant], [output], [value])
+
+
+def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collection[str]) -> bool:
+    """Move the branch that an If takes into the graph, if its condition is known."""
+    condition = _known(node.inputs[0], keep)
+    if condition is None or condition.size != 1:
+        return False
+    branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+    inner, results, names = list(branch), list(branch.outputs), Names(used_names(root))
+    branch.outputs.clear()
+    branch.remove(inner)
+    for value in list(branch.initializers.values()):
+        branch.initializers.pop(str(value.name))
+        value.name = names.fresh(f"{node.name}/{value.name}")
+        graph.register_initializer(value)
+    for each in inner:  # of nodes, too: the graph may have others of these names
+        each.name = names.fresh(f"{node.name}/{each.name}")
+    for value in (value for each in inner for value in each.outputs if value.name):
+        value.name = names.fresh(f"{node.name}/{value.name}")
+    replacements = []
+    for result in results:
+        replacement = result
+        # A result takes the name of the output that it replaces: it must be free to.
+        if result.producer() not in inner or result in replacements:
+            inner.append(ir.node("Identity", [result]))
+            replacement = inner[-1].outputs[0]
+        replacements.append(replacement)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], inner, node.outputs, replacements)
+    return True

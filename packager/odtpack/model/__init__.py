@@ -1,0 +1,1 @@
+"""The user's model: where it comes from, how exporters write it, and loading it."""

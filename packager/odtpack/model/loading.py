@@ -1,0 +1,231 @@
+"""Reads the user's model; everything about it is checked here, before anything uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.numpy_helper
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack import targets
+from odtpack.errors import OdtpackError
+from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.graph.graphs import defined, nodes_of
+from odtpack.graph.inference import infer_shapes
+from odtpack.model import external_data, source, split_merged, tie_weights
+from odtpack.model.source import ModelLike
+
+__all__ = [
+    "ModelLike",
+    "check_texts",
+    "infer_shapes",
+    "is_lifted_constant",
+    "load_model",
+    "load_source",
+]
+
+_LIFTED = "odtpack.lifted_constant"
+
+
+def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
+    """Return a checked model with local functions inlined and shapes inferred.
+
+    Contributed operators are written in standard ones where :mod:`odtpack.contrib` can.
+    Large initializers stay where they are, in the file or in the given model's memory.
+
+    Args:
+        model: Path of an ONNX file (external data beside it), or a model in memory,
+            which is not changed.
+        named: Initializers that the caller goes by, which stay as they are stored (see
+            :mod:`odtpack.model.tie_weights` and :mod:`odtpack.model.split_merged`).
+
+    Raises:
+        OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
+            data outside the model's folder, or an initializer with missing bytes.
+    """
+    return load_source(source.open_model(model), named)
+
+
+def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
+    """:func:`load_model` of a model that is open already.
+
+    Raises:
+        OdtpackError: As :func:`load_model`.
+    """
+    from odtpack.contrib import decompose, rename_misplaced
+
+    rename_misplaced(given.proto)
+    _open_negative_sizes(given.proto.graph)
+    _check(given.proto, given.where)
+    try:
+        loaded = ir.from_proto(given.proto)
+    except ir.serde.SerdeError as error:
+        raise OdtpackError(
+            "invalid-model",
+            f"the model is damaged: {str(error).splitlines()[0]}",
+            where=given.where,
+            hint="export or copy it again",
+        ) from error
+    _name_standard_domain(loaded.graph.opset_imports)
+    for function in loaded.functions.values():
+        _name_standard_domain(function.opset_imports)
+    given.restore(loaded.graph)
+    _mark_constants(loaded)
+    for transform in (
+        common_passes.InlinePass(),
+        common_passes.RemoveInitializersFromInputsPass(),
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0),
+    ):
+        transform(loaded)
+    _lift_parameters(loaded.graph)
+    _write_conditions(loaded.graph)
+    common_passes.NameFixPass()(loaded)
+    _drop_trailing_absent(loaded.graph)
+    tie_weights.tie(loaded.graph, named)
+    constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
+    split_merged.split(loaded.graph, constants.union(named))
+    return decompose(infer_shapes(loaded))
+
+
+def _open_negative_sizes(graph: onnx.GraphProto) -> None:
+    """Read a size of -1 as ONNX Runtime does, and as exporters mean it: any number."""
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")
+
+
+def _name_standard_domain(imports: dict[str, int]) -> None:
+    """The standard operators' domain has two names; here it is ""."""
+    if "ai.onnx" in imports:
+        imports.setdefault("", imports.pop("ai.onnx"))
+
+
+def _lift_parameters(graph: ir.Graph) -> None:
+    """Move what may be a parameter from subgraphs to the main graph, where it can be trained.
+
+    Constants of other types stay: shape inference reads axes and sizes only where they are.
+    """
+    names = {value.name for value in defined(graph)}
+    for subgraph in list(graph.subgraphs()):
+        for name, value in list(subgraph.initializers.items()):
+            kept = value.is_graph_input() or value.is_graph_output()
+            if kept or value.dtype not in TRAINABLE_TYPES or not value.shape:
+                continue
+            subgraph.initializers.pop(name)
+            count = 1
+            while value.name in names:
+                count += 1
+                value.name = f"{name}_{count}"
+            names.add(value.name)
+            graph.register_initializer(value)
+
+
+def is_lifted_constant(value: ir.Value) -> bool:
+    """Whether an initializer was a Constant node in the user's model."""
+    return _LIFTED in value.meta
+
+
+def _mark_constants(model: ir.Model) -> None:
+    """Let the passes that make initializers of Constant nodes leave a trace of it."""
+    nodes = [
+        *nodes_of(model.graph),
+        *(n for f in model.functions.values() for n in f.all_nodes()),
+    ]
+    for node in nodes:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            node.outputs[0].meta[_LIFTED] = True
+
+
+def _drop_trailing_absent(graph: ir.Graph) -> None:
+    """Remove absent inputs at the end of a node: some kernels crash on their empty names."""
+    for node in nodes_of(graph):
+        present = [i for i, value in enumerate(node.inputs) if value is not None]
+        wanted = present[-1] + 1 if present else 0
+        if wanted < len(node.inputs):
+            node.resize_inputs(wanted)
+
+
+def _write_conditions(graph: ir.Graph) -> None:
+    """Give a Loop that carries nothing its condition, which may be absent but not left out.
+
+    Its place is lost as soon as a pass removes absent inputs at the end of nodes.
+    """
+    true: ir.Value | None = None
+    for node in nodes_of(graph):
+        if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
+            if true is None:
+                true = ir.val("loop.condition", const_value=ir.tensor(np.array(True)))
+                while true.name in graph.initializers:
+                    true.name = f"{true.name}_"
+                graph.register_initializer(true)
+            node.resize_inputs(2)
+            node.replace_input_with(1, true)
+
+
+def _check(proto: onnx.ModelProto, where: str) -> None:
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
+    targets.lowest_target(opset)
+    check_texts(proto, where)
+    try:
+        if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
+            onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        first = str(error).strip().splitlines()[0]
+        raise OdtpackError(
+            "invalid-model",
+            f"the ONNX checker refuses the model: {first}",
+            where=where,
+            hint="python -m onnx.checker, or onnx.checker.check_model(), says more",
+        ) from None
+    if not proto.graph.output:
+        raise OdtpackError("no-output", "the model's graph has no output", where=where)
+    for sparse in proto.graph.sparse_initializer:
+        raise OdtpackError(
+            "sparse-initializer",
+            f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
+            where=where,
+            hint="write it as a dense initializer",
+        )
+    for tensor in external_data.tensors(proto):
+        source.check_bytes(tensor, where)
+
+
+def check_texts(proto: onnx.ModelProto, where: str) -> None:
+    """Check that every name in a model is text.
+
+    Raises:
+        OdtpackError: One is not UTF-8 (``invalid-model``).
+    """
+    for text in _texts(proto):
+        if not isinstance(text, str):
+            raise OdtpackError(
+                "invalid-model",
+                f"the model is damaged: it holds a name that is not UTF-8 text, {text!r}",
+                where=where,
+                hint="export or copy it again",
+            )
+
+
+def _texts(message: Any) -> Iterator[str | bytes]:
+    """Every text in a protobuf message; bytes where it is not UTF-8."""
+    if isinstance(message, onnx.TensorProto):  # its values may be gigabytes
+        yield message.name
+        yield from (text for entry in message.external_data for text in (entry.key, entry.value))
+        return
+    for field, value in message.ListFields():
+        values = (
+            [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+        )
+        if field.type == field.TYPE_STRING:
+            yield from values
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                yield from _texts(inner)

@@ -1,0 +1,221 @@
+"""Where a model comes from: a file, or memory. Its large tensors are not copied.
+
+A model of gigabytes is mostly initializers. Whatever looks at its structure (the checker,
+shape inference) is given a message in which they are empty; their values are views of the
+file, mapped into memory, or of what the caller holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+from pathlib import Path
+from typing import Any
+
+import google.protobuf.message
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx_ir as ir
+
+from odtpack.errors import OdtpackError, model_not_readable, not_onnx
+from odtpack.model import external_data, protobuf_wire
+
+ModelLike = str | Path | onnx.ModelProto | ir.Model
+
+# Types whose elements numpy reads in place. The others are rare, and small.
+_IN_PLACE = {
+    ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL,
+    ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64,
+    ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64,
+}  # fmt: skip
+_IN_MEMORY = "the model in memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A model without the values of its large initializers, and those values.
+
+    Attributes:
+        proto: The model. A detached initializer has its name and type, and shape [0].
+        where: What to call the model in messages.
+        arrays: Values of the detached initializers, by name; not to be written to.
+    """
+
+    proto: onnx.ModelProto
+    where: str
+    arrays: dict[str, np.ndarray]
+
+    def restore(self, graph: ir.Graph) -> None:
+        """Give the initializers of the graph, read from :attr:`proto`, their values."""
+        for name, array in self.arrays.items():
+            value = graph.initializers[name]
+            value.const_value = ir.Tensor(array, name=name)
+            value.shape = ir.Shape(array.shape)
+
+
+def open_model(model: ModelLike) -> Source:
+    """Open a model; what it is has not been checked, but that its tensors are complete.
+
+    Raises:
+        OdtpackError: No such file, not an ONNX model, external data outside the model's
+            folder or missing, or an initializer with missing bytes.
+    """
+    if isinstance(model, ir.Model):
+        return _from_ir(model)
+    if isinstance(model, onnx.ModelProto):
+        external_data.require_none(model)
+        return _from_proto(model)
+    if not isinstance(model, str | Path):
+        raise OdtpackError(
+            "bad-model-type",
+            f"model is a {type(model).__name__}; it must be a path, an onnx.ModelProto or an "
+            "onnx_ir.Model",
+        )
+    path = Path(model)
+    if not path.is_file():
+        raise OdtpackError(
+            "model-not-found",
+            f"there is no file {str(path)!r}",
+            hint="pass the path of a forward model, for example model.onnx",
+        )
+    try:
+        content = map_file(path)
+    except OSError as error:
+        raise model_not_readable(path, error) from error
+    try:
+        proto, arrays = _parse(content, str(path))
+    except (google.protobuf.message.DecodeError, MemoryError):
+        raise not_onnx(path) from None
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise not_onnx(path)
+    for tensor, array in external_data.load_beside(proto, path, _is_in_place, map_file):
+        _keep(tensor, array, str(path), arrays)
+    return Source(proto, str(path), arrays)
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, mapped into memory: read when they are used, and never copied.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as stream:
+        if path.stat().st_size == 0:  # which cannot be mapped
+            return memoryview(b"")
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _parse(content: memoryview, where: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Parse a serialized model and detach its large tensors, which become views of it."""
+    light, spans = protobuf_wire.detach(content)
+    proto = onnx.ModelProto()
+    proto.ParseFromString(light)
+    arrays: dict[str, np.ndarray] = {}
+    for index, span in spans.items():
+        tensor = proto.graph.initializer[index]
+        body = content[span.offset : span.offset + span.length]
+        if _is_in_place(tensor):
+            _keep(tensor, body, where, arrays)
+        else:
+            tensor.raw_data = bytes(body)
+    return proto, arrays
+
+
+def _keep(
+    tensor: onnx.TensorProto, body: memoryview, where: str, arrays: dict[str, np.ndarray]
+) -> None:
+    """Detach a tensor: its values are these bytes."""
+    wanted = _wanted_bytes(tensor)
+    if len(body) != wanted:
+        raise _wrong_size(tensor, f"{len(body)} bytes, and not {wanted}", where)
+    dtype = ir.DataType(tensor.data_type).numpy()
+    if tensor.name in arrays:  # the checker says so of small ones
+        raise OdtpackError(
+            "invalid-model",
+            f"the model has two initializers {tensor.name!r}",
+            where=where,
+            hint="export it again",
+        )
+    arrays[tensor.name] = np.frombuffer(body, dtype.newbyteorder("<")).reshape(tuple(tensor.dims))
+    tensor.dims[:] = [0]
+
+
+def _from_proto(model: onnx.ModelProto) -> Source:
+    try:
+        proto, arrays = _parse(memoryview(model.SerializeToString()), _IN_MEMORY)
+    except (ValueError, google.protobuf.message.EncodeError):  # more than 2 GB
+        proto, arrays = onnx.ModelProto(), {}
+        proto.CopyFrom(model)
+    return Source(proto, _IN_MEMORY, arrays)
+
+
+def _from_ir(model: ir.Model) -> Source:
+    light = external_data.load_into(model.clone())
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in light.graph.initializers.items():
+        tensor = value.const_value
+        if (
+            tensor is not None
+            and tensor.dtype in _IN_PLACE
+            and tensor.nbytes >= protobuf_wire.LEAST
+        ):
+            arrays[name] = tensor.numpy()
+            value.const_value = ir.tensor(np.empty(0, tensor.dtype.numpy()), name=name)
+    proto = ir.to_proto(light)
+    external_data.require_none(proto)
+    return Source(proto, _IN_MEMORY, arrays)
+
+
+def check_bytes(tensor: onnx.TensorProto, where: str) -> None:
+    """Check that a tensor holds exactly as many values as its shape and type say.
+
+    Raises:
+        OdtpackError: It does not (``initializer-size``), or its type is unknown.
+    """
+    _check_type(tensor, where)
+    if tensor.HasField("raw_data"):
+        wanted = _wanted_bytes(tensor)
+        fits = len(tensor.raw_data) == wanted
+        held = f"{len(tensor.raw_data)} bytes, and not {wanted}"
+    else:
+        held = "another number of values"
+        try:
+            fits = onnx.numpy_helper.to_array(tensor).shape == tuple(tensor.dims)
+        except (ValueError, TypeError, KeyError):
+            fits = False
+    if not fits:
+        raise _wrong_size(tensor, held, where)
+
+
+def _check_type(tensor: onnx.TensorProto, where: str) -> None:
+    try:
+        ir.DataType(tensor.data_type)
+    except ValueError:
+        raise OdtpackError(
+            "unknown-element-type",
+            f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
+            where=where,
+            hint="the model is damaged or newer than ONNX here: export it again",
+        ) from None
+
+
+def _is_in_place(tensor: Any) -> bool:
+    """Whether numpy can read a tensor's elements where they are."""
+    return tensor.data_type in _IN_PLACE and min(tensor.dims, default=0) >= 0
+
+
+def _wanted_bytes(tensor: onnx.TensorProto) -> int:
+    bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
+    return -(-bits // 8)
+
+
+def _wrong_size(tensor: onnx.TensorProto, held: str, where: str) -> OdtpackError:
+    dtype = ir.DataType(tensor.data_type).name
+    return OdtpackError(
+        "initializer-size",
+        f"tensor {tensor.name!r} of type {dtype} and shape {list(tensor.dims)} holds {held}",
+        where=where,
+        hint="the model is damaged: export or copy it again",
+    )

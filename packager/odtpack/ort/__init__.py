@@ -1,0 +1,1 @@
+"""ONNX Runtime's own formats: ORT models, operator configurations, reduced builds."""

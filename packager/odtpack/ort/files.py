@@ -1,0 +1,153 @@
+"""ORT format files of a package, the operators they need, and their place in its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from odtpack.ort.choices import OrtFormat, Platform, Style, Types
+from odtpack.ort.format import convert_models
+from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
+from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.export.inference_model import export_inference_model
+from odtpack_runtime.files.folder_update import update_folder
+from odtpack_runtime.package.listed_files import signature_path
+from odtpack_runtime.package.manifest import ExtraFile, Manifest
+from odtpack_runtime.package.package import Package
+
+ORT_ROLES = frozenset({"ort_model", "operators_config", "operators_and_types_config"})
+"""Roles of what :func:`write_ort_files` writes."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """An inference model to add to a package: its outputs, and its parameters by name."""
+
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, Array]
+
+
+def write_ort_files(
+    models: Mapping[str, Path],
+    formats: OrtFormat,
+    folder: Path,
+    prefix: str = "",
+    custom_op_library: Path | None = None,
+) -> list[ExtraFile]:
+    """Write models in ORT format and the configurations of operators they need.
+
+    Args:
+        models: Models in ONNX format by their name in the manifest.
+        formats: Which variants of each.
+        folder: Where the files go: ``X.ort`` for ``X.onnx``, or the variant's name, its
+            ``X.required_operators.config``, and for all of them together
+            ``required_operators.config`` and ``required_operators_and_types.config``.
+        prefix: Start of the names of the last two.
+        custom_op_library: Shared library with the models' custom operators.
+
+    Returns:
+        The files as the manifest lists them.
+
+    Raises:
+        OdtpackError: ONNX Runtime cannot convert a model.
+    """
+    made: list[ExtraFile] = []
+    graphs: dict[str, list[Path]] = {}
+    with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
+        for key, model in models.items():
+            written = convert_models([model], formats, folder, custom_op_library)
+            graphs[key] = []
+            for out, (_, style, platform) in written.items():
+                made.append(_entry(out, "ort_model", key, style, platform))
+                replays = (False, True) if style is Style.RUNTIME else (None,)
+                for replay in replays:
+                    run = SessionRun(key, out, platform, None, model, replay)
+                    graph = Path(scratch) / f"{out.stem}.applied.ort"
+                    graphs[key].append(final_graph(run, graph, custom_op_library))
+            config = folder / f"{model.stem}.{CONFIG_NAME}"
+            _write_config(config, graphs[key], Types.NONE)
+            made.append(_entry(config, "operators_config", key))
+        together = [graph for of_model in graphs.values() for graph in of_model]
+        for name, types, role in (
+            (CONFIG_NAME, Types.NONE, "operators_config"),
+            (TYPES_CONFIG_NAME, Types.OPERATOR, "operators_and_types_config"),
+        ):
+            config = folder / f"{prefix}{name}"
+            _write_config(config, together, types)
+            made.append(_entry(config, role, None))
+    return made
+
+
+def with_ort_files(manifest: Manifest, made: Sequence[ExtraFile]) -> Manifest:
+    """Return a manifest that lists these files in place of those of the same roles."""
+    roles = ORT_ROLES | {file.role for file in made}
+    kept = tuple(file for file in manifest.files.extra if file.role not in roles)
+    files = manifest.files.model_copy(update={"extra": (*kept, *made)})
+    return manifest.model_copy(update={"files": files})
+
+
+def add_ort_files(
+    package: Package, formats: OrtFormat, inference: Inference | None = None
+) -> list[ExtraFile]:
+    """Write a package's models in ORT format, replacing those that are there.
+
+    Args:
+        package: The package.
+        formats: Which variants.
+        inference: Inference model to add too; the one that the package has if None.
+
+    Returns:
+        The files as the manifest now lists them.
+
+    Raises:
+        OdtpackError: A model cannot be converted or a file cannot be written. The package
+            is as it was then.
+    """
+    prefix = package.training_model.name.removesuffix("training_model.onnx")
+    models = onnx_models(package)
+    before = package.manifest
+    made: list[ExtraFile] = []
+    # A signature is one of the manifest that was, and would be refused.
+    signature = signature_path(package.path / package.manifest_name).name
+    obsolete = {file.path for file in before.files.extra if file.role in ORT_ROLES} | {signature}
+    with update_folder(package.path, last=package.manifest_name, obsolete=obsolete) as stage:
+        if inference is not None:
+            out = stage / f"{prefix}{INFERENCE_MODEL}.onnx"
+            export_inference_model(package.eval_model, inference.parameters, out, inference.outputs)
+            made.append(_entry(out, INFERENCE_MODEL, None))
+            models[INFERENCE_MODEL] = out
+        made += write_ort_files(models, formats, stage, prefix)
+        manifest = with_ort_files(before, made)
+        (stage / package.manifest_name).write_bytes(manifest.to_json().encode())
+    return made
+
+
+def _write_config(path: Path, graphs: Iterable[Path], types: Types) -> None:
+    # The names of temporary files would make each build's bytes differ.
+    text = config_of(graphs, types).text(["Operators of the models in ORT format of this package"])
+    path.write_text(text, newline="\n")
+
+
+def _entry(
+    path: Path,
+    role: str,
+    of: str | None,
+    style: Style | None = None,
+    platform: Platform | None = None,
+) -> ExtraFile:
+    data = path.read_bytes()
+    return ExtraFile.model_validate(
+        {
+            "path": path.name,
+            "size_bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "role": role,
+            "of": of,
+            "style": None if style is None else style.value,
+            "platform": None if platform is None else platform.value,
+        }
+    )

@@ -1,0 +1,160 @@
+"""Models in ORT format: ONNX Runtime's own files, optimized once and for all by a session.
+
+What ``onnxruntime.tools.convert_onnx_models_to_ort`` writes; that converter takes the
+optimization level from an environment variable, and here it is the model's own. ONNX Runtime
+writes the initializers of a model in an order that changes from run to run, so these are the
+only files of a package whose bytes are not the same twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import onnxruntime
+
+from odtpack.errors import OdtpackError
+from odtpack.ort.choices import OrtFormat, Platform, Style
+
+LEVELS: Final[Mapping[str, onnxruntime.GraphOptimizationLevel]] = {
+    "disable": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+"""Optimization levels as ``odtpack.optimization_level`` and the command line name them."""
+
+
+RuntimeOptimizations = Literal["save", "apply"]
+
+
+def convert_model(
+    model: Path,
+    out: Path,
+    *,
+    style: Style = Style.FIXED,
+    platform: Platform | None = None,
+    level: str | None = None,
+    custom_op_library: Path | None = None,
+) -> None:
+    """Write a model in ORT format.
+
+    Args:
+        model: The model, ``.onnx``.
+        out: Where the file goes, replacing one that is there.
+        style: How it is optimized.
+        platform: Processors it is for. Only for amd64 are convolutions laid out in blocks of
+            channels (NCHWc), which other processors have no kernels for.
+        level: Key of :data:`LEVELS`; by default the one that the model's metadata names,
+            and ``all`` if they name none.
+        custom_op_library: Shared library with the model's custom operators.
+
+    Raises:
+        OdtpackError: ONNX Runtime cannot convert the model.
+    """
+    optimize_model(
+        model,
+        out,
+        level=level or recorded_level(model),
+        platform=platform,
+        runtime="save" if style is Style.RUNTIME else None,
+        custom_op_library=custom_op_library,
+    )
+
+
+def optimize_model(
+    model: Path,
+    out: Path,
+    *,
+    level: str,
+    platform: Platform | None,
+    runtime: RuntimeOptimizations | None = None,
+    custom_op_library: Path | None = None,
+) -> None:
+    """Write what a session makes of a model, in ORT format.
+
+    Args:
+        model: The model, ``.onnx``.
+        out: Where the file goes.
+        level: Key of :data:`LEVELS`.
+        platform: Processors it is for.
+        runtime: Record the optimizations that may wait for the runtime, or apply these only.
+        custom_op_library: Shared library with the model's custom operators.
+
+    Raises:
+        OdtpackError: ONNX Runtime cannot convert the model.
+    """
+    options = session_options(level, platform)
+    options.optimized_model_filepath = str(out)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    if runtime is not None:
+        options.add_session_config_entry("optimization.minimal_build_optimizations", runtime)
+    try:
+        if custom_op_library is not None:
+            options.register_custom_ops_library(str(custom_op_library.resolve()))
+        open_optimized(model, options, platform)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise OdtpackError(
+            "ort-conversion-failed",
+            f"ONNX Runtime cannot convert {model.name!r} to ORT format: {error}",
+            hint="leave ORT format out, or report the model",
+        ) from error
+
+
+def session_options(level: str, platform: Platform | None) -> onnxruntime.SessionOptions:
+    """Return the options of a session that optimizes for a platform."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that what it saves fits this processor
+    options.graph_optimization_level = LEVELS[level]
+    int8 = "1" if platform is Platform.ARM else "0"
+    options.add_session_config_entry("session.qdqisint8allowed", int8)
+    return options
+
+
+def open_optimized(
+    model: Path, options: onnxruntime.SessionOptions, platform: Platform | None
+) -> onnxruntime.InferenceSession:
+    """Open a session that optimizes for a platform and not for this processor."""
+    return onnxruntime.InferenceSession(
+        str(model),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=None if platform is Platform.AMD64 else ["NchwcTransformer"],
+    )
+
+
+def recorded_level(model: Path) -> str:
+    """Return the optimization level that a model's metadata name, ``all`` if they name none."""
+    from odtpack_runtime.session.options import read_metadata
+
+    level = read_metadata(model).get("odtpack.optimization_level", "all")
+    return level if level in LEVELS else "all"
+
+
+def convert_models(
+    models: Sequence[Path], formats: OrtFormat, folder: Path, custom_op_library: Path | None = None
+) -> dict[Path, tuple[Path, Style, Platform | None]]:
+    """Write every variant of every model.
+
+    Args:
+        models: The models, ``X.onnx``.
+        formats: Which files each becomes.
+        folder: Where the files go.
+        custom_op_library: Shared library with the models' custom operators.
+
+    Returns:
+        For each file, in the order written, its model, style and platform.
+
+    Raises:
+        OdtpackError: ONNX Runtime cannot convert a model.
+    """
+    written = {}
+    for model in models:
+        for style, platform in formats.variants():
+            out = folder / formats.name(model.stem, style, platform)
+            convert_model(
+                model, out, style=style, platform=platform, custom_op_library=custom_op_library
+            )
+            written[out] = (model, style, platform)
+    return written

@@ -1,0 +1,1 @@
+"""From a loaded model to the files of a package."""

@@ -1,0 +1,270 @@
+"""From a forward model to a package on disk: what the command line and the demo call.
+
+``artifacts.generate_artifacts`` is the reference's call with the reference's arguments;
+:func:`build_package` takes patterns in place of names and an optimizer with its
+hyperparameters. Both end in :func:`write_artifacts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from odtpack import optimizers, targets
+from odtpack.errors import OdtpackError
+from odtpack.gc_pause import paused_collector
+from odtpack.losses import Loss, make_loss
+from odtpack.model.loading import ModelLike, load_model
+from odtpack.onnxblock.models import parameters
+from odtpack.onnxblock.optim import BlockOptimizer
+from odtpack.ort.choices import OrtFormat
+from odtpack.ort.files import with_ort_files, write_ort_files
+from odtpack.ort.session_runs import TRAINING_MODELS
+from odtpack.ort_training.optimizer import inexpressible
+from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
+from odtpack.package.digest import file_digest, model_digest, recipe_digest
+from odtpack.package.emit import listed_files, write_package
+from odtpack.package.optimizer_update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
+from odtpack.package.patterns import resolve, unreached
+from odtpack.package.storage import Storage
+from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
+from odtpack_runtime.package.manifest import Manifest
+
+MANIFEST = "manifest.json"
+
+
+@paused_collector()
+def build_package(
+    model: ModelLike,
+    folder: str | os.PathLike[str],
+    *,
+    loss: str | None,
+    loss_options: Mapping[str, object] | None = None,
+    optimizer: optimizers.Optimizer | None = None,
+    update: Update = PLAIN_UPDATE,
+    accumulation_steps: int = 1,
+    train: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    loss_inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    frozen_storage: Storage | None = None,
+    ort_format: OrtFormat | None = None,
+    nominal: bool = False,
+    onnxruntime: str | None = None,
+    remark: Callable[[str], None] | None = None,
+    runtime: targets.Runtime = targets.STOCK,
+) -> Manifest:
+    """Build a package.
+
+    Args:
+        model: Forward model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        folder: Where the package goes: a folder that does not exist, is empty, or holds
+            a package, whose files are replaced.
+        loss: Name in :data:`odtpack.losses.LOSSES`; None if the model's first output is
+            the loss.
+        loss_options: Options of the loss by name, see docs/losses.md.
+        optimizer: Formula and hyperparameters; AdamW with its defaults if None.
+        update: Clipping, parameter groups and schedule around the optimizer.
+        accumulation_steps: Batches whose gradients make one optimizer step.
+        train: Patterns of the parameters to train, see :func:`odtpack.package.patterns.resolve`.
+        freeze: Patterns of the parameters to freeze.
+        loss_inputs: Names of the values that the loss reads, see
+            :class:`odtpack.package.training.Recipe`; the first outputs if empty.
+        outputs: Names of further values that the training and evaluation models return.
+        frozen_storage: How large frozen weights are stored, see :mod:`odtpack.package.storage`.
+        ort_format: Also write each model in ORT format, in these variants, and the
+            operators that a reduced build needs.
+        nominal: Also write a checkpoint without values.
+        onnxruntime: Version of ONNX Runtime that must load the package, ``"1.20"``; any if None.
+        remark: Takes a sentence about each parameter that nobody froze and that still will
+            not train.
+        runtime: What is to run the package.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        OdtpackError: Bad input, or a folder that cannot be written or holds other things.
+            Nothing has been written then.
+    """
+    destination = check_folder(folder)
+    if loss is None and loss_options:
+        raise OdtpackError(
+            "option-not-used",
+            f"the option {next(iter(loss_options))!r} is given for a loss, and there is none",
+            hint="leave it out, or name a loss",
+        )
+    chosen = None if loss is None else make_loss(loss, loss_options)
+    try:
+        loaded = load_model(model, named=(*train, *freeze))
+        read = tuple(loss_inputs) or _first_outputs(loaded, chosen)
+        trained, frozen = resolve(loaded, train, freeze, read)
+        if remark is not None:
+            for name in unreached(loaded, read):
+                remark(f"{name} is not reached from the loss: it stays a constant")
+        if not trained:
+            raise OdtpackError(
+                "nothing-to-train",
+                "no parameter is left to train"
+                if freeze
+                else "the model has no parameter that a gradient reaches",
+                hint="odtpack inspect MODEL.onnx lists the parameters",
+            )
+        recipe = TrainingGraphSpec(
+            trained,
+            frozen,
+            chosen,
+            tuple(loss_inputs),
+            tuple(outputs),
+            accumulation_steps,
+            runtime=runtime,
+            newest_opset=targets.newest_opset(onnxruntime),
+            frozen_storage=frozen_storage,
+        )
+        manifest = write_artifacts(
+            loaded,
+            recipe,
+            optimizer or optimizers.AdamW(),
+            destination,
+            update=update,
+            ort_format=ort_format,
+            nominal=nominal,
+            onnxruntime=onnxruntime,
+        )
+    except OdtpackError as error:
+        if error.where is None and isinstance(model, str | Path):
+            error.where = str(model)
+        raise
+    assert manifest is not None  # noqa: S101 - there is none only without an optimizer
+    return manifest
+
+
+def _first_outputs(model: ir.Model, loss: Loss | None) -> tuple[str, ...]:
+    """What a loss reads that is told nothing else."""
+    count = 1 if loss is None else len(loss.reads)
+    return tuple(str(value.name) for value in model.graph.outputs[:count])
+
+
+def write_artifacts(
+    model: ir.Model,
+    recipe: TrainingGraphSpec,
+    optimizer: optimizers.Optimizer | BlockOptimizer | None,
+    folder: Path,
+    *,
+    update: Update = PLAIN_UPDATE,
+    prefix: str = "",
+    ort_format: OrtFormat | None = None,
+    custom_op_library: Path | None = None,
+    nominal: bool = False,
+    onnxruntime: str | None = None,
+) -> Manifest | None:
+    """Differentiate a loaded model and write everything that a recipe asks for.
+
+    Args:
+        model: Model as :func:`odtpack.model.loading.load_model` returns it.
+        recipe: What to train and how.
+        optimizer: Optimizer to emit, or None.
+        folder: Destination; created if needed.
+        update: Clipping, parameter groups and schedule around the optimizer.
+        prefix: Start of every file name.
+        ort_format: Also write each model in ORT format, in these variants, and the
+            operators that a reduced build needs.
+        custom_op_library: Shared library with custom operators, for the conversion.
+        nominal: Also write a checkpoint without values.
+        onnxruntime: Version of ONNX Runtime that must load the package; any if None.
+
+    Returns:
+        The manifest; None without an optimizer.
+
+    Raises:
+        OdtpackError: Bad input, or a folder that cannot be written. Nothing has been
+            written then.
+    """
+    stock = recipe.runtime == targets.STOCK
+    if ort_format and not stock:
+        raise OdtpackError(
+            "target-cannot",
+            "the ORT format is written by this ONNX Runtime, which does not know the operators "
+            "of onnxruntime-training",
+            hint="convert with onnxruntime-training: "
+            "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
+        )
+    targets.require_runtime(model.graph.opset_imports[""], recipe.runtime)
+    graphs = build_graphs(model, recipe)
+    opset = graphs.training.graph.opset_imports[""]
+    if onnxruntime is not None:
+        targets.require(onnxruntime, opset)
+    pair: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None = None
+    if isinstance(optimizer, BlockOptimizer) and optimizer.formula is not None:
+        update = Update(clip=optimizer.clip)
+        optimizer = optimizer.formula
+    if isinstance(optimizer, BlockOptimizer):
+        if not stock:
+            raise inexpressible("an optimizer that blocks write")
+        pair = optimizer, optimizer.model(parameters(graphs), opset)
+    elif optimizer is not None:
+        resolved = resolve_update(optimizer, update, graphs)
+        if stock:
+            pair = resolved, resolved.model(opset, graphs.master)
+        else:
+            pair = resolved, peer_optimizer(resolved, opset)
+    digest = recipe_digest(
+        model,
+        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
+        loss=graphs.loss,
+        recipe=dataclasses.replace(recipe, train=(), frozen=(), loss=None),  # resolved above
+        update=None if pair is None else pair[0].describe(),
+        optimizer=None if pair is None else model_digest(pair[1]),
+        prefix=prefix,
+        nominal=nominal,
+        ort_format=ort_format,
+        custom_op_library=None if custom_op_library is None else file_digest(custom_op_library),
+    )
+    if ort_format is None:
+        return write_package(graphs, pair, folder, prefix, nominal=nominal, recipe_digest=digest)
+    # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
+    name = f"{prefix}{MANIFEST}"
+    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
+        manifest = write_package(graphs, pair, stage, prefix, nominal=nominal, recipe_digest=digest)
+        models = {key: stage / f"{prefix}{key}.onnx" for key in TRAINING_MODELS}
+        present = {key: path for key, path in models.items() if path.exists()}
+        made = write_ort_files(present, ort_format, stage, prefix, custom_op_library)
+        if manifest is not None:
+            manifest = with_ort_files(manifest, made)
+            (stage / name).write_bytes(manifest.to_json().encode())
+    return manifest
+
+
+def check_folder(folder: str | os.PathLike[str]) -> Path:
+    """Refuse to mix a package with other things.
+
+    Args:
+        folder: Where a package is to go.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OdtpackError: It is a file, or it holds files and no manifest.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise OdtpackError(
+            "package-not-written",
+            f"{str(path)!r} is a file, and a package is a folder",
+            hint="choose another folder (--out DIR)",
+        )
+    finish_update(path)
+    found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
+    if found and not (path / MANIFEST).is_file():
+        raise OdtpackError(
+            "folder-not-empty",
+            f"the folder {str(path)!r} holds files that are no package",
+            hint="choose an empty or a new folder (--out DIR)",
+        )
+    return path

@@ -1,0 +1,101 @@
+"""Which initializers of a forward model are parameters.
+
+A model file does not say: weights lie beside masks, scales and running statistics. What
+is named is trained or frozen as told; this is the guess for what is not named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.backward import influences
+from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.model.exporters import KIND, made_up
+from odtpack.model.loading import is_lifted_constant
+from odtpack.passes import batch_norm
+
+# Inputs that set an operator up: no model trains them, though some have a gradient.
+_SETTINGS = {
+    "BatchNormalization": (3, 4),
+    "CastLike": (1,),
+    "Clip": (1, 2),
+    "Dropout": (1,),
+    "NegativeLogLikelihoodLoss": (2,),
+    "OneHot": (2,),
+    "Pad": (2,),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2),
+    "SoftmaxCrossEntropyLoss": (2,),
+}
+
+_HUGE = 1e30  # beyond lie the values with which masks shut out
+_CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have billions
+
+
+def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
+    """Initializers that look like parameters, in the order of the model.
+
+    They are float vectors and larger that a gradient reaches, but no running statistics,
+    no settings of an operator, no masks, and nothing that the exporter noted as a buffer
+    or wrote as a constant (unless the model keeps everything in constants, as some
+    converters do). Scalars are left out too. A pattern that is the very name of an
+    initializer finds all of these.
+
+    Args:
+        model: As :func:`odtpack.model.loading.load_model` returns it.
+        read: Names of the values from which a gradient starts; all outputs if empty.
+    """
+    graph = model.graph
+    values = [*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)]
+    starts = [value for value in values if value.name in read] if read else graph.outputs
+    reaching = influences(graph, starts)
+    return [name for name in look_alikes(model) if graph.initializers[name] in reaching]
+
+
+def look_alikes(model: ir.Model) -> list[str]:
+    """The same, whether a gradient reaches them or not."""
+    graph = model.graph
+    state = set(batch_norm.state_names(graph))
+    unnamed = made_up(graph)
+    found = [
+        value
+        for name, value in graph.initializers.items()
+        if name not in state and _looks_trainable(value, name in unnamed)
+    ]
+    stored = [value for value in found if not is_lifted_constant(value)]
+    return [str(value.name) for value in stored or found]
+
+
+def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
+    if value.dtype not in TRAINABLE_TYPES or value.shape is None or value.shape.rank() == 0:
+        return False
+    if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
+        return False
+    uses = value.uses()
+    if all(use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses) and uses:
+        return False
+    if value.const_value is None:
+        return False
+    array = value.const_value.numpy()
+    shut_out = (float(part.max()) >= _HUGE or float(part.min()) <= -_HUGE for part in _parts(array))
+    if array.size == 0 or any(shut_out) or not all(np.isfinite(p).all() for p in _parts(array)):
+        return False
+    if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
+        return True
+    fill = all((part == array.flat[0]).all() for part in _parts(array))  # or a factor
+    if is_lifted_constant(value):
+        return not fill
+    if not unnamed:
+        return True
+    counted = all((part == part.round()).all() for part in _parts(array))  # positions, one-hot
+    return not (fill or counted)
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array piece by piece, as flat views."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        yield flat[start : start + _CHUNK]

@@ -1,0 +1,253 @@
+"""Writes a package: models, checkpoint and the manifest that names them.
+
+A package takes its place as a whole, see :mod:`odtpack_runtime.files.folder_update`. Without an
+optimizer model there is no package, and no manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+import odtpack
+from odtpack import targets
+from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.onnxblock.optim import BlockOptimizer
+from odtpack.package.optimizer_update import ResolvedUpdate
+from odtpack.package.parameters import Parameter
+from odtpack.package.training import STATE_SUFFIX, Graphs
+from odtpack.passes.accumulate import OUTPUT_SUFFIX
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.folder_update import update_folder
+from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
+from odtpack_runtime.package.manifest import MEANINGS, Manifest
+
+_PROTOBUF_LIMIT = 2**31
+
+
+def write_package(
+    graphs: Graphs,
+    optimizer: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None,
+    folder: Path,
+    prefix: str = "",
+    *,
+    nominal: bool = False,
+    recipe_digest: str | None = None,
+    carried: CheckpointData | None = None,
+) -> Manifest | None:
+    """Write a package into ``folder``, in place of the package or the files of its names.
+
+    Args:
+        graphs: Training and evaluation models, their parameters and their loss.
+        optimizer: What an optimizer step does and its model, or None to write none.
+        folder: Destination; created if needed.
+        prefix: Start of every file name.
+        nominal: Also write a nominal checkpoint: names and types without values.
+        recipe_digest: What decided the build, see :mod:`odtpack.package.digest`.
+        carried: Checkpoint whose optimizer state and properties the package's takes over.
+
+    Returns:
+        The manifest as written; None without an optimizer.
+
+    Raises:
+        OdtpackError: A file cannot be written, or a model exceeds protobuf's 2 GB.
+    """
+    models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
+    if optimizer is not None:
+        models["optimizer_model"] = optimizer[1]
+    name = f"{prefix}{MANIFEST_NAME}"
+    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
+        staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
+        if optimizer is None:
+            return None
+        manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest)
+        with atomic_write(stage / name) as stream:
+            stream.write(manifest.to_json().encode())
+    return manifest
+
+
+def listed_files(folder: Path, name: str) -> set[str]:
+    """The files of the package that lies in a folder, whatever state they are in."""
+    path = folder / name
+    try:
+        files = Manifest.from_json(read_manifest(path), name).files.all()
+    except OdtpackError:
+        return set()  # no package, or one that nobody can read: its files stay
+    plain = {file.path for file in files if file.path == Path(file.path).name}
+    return plain | {signature_path(path).name}
+
+
+def _stage(
+    models: dict[str, ir.Model],
+    parameters: Iterable[Parameter],
+    scratch: Path,
+    prefix: str,
+    nominal: bool,
+    carried: CheckpointData | None,
+) -> dict[str, Path]:
+    """Write every file but the manifest into ``scratch``."""
+    staged = {}
+    for key, model in models.items():
+        proto = ir.to_proto(model)
+        if proto.ByteSize() >= _PROTOBUF_LIMIT:
+            raise OdtpackError(
+                "model-too-large",
+                f"the {key.replace('_', ' ')} would exceed 2 GB, the limit of a protobuf file",
+                hint="list the large initializers under --train or --freeze, so that they go "
+                "to the checkpoint",
+            )
+        staged[key] = scratch / f"{prefix}{key}.onnx"
+        with atomic_write(staged[key]) as stream:
+            stream.write(proto.SerializeToString(deterministic=True))
+    arrays = {p.name: p for p in parameters}
+    data = CheckpointData(
+        {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
+        {n: p.value() for n, p in arrays.items() if p.role != "trainable"},
+    )
+    if carried is not None:
+        data.optimizer, data.properties = carried.optimizer, carried.properties
+    staged["checkpoint"] = scratch / f"{prefix}checkpoint"
+    write_checkpoint(staged["checkpoint"], data)
+    tensors = scratch / f"{prefix}checkpoint.data"
+    if tensors.exists():
+        staged["checkpoint_data"] = tensors
+    if nominal:
+        staged["nominal_checkpoint"] = scratch / f"{prefix}nominal_checkpoint"
+        empty = CheckpointData(
+            {n: np.empty(0, a.dtype) for n, a in data.trainable.items()},
+            {n: np.empty(0, a.dtype) for n, a in data.frozen.items()},
+            nominal=True,
+        )
+        write_checkpoint(staged["nominal_checkpoint"], empty)
+    return staged
+
+
+def _manifest(
+    graphs: Graphs,
+    models: dict[str, ir.Model],
+    update: ResolvedUpdate | BlockOptimizer,
+    staged: dict[str, Path],
+    recipe_digest: str | None,
+) -> Manifest:
+    graph = graphs.training.graph
+    peer = graphs.runtime == targets.ORT_TRAINING
+    opsets = (model.graph.opset_imports[""] for model in models.values())
+    lowest = targets.ORT_TRAINING_TARGET if peer else targets.lowest_target(max(opsets))
+    inputs, outputs = _inputs(graphs), _outputs(graph)
+    roles = [str(item["role"]) for item in (*inputs, *outputs)]
+    roles += [parameter.role for parameter in graphs.parameters]
+    content = {
+        "schema_version": 1,
+        "tool": {
+            "odtpack": odtpack.__version__,
+            "onnx": onnx.__version__,
+            "onnx_ir": ir.__version__,
+        },
+        "files": {key: _file(path) for key, path in staged.items()},
+        **({"target": graphs.runtime} if peer else {}),
+        "minimum_onnxruntime": lowest.name,
+        "ir_version": graphs.training.ir_version,
+        "opsets": dict(sorted(graph.opset_imports.items())),
+        "inputs": inputs,
+        "outputs": outputs,
+        "loss": graphs.loss.name,
+        "loss_options": dict(graphs.loss.options) or None,
+        **update.describe(),
+        "accumulation_steps": graphs.accumulation_steps,
+        "parameters": [
+            {
+                "name": p.name,
+                "shape": list(p.tensor.shape.numpy()),
+                "dtype": p.dtype.numpy().name,
+                **(
+                    {"model_dtype": p.tensor.dtype.numpy().name}
+                    if p.dtype != p.tensor.dtype
+                    else {}
+                ),
+                **({"scale": p.scale} if p.scale else {}),
+                "role": p.role,
+                "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
+            }
+            for p in graphs.parameters
+        ],
+        "roles": {role: MEANINGS[role] for role in roles},
+        "operators": {key: operators(model.graph) for key, model in models.items()},
+        "recipe_digest": recipe_digest,
+    }
+    return Manifest.from_json(json.dumps(content).encode(), "manifest.json").sealed()
+
+
+def _file(path: Path) -> dict[str, object]:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+        return {"path": path.name, "size_bytes": stream.tell(), "sha256": digest.hexdigest()}
+
+
+def _value(value: ir.Value, role: str) -> dict[str, object]:
+    dims = dims_of(value)
+    return {
+        "name": value.name,
+        "dtype": _type_name(value.dtype or ir.DataType.FLOAT),
+        "shape": list(dims or ()),
+        "role": role,
+    }
+
+
+def _inputs(graphs: Graphs) -> list[dict[str, object]]:
+    """The inputs that the caller feeds: neither parameters nor gradient buffers."""
+    parameters = {p.name for p in graphs.parameters}
+    inputs = []
+    for value in graphs.evaluation.graph.inputs:
+        if value.name in parameters:
+            continue
+        role = graphs.loss.roles.get(value.name or "", "data")
+        entry = _value(value, role)
+        for key in ("class_count", "ignore_index"):
+            known = graphs.loss.metadata.get(f"odtpack.{key}")
+            if role == "labels" and known is not None:
+                entry[key] = int(known)
+        inputs.append(entry)
+    return inputs
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return "string" if dtype == ir.DataType.STRING else dtype.numpy().name
+
+
+def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
+    shown = [
+        value
+        for value in graph.outputs
+        if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX))
+    ]
+    return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
+
+
+def operators(graph: ir.Graph) -> dict[str, dict[str, int]]:
+    """Operator types in a graph and its subgraphs, by domain, sorted.
+
+    Returns:
+        For each domain, each operator and the opset version since which it is what the
+        graph's opset has: the version of the kernel that a reduced runtime must contain.
+    """
+    used = {(node.domain, node.op_type) for node in nodes_of(graph)}
+    found: dict[str, dict[str, int]] = {}
+    for domain, op_type in used:
+        opset = graph.opset_imports.get(domain, 1)
+        since = opset
+        if onnx.defs.has(op_type, opset, domain):
+            since = onnx.defs.get_schema(op_type, opset, domain).since_version
+        elif domain:
+            since = 1  # contributed operators have one version
+        found.setdefault(domain or "ai.onnx", {})[op_type] = since
+    return {domain: dict(sorted(names.items())) for domain, names in sorted(found.items())}

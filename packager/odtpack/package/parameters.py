@@ -1,0 +1,124 @@
+"""The parameters of a package: how they are stored, and how models take them as inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.errors import OdtpackError
+from odtpack.package import storage
+from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
+
+SCALE_SUFFIX = ".int8_scale"
+"""Ends the name of the scale of a parameter that is stored as int8."""
+
+Role = Literal["trainable", "frozen", "state"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """An initializer of the forward model that became an input.
+
+    Attributes:
+        name: As in the forward model.
+        role: What training does with it.
+        tensor: Its value, in the model's own type.
+        dtype: Type of the input: the model's own, for a trainable parameter the master type,
+            for a frozen weight that of its storage.
+        stored: Frozen weights in another storage: the value as the checkpoint holds it.
+        scale: Name of the parameter by which ``stored`` is to be multiplied.
+    """
+
+    name: str
+    role: Role
+    tensor: ir.TensorProtocol
+    dtype: ir.DataType
+    stored: ir.TensorProtocol | None = None
+    scale: str | None = None
+
+    def value(self) -> np.ndarray:
+        """The value as the checkpoint holds it."""
+        tensor = self.tensor if self.stored is None else self.stored
+        return np.ascontiguousarray(tensor.numpy(), self.dtype.numpy())
+
+
+def store_frozen(
+    graph: ir.Graph, parameters: Sequence[Parameter], wanted: storage.Storage
+) -> tuple[Parameter, ...]:
+    """Store large frozen weights in fewer bytes; a scale follows the weight it belongs to."""
+    found: list[Parameter] = []
+    for parameter in parameters:
+        stored = None
+        if parameter.role == "frozen" and storage.is_weight(graph.initializers[parameter.name]):
+            stored = storage.store(parameter.name, parameter.tensor, wanted)
+        if stored is None:
+            found.append(parameter)
+            continue
+        scale = None if stored.scale is None else f"{parameter.name}{SCALE_SUFFIX}"
+        found.append(
+            dataclasses.replace(
+                parameter, dtype=stored.values.dtype, stored=stored.values, scale=scale
+            )
+        )
+        if scale is not None and stored.scale is not None:
+            found.append(Parameter(scale, "frozen", stored.scale, stored.scale.dtype))
+    if all(parameter.stored is None for parameter in found):
+        raise OdtpackError(
+            "storage-not-used",
+            f"the model has no frozen weight to store as {wanted}",
+            hint=f"freeze some of its float32 weights with {storage.SMALLEST} elements or more "
+            "(--freeze GLOB), or leave --frozen-dtype out",
+        )
+    return tuple(found)
+
+
+def lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
+    """Make initializers inputs, so that no constant folding can swallow them.
+
+    An input of another type than the model's own is brought to that in front of everything.
+    """
+    inputs: dict[str, ir.Value] = {}
+    for parameter in parameters:
+        value = graph.initializers.pop(parameter.name, None) or ir.val(parameter.name)
+        value.const_value = None
+        value.shape = ir.Shape(parameter.tensor.shape.numpy())
+        value.type = ir.TensorType(parameter.dtype)
+        graph.inputs.append(value)
+        inputs[parameter.name] = value
+    nodes: list[ir.Node] = []
+    for parameter in parameters:
+        if parameter.dtype == parameter.tensor.dtype:
+            continue
+        value = inputs[parameter.name]
+        to = {"to": int(parameter.tensor.dtype)}
+        if parameter.scale is None:
+            made = [_own(parameter, OWN_TYPE_SUFFIX, "Cast", [value], to)]
+        else:
+            plain = _own(parameter, UNSCALED_SUFFIX, "Cast", [value], to)
+            operands = [plain.outputs[0], inputs[parameter.scale]]
+            made = [plain, _own(parameter, OWN_TYPE_SUFFIX, "Mul", operands, {})]
+        value.replace_all_uses_with(made[-1].outputs[0], replace_graph_outputs=True)
+        made[0].replace_input_with(0, value)
+        nodes += made
+    if nodes and len(graph):
+        graph.insert_before(graph[0], nodes)
+
+
+def _own(
+    parameter: Parameter,
+    suffix: str,
+    op_type: str,
+    inputs: Sequence[ir.Value],
+    attributes: Mapping[str, int],
+) -> ir.Node:
+    """A node whose output has the shape of a parameter, in the model's own type."""
+    name = f"{parameter.name}{suffix}"
+    node = ir.node(op_type, inputs, attributes, name=name)
+    output = node.outputs[0]
+    output.name, output.shape = name, ir.Shape(parameter.tensor.shape.numpy())
+    output.type = ir.TensorType(parameter.tensor.dtype)
+    return node

@@ -1,0 +1,393 @@
+"""Assembles the training and evaluation graphs from a forward graph and a recipe.
+
+Graph conventions are the reference's: inputs are the user's inputs, the target, the
+parameters, a gradient buffer for each trainable parameter and ``lazy_reset_grad``;
+outputs are the loss, additional outputs and the accumulated gradients. Unlike there, the
+accumulated gradient is the output itself, and may be bound to its buffer's memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack import losses, targets
+from odtpack.autodiff import differentiate, stop_gradient
+from odtpack.autodiff.expand import expand
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.graph.graphs import nodes_of, static_dims, subgraphs
+from odtpack.graph.ops import Ops
+from odtpack.model.loading import infer_shapes
+from odtpack.ort_training import in_place
+from odtpack.package import storage
+from odtpack.package.attach_loss import LossInfo, attach_loss, value_names
+from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
+from odtpack.passes import (
+    aliases,
+    batch_norm,
+    float16_fallback,
+    float64_lowering,
+    pipeline,
+    sparse_gradients,
+    upgrade_opset,
+)
+from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
+from odtpack.passes.compact import compact
+from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
+
+RESET = "lazy_reset_grad"
+STATE_SUFFIX = ".update.out"
+_RESERVED = (
+    *(BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX),
+    *(OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, SCALE_SUFFIX),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingGraphSpec:
+    """What to train and how.
+
+    Attributes:
+        train: Names of the initializers to train.
+        frozen: Names of the initializers that become inputs, but are not trained.
+        loss: Loss to attach, or None if the model's first output is the loss.
+        loss_inputs: Names of the values that the loss reads: as many as it takes
+            predictions, then, if wanted, values in the place of its target inputs. The
+            first outputs if empty.
+        additional_outputs: Names of further values that both models return.
+        accumulation_steps: Number of batches whose gradients make one optimizer step. Each
+            is divided by it, so that their sum is the gradient of the mean of the losses.
+        attached: What is known of a loss that the model already ends in.
+        input_gradients: Names of inputs whose gradients the training model accumulates,
+            like those of parameters.
+        runtime: What is to run the models.
+        newest_opset: The newest opset that whoever loads the models knows.
+        frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
+
+    Raises:
+        OdtpackError: ``accumulation_steps`` is not 1 or more.
+    """
+
+    train: tuple[str, ...]
+    frozen: tuple[str, ...]
+    loss: losses.Loss | None
+    loss_inputs: tuple[str, ...] = ()
+    additional_outputs: tuple[str, ...] = ()
+    accumulation_steps: int = 1
+    attached: LossInfo | None = None
+    input_gradients: tuple[str, ...] = ()
+    runtime: targets.Runtime = targets.STOCK
+    newest_opset: int = targets.MAX_OPSET
+    frozen_storage: storage.Storage | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulation_steps < 1:
+            raise OdtpackError(
+                "bad-accumulation",
+                f"gradients of {self.accumulation_steps} batches cannot be accumulated",
+                hint="write for example: --accumulate 4",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Graphs:
+    """The training and evaluation models, the parameters that both take, and their loss."""
+
+    training: ir.Model
+    evaluation: ir.Model
+    parameters: tuple[Parameter, ...]
+    accumulation_steps: int = 1
+    loss: LossInfo = dataclasses.field(default_factory=LossInfo)
+    runtime: targets.Runtime = targets.STOCK
+
+    @property
+    def master(self) -> ir.DataType:
+        """Type of the trainable parameters, their gradients and moments."""
+        return _master({p.tensor.dtype for p in self.parameters if p.role == "trainable"})
+
+
+def _master(dtypes: Collection[ir.DataType]) -> ir.DataType:
+    return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
+
+
+def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
+    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`).
+
+    Raises:
+        OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
+            trained, or is not reached from the loss; or an operator has no gradient.
+    """
+    forward = model.clone()
+    if recipe.newest_opset >= upgrade_opset.TO:
+        upgrade_opset.upgrade(forward.graph)
+    _refuse_bfloat16(forward.graph)
+    float16_fallback.widen(forward.graph)
+    parameters = _parameters(forward.graph, recipe)
+    _check_names(forward.graph)
+    _check_inputs(forward.graph, recipe.input_gradients)
+    info = attach_loss(
+        forward.graph,
+        recipe.loss,
+        inputs=recipe.loss_inputs,
+        additional=recipe.additional_outputs,
+        attached=recipe.attached,
+    )
+    sources = (*recipe.train, *recipe.input_gradients)
+    if sources:
+        forward = expand(infer_shapes(forward, new_only=True), sources)
+    batch_norm.check(forward.graph)
+    if recipe.frozen_storage is not None:
+        parameters = store_frozen(forward.graph, parameters, recipe.frozen_storage)
+    evaluation = forward.clone()
+    batch_norm.to_evaluation(evaluation.graph)
+    stop_gradient.lower(evaluation.graph)
+    _dropout_off(evaluation.graph)
+    for each in (forward, evaluation):
+        lift_parameters(each.graph, parameters)
+    forward = pipeline.before_gradient(forward)
+    _differentiate(forward.graph, recipe)
+    properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
+    training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
+    if recipe.accumulation_steps > 1:
+        training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
+    return Graphs(
+        compact(
+            _finish(forward, "training", properties | training),
+            keep_names=recipe.runtime != targets.STOCK,  # the reference tells values by name
+        ),
+        compact(_finish(evaluation, "evaluation", properties), keep_names=True),
+        parameters,
+        recipe.accumulation_steps,
+        info,
+        recipe.runtime,
+    )
+
+
+def _parameters(graph: ir.Graph, recipe: TrainingGraphSpec) -> tuple[Parameter, ...]:
+    """Role of every initializer that becomes an input, in initializer order."""
+    state = set(batch_norm.state_names(graph))
+    for name in sorted(state - set(graph.initializers)):
+        raise OdtpackError(
+            "statistic-not-stored",
+            f"{name!r}, a running statistic of a batch normalization in training mode, is no "
+            "initializer: nothing can keep its updates",
+            hint="export the model with its running statistics as initializers",
+        )
+    for name in (*recipe.train, *recipe.frozen):
+        if name not in graph.initializers:
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"the model has no initializer {name!r}",
+                hint="odtpack inspect MODEL.onnx lists them",
+            )
+    train, frozen = set(recipe.train), set(recipe.frozen)
+    wanted = train | frozen | state
+    both = sorted(train & frozen)
+    if both:
+        raise OdtpackError(
+            "trained-and-frozen",
+            f"{both[0]!r} is to be trained and frozen at once",
+            hint="narrow one of the two patterns",
+        )
+    parameters = []
+    trained = (graph.initializers[name].dtype for name in recipe.train)
+    master = _master({dtype for dtype in trained if dtype is not None})
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or name not in wanted:
+            continue
+        if name in train:
+            _check_trainable(name, tensor, state)
+        role: Role = "trainable" if name in train else "state" if name in state else "frozen"
+        dtype = master if role == "trainable" else tensor.dtype
+        parameters.append(Parameter(name, role, tensor, dtype))
+    return tuple(parameters)
+
+
+def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> None:
+    if name in state:
+        raise OdtpackError(
+            "statistic-trained",
+            f"{name!r} is a running statistic of a batch normalization; it follows the data "
+            "and takes no gradient",
+            hint=f"leave {name!r} out of the parameters to train",
+        )
+    if tensor.dtype not in TRAINABLE_TYPES:
+        names = ", ".join(dtype.name for dtype in TRAINABLE_TYPES)
+        raise OdtpackError(
+            "dtype-not-trainable",
+            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be of one of the "
+            f"types {names}",
+            hint=f"freeze it (--freeze {name!r})",
+        )
+
+
+def _refuse_bfloat16(graph: ir.Graph) -> None:
+    values = (*graph.initializers.values(), *graph.inputs)
+    for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
+        if value.dtype == ir.DataType.BFLOAT16:
+            raise OdtpackError(
+                "bfloat16-not-supported",
+                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
+                "processor",
+                hint="export the model in float32 or float16",
+            )
+
+
+def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Gradients are wanted of existing float32 inputs only."""
+    inputs = {value.name: value for value in graph.inputs}
+    for name in names:
+        if name not in inputs:
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"the model has no initializer or input {name!r}",
+                hint="odtpack inspect MODEL.onnx lists them",
+            )
+        if inputs[name].dtype != ir.DataType.FLOAT:
+            raise OdtpackError(
+                "dtype-not-trainable",
+                f"the gradient of input {name!r} is asked for; only FLOAT inputs have one",
+                hint=f"do not ask for the gradient of {name!r}",
+            )
+
+
+def _check_names(graph: ir.Graph) -> None:
+    """Names that odtpack gives to its own inputs and outputs must be free."""
+    for name in sorted(value_names(graph)):
+        if name == RESET or name.endswith(_RESERVED):
+            raise OdtpackError(
+                "reserved-name",
+                f"the model already has a value {name!r}, a name that the training graph needs",
+                hint="this looks like a training model; pass the forward model",
+            )
+
+
+def _dropout_off(graph: ir.Graph) -> None:
+    """Without its training_mode input a Dropout passes its input through."""
+    for node in nodes_of(graph):
+        if node.op_type == "Dropout" and len(node.inputs) > 2:
+            node.resize_inputs(2)
+
+
+def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec) -> None:
+    inputs = {value.name: value for value in graph.inputs}
+    op = Ops(graph, "grad/")
+    loss = graph.outputs[0]
+    names = {*recipe.train, *recipe.input_gradients}
+    trained = [value for value in graph.inputs if value.name in names]
+    gradients: dict[ir.Value, ir.Value] = {}
+    if trained:
+        share = 1 / recipe.accumulation_steps
+        dtype = (loss.dtype or ir.DataType.FLOAT).numpy()
+        seed = op.constant(np.full(static_dims(loss) or (), share, dtype))
+        gradients = differentiate(graph, {loss: seed}, trained, op)
+    for parameter in trained:
+        if parameter not in gradients:
+            raise OdtpackError(
+                "not-reached",
+                f"{parameter.name!r} is to be trained, but the loss does not depend on it",
+                hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
+            )
+    updates = pipeline.after_gradient(op, graph, recipe.runtime)
+    if trained:
+        _accumulate(graph, op, trained, gradients, recipe.runtime)
+    for update in updates:
+        # A layer used twice updates its statistics twice, the second time from the first.
+        update.update.name = update.name + STATE_SUFFIX
+        update.update.shape = inputs[update.name].shape
+        graph.outputs.append(update.update)
+        aliases.verify(graph, inputs[update.name], update.update)
+
+
+def _accumulate(
+    graph: ir.Graph,
+    op: Ops,
+    trained: Sequence[ir.Value],
+    gradients: dict[ir.Value, ir.Value],
+    runtime: targets.Runtime,
+) -> None:
+    buffers = [ir.val(f"{p.name}{BUFFER_SUFFIX}", dtype=p.dtype, shape=p.shape) for p in trained]
+    reset = ir.val(RESET, dtype=ir.DataType.BOOL, shape=[1])
+    graph.inputs.extend([*buffers, reset])
+    stock = runtime == targets.STOCK
+    flag = op.squeeze(reset, 0) if stock else reset
+    shares = collections.Counter(gradients[parameter] for parameter in trained)
+    for parameter, buffer in zip(trained, buffers, strict=True):
+        gradient = gradients[parameter]
+        node = gradient.producer()
+        if shares[gradient] > 1 or node is None or gradient.is_graph_output():
+            gradient = op.Identity(gradient)
+        else:
+            gradient = sparse_gradients.merge(op, gradient)
+        gradient.name = op.fresh_name(f"{parameter.name}_grad")
+        gradient.type, gradient.shape = parameter.type, parameter.shape
+        if stock:
+            out = accumulate(op, gradient, buffer, flag)
+            out.type, out.shape = parameter.type, parameter.shape
+        else:
+            in_place.check_float(parameter)
+            out = in_place.accumulate(op, gradient, buffer, flag)
+        out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
+        graph.outputs.append(out)
+        if stock:
+            aliases.verify(graph, buffer, out)
+    sparse_gradients.zeros_at_run_time(op, graph, reset)
+
+
+def _optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
+    """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
+    if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
+        # Beyond it scales become attributes of fused products, which are float32.
+        return "basic"
+    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
+
+
+def _has_constant_weight(node: ir.Node) -> bool:
+    """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
+    if node.op_type != "Conv" or len(node.inputs) < 2:
+        return False
+    weight = node.inputs[1]
+    return weight is not None and weight.is_initializer()
+
+
+def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
+    """Drop what no output needs, stamp versions and record what a runtime must know."""
+    model = common_passes.RemoveUnusedNodesPass()(model).model
+    for subgraph in model.graph.subgraphs():  # which the pass leaves their constants
+        for value in list(subgraph.initializers.values()):
+            if not value.uses() and not value.is_graph_output():
+                subgraph.initializers.pop(str(value.name))
+    model = float64_lowering.lower(model)
+    if not _is_sorted(model.graph):
+        common_passes.TopologicalSortPass()(model)
+    model.graph.name = name
+    model.producer_name, model.producer_version = "odtpack", None
+    model.metadata_props.clear()
+    model.metadata_props.update(properties)
+    targets.stamp(model)
+    return model
+
+
+def _is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
+    """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
+
+    Args:
+        graph: The graph; its subgraphs are looked into.
+        made: What nodes before the subgraph have computed; what its own do is added.
+    """
+    made = set() if made is None else made
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in made and value.producer() is not None:
+                return False
+        if not all(_is_sorted(subgraph, made) for subgraph in subgraphs(node)):
+            return False
+        made.update(node.outputs)
+    return True

@@ -1,0 +1,1 @@
+"""Packages in the field: differences, compatibility, signatures, installation, updates."""

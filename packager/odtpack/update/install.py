@@ -1,0 +1,167 @@
+"""Copies of a package what a phone needs into the resources of an app."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
+from odtpack_runtime.package.listed_files import MANIFEST_NAME, SIGNATURE_NAME
+from odtpack_runtime.package.manifest import Manifest, PackageFile, PackageFiles
+from odtpack_runtime.package.package import Package
+
+NEEDED: Final = (
+    "training_model",
+    "eval_model",
+    "optimizer_model",
+    "checkpoint",
+    "checkpoint_data",
+)
+"""Entries of a manifest's files that a phone needs."""
+
+_ORT_SUFFIXES: Final = (".arm.ort", ".ort", ".arm.with_runtime_opt.ort", ".with_runtime_opt.ort")
+"""Ends of a model's names in ORT format, what suits a phone best first."""
+
+NO_COMPRESS: Final = ("onnx", "ort", "checkpoint", "checkpoint.data")
+"""Ends of names that an Android app must not compress, so that they can be mapped."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What lies in an app's resources now.
+
+    Attributes:
+        folder: Where.
+        names: Names of the files.
+        changed: Whether any of them was written.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    changed: bool
+
+
+def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
+    """Copy the models, the checkpoint and the manifest of a package; nothing if they are there.
+
+    The manifest lists no files but those that are copied. Where that is the package's own
+    manifest its signature is copied too. The folder has the old files or the new ones.
+
+    Args:
+        package: Folder of the package.
+        folder: Folder in the app's resources: new, empty, or with an installed package, whose
+            files are replaced.
+        ort: The models in ORT format in place of the ONNX models.
+
+    Raises:
+        OdtpackError: The package is damaged or has no models in ORT format, or the folder
+            holds other things or cannot be written.
+    """
+    opened = Package.open(package)
+    if folder.resolve() == opened.path:
+        raise OdtpackError(
+            "installed-into-itself",
+            "the package cannot be installed where it was built",
+            where=str(folder),
+            hint="name a folder of the app, for example app/src/main/assets/odtpack",
+        )
+    files = _needed(opened, ort)
+    entries = _entries(files)
+    texts = _manifest(opened, files)
+    names = (*(entry.path for entry in entries), *texts)
+    before = _present(folder)
+    foreign = sorted(before - _files_of(folder) - {*names, MANIFEST_NAME, SIGNATURE_NAME})
+    if foreign:
+        raise OdtpackError(
+            "folder-not-empty",
+            f"the folder {str(folder)!r} holds {foreign[0]!r}, which is no file of a package",
+            hint="choose a folder of its own for the package",
+        )
+    intact = before == set(names) and all(
+        (folder / name).is_file() and (folder / name).read_bytes() == text
+        for name, text in texts.items()
+    )
+    if intact and all(_is(folder, entry) for entry in entries):
+        return Installed(folder, names, changed=False)
+    with update_folder(folder, last=MANIFEST_NAME, obsolete=before) as stage:
+        for entry in entries:
+            shutil.copyfile(opened.path / entry.path, stage / entry.path)
+        for name, text in texts.items():
+            (stage / name).write_bytes(text)
+    return Installed(folder, names, changed=True)
+
+
+def _needed(package: Package, ort: bool) -> PackageFiles:
+    """The files to copy; in ORT format under the entries of the ONNX models."""
+    files = package.manifest.files
+    found = {name: getattr(files, name) for name in NEEDED}
+    if ort:
+        for name in NEEDED[:3]:
+            found[name] = _ort_model(package.path, found[name])
+    return PackageFiles(**found)
+
+
+def _ort_model(root: Path, model: PackageFile) -> PackageFile:
+    stem = model.path.removesuffix(".onnx")
+    for suffix in _ORT_SUFFIXES:
+        path = root / f"{stem}{suffix}"
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                return PackageFile(path=path.name, size_bytes=stream.tell(), sha256=digest)
+    raise OdtpackError(
+        "no-ort-format",
+        f"the package has no {stem}.ort",
+        where=str(root),
+        hint="build it with --ort-format, or [formats] ort = true in the recipe",
+    )
+
+
+def _entries(files: PackageFiles) -> list[PackageFile]:
+    found = (getattr(files, name) for name in NEEDED)
+    return [entry for entry in found if entry is not None]
+
+
+def _manifest(package: Package, files: PackageFiles) -> dict[str, bytes]:
+    """The package's own manifest and signature, unless it lists files that are not copied."""
+    if files != package.manifest.files:
+        reduced = package.manifest.model_copy(update={"files": files})
+        return {MANIFEST_NAME: reduced.to_json().encode()}
+    own = (MANIFEST_NAME, SIGNATURE_NAME)
+    paths = [package.path / name for name in own]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+
+def _present(folder: Path) -> set[str]:
+    if folder.exists() and not folder.is_dir():
+        raise OdtpackError(
+            "package-not-installed",
+            f"{str(folder)!r} is a file",
+            hint="choose a folder of its own for the package",
+        )
+    finish_update(folder)
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in found if not is_stage(name)}
+
+
+def _files_of(folder: Path) -> set[str]:
+    """Names of the files of the package that was installed in a folder."""
+    path = folder / MANIFEST_NAME
+    try:
+        manifest = Manifest.from_json(path.read_bytes(), str(path))
+        return {entry.path for entry in _entries(manifest.files)}
+    except (OSError, OdtpackError):
+        return set()
+
+
+def _is(folder: Path, entry: PackageFile) -> bool:
+    """Whether a file is there and is the one described."""
+    path = folder / entry.path
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != entry.size_bytes:
+        return False
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() == entry.sha256

@@ -1,0 +1,109 @@
+"""Sign packages: an Ed25519 signature of the manifest, which names every other file's hash."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from odtpack.errors import OdtpackError
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.package.listed_files import read_manifest, signature_path
+from odtpack_runtime.package.manifest_signature import (
+    cryptography_missing,
+    key_error,
+    read_key_file,
+)
+from odtpack_runtime.package.package import Package
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+def new_key(path: str | os.PathLike[str]) -> Path:
+    """Make a key pair.
+
+    Args:
+        path: Where the private key goes: PEM, PKCS #8, not encrypted, readable by its owner
+            only. The public key goes beside it, with ``.pub`` in place of the suffix.
+
+    Returns:
+        Path of the public key: PEM, SubjectPublicKeyInfo.
+
+    Raises:
+        OdtpackError: ``key-exists``: one of the files is there; a lost key cannot be had
+            back. ``file-not-written``; ``cryptography-missing``.
+    """
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise cryptography_missing() from error
+    private, public = Path(path), Path(path).with_suffix(".pub")
+    if private == public:
+        raise OdtpackError(
+            "bad-key-name",
+            f"{str(path)!r} ends in .pub, which is for the public key",
+            hint=f"odtpack sign --new-key {Path(path).with_suffix('.pem')}",
+        )
+    for file in (private, public):
+        if os.path.lexists(file):
+            raise OdtpackError(
+                "key-exists",
+                f"there is already a file {str(file)!r}, and a key is never overwritten",
+                hint="choose another name (--new-key FILE)",
+            )
+    key = Ed25519PrivateKey.generate()
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    shown = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    with atomic_write(public) as stream:
+        stream.write(shown)
+    with atomic_write(private, mode=0o600) as stream:
+        stream.write(secret)
+    return public
+
+
+def sign_package(path: str | os.PathLike[str], key: str | os.PathLike[str]) -> Path:
+    """Sign a package's manifest; a signature that is there is replaced.
+
+    Args:
+        path: The package. Its files are checked first: what is damaged is not signed.
+        key: Private key, PEM, PKCS #8, Ed25519, not encrypted.
+
+    Returns:
+        Path of the signature: 64 bytes, RFC 8032, beside the manifest.
+
+    Raises:
+        OdtpackError: As :meth:`Package.open`; ``key-not-readable``, ``bad-key``,
+            ``file-not-written``, ``cryptography-missing``.
+    """
+    secret = _private_key(Path(key))
+    package = Package.open(path)
+    manifest = package.path / package.manifest_name
+    signature = secret.sign(read_manifest(manifest))
+    target = signature_path(manifest)
+    with atomic_write(target) as stream:
+        stream.write(signature)
+    return target
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise cryptography_missing() from error
+    try:
+        key = load_pem_private_key(read_key_file(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise key_error(path, "private", str(error)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise key_error(path, "private", "it is a key of another algorithm")
+    return key

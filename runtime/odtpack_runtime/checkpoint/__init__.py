@@ -1,0 +1,1 @@
+"""The checkpoint: its state, its file format, and its place in memory."""

@@ -1,0 +1,374 @@
+"""The checkpoint file: data model and reader.
+
+A checkpoint is a flatbuffer with the identifier ``ODTC`` and this schema, the
+one of ONNX Runtime's on-device training, version 2 (field numbers in order)::
+
+    Checkpoint      { version:int32; module_state:ModuleState;
+                      optimizer_groups:[OptimizerGroup]; property_bag:PropertyBag }
+    ModuleState     { requires_grad_params:[Tensor]; frozen_params:[Tensor];
+                      is_nominal_state:bool; has_external_data:bool }
+    OptimizerGroup  { group_name:string; step:int64; initial_learning_rate:float;
+                      optimizer_states:[ParameterOptimizerState] }
+    ParameterOptimizerState { param_name:string; momentums:[Tensor] }
+    PropertyBag     { ints:[IntProperty]; floats:[FloatProperty]; strings:[StringProperty] }
+    IntProperty     { name:string; value:int64 }   FloatProperty { name; value:float }
+    StringProperty  { name:string; value:string }
+    Tensor          { name:string; doc_string:string; dims:[int64]; data_type:int32;
+                      raw_data:[uint8]; string_data:[string]; external_data_offset:int64 = -1 }
+
+All numbers are little-endian. ``raw_data`` is the tensor's elements in row-major
+order. With ``has_external_data`` the elements of a tensor whose
+``external_data_offset`` is not negative lie at that offset of the file
+``<checkpoint>.data`` instead, which must not be a link. In a nominal state
+tensors have a name and a type, and neither dimensions nor data. State
+parameters (running statistics) are stored among ``frozen_params``. Optimizer
+groups are named ``group0``, ``group1`` and so on, and stand at the same step and
+learning rate; the reference knows one. The moments of a parameter are named
+``momentum0``, ``momentum1``, and have its shape with some axes of length 1. The
+property ``odtpack.optimizer`` of a file with optimizer groups is the kind of the
+optimizer, and is no property of the state.
+
+The reader trusts nothing: see :mod:`odtpack_runtime.checkpoint.flatbuffer`. On top of
+that it requires known element types, sizes that agree with the dimensions,
+unique names, and tensors that together are no larger than the file, so that a
+small file cannot ask for much memory. The flatbuffer bindings that ship inside
+``onnxruntime.tools`` are not used: they verify nothing, and importing that
+package imports PyTorch wherever it is installed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from odtpack_runtime.checkpoint.flatbuffer import Source, Table
+from odtpack_runtime.checkpoint.layout import Array, allocate
+from odtpack_runtime.errors import OdtpackError, WrongTypeError
+
+IDENTIFIER = b"ODTC"
+VERSION = 2
+GROUP_NAME = "group{}"
+OPTIMIZER_PROPERTY = "odtpack.optimizer"
+"""Property of a file, not of a state: kind of the optimizer whose state the file holds."""
+MAX_RANK = 32
+MAX_ELEMENTS = 2**48
+"""Also of a tensor with a zero dimension, whose other dimensions numpy multiplies nonetheless."""
+
+PropertyValue = int | float | str
+
+# onnx.TensorProto.DataType of every type that numpy can hold as it is stored.
+DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.float32),
+    2: np.dtype(np.uint8),
+    3: np.dtype(np.int8),
+    4: np.dtype(np.uint16),
+    5: np.dtype(np.int16),
+    6: np.dtype(np.int32),
+    7: np.dtype(np.int64),
+    9: np.dtype(np.bool_),
+    10: np.dtype(np.float16),
+    11: np.dtype(np.float64),
+    12: np.dtype(np.uint32),
+    13: np.dtype(np.uint64),
+}
+
+
+@dataclass(slots=True)
+class OptimizerState:
+    """What an optimizer carries from step to step.
+
+    Attributes:
+        step: Number of steps made.
+        learning_rate: The learning rate at the time of saving (a float32).
+        moments: For each trainable parameter its moments, arrays of the
+            parameter's shape (some axes may have length 1 instead) and type: two
+            for AdamW, none for SGD.
+        groups: Names of the parameters of each group; empty if there is one.
+        kind: Kind of the optimizer, such as ``adamw``; None if the file does not say, as
+            those of the reference.
+    """
+
+    step: int
+    learning_rate: float
+    moments: dict[str, list[Array]]
+    groups: tuple[tuple[str, ...], ...] = ()
+    kind: str | None = None
+
+
+@dataclass(slots=True)
+class CheckpointData:
+    """The contents of one checkpoint file, in the order of the file.
+
+    Attributes:
+        trainable: Parameters that require a gradient, by name.
+        frozen: All other parameters, state such as running statistics included.
+        nominal: True if the file names parameters without their values; every
+            array is then empty, shape ``(0,)``, and only its dtype counts.
+        optimizer: State of the optimizer, if the file holds any.
+        properties: Values the user attached: int64, float32 or text.
+    """
+
+    trainable: dict[str, Array]
+    frozen: dict[str, Array]
+    nominal: bool = False
+    optimizer: OptimizerState | None = None
+    properties: dict[str, PropertyValue] = field(default_factory=dict)
+
+
+def check_property(name: object, value: object) -> PropertyValue:
+    """Return a property's value as the format keeps it.
+
+    Integers and bools become ``int`` (int64), other real numbers ``float``
+    (rounded to float32), text and UTF-8 bytes ``str``.
+
+    Raises:
+        WrongTypeError: The name is not text, or the value is of another type.
+        OdtpackError: ``property-out-of-range`` for a number that does not fit,
+            ``property-not-text`` for text that is not UTF-8.
+    """
+    if not isinstance(name, str) or not name:
+        raise WrongTypeError("property-type", f"A property needs a name, and {name!r} is none.")
+    where = f"property '{name}'"
+    try:
+        name.encode()
+        if isinstance(value, str | bytes):
+            text = value if isinstance(value, str) else value.decode()
+            text.encode()
+            return text
+    except UnicodeError as error:
+        raise OdtpackError("property-not-text", f"{where} is not UTF-8 text.") from error
+    if isinstance(value, bool | np.bool_ | int | np.integer):
+        number = int(value)
+        if not -(2**63) <= number < 2**63:
+            raise OdtpackError("property-out-of-range", f"{where}: {number} is no int64.")
+        return number
+    if isinstance(value, float | np.floating):
+        with np.errstate(over="ignore"):
+            real = float(np.float32(value))
+        if math.isinf(real) and not math.isinf(float(value)):
+            raise OdtpackError("property-out-of-range", f"{where}: {value} is no float32.")
+        return real
+    raise WrongTypeError(
+        "property-type",
+        f"{where} cannot be a {type(value).__name__}.",
+        hint="use an int, a float or a str",
+    )
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
+    """Read a checkpoint file, and ``<path>.data`` if it refers to it.
+
+    Raises:
+        OdtpackError: ``checkpoint-not-found``, ``checkpoint-unreadable`` (the
+            system refused), ``checkpoint-corrupt``, ``checkpoint-version``,
+            ``checkpoint-dtype`` (an element type numpy does not have).
+    """
+    if sys.byteorder != "little":
+        raise OdtpackError(
+            "big-endian-host", "Checkpoints are little-endian and this machine is not."
+        )
+    file = Path(path)
+    try:
+        with file.open("rb") as stream:
+            return _Reader(stream, str(file), Path(f"{file}.data")).read()
+    except FileNotFoundError as error:
+        raise OdtpackError(
+            "checkpoint-not-found",
+            f"There is no checkpoint {error.filename}.",
+            where=str(file),
+            hint="pass the path of the checkpoint file of a package",
+        ) from error
+    except OSError as error:
+        raise OdtpackError(
+            "checkpoint-unreadable",
+            f"{file} cannot be read: {error.strerror or error}.",
+            where=str(file),
+        ) from error
+
+
+def parse_checkpoint(data: bytes, where: str = "checkpoint") -> CheckpointData:
+    """Read a checkpoint from memory; one that refers to a data file is refused.
+
+    Raises:
+        OdtpackError: As :func:`read_checkpoint`.
+    """
+    return _Reader(io.BytesIO(data), where, None).read()
+
+
+class _Reader:
+    def __init__(self, stream: BinaryIO, where: str, data_path: Path | None) -> None:
+        self._source = Source(stream, "checkpoint", where)
+        self._where = where
+        self._data_path = data_path
+        self._data: Source | None = None
+        self._nominal = False
+        self._inline_left = self._source.size
+        self._external_left = 0
+
+    def read(self) -> CheckpointData:
+        root = self._source.root(IDENTIFIER)
+        version = root.integer(0, "i")
+        if version != VERSION:
+            raise OdtpackError(
+                "checkpoint-version",
+                f"{self._where} is a checkpoint of version {version}, and only version "
+                f"{VERSION} can be read.",
+                where=self._where,
+                hint="write it again with ONNX Runtime training 1.17 or later, or with odtpack",
+            )
+        module = root.table(1)
+        if module is None:
+            self._source.fail("it has no module state")
+        self._nominal = module.boolean(2)
+        with ExitStack() as stack:
+            if module.boolean(3):
+                self._open_data(stack)
+            trainable = self._tensors(module.tables(0))
+            frozen = self._tensors(module.tables(1))
+            both = trainable.keys() & frozen.keys()
+            if both:
+                self._source.fail(f"parameter '{min(both)}' is both trainable and frozen")
+            optimizer = self._optimizer(root, trainable)
+        properties = self._properties(root.table(3))
+        if optimizer is not None:
+            kind = properties.pop(OPTIMIZER_PROPERTY, None)
+            if kind is not None and not isinstance(kind, str):
+                self._source.fail(f"its property {OPTIMIZER_PROPERTY} is no text")
+            optimizer.kind = kind
+        return CheckpointData(trainable, frozen, self._nominal, optimizer, properties)
+
+    def _open_data(self, stack: ExitStack) -> None:
+        if self._data_path is None:
+            self._source.fail("it refers to a data file, which a checkpoint in memory cannot have")
+        if self._data_path.is_symlink():  # it could lead to any file of the reader's
+            self._source.fail("its data file is a link")
+        stream = stack.enter_context(self._data_path.open("rb"))
+        self._data = Source(stream, "checkpoint", str(self._data_path), limit=None)
+        self._external_left = self._data.size
+
+    def _tensors(self, tables: Iterable[Table]) -> dict[str, Array]:
+        tensors: dict[str, Array] = {}
+        for table in tables:
+            name = table.string(0)
+            if not name or name in tensors:
+                self._source.fail(f"a parameter name, '{name}', is empty or occurs twice")
+            tensors[name] = self._tensor(name, table)
+        return tensors
+
+    def _tensor(self, name: str, table: Table) -> Array:
+        code = table.integer(3, "i")
+        dtype = DTYPES.get(code)
+        if dtype is None:
+            raise OdtpackError(
+                "checkpoint-dtype",
+                f"'{name}' has elements of ONNX type {code}, which are not supported.",
+                where=self._where,
+                hint="convert the model's parameters to float32 before building the package",
+            )
+        dims = table.integers(2, MAX_RANK)
+        if any(dim < 0 for dim in dims) or math.prod(max(dim, 1) for dim in dims) > MAX_ELEMENTS:
+            self._source.fail(f"'{name}' has the impossible shape {list(dims)}")
+        raw = table.vector(4, 1)
+        offset = table.integer(6, "q", default=-1)
+        if table.vector(5, 4) is not None:
+            self._source.fail(f"'{name}' holds strings")
+        stored = raw.length if raw else 0
+        if self._nominal:
+            if dims or stored or offset != -1:
+                self._source.fail(f"'{name}' has a value, and the state is marked as nominal")
+            return np.empty(0, dtype)
+        nbytes = math.prod(dims) * dtype.itemsize
+        if offset == -1:
+            source, position = self._source, raw.position if raw else 0
+            if stored != nbytes:
+                self._source.fail(f"'{name}' has {stored} bytes and its shape asks for {nbytes}")
+            self._inline_left -= nbytes
+        else:
+            if self._data is None or stored:
+                self._source.fail(f"'{name}' refers to a data file that the checkpoint rules out")
+            source, position = self._data, offset
+            self._external_left -= nbytes
+        if min(self._inline_left, self._external_left) < 0:
+            self._source.fail("its tensors overlap")
+        source.check(position, nbytes)
+        # Aligned as a Module wants it, so that it may stay where it is.
+        flat = allocate(nbytes)
+        source.read_into(position, flat.data)
+        array = flat.view(dtype).reshape(dims)
+        if dtype == np.bool_ and flat.size and flat.max() > 1:
+            self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
+        return array
+
+    def _optimizer(self, root: Table, trainable: dict[str, Array]) -> OptimizerState | None:
+        groups = list(root.tables(2))
+        if not groups:
+            return None
+        for index, group in enumerate(groups):
+            if group.string(0) != GROUP_NAME.format(index):
+                self._source.fail(f"its optimizer groups are not called {GROUP_NAME.format(0)}, "
+                                  f"{GROUP_NAME.format(1)}, ...")  # fmt: skip
+        step, rate = groups[0].integer(1, "q"), groups[0].real(2)
+        if step < 0 or not math.isfinite(rate):
+            self._source.fail(f"the optimizer stands at step {step} with learning rate {rate}")
+        if any((group.integer(1, "q"), group.real(2)) != (step, rate) for group in groups):
+            self._source.fail("its optimizer groups stand at different steps or learning rates")
+        moments: dict[str, list[Array]] = {}
+        members = [self._moments(group, trainable, moments) for group in groups]
+        if moments and (
+            moments.keys() != trainable.keys()
+            or len({len(of_parameter) for of_parameter in moments.values()}) > 1
+        ):
+            self._source.fail("the optimizer state does not cover all trainable parameters alike")
+        return OptimizerState(step, rate, moments, tuple(members) if len(members) > 1 else ())
+
+    def _moments(
+        self, group: Table, trainable: dict[str, Array], moments: dict[str, list[Array]]
+    ) -> tuple[str, ...]:
+        """Add the moments of a group's parameters to ``moments``; return their names."""
+        names = []
+        for entry in group.tables(3):
+            name = entry.string(0)
+            if name in moments or name not in trainable:
+                self._source.fail(
+                    f"the optimizer state of '{name}' occurs twice or belongs to no parameter"
+                )
+            tensors = self._tensors(entry.tables(1))
+            if list(tensors) != [f"momentum{index}" for index in range(len(tensors))]:
+                self._source.fail(f"the moments of '{name}' are called {', '.join(tensors)}")
+            shape = trainable[name].shape
+            for moment in tensors.values():
+                if (
+                    moment.dtype != trainable[name].dtype
+                    or moment.ndim != len(shape)
+                    or any(m not in (1, p) for m, p in zip(moment.shape, shape, strict=True))
+                ):
+                    self._source.fail(f"a moment of '{name}' has another shape or type than it")
+            moments[name] = list(tensors.values())
+            names.append(name)
+        return tuple(names)
+
+    def _properties(self, bag: Table | None) -> dict[str, PropertyValue]:
+        properties: dict[str, PropertyValue] = {}
+
+        def add(name: str, value: PropertyValue) -> None:
+            if not name or name in properties:
+                self._source.fail(f"a property name, '{name}', is empty or occurs twice")
+            properties[name] = value
+
+        if bag is not None:
+            for table in bag.tables(0):
+                add(table.string(0), table.integer(1, "q"))
+            for table in bag.tables(1):
+                add(table.string(0), table.real(1))
+            for table in bag.tables(2):
+                add(table.string(0), table.string(1))
+        return properties

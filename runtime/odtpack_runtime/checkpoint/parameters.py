@@ -1,0 +1,143 @@
+"""The parameters of a state: named tensors whose memory training works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.errors import OdtpackError, UnknownKeyError
+
+
+class Parameter:
+    """One named tensor of the state.
+
+    ``data`` and ``grad`` are views of the memory that training works on: they
+    show the values of the moment, and writing to ``data`` in place changes the
+    parameter. A Module moves the parameters when it is made; views taken before
+    that keep the old values.
+    """
+
+    __slots__ = ("_data", "_grad", "_name", "_requires_grad")
+
+    def __init__(self, name: str, data: Array, *, requires_grad: bool) -> None:
+        self._name = name
+        self._data = data
+        self._grad: Array | None = None
+        self._requires_grad = requires_grad
+
+    @property
+    def name(self) -> str:
+        """Name in the model."""
+        return self._name
+
+    @property
+    def requires_grad(self) -> bool:
+        """True if training changes the parameter by its gradient."""
+        return self._requires_grad
+
+    @property
+    def data(self) -> Array:
+        """The value: a live array of the parameter's shape and dtype.
+
+        Setting it copies the new value; shape and dtype must be the same.
+
+        Raises:
+            OdtpackError: ``parameter-shape`` or ``parameter-type`` on setting.
+        """
+        return self._data
+
+    @data.setter
+    def data(self, value: npt.ArrayLike) -> None:
+        array = np.asarray(value)
+        if array.shape != self._data.shape:
+            raise OdtpackError(
+                "parameter-shape",
+                f"Parameter '{self._name}' has the shape {list(self._data.shape)}, "
+                f"and the new value {list(array.shape)}.",
+            )
+        if array.dtype != self._data.dtype:
+            raise OdtpackError(
+                "parameter-type",
+                f"Parameter '{self._name}' has elements of {self._data.dtype}, "
+                f"and the new value of {array.dtype}.",
+                hint=f"convert it with .astype('{self._data.dtype}')",
+            )
+        np.copyto(self._data, array)
+
+    @property
+    def grad(self) -> Array | None:
+        """The accumulated gradient, live; None if frozen or as long as no Module exists."""
+        return self._grad
+
+    def place(self, data: Array, grad: Array | None, *, keep: bool = True) -> None:
+        """Move the value into ``data``; ``grad`` becomes the gradient. For Module's use.
+
+        With ``keep`` false, of a nominal state, there is no value to move.
+        """
+        if keep:
+            np.copyto(data, self._data)
+        self._data = data
+        self._grad = grad
+
+    def __repr__(self) -> str:
+        kind = "trainable" if self._requires_grad else "frozen"
+        return f"Parameter('{self._name}', {self._data.dtype}{list(self._data.shape)}, {kind})"
+
+
+class Parameters:
+    """The parameters of a state by name. Iterating yields (name, Parameter), sorted by name.
+
+    Attributes:
+        items: The parameters by name, of a nominal state too.
+        nominal: True as long as the state has names without values; only counting and
+            looking for names work then.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], *, nominal: bool) -> None:
+        self.items = {parameter.name: parameter for parameter in parameters}
+        self.nominal = nominal
+
+    def __getitem__(self, name: str) -> Parameter:
+        self._require_values()
+        try:
+            return self.items[name]
+        except (KeyError, TypeError):
+            raise UnknownKeyError(
+                "unknown-parameter",
+                f"The state has no parameter {name!r}.",
+                hint=f"it has {', '.join(sorted(self.items)) or 'none'}",
+            ) from None
+
+    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
+        """Set a parameter's value; see :attr:`Parameter.data`."""
+        self[name].data = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.items
+
+    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
+        self._require_values()
+        return iter(sorted(self.items.items()))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        return f"Parameters({', '.join(sorted(self.items))})"
+
+    def _require_values(self) -> None:
+        if self.nominal:
+            raise nominal_error("its parameters have no values")
+
+
+def nominal_error(reason: str) -> OdtpackError:
+    """Return the error for a use of a nominal state that needs values."""
+    return OdtpackError(
+        "nominal-state",
+        f"The checkpoint is nominal: {reason}.",
+        hint="load a complete checkpoint, state.load_parameters(path), or all parameters, "
+        "module.copy_buffer_to_parameters(buffer, trainable_only=False)",
+    )

@@ -1,0 +1,322 @@
+"""The state of a training run: parameters, properties, and what the optimizer carries.
+
+The API is that of ``onnxruntime.training.api.CheckpointState`` 1.19.2. Where
+that one falls short this one does what was meant: values may be set before a
+:class:`~odtpack_runtime.training.module.Module` exists, ``np.float32(2.0)`` remains a
+float, and a file is replaced whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from odtpack_runtime.checkpoint.format import (
+    CheckpointData,
+    PropertyValue,
+    check_property,
+    read_checkpoint,
+)
+from odtpack_runtime.checkpoint.layout import ALIGNMENT, Array, Layout, address, allocate, view
+from odtpack_runtime.checkpoint.parameters import Parameter, Parameters, nominal_error
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
+
+TRAINABLE_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
+"""Types that parameters are trained in; a float16 model's are kept in float32."""
+
+
+class Properties:
+    """Values that the user attaches to a state and that are saved with it.
+
+    An integer or bool becomes an ``int`` (int64), any other real number a
+    ``float`` with the precision of float32, text and UTF-8 bytes a ``str``.
+    Iterating yields (name, value), sorted by name.
+    """
+
+    def __init__(self, values: dict[str, PropertyValue]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> PropertyValue:
+        try:
+            return self._values[name]
+        except (KeyError, TypeError):
+            raise UnknownKeyError(
+                "unknown-property",
+                f"The state has no property {name!r}.",
+                hint=f"it has {', '.join(sorted(self._values)) or 'none'}",
+            ) from None
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Attach a value.
+
+        Raises:
+            WrongTypeError: Neither a number nor text.
+            OdtpackError: A number that does not fit, or text that is not UTF-8.
+        """
+        self._values[name] = check_property(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        """Take a value off.
+
+        Raises:
+            UnknownKeyError: There is none of that name.
+        """
+        self[name]  # which says what is wrong
+        del self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[tuple[str, PropertyValue]]:
+        return iter(sorted(self._values.items()))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Properties({self._values!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatState:
+    """The memory of a state after a Module placed it: see :mod:`odtpack_runtime.checkpoint.layout`."""
+
+    trainable: Layout
+    frozen: Layout
+    parameters: npt.NDArray[np.uint8]
+    gradients: npt.NDArray[np.uint8]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of all trainable parameters: float32, or float64 throughout."""
+        return self.trainable.slots[0].dtype if self.trainable.slots else np.dtype(np.float32)
+
+
+class CheckpointState:
+    """Everything that training changes, in memory; loaded from and saved to one file.
+
+    Made by :meth:`load_checkpoint`, or from the contents of a file.
+
+    Attributes:
+        optimizer: What the optimizer carries from step to step; None before
+            there is an :class:`~odtpack_runtime.training.optimizer.Optimizer` unless the
+            file held it.
+    """
+
+    def __init__(self, data: CheckpointData) -> None:
+        if not isinstance(data, CheckpointData):
+            raise WrongTypeError(
+                "not-a-checkpoint",
+                f"A state is made of CheckpointData, not of a {type(data).__name__}.",
+                hint="use CheckpointState.load_checkpoint(path)",
+            )
+        parameters = [
+            Parameter(name, array, requires_grad=kind)
+            for kind, arrays in ((True, data.trainable), (False, data.frozen))
+            for name, array in arrays.items()
+        ]
+        self._parameters = Parameters(parameters, nominal=data.nominal)
+        self._properties = Properties(dict(data.properties))
+        self.optimizer = data.optimizer
+        self._flat: FlatState | None = None
+
+    @classmethod
+    def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
+        """Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19.
+
+        Raises:
+            OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint`.
+        """
+        return cls(read_checkpoint(checkpoint_uri))
+
+    @classmethod
+    def save_checkpoint(
+        cls,
+        state: CheckpointState,
+        checkpoint_uri: str | os.PathLike[str],
+        include_optimizer_state: bool = False,
+    ) -> None:
+        """Save a state to one file, whole or not at all.
+
+        Accumulated gradients are not part of a checkpoint: save after
+        ``optimizer.step()`` and ``lazy_reset_grad()``. With the optimizer's
+        state included, training continues from the file bit by bit as if it
+        had not been interrupted.
+
+        Args:
+            state: The state.
+            checkpoint_uri: Destination; its folder must exist.
+            include_optimizer_state: Save moments, step count and learning rate too.
+
+        Raises:
+            OdtpackError: ``file-not-written``.
+        """
+        if not isinstance(state, CheckpointState):
+            raise WrongTypeError(
+                "not-a-checkpoint", f"A {type(state).__name__} is no CheckpointState."
+            )
+        write_checkpoint(checkpoint_uri, state.snapshot(include_optimizer_state))
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name."""
+        return self._parameters
+
+    @property
+    def properties(self) -> Properties:
+        """The user's own values by name."""
+        return self._properties
+
+    @property
+    def is_nominal(self) -> bool:
+        """True as long as the parameters have names and no values.
+
+        A Module may be made on such a state. The values come by :meth:`load_parameters`
+        or by :meth:`Module.copy_buffer_to_parameters
+        <odtpack_runtime.training.module.Module.copy_buffer_to_parameters>`.
+        """
+        return self._parameters.nominal
+
+    def load_parameters(self, checkpoint_uri: str | os.PathLike[str]) -> None:
+        """Set all parameters, trainable or not, to the values in a complete checkpoint.
+
+        A nominal state becomes a complete one. Properties and the optimizer's state
+        remain as they are.
+
+        Args:
+            checkpoint_uri: A checkpoint of the same model.
+
+        Raises:
+            OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint`;
+                ``nominal-state`` if the file is nominal too, ``checkpoint-mismatch`` if it
+                holds other parameters. Nothing is changed then.
+        """
+        data = read_checkpoint(checkpoint_uri)
+        if data.nominal:
+            raise nominal_error("there are no values in it to load")
+        found = {**data.trainable, **data.frozen}
+        items = self._parameters.items
+        without_shapes = self.is_nominal and self._flat is None
+        wrong = found.keys() ^ items.keys()
+        for name in found.keys() - wrong:
+            have, new = items[name].data, found[name]
+            if have.dtype != new.dtype or (have.shape != new.shape and not without_shapes):
+                wrong.add(name)
+        if wrong:
+            raise OdtpackError(
+                "checkpoint-mismatch",
+                f"The checkpoint does not go with this state: '{min(wrong)}' is missing in one "
+                "of them, or has another shape or type.",
+                where=str(checkpoint_uri),
+                hint="load a checkpoint of the same model",
+            )
+        for name, array in found.items():
+            if without_shapes:
+                items[name].place(array, None, keep=False)
+            else:
+                np.copyto(items[name].data, array)
+        self._parameters.nominal = False
+
+    def complete(self) -> None:
+        """Take the values in memory for the state's own. For Module's use, once it set them."""
+        self._parameters.nominal = False
+
+    def arrays(self, *, trainable: bool) -> dict[str, Array]:
+        """Return the live arrays of the trainable, or of the other, parameters by name."""
+        return {
+            name: parameter.data
+            for name, parameter in sorted(self._parameters.items.items())
+            if parameter.requires_grad is trainable
+        }
+
+    def snapshot(self, include_optimizer_state: bool) -> CheckpointData:
+        """Return the state as the contents of a file; the arrays are the live ones."""
+        return CheckpointData(
+            self.arrays(trainable=True),
+            self.arrays(trainable=False),
+            self.is_nominal,
+            self.optimizer if include_optimizer_state and not self.is_nominal else None,
+            dict(self._properties),
+        )
+
+    def place(self, order: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> FlatState:
+        """Move the trainable parameters into a flat buffer, in the given order. For Module's use.
+
+        A state that was placed before stays where it is, so that a second
+        Module shares the parameters with the first; gradients are set to zero.
+
+        Args:
+            order: Names of the parameters in the order of the training graph's
+                inputs. Frozen ones that it does not name follow.
+            shapes: Shape of every parameter, for a nominal state, which has none.
+
+        Raises:
+            OdtpackError: ``parameter-type`` if the trainable parameters are not all
+                float32 or all float64, ``model-mismatch`` if the state was placed in
+                another order.
+        """
+        ranks = {name: rank for rank, name in enumerate(order)}
+        items = sorted(
+            self._parameters.items.values(),
+            key=lambda parameter: (ranks.get(parameter.name, len(ranks)), parameter.name),
+        )
+        trained = [p for p in items if p.requires_grad]
+        _check_one_type(trained)
+        trainable = _layout(trained, shapes)
+        frozen = _layout((p for p in items if not p.requires_grad), shapes)
+        if self._flat is None:
+            flat = FlatState(
+                trainable,
+                frozen,
+                parameters=allocate(trainable.nbytes),
+                gradients=allocate(trainable.nbytes),
+            )
+            keep = not self.is_nominal
+            # One by one: what is moved is freed, so that no second whole copy ever exists.
+            for slot in trainable.slots:
+                self._parameters.items[slot.name].place(
+                    view(flat.parameters, slot), view(flat.gradients, slot), keep=keep
+                )
+            for slot in frozen.slots:
+                parameter = self._parameters.items[slot.name]
+                # As they are read they stay where they are: they may be larger than all others.
+                if not keep or not _is_aligned(parameter.data):
+                    memory = allocate(slot.nbytes).view(slot.dtype).reshape(slot.shape)
+                    parameter.place(memory, None, keep=keep)
+            self._flat = flat
+        elif (self._flat.trainable, self._flat.frozen) != (trainable, frozen):
+            raise OdtpackError(
+                "model-mismatch",
+                "The state belongs to a Module whose model takes the parameters in another order.",
+                hint="load the checkpoint again for the second Module",
+            )
+        else:
+            self._flat.gradients[:] = 0
+        return self._flat
+
+
+def _check_one_type(trained: Sequence[Parameter]) -> None:
+    """All trainable parameters lie in one vector, and so have one type."""
+    for parameter in trained:
+        dtype = parameter.data.dtype
+        if dtype not in TRAINABLE_TYPES or dtype != trained[0].data.dtype:
+            raise OdtpackError(
+                "parameter-type",
+                f"Trainable parameter '{parameter.name}' has elements of {dtype}; all must be "
+                "float32, or all float64.",
+                hint="build the package again: odtpack gives the parameters one type",
+            )
+
+
+def _is_aligned(array: Array) -> bool:
+    return array.flags.c_contiguous and address(array) % ALIGNMENT == 0
+
+
+def _layout(parameters: Iterable[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    return Layout.pack((p.name, shapes.get(p.name, p.data.shape), p.data.dtype) for p in parameters)

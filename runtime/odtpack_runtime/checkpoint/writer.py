@@ -1,0 +1,302 @@
+"""The checkpoint file: writer. The format is described in ``checkpoint_format``.
+
+A file is written in one pass and without a copy of the tensors: first the
+tables, strings and dimensions, built in memory by the flatbuffers package, then
+the tensors' bytes straight from their arrays. Flatbuffer offsets point forward,
+so the tables can name places behind them; the offset of each ``raw_data`` is
+filled in once the size of the tables is known.
+
+Above :data:`EXTERNAL_DATA_THRESHOLD` the tensors go to ``<path>.data``, as the
+reference writes it. A pair of files cannot change its names at one instant, so
+the data file holds two regions in turn: new data goes where the current
+checkpoint has none, then the checkpoint that refers to it replaces the old one.
+Killed at any moment, the old pair is still whole.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import flatbuffers
+import numpy as np
+
+from odtpack_runtime.checkpoint.flatbuffer import Source, Table
+from odtpack_runtime.checkpoint.format import (
+    DTYPES,
+    GROUP_NAME,
+    IDENTIFIER,
+    OPTIMIZER_PROPERTY,
+    VERSION,
+    CheckpointData,
+    OptimizerState,
+    PropertyValue,
+    check_property,
+)
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.atomic import atomic_write, sync_folder
+
+EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
+"""Bytes of tensor data up to which a checkpoint is one file; a flatbuffer ends below 2 GiB."""
+
+_PAYLOAD_ALIGNMENT = 16
+_RAW_DATA = 4  # field number in Tensor
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None:
+    """Write a checkpoint, whole or not at all; a file of that name is replaced.
+
+    Equal data give equal bytes.
+
+    Args:
+        path: Destination; its folder must exist.
+        data: What to write. In a nominal state only the arrays' dtypes count.
+
+    Raises:
+        OdtpackError: ``file-not-written`` when the system refuses,
+            ``checkpoint-dtype`` for arrays of a type the format does not know.
+    """
+    target = Path(path)
+    data_path = Path(f"{target}.data")
+    external = _nbytes(data) > EXTERNAL_DATA_THRESHOLD
+    occupied = _first_external_offset(target)
+    if not external:
+        head = _Head(data, external_from=None)
+        with atomic_write(target) as stream:
+            head.write(stream)
+            head.write_payload(stream)
+        if occupied is not None:
+            with suppress(OSError):
+                data_path.unlink()
+        return
+    if data_path.is_symlink():
+        raise OdtpackError(
+            "file-not-written",
+            f"{data_path} is a link, and a checkpoint's data are not written through links.",
+            where=str(data_path),
+        )
+    try:
+        start = _free_region(data_path, occupied, _nbytes(data))
+        head = _Head(data, external_from=start)
+        with data_path.open("r+b" if data_path.exists() else "xb") as stream:
+            stream.seek(start)
+            for array in head.payload:
+                stream.write(_bytes(array))
+            stream.flush()
+            os.fsync(stream.fileno())
+            sync_folder(data_path.parent)
+            with atomic_write(target) as main:
+                head.write(main)
+            if start == 0:
+                stream.truncate(_nbytes(data))
+    except OSError as error:
+        raise OdtpackError(
+            "file-not-written",
+            f"{data_path} could not be written: {error.strerror or error}.",
+            where=str(data_path),
+            hint="check that the folder exists, is writable and has space left",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A tensor table that still has to learn where its bytes are."""
+
+    table: int  # offset from the end of the finished head
+    array: Array
+
+
+class _Head:
+    """Everything of a checkpoint file but the tensors' bytes."""
+
+    def __init__(self, data: CheckpointData, *, external_from: int | None) -> None:
+        self._builder = flatbuffers.Builder(4096)
+        self._pending: list[_Pending] = []
+        self._nominal = data.nominal
+        self._external_at = external_from
+        self._no_bytes = self._vector(1, ())
+        trainable = self._tensors(data.trainable)
+        frozen = self._tensors(data.frozen)
+        module = self._table(
+            (0, "UOffsetTRelative", trainable, 0),
+            (1, "UOffsetTRelative", frozen, 0),
+            (2, "Bool", data.nominal, False),
+            (3, "Bool", external_from is not None, False),
+        )
+        groups = self._vector(4, self._groups(data.optimizer) if data.optimizer else ())
+        properties = data.properties
+        if data.optimizer is not None and data.optimizer.kind is not None:
+            properties = {**properties, OPTIMIZER_PROPERTY: data.optimizer.kind}
+        bag = self._bag(properties) if properties else 0
+        root = self._table(
+            (0, "Int32", VERSION, 0),
+            (1, "UOffsetTRelative", module, 0),
+            (2, "UOffsetTRelative", groups, 0),
+            (3, "UOffsetTRelative", bag, 0),
+        )
+        self._builder.Finish(root, IDENTIFIER)
+        self._bytes = bytearray(self._builder.Output())
+        self._gaps: list[int] = []
+        if external_from is None:
+            self._place_payload()
+
+    @property
+    def payload(self) -> list[Array]:
+        """The arrays whose bytes stand outside the head, in order."""
+        return [pending.array for pending in self._pending]
+
+    def write(self, stream: BinaryIO) -> None:
+        """Write the head."""
+        stream.write(self._bytes)
+
+    def write_payload(self, stream: BinaryIO) -> None:
+        """Write the tensors' bytes behind the head."""
+        for gap, array in zip(self._gaps, self.payload, strict=True):
+            stream.write(bytes(gap) + struct.pack("<I", array.nbytes))
+            stream.write(_bytes(array))
+
+    def _place_payload(self) -> None:
+        # Read back with the reader: it knows where a field of a finished table stands.
+        source = Source(io.BytesIO(self._bytes), "checkpoint", "checkpoint")
+        end = len(self._bytes)
+        for pending in self._pending:
+            slot = Table(source, len(self._bytes) - pending.table).field(_RAW_DATA, 4)
+            position = _round_up(end + 4)
+            struct.pack_into("<I", self._bytes, cast(int, slot), position - 4 - cast(int, slot))
+            self._gaps.append(position - 4 - end)
+            end = position + pending.array.nbytes
+
+    def _tensors(self, tensors: Mapping[str, Array]) -> int:
+        return self._vector(4, [self._tensor(name, array) for name, array in tensors.items()])
+
+    def _tensor(self, name: str, array: Array) -> int:
+        code = _CODES.get(array.dtype)
+        if code is None:
+            raise OdtpackError(
+                "checkpoint-dtype",
+                f"'{name}' has elements of type {array.dtype}, which a checkpoint cannot hold.",
+                hint=f"use one of {', '.join(str(dtype) for dtype in _CODES)}",
+            )
+        label = self._builder.CreateSharedString(name)
+        shape = () if self._nominal else array.shape
+        dims = self._builder.CreateNumpyVector(np.array(shape, np.int64))
+        kept = not self._nominal and array.nbytes > 0
+        raw, offset = self._no_bytes, -1
+        if kept and self._external_at is not None:
+            # raw_data stays absent: the reference looks no further if it is present.
+            raw, offset = 0, self._external_at
+            self._external_at += array.nbytes
+        table = self._table(
+            (0, "UOffsetTRelative", label, 0),
+            (2, "UOffsetTRelative", dims, 0),
+            (3, "Int32", code, 0),
+            (_RAW_DATA, "UOffsetTRelative", raw, 0),
+            (6, "Int64", offset, -1),
+        )
+        if kept:
+            self._pending.append(_Pending(table, array))
+        return table
+
+    def _groups(self, state: OptimizerState) -> list[int]:
+        members = state.groups or (tuple(state.moments),)
+        return [self._group(index, names, state) for index, names in enumerate(members)]
+
+    def _group(self, index: int, names: Sequence[str], state: OptimizerState) -> int:
+        entries = []
+        for name in names:
+            if name not in state.moments:
+                continue  # nothing is kept for it
+            label = self._builder.CreateSharedString(name)
+            moments = enumerate(state.moments[name])
+            tensors = self._tensors({f"momentum{i}": moment for i, moment in moments})
+            entries.append(
+                self._table((0, "UOffsetTRelative", label, 0), (1, "UOffsetTRelative", tensors, 0))
+            )
+        states = self._vector(4, entries)
+        group_name = self._builder.CreateSharedString(GROUP_NAME.format(index))
+        return self._table(
+            (0, "UOffsetTRelative", group_name, 0),
+            (1, "Int64", state.step, 0),
+            (2, "Float32", state.learning_rate, 0.0),
+            (3, "UOffsetTRelative", states, 0),
+        )
+
+    def _bag(self, properties: Mapping[str, PropertyValue]) -> int:
+        entries: dict[type, list[int]] = {int: [], float: [], str: []}
+        for name, value in sorted(properties.items()):
+            clean = check_property(name, value)
+            label = (0, "UOffsetTRelative", self._builder.CreateString(name), 0)
+            if isinstance(clean, str):
+                text = self._builder.CreateString(clean)
+                entry = self._table(label, (1, "UOffsetTRelative", text, 0))
+            elif isinstance(clean, float):
+                entry = self._table(label, (1, "Float32", clean, 0.0))
+            else:
+                entry = self._table(label, (1, "Int64", clean, 0))
+            entries[type(clean)].append(entry)
+        vectors = [self._vector(4, entries[kind]) for kind in (int, float, str)]
+        return self._table(*((i, "UOffsetTRelative", v, 0) for i, v in enumerate(vectors)))
+
+    def _table(self, *fields: tuple[int, str, float, float]) -> int:
+        """Write a table of fields, each (number, kind, value, default: then left out)."""
+        self._builder.StartObject(fields[-1][0] + 1)
+        for number, kind, value, default in fields:
+            getattr(self._builder, f"Prepend{kind}Slot")(number, value, default)
+        return int(self._builder.EndObject())
+
+    def _vector(self, width: int, offsets: Sequence[int]) -> int:
+        self._builder.StartVector(width, len(offsets), 4)
+        for offset in reversed(offsets):
+            self._builder.PrependUOffsetTRelative(offset)
+        return int(self._builder.EndVector())
+
+
+def _nbytes(data: CheckpointData) -> int:
+    if data.nominal:
+        return 0
+    moments = data.optimizer.moments.values() if data.optimizer else ()
+    arrays = [*data.trainable.values(), *data.frozen.values(), *chain.from_iterable(moments)]
+    return sum(array.nbytes for array in arrays)
+
+
+def _bytes(array: Array) -> memoryview:
+    """View an array's elements, in row-major order, as bytes; copies only if it must."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _free_region(data_path: Path, occupied: int | None, nbytes: int) -> int:
+    """Return where ``nbytes`` may be written without touching the current checkpoint's data."""
+    if occupied is None or occupied >= nbytes:
+        return 0
+    return data_path.stat().st_size
+
+
+def _first_external_offset(path: Path) -> int | None:
+    """Return the lowest offset at which the checkpoint at ``path`` uses its data file, if any."""
+    try:
+        with path.open("rb") as stream:
+            root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
+            module = root.table(1)
+            if module is None or not module.boolean(3):
+                return None
+            tensors = [*module.tables(0), *module.tables(1)]
+            for group in root.tables(2):
+                for entry in group.tables(3):
+                    tensors += entry.tables(1)
+            offsets = [tensor.integer(6, "q", default=-1) for tensor in tensors]
+            return min((offset for offset in offsets if offset >= 0), default=None)
+    except (OSError, OdtpackError):  # absent or unreadable: nothing to preserve
+        return None
+
+
+def _round_up(position: int) -> int:
+    return -(-position // _PAYLOAD_ALIGNMENT) * _PAYLOAD_ALIGNMENT

@@ -1,0 +1,1 @@
+"""Inference models with trained parameters."""

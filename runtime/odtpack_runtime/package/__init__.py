@@ -1,0 +1,1 @@
+"""The package: its manifest, its files, and verifying them."""

@@ -1,0 +1,1 @@
+"""Sessions of ONNX Runtime: options, bindings, and what a model's metadata says."""

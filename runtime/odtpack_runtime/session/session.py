@@ -1,0 +1,252 @@
+"""Open models on ONNX Runtime and run them on memory that the caller owns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from odtpack_runtime.checkpoint.layout import Array, address
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.session.graph_signature import TensorSpec, check_labels, check_tensors
+
+
+def open_session(
+    path: str | os.PathLike[str],
+    options: onnxruntime.SessionOptions,
+) -> onnxruntime.InferenceSession:
+    """Load an ``.onnx`` or ``.ort`` model for the CPU.
+
+    Raises:
+        OdtpackError: ``model-not-found``, or ``model-not-loadable`` with ONNX
+            Runtime's reason.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
+    try:
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise OdtpackError(
+            "model-not-loadable",
+            f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(error)}",
+            where=str(file),
+            hint="build the package again for this version of ONNX Runtime, or update it",
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's text."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class BoundGraph:
+    """A session whose parameters, gradients and state are bound once, by address.
+
+    What changes from call to call, the user's inputs and outputs, is bound as it
+    comes, and an array that stands where the last one stood is not even bound
+    again. Nothing is copied, in or out; only the loss, a scalar, leaves as a
+    copy, so that a caller may keep it while the next step runs.
+
+    ONNX Runtime for Python cannot bind text. A graph with a text input is run
+    the plain way, and what belongs into bound memory is copied there.
+
+    Not safe for concurrent calls.
+
+    Args:
+        session: The session.
+        inputs: The user inputs, in the order in which they are passed.
+        outputs: The user outputs, in the order in which they are returned.
+        class_count: If known, labels (the input ``labels``) are checked against it.
+        ignored_label: A label outside that range which is allowed.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        *,
+        class_count: int | None = None,
+        ignored_label: int | None = None,
+    ) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self._class_count = class_count
+        self._ignored_label = ignored_label
+        names = [spec.name for spec in inputs if spec.dtype == np.int64]
+        self._labels = (
+            [spec.name for spec in inputs].index("labels")
+            if class_count is not None and "labels" in names
+            else None
+        )
+        self._dtypes = [spec.dtype for spec in inputs]
+        self._text = any(spec.dtype == object for spec in inputs)
+        # Also keeps the memory alive: ONNX Runtime holds bare addresses.
+        self._memory_in: dict[str, Array] = {}
+        self._memory_out: dict[str, Array] = {}
+        self._shapes: list[tuple[int, ...]] | None = None
+        self._bound: list[tuple[int, tuple[int, ...]] | None] = [None] * len(inputs)
+        first = self.outputs[0]
+        self._loss = None
+        if not first.shape and first.dtype != object and not self._text:
+            self._loss = np.zeros((), first.dtype)
+            self._binding.bind_output(
+                first.name, "cpu", 0, self._loss.dtype.type, (), address(self._loss)
+            )
+        # Outputs come back in the order in which they are bound first: now the user's.
+        self._fresh = [spec.name for spec in self.outputs[self._loss is not None :]]
+        self._renew_outputs()
+
+    def bind_input(self, name: str, memory: Array) -> None:
+        """Let the graph's input ``name`` be ``memory``, from now on."""
+        self._memory_in[name] = memory
+        if not self._text:
+            self._binding.bind_input(
+                name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
+            )
+
+    def bind_output(self, name: str, memory: Array) -> None:
+        """Let the graph write its output ``name`` to ``memory``, from now on."""
+        self._memory_out[name] = memory
+        if not self._text:
+            self._binding.bind_output(
+                name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
+            )
+
+    def __call__(self, values: Sequence[object]) -> list[Any]:
+        """Run the graph once.
+
+        Args:
+            values: The user inputs: arrays or nested lists, or OrtValues all of them.
+
+        Returns:
+            The user outputs: arrays, or OrtValues if OrtValues came in.
+
+        Raises:
+            OdtpackError: As :func:`check_tensors` and :func:`check_labels`;
+                ``input-count``; ``run-failed`` with ONNX Runtime's reason.
+        """
+        if len(values) != len(self.inputs):
+            wanted = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
+            raise OdtpackError(
+                "input-count",
+                f"The model takes {len(self.inputs)} inputs and {len(values)} were given.",
+                hint=f"pass, in this order, {wanted}",
+            )
+        arrays: Sequence[Any] = values
+        for value, dtype in zip(values, self._dtypes, strict=True):
+            # Nearly always: an array that can be bound as it is.
+            if (
+                type(value) is not np.ndarray
+                or value.dtype != dtype
+                or not value.flags.c_contiguous
+            ):
+                if all(isinstance(other, onnxruntime.OrtValue) for other in values):
+                    return self._run_ortvalues(values)
+                arrays = [self._array(*pair) for pair in zip(self.inputs, values, strict=True)]
+                self._shapes = None
+                break
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes:  # shapes that passed once need no second look
+            check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
+            self._shapes = shapes
+        if self._labels is not None and self._class_count is not None:
+            check_labels("labels", arrays[self._labels], self._class_count, self._ignored_label)
+        if self._text:
+            return self._run_text(arrays)
+        for index, array in enumerate(arrays):
+            place = (array.ctypes.data, shapes[index])
+            if place != self._bound[index]:
+                name, dtype = self.inputs[index].name, self._dtypes[index]
+                self._binding.bind_input(name, "cpu", 0, dtype.type, place[1], place[0])
+                self._bound[index] = place
+        vector = self._run()
+        if self._loss is None:
+            return [vector[index].numpy() for index in range(len(self.outputs))]
+        loss = self._loss.copy()
+        return [loss, *(vector[index].numpy() for index in range(1, len(self.outputs)))]
+
+    def _run(self) -> Any:
+        self._renew_outputs()
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise _run_failed(error) from error
+        return self._binding.get_outputs_as_ortvaluevector() if self._fresh else None
+
+    def _renew_outputs(self) -> None:
+        # An output that keeps the tensor of the last run would write into an array that
+        # the caller holds, and fail when the batch has another size.
+        for name in self._fresh:
+            self._binding.bind_output(name)
+
+    def _run_ortvalues(self, values: Sequence[Any]) -> list[onnxruntime.OrtValue]:
+        for spec, value in zip(self.inputs, values, strict=True):
+            if value.device_name() != "cpu" or not value.is_tensor():
+                raise OdtpackError(
+                    "input-type", f"Input '{spec.name}' must be a tensor in the CPU's memory."
+                )
+        # Views of the OrtValues' own memory.
+        return [owned_ortvalue(result) for result in self([value.numpy() for value in values])]
+
+    def _run_text(self, arrays: Sequence[Array]) -> list[Any]:
+        feeds = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
+        names = [*(spec.name for spec in self.outputs), *self._memory_out]
+        try:
+            results = self._session.run(names, feeds | self._memory_in)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise _run_failed(error) from error
+        count = len(self.outputs)
+        for memory, result in zip(self._memory_out.values(), results[count:], strict=True):
+            np.copyto(memory, result)
+        return [np.asarray(result) for result in results[:count]]
+
+    def _array(self, spec: TensorSpec, value: object) -> Array:
+        """Return a value as an array that can be bound."""
+        if not isinstance(value, np.ndarray):
+            if isinstance(value, onnxruntime.OrtValue):
+                value = value.numpy()
+            try:
+                array = np.asarray(value)
+            except ValueError as error:
+                raise OdtpackError(
+                    "input-shape", f"Input '{spec.name}' is no regular array: {error}."
+                ) from error
+            # A list has no type of its own: integers may become floats, not the reverse.
+            if spec.dtype != object and np.can_cast(array.dtype, spec.dtype, "same_kind"):
+                array = array.astype(spec.dtype)
+        else:
+            array = value
+        if spec.dtype == object and array.dtype.kind in "US":
+            return array.astype(object)
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _run_failed(error: Exception) -> OdtpackError:
+    return OdtpackError(
+        "run-failed",
+        f"ONNX Runtime failed in the middle of a step: {first_line(error)}",
+        hint="gradients may hold part of the step: call lazy_reset_grad() before the next one",
+    )
+
+
+def owned_ortvalue(array: Array) -> onnxruntime.OrtValue:
+    """Copy an array into an OrtValue with memory of its own.
+
+    ``OrtValue.ortvalue_from_numpy`` borrows the array's memory: a view taken by
+    ``.numpy()`` outlives neither the array nor the OrtValue, and reads freed memory
+    without an error. Text, which ONNX Runtime copies, is the exception.
+    """
+    if array.dtype.kind in "OUS":
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type)
+    value.update_inplace(np.ascontiguousarray(array))
+    return value

@@ -1,0 +1,1 @@
+"""Training: module, optimizer, learning-rate schedules, data."""

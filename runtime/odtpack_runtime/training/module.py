@@ -1,0 +1,375 @@
+"""Run the training and evaluation models of a package on the parameters of a state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from odtpack_runtime.checkpoint.layout import Array, allocate, view
+from odtpack_runtime.checkpoint.parameters import nominal_error
+from odtpack_runtime.checkpoint.state import CheckpointState, FlatState
+from odtpack_runtime.errors import OdtpackError, WrongTypeError
+from odtpack_runtime.session.graph_signature import (
+    BUFFER_SUFFIX,
+    GRADIENT_SUFFIX,
+    RESET_NAME,
+    UPDATE_SUFFIX,
+    GraphSignature,
+    TensorSpec,
+    model_mismatch,
+)
+from odtpack_runtime.session.model_metadata import ModelMetadata
+from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
+
+
+class Module:
+    """A model that learns: ``onnxruntime.training.api.Module`` on a stock ONNX Runtime.
+
+    In training mode, where a Module starts, a call computes the loss and adds
+    the gradients of this batch to the accumulated ones; in evaluation mode it
+    computes the loss only. Parameters live in the state, as flat buffers that
+    both models and the optimizer work on in place. Not safe for concurrent calls.
+
+    Args:
+        train_model_uri: Training model, ``.onnx`` or ``.ort``.
+        state: The parameters. Two Modules may share a state. A nominal one, which has no
+            values, may get them later: :meth:`copy_buffer_to_parameters`, or
+            :meth:`CheckpointState.load_parameters
+            <odtpack_runtime.checkpoint.state.CheckpointState.load_parameters>`.
+        eval_model_uri: Evaluation model; without one, calls in evaluation mode
+            and exports raise.
+        device: ``"cpu"``, the only one.
+        session_options: Options of ONNX Runtime for every session made on
+            behalf of this Module; :func:`default_session_options` if None.
+
+    Raises:
+        OdtpackError: A model is missing, does not load, or does not go with the
+            state (``model-mismatch``); the trainable parameters are not all
+            float32 or all float64; another device was asked for.
+    """
+
+    def __init__(
+        self,
+        train_model_uri: str | os.PathLike[str],
+        state: CheckpointState,
+        eval_model_uri: str | os.PathLike[str] | None = None,
+        device: str = "cpu",
+        session_options: onnxruntime.SessionOptions | None = None,
+    ) -> None:
+        if not isinstance(state, CheckpointState):
+            raise WrongTypeError(
+                "not-a-checkpoint",
+                f"A Module needs a CheckpointState, not a {type(state).__name__}.",
+                hint="state = CheckpointState.load_checkpoint(path)",
+            )
+        if device not in ("cpu", "cpu:0"):
+            raise OdtpackError(
+                "unsupported-device", f"Device '{device}' is not supported.", hint='use "cpu"'
+            )
+        self.state = state
+        self.session_options = session_options or default_session_options(train_model_uri)
+        self.training = True
+        self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
+
+        session = open_session(train_model_uri, self.session_options)
+        models = [(str(train_model_uri), session)]
+        if self._eval_path is not None:
+            evaluation = open_session(self._eval_path, self.session_options)
+            models.append((str(self._eval_path), evaluation))
+        shapes = _shapes(state, models) if state.is_nominal else {}
+        signature, *others = (_read(state, shapes, *model) for model in models)
+        eval_signature = others[0] if others else None
+        extra = set(eval_signature.parameters if eval_signature else ())
+        self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
+        self._check(signature, eval_signature, str(train_model_uri))
+
+        metadata = ModelMetadata.read(session, set(signature.gradients), str(train_model_uri))
+        self._accumulation_steps = metadata.accumulation_steps
+        # Nothing has been changed so far: a Module that cannot be made leaves the state alone.
+        self._flat = state.place(
+            tuple(dict.fromkeys((*metadata.parameter_order, *self._order))), shapes
+        )
+        # The buffers are zero: starting afresh gives the same, with a pass less.
+        self._reset = np.ones(1, np.bool_)
+        self._accumulated = 0
+        self._train = self._bound(session, signature, metadata)
+        for slot in self._flat.trainable.slots:
+            gradient = view(self._flat.gradients, slot)
+            self._train.bind_input(slot.name + BUFFER_SUFFIX, gradient)
+            self._train.bind_output(slot.name + GRADIENT_SUFFIX, gradient)
+        for name in signature.updates:
+            self._train.bind_output(name + UPDATE_SUFFIX, state.parameters.items[name].data)
+        if signature.gradients:
+            self._train.bind_input(RESET_NAME, self._reset)
+        self._eval: BoundGraph | None = None
+        if eval_signature is not None:
+            self._eval = self._bound(evaluation, eval_signature, metadata)
+
+    def __call__(self, *user_inputs: Any) -> Any:
+        """Run one batch.
+
+        Args:
+            user_inputs: The model's inputs in the order of :meth:`input_names`,
+                arrays (or lists) of the model's dtypes and shapes, or OrtValues
+                all of them. Nothing is converted or copied.
+
+        Returns:
+            The loss, an array of shape ``()``; with further outputs, a tuple of
+            arrays. OrtValues if OrtValues came in.
+
+        Raises:
+            OdtpackError: An input does not fit (``input-count``, ``input-type``,
+                ``input-shape``, ``input-sizes-differ``), holds no samples
+                (``empty-batch``), or names a class that does not exist
+                (``label-out-of-range``); evaluation was asked for without an
+                evaluation model (``no-eval-model``); the parameters have no values yet
+                (``nominal-state``); ONNX Runtime failed (``run-failed``).
+        """
+        self.require_values()
+        results = self._graph()(user_inputs)
+        if self.training:
+            self._accumulated = 1 if self._reset[0] else self._accumulated + 1
+            self._reset[0] = False
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def train(self, mode: bool = True) -> Module:
+        """Switch to training mode, or with ``False`` to evaluation mode; return self."""
+        self.training = bool(mode)
+        return self
+
+    def eval(self) -> Module:
+        """Switch to evaluation mode; return self."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training step replace the accumulated gradients, not add to them."""
+        self._reset[0] = True
+
+    def input_names(self) -> list[str]:
+        """Return the names of the inputs that a call takes in the current mode."""
+        return [spec.name for spec in self.input_specs()]
+
+    def output_names(self) -> list[str]:
+        """Return the names of the outputs that a call returns in the current mode."""
+        return [spec.name for spec in self._graph().outputs]
+
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """Return name, dtype and shape of the inputs that a call takes in the current mode."""
+        return self._graph().inputs
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """Return the number of elements of all trainable parameters, or of all parameters."""
+        return sum(array.size for array in self._in_order(trainable_only))
+
+    def get_contiguous_parameters(
+        self,
+        trainable_only: bool = False,
+    ) -> onnxruntime.OrtValue:
+        """Return a copy of the parameters as one vector.
+
+        Parameters follow each other without gaps, in the order of the training
+        model's inputs. The vector has the type of the trainable parameters, float32
+        (float64 in a package that trains float64 parameters); frozen parameters of a
+        narrower floating type are converted, which is exact.
+
+        Raises:
+            OdtpackError: ``parameter-type`` if one of them does not fit into that type,
+                ``nominal-state`` if they have no values yet.
+        """
+        self.require_values()
+        arrays = self._in_order(trainable_only)
+        dtype = self._flat.dtype
+        for array in arrays:
+            _require_fits(array, dtype)
+        size = sum(array.size for array in arrays)
+        buffer = allocate(size * dtype.itemsize).view(dtype)
+        at = 0
+        for array in arrays:
+            buffer[at : at + array.size] = array.reshape(-1)
+            at += array.size
+        return owned_ortvalue(buffer)
+
+    def copy_buffer_to_parameters(
+        self,
+        buffer: Any,
+        trainable_only: bool = True,
+    ) -> None:
+        """Set the parameters from one vector, as get_contiguous_parameters returns it.
+
+        Raises:
+            OdtpackError: ``buffer-type``, ``buffer-size`` or ``parameter-type``;
+                ``nominal-state`` if some of the parameters would remain without a value.
+                Nothing is changed then.
+        """
+        if trainable_only and self.state.is_nominal:
+            raise nominal_error("its frozen parameters would remain without values")
+        dtype = self._flat.dtype
+        values = buffer
+        if not isinstance(buffer, np.ndarray) and hasattr(buffer, "numpy"):
+            values = buffer.numpy()
+        if not isinstance(values, np.ndarray) or values.dtype != dtype:
+            raise OdtpackError(
+                "buffer-type", f"Parameters are set from an OrtValue or an array of {dtype}."
+            )
+        arrays = self._in_order(trainable_only)
+        size = sum(array.size for array in arrays)
+        if values.size != size:
+            raise OdtpackError(
+                "buffer-size",
+                f"The buffer holds {values.size} elements, and the parameters have {size}.",
+                hint=f"pass trainable_only={not trainable_only} if it holds "
+                + ("all parameters" if trainable_only else "trainable parameters only"),
+            )
+        for array in arrays:
+            _require_fits(array, dtype)
+        values = values.reshape(-1)
+        at = 0
+        for array in arrays:
+            part = values[at : at + array.size].reshape(array.shape)
+            np.copyto(array, part, casting="same_kind")
+            at += array.size
+        self.state.complete()
+
+    def export_model_for_inferencing(
+        self,
+        inference_model_uri: str | os.PathLike[str],
+        graph_output_names: list[str],
+    ) -> None:
+        """Write a plain inference model with the current parameters inside.
+
+        Args:
+            inference_model_uri: Destination; its folder must exist. A name that ends in
+                ``.ort`` gives a model in ORT format.
+            graph_output_names: Outputs of the model to write: any values that
+                the evaluation model computes. What they do not need is left out.
+
+        Raises:
+            OdtpackError: No evaluation model was given, a name is unknown, or the
+                ``onnx`` package is missing.
+        """
+        if self._eval_path is None:
+            raise _no_eval_model("A model can be exported only")
+        self.require_values()
+        from odtpack_runtime.export.inference_model import export_inference_model
+
+        parameters = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
+        export_inference_model(self._eval_path, parameters, inference_model_uri, graph_output_names)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Batches per optimizer step: the gradient of each is divided by this number."""
+        return self._accumulation_steps
+
+    @property
+    def accumulated_batches(self) -> int:
+        """Number of batches whose gradients have been accumulated so far."""
+        return 0 if self._reset[0] else self._accumulated
+
+    @property
+    def flat(self) -> FlatState:
+        """The memory of the parameters and gradients; the optimizer works on it."""
+        return self._flat
+
+    def require_values(self) -> None:
+        """Check that the parameters have values.
+
+        Raises:
+            OdtpackError: ``nominal-state``.
+        """
+        if self.state.is_nominal:
+            raise nominal_error("nothing can be computed without its parameters' values")
+
+    def _graph(self) -> BoundGraph:
+        if self.training:
+            return self._train
+        if self._eval is None:
+            raise _no_eval_model("Evaluation mode works only")
+        return self._eval
+
+    def _check(
+        self, signature: GraphSignature, evaluation: GraphSignature | None, where: str
+    ) -> None:
+        """Check that models and checkpoint speak of the same parameters."""
+        missing = self.state.arrays(trainable=True).keys() - set(signature.gradients)
+        unused = self.state.arrays(trainable=False).keys() - set(self._order)
+        if missing:
+            raise model_mismatch(
+                where, f"it computes no gradient for '{min(missing)}', which is marked as trainable"
+            )
+        if unused:
+            raise model_mismatch(where, f"it has no input '{min(unused)}'")
+        if evaluation is not None and evaluation.gradients:
+            raise model_mismatch(str(self._eval_path), "an evaluation model computes no gradients")
+
+    def _bound(
+        self,
+        session: onnxruntime.InferenceSession,
+        signature: GraphSignature,
+        metadata: ModelMetadata,
+    ) -> BoundGraph:
+        """A model that reads the parameters where they lie."""
+        graph = BoundGraph(
+            session,
+            signature.inputs,
+            signature.outputs,
+            class_count=metadata.class_count,
+            ignored_label=metadata.ignored_label,
+        )
+        for name in signature.parameters:
+            graph.bind_input(name, self.state.parameters.items[name].data)
+        return graph
+
+    def _in_order(self, trainable_only: bool) -> list[Array]:
+        parameters = [self.state.parameters.items[name] for name in self._order]
+        return [p.data for p in parameters if p.requires_grad or not trainable_only]
+
+
+def _no_eval_model(what: str) -> OdtpackError:
+    return OdtpackError(
+        "no-eval-model",
+        f"{what} with an evaluation model, and this Module has none.",
+        hint='Module("training_model.onnx", state, "eval_model.onnx")',
+    )
+
+
+def _require_fits(array: Array, dtype: np.dtype[Any]) -> None:
+    if array.dtype.kind != "f" or array.dtype.itemsize > dtype.itemsize:
+        raise OdtpackError(
+            "parameter-type",
+            f"A parameter has elements of {array.dtype}, and a flat buffer is {dtype} throughout.",
+            hint="pass trainable_only=True",
+        )
+
+
+def _read(
+    state: CheckpointState,
+    shapes: Mapping[str, tuple[int, ...]],
+    where: str,
+    session: onnxruntime.InferenceSession,
+) -> GraphSignature:
+    roles = (state.arrays(trainable=True), state.arrays(trainable=False))
+    for arrays in roles:
+        for name in arrays.keys() & shapes.keys():
+            # An array of that shape without memory of its own: only shape and dtype count.
+            arrays[name] = np.broadcast_to(arrays[name].dtype.type(), shapes[name])
+    return GraphSignature.read(where, session.get_inputs(), session.get_outputs(), *roles)
+
+
+def _shapes(
+    state: CheckpointState, models: Sequence[tuple[str, onnxruntime.InferenceSession]]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of a nominal state, which only the models know."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for where, session in models:
+        for node in session.get_inputs():
+            if node.name in state.parameters:
+                if not all(isinstance(size, int) for size in node.shape):
+                    raise model_mismatch(where, f"the shape of '{node.name}' is not known")
+                shapes.setdefault(node.name, tuple(node.shape))
+    return shapes

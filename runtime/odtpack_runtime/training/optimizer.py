@@ -1,0 +1,243 @@
+"""Change the parameters by their gradients."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from odtpack_runtime.checkpoint.layout import Array, Layout, Slot, address, view
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError, WrongTypeError
+from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer_contract import (
+    Group,
+    check_signature,
+    matrix,
+    read_contract,
+)
+from odtpack_runtime.training.optimizer_state import place_state, to_float32
+
+CHUNK_ELEMENTS = 128 * 1024
+"""Elements per run of the optimizer model.
+
+Small enough that the vectors of a run, half a MiB each, stay in a processor's
+caches, large enough that starting a run costs little and that two threads share
+the work. AdamW over 20 million parameters takes half the time of one run over
+the whole; chunks of 64 K or 256 K differ by a few percent either way.
+"""
+
+_NORM_ELEMENTS = 4 * 1024
+"""Elements whose squares are summed in their own type: few enough for float32 to hold the sum
+to seven digits, and for one thread, so that the sum is the same in every run."""
+
+
+class Optimizer:
+    """The optimizer of a package: ``onnxruntime.training.api.Optimizer`` on stock ONNX Runtime.
+
+    The optimizer model knows one flat vector of parameters, one of gradients
+    and one per moment. It is run over the state's flat buffers chunk by chunk,
+    group by group, and writes in place; one that needs the shapes of the
+    parameters is run parameter by parameter. Gradients, also those that the model
+    clips, remain as they are until :meth:`Module.lazy_reset_grad`.
+
+    If the module's state came with an optimizer's state, step count, moments
+    and learning rate continue from there.
+
+    Args:
+        optimizer_uri: Optimizer model, ``.onnx`` or ``.ort``.
+        module: The module whose state is trained.
+
+    Raises:
+        OdtpackError: The model is missing, does not load or is no optimizer
+            model; nothing is trainable; its groups name other parameters
+            (``model-mismatch``); or the state holds another optimizer's moments
+            (``optimizer-mismatch``).
+    """
+
+    def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
+        if not isinstance(module, Module):
+            raise WrongTypeError(
+                "not-a-module", f"An Optimizer needs a Module, not a {type(module).__name__}."
+            )
+        where = str(optimizer_uri)
+        flat = module.flat
+        if not flat.trainable.slots:
+            raise OdtpackError(
+                "nothing-trainable",
+                "The checkpoint marks no parameter as trainable: there is nothing to optimize.",
+                hint="name parameters in requires_grad when building the package",
+            )
+        self._module = module
+        self._session = open_session(optimizer_uri, module.session_options)
+        inputs = self._session.get_inputs()
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        contract = read_contract(metadata, [node.name for node in inputs], where)
+        dtype = flat.trainable.slots[0].dtype
+        check_signature(contract, inputs, self._session.get_outputs(), dtype, where)
+        contract.check_groups([slot.name for slot in flat.trainable.slots], where)
+        self._contract = contract
+        self._checkpoint_state = module.state
+        self._state, memories, layouts = place_state(module, contract, where)
+        module.state.optimizer = self._state
+        self._step = np.zeros(1, np.int64)
+        self._norm = np.zeros(1, dtype)
+        self._gradients = flat.gradients.view(dtype)
+        groups = contract.groups or (Group(1.0, 0.0, ()),)
+        self._rates = [(np.zeros(1, np.float32), group.learning_rate_scale) for group in groups]
+        self._set_rates(self._state.learning_rate)
+        # Vectors and scalars are also kept alive here: ONNX Runtime holds bare addresses.
+        names = [vector.name for vector in contract.state]
+        self._vectors = {
+            "params": (flat.parameters, flat.trainable),
+            "gradients": (flat.gradients, flat.trainable),
+            **dict(zip(names, zip(memories, layouts, strict=True), strict=True)),
+        }
+        self._kept: list[Array] = []
+        scalars = [self._scalars(index, group, dtype) for index, group in enumerate(groups)]
+        runs = self._parameter_runs if contract.by_parameter else self._flat_runs
+        self._bindings = [
+            self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()
+        ]
+
+    def step(self) -> None:
+        """Make one step with the accumulated gradients; they remain as they are.
+
+        Raises:
+            OdtpackError: ``run-failed`` with ONNX Runtime's reason, ``nominal-state`` if the
+                parameters have no values yet.
+        """
+        self._module.require_values()
+        self._step[0] = self._state.step + 1
+        if self._contract.clips_norm:
+            self._norm[0] = gradient_norm(self._gradients)
+        run = self._session.run_with_iobinding
+        try:
+            for binding in self._bindings:
+                run(binding)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise OdtpackError(
+                "run-failed",
+                f"ONNX Runtime failed in the middle of an optimizer step: {first_line(error)}",
+                hint="load the last checkpoint: parameters may hold part of the step",
+            ) from error
+        self._state.step += 1
+
+    def get_learning_rate(self) -> float:
+        """Return the learning rate, with the precision of float32. The default is 0.001."""
+        return self._state.learning_rate
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the steps to come; a group's scale multiplies it.
+
+        Raises:
+            OdtpackError: ``bad-learning-rate`` if it is no finite float32.
+        """
+        rate = to_float32(learning_rate)
+        self._set_rates(rate)
+        self._state.learning_rate = rate
+
+    @property
+    def step_count(self) -> int:
+        """Number of steps made, those before a resumed checkpoint included."""
+        return self._state.step
+
+    @property
+    def checkpoint_state(self) -> CheckpointState:
+        """The state that is trained."""
+        return self._checkpoint_state
+
+    def _set_rates(self, rate: float) -> None:
+        scaled = [to_float32(rate * scale) for _, scale in self._rates]
+        for (array, _), value in zip(self._rates, scaled, strict=True):
+            array[0] = value
+
+    def _scalars(self, index: int, group: Group, dtype: np.dtype[Any]) -> dict[str, Array]:
+        scalars: dict[str, Array] = {"learning_rate": self._rates[index][0], "step": self._step}
+        if self._contract.clips_norm:
+            scalars["gradient_norm"] = self._norm
+        if self._contract.takes_decay:
+            scalars["weight_decay"] = np.full(1, group.weight_decay, dtype)
+        return scalars
+
+    def _flat_runs(self) -> list[tuple[int, dict[str, Array], Any]]:
+        """Group, further scalars and slices of the vectors of every run."""
+        layout, dtype = self._vectors["params"][1], self._gradients.dtype
+        vectors = {name: memory.view(dtype) for name, (memory, _) in self._vectors.items()}
+        runs: list[tuple[int, dict[str, Array], Any]] = []
+        for group, first, last in _ranges(layout, self._contract.groups):
+            start, stop = first // dtype.itemsize, last // dtype.itemsize
+            chunk = max(stop - start, 1) if self._contract.whole else CHUNK_ELEMENTS
+            for at in range(start, stop, chunk):
+                part = slice(at, min(at + chunk, stop))
+                runs.append((group, {}, {name: v[part] for name, v in vectors.items()}))
+        return runs
+
+    def _parameter_runs(self) -> list[tuple[int, dict[str, Array], Any]]:
+        """As :meth:`_flat_runs`, with the vectors of one parameter in every run."""
+        flags = {kind: np.full(1, kind) for kind in (False, True)}
+        states = {vector.name: vector for vector in self._contract.state}
+        owners = _owners(self._contract.groups)
+        runs: list[tuple[int, dict[str, Array], Any]] = []
+        for index, slot in enumerate(self._vectors["params"][1].slots):
+            if not slot.size:
+                continue
+            slices = {}
+            for name, (memory, layout) in self._vectors.items():
+                state = states.get(name)
+                shape = matrix(slot.shape) if state is None else state.bound_shape(slot.shape)
+                slices[name] = view(memory, layout.slots[index]).reshape(shape)
+            flag: dict[str, Array] = {"factored": flags[len(slot.shape) > 1]}
+            runs.append((owners.get(slot.name, 0), flag, slices))
+        return runs
+
+    def _bind(self, scalars: dict[str, Array], slices: dict[str, Array]) -> Any:
+        binding = self._session.io_binding()
+        self._kept += scalars.values()
+        for name, array in {**scalars, **slices}.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, address(array))
+        for name, array in slices.items():
+            if name != "gradients":
+                binding.bind_output(
+                    f"{name}.out", "cpu", 0, array.dtype.type, array.shape, address(array)
+                )
+        return binding
+
+
+def gradient_norm(gradients: npt.NDArray[Any]) -> float:
+    """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes.
+
+    Args:
+        gradients: All gradients, float32 or float64; the gaps between them are zero.
+    """
+    whole = gradients.size // _NORM_ELEMENTS * _NORM_ELEMENTS
+    total = 0.0
+    for part in (gradients[:whole].reshape(-1, _NORM_ELEMENTS), gradients[whole:].reshape(1, -1)):
+        with np.errstate(over="ignore"):
+            squares = np.matmul(part[:, np.newaxis], part[:, :, np.newaxis]).astype(np.float64)
+        for row in np.flatnonzero(np.isinf(squares)):
+            # float32 cannot hold the square of what is above 1e19.
+            squares[row] = (part[row].astype(np.float64) ** 2).sum()
+        total += float(squares.sum())
+    return math.sqrt(total)
+
+
+def _owners(groups: tuple[Group, ...]) -> dict[str, int]:
+    """Index of the group of each parameter."""
+    return {name: index for index, group in enumerate(groups) for name in group.parameters}
+
+
+def _ranges(layout: Layout, groups: tuple[Group, ...]) -> list[tuple[int, int, int]]:
+    """Group, and first and last byte, of stretches of the flat vectors that are of one group."""
+    owners = _owners(groups)
+    starts: list[tuple[int, Slot]] = []
+    for slot in layout.slots:
+        group = owners.get(slot.name, 0)
+        if not starts or starts[-1][0] != group:
+            starts.append((group, slot))
+    ends = [slot.offset for _, slot in starts[1:]] + [layout.nbytes]
+    return [(group, slot.offset, end) for (group, slot), end in zip(starts, ends, strict=True)]

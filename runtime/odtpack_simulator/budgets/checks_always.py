@@ -1,0 +1,187 @@
+"""Checks that need no budget: they say whether a training ends at all, and ends right."""
+
+from __future__ import annotations
+
+from odtpack_simulator.budgets import advice, advice_campaign
+from odtpack_simulator.budgets.budget_metric import Subject, shortened
+from odtpack_simulator.result.result import (
+    Check,
+    CheckStatus,
+    DeviceCampaign,
+    DeviceMemory,
+    DeviceResult,
+    InterruptionInfo,
+    SimulationResult,
+)
+from odtpack_simulator.values.units import format_bytes, format_percent
+
+
+def package_checks(result: SimulationResult) -> list[Check]:
+    """Finite losses; and equal weights after interruptions, where there were any."""
+    checks = [_finite_loss(result)]
+    if result.interruption is not None:
+        checks.append(_interruption(result.interruption))
+    return checks
+
+
+def device_checks(
+    result: SimulationResult, device: DeviceResult
+) -> tuple[list[Check], DeviceResult]:
+    """What a device must let happen: the checks, and the device with its memory outcome settled."""
+    limit, device = _memory_limit(result, device)
+    checks = [limit]
+    training = device.training
+    if training and training.outcome == "killed" and device.memory.outcome != "killed":
+        checks.append(_steps_done(result, device))
+    if device.memory.outcome == "fits" and device.memory.warning_bytes is not None:
+        checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
+    if device.campaign is not None and device.campaign.endless is not None:
+        checks.append(_finishes(result, device, device.campaign))
+    return checks, device
+
+
+def _finite_loss(result: SimulationResult) -> Check:
+    bad = sum(loss is None for loss in result.training.losses)
+    total = len(result.training.losses)
+    message = f"{total - bad} of {total} training losses are finite" if total else "no step was run"
+    # The last update shows in no training loss. What the model had before any is not its doing.
+    later = [point.loss for point in result.training.curve if point.step]
+    lost = sum(loss is None for loss in later)
+    if lost:
+        message += f", and {lost} of {len(later)} on held-out samples are not"
+    bad += lost
+    status: CheckStatus = "fail" if bad else "pass" if total else "not judged"
+    return Check(
+        metric="finite_loss",
+        limit=0,
+        actual=bad,
+        unit="1",
+        level="error",
+        status=status,
+        message=message,
+        advice=advice.for_learning(result) if bad else None,
+    )
+
+
+def _interruption(info: InterruptionInfo) -> Check:
+    times = len(info.interruptions)
+    what = f"interrupted {times} times" if times != 1 else "interrupted once"
+    detail = f": {shortened(info.detail)}" if info.detail else ""
+    if info.equal is None:
+        status: CheckStatus = "not judged"
+        message = f"{what}; equal weights cannot be expected{detail}"
+    elif info.equal:
+        status, message = "pass", f"{what}, it ends with the same weights{detail}"
+    else:
+        status, message = "fail", f"{what}, it ends with other weights than undisturbed{detail}"
+    return Check(
+        metric="interruption",
+        limit=None,
+        actual=times,
+        unit="1",
+        level="error",
+        status=status,
+        message=message,
+        advice=advice.for_interruption(info) if status == "fail" else None,
+    )
+
+
+def _where(memory: DeviceMemory) -> str:
+    entitlement = " with the entitlement for more memory" if memory.limit_entitled else ""
+    return f"in the {memory.limit_state}{entitlement}"
+
+
+def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check, DeviceResult]:
+    """The device's own limit; also settles the outcome stored with the device's memory."""
+    memory = device.memory
+    peak, limit = memory.peak_bytes, memory.limit_bytes
+    how = "predicted" if memory.measured_peak_bytes is None else "measured"
+    status: CheckStatus
+    hint: str | None = None
+    if memory.outcome == "killed":
+        status, outcome = "fail", "killed"
+        steps = f" after {device.training.steps_done} steps" if device.training else ""
+        message = f"the replay hit the memory limit{steps} and was ended"
+        hint = advice.for_device_limit(result, device, limit if limit is not None else peak)
+    elif limit is None:
+        status, outcome = "not judged", "not judged"
+        message = (
+            f"{how} peak {format_bytes(peak)}; the device's limit {_where(memory)} "
+            "is unknown: a peak_memory limit in the budgets would stand in for it"
+        )
+    else:
+        status = "pass" if peak <= limit else "fail"
+        outcome = "fits" if peak <= limit else "over"
+        share = format_percent(peak / limit) if limit else "more than 100 %"
+        source = " (assumed)" if memory.limit_kind == "assumed" else ""
+        message = (
+            f"{how} peak {format_bytes(peak)} is {share} of the {format_bytes(limit)}{source} "
+            f"that an app gets {_where(memory)}"
+        )
+        if status == "fail":
+            hint = advice.for_device_limit(result, device, limit)
+    check = Check(
+        metric="memory_limit",
+        limit=limit,
+        actual=None if memory.outcome == "killed" else peak,
+        unit="B",
+        level="error",
+        status=status,
+        message=message,
+        advice=hint,
+    )
+    detail = memory.detail or message
+    settled = memory.model_copy(update={"outcome": outcome, "detail": detail})
+    return check, device.model_copy(update={"memory": settled})
+
+
+def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
+    training = device.training
+    done = training.steps_done if training else 0
+    reason = shortened(training.detail) if training and training.detail else "the replay was ended"
+    return Check(
+        metric="steps_done",
+        limit=result.data.steps,
+        actual=done,
+        unit="1",
+        level="error",
+        status="fail",
+        message=f"{reason} ({done} of {result.data.steps} steps)",
+    )
+
+
+def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning: int) -> Check:
+    """A training that fits may still be warned: it must then save, and free what it can."""
+    peak = device.memory.peak_bytes
+    warned = peak >= warning
+    verb = "reaches" if warned else "stays below"
+    return Check(
+        metric="low_memory_warning",
+        limit=warning,
+        actual=peak,
+        unit="B",
+        level="warn",
+        status="fail" if warned else "pass",
+        message=(
+            f"the peak of {format_bytes(peak)} {verb} the {format_bytes(warning)} from which the "
+            "system warns the app that memory is low"
+        ),
+        advice=advice.for_memory(result, device, warning) if warned else None,
+    )
+
+
+def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCampaign) -> Check:
+    """A training of which every window ends before anything was saved gets nowhere."""
+    typically = campaign.endless == "typical"
+    default = "it never finishes" if typically else "in the worst case it never finishes"
+    reasons = (each.reason for each in campaign.not_judged if "never finishes" in each.reason)
+    return Check(
+        metric="finishes",
+        limit=None,
+        actual=None,
+        unit="1",
+        level="error" if typically else "warn",
+        status="fail",
+        message=shortened(next(reasons, default)),
+        advice=advice_campaign.for_endless(Subject(result, device)),
+    )

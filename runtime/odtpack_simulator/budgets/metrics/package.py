@@ -1,0 +1,80 @@
+"""Metrics of a package, the same on every device: its size, and what it learned."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from odtpack_simulator.budgets import advice
+from odtpack_simulator.budgets.budget_metric import BudgetMetric, Reading, Subject, shortened
+from odtpack_simulator.values.units import format_bytes, format_number
+
+
+def _package_size(subject: Subject) -> Reading:
+    size = subject.result.package.package_bytes
+    return Reading(size, f"the package takes {format_bytes(size)}")
+
+
+def _final_loss(subject: Subject) -> Reading:
+    training = subject.result.training
+    where = "on held-out samples"
+    loss = training.eval_loss_after
+    if loss is None and subject.result.data.held_out_samples == 0 and training.losses:
+        loss, where = training.losses[-1], "of the last step"
+    text = "no final loss" if loss is None else f"the loss {where} is {format_number(loss)}"
+    return Reading(loss, text, basis=where)
+
+
+def _metric(subject: Subject) -> Reading:
+    training = subject.result.training
+    name = shortened(training.metric_name or "metric", 100)
+    if training.metric_after is None:
+        return Reading(None, f"no {name} at the end")
+    return Reading(
+        training.metric_after, f"{name} is {format_number(training.metric_after)}", basis=name
+    )
+
+
+def _metric_noise(base: Subject, head: Subject) -> float | None:
+    """How far the head's metric is from the end of its interval that looks at the base's."""
+    interval = head.result.training.metric_interval
+    after, before = head.result.training.metric_after, base.result.training.metric_after
+    if interval is None or after is None or before is None:
+        return None
+    return max(0.0, after - interval[0] if before < after else interval[1] - after)
+
+
+METRICS: Final = (
+    BudgetMetric(
+        key="package_size",
+        title="Package size",
+        unit="B",
+        scope="package",
+        meaning="Bytes of all files of the package together.",
+        example="12 MB",
+        read=_package_size,
+        advise=lambda subject, _: advice.for_package_size(subject.result),
+    ),
+    BudgetMetric(
+        key="final_loss",
+        title="Final loss",
+        unit="1",
+        scope="package",
+        meaning="Loss on the held-out samples at the end, or of the last step where none are "
+        "held out.",
+        example="0.5",
+        read=_final_loss,
+        advise=lambda subject, _: advice.for_learning(subject.result),
+    ),
+    BudgetMetric(
+        key="metric_floor",
+        title="BudgetMetric floor",
+        unit="1",
+        scope="package",
+        better="higher",
+        meaning="Smallest metric on the held-out samples at the end.",
+        example="0.9",
+        read=_metric,
+        advise=lambda subject, _: advice.for_learning(subject.result),
+        noise=_metric_noise,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The whole training on a device, on a virtual clock."""

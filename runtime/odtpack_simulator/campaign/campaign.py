@@ -1,0 +1,354 @@
+"""What a whole training takes on a device: time, sessions, days, energy, storage written.
+
+Three scenarios are played on the virtual clock (:mod:`.virtual_clock`): a slow
+one, in which every step takes the high end of its interval, the device
+throttles early and deeply, and the system grants short windows; a typical one;
+and a fast one. A figure's interval spans the three. ``docs/campaign.md`` lists
+what is assumed, and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+from odtpack_simulator.campaign.virtual_clock import (
+    NEVER,
+    NS_PER_DAY,
+    DeviceTimes,
+    SimulatedRun,
+    play,
+    play_session,
+)
+from odtpack_simulator.device.profile import AppState, DeviceProfile
+from odtpack_simulator.result.base import NotJudged
+from odtpack_simulator.result.campaign import CampaignPoint, DeviceCampaign, Policy
+from odtpack_simulator.result.latency import DeviceLatency
+from odtpack_simulator.result.training import EvaluationPoint
+from odtpack_simulator.values.quantities import Unknown
+from odtpack_simulator.values.units import Interval, format_duration
+
+NS: Final = 10**9
+"""Nanoseconds in a second."""
+
+LONGEST_WORK: Final = 1000 * 365 * NS_PER_DAY
+"""A step or checkpoint that takes longer than a thousand years is a mistake in a profile."""
+
+_End = Literal["low", "typical", "high"]
+_SCENARIOS: Final[tuple[tuple[_End, _End], ...]] = (
+    ("low", "high"),
+    ("typical", "typical"),
+    ("high", "low"),
+)
+"""Fast, typical, slow: which end of figures that cost time, which of figures that give time."""
+_TYPICAL: Final = 1
+
+FIGURES: Final = (
+    *("active_s", "sessions", "days", "energy_j", "battery_share", "battery_share_per_session"),
+    *("written_bytes", "written_bytes_per_day", "throttled_share", "repeated_steps", "restart_s"),
+)
+"""The figures of a campaign that may be null, in the order of the record."""
+
+_MANY_STEPS: Final = 10**12
+"""More than fit into any window."""
+
+
+def run_campaign(
+    profile: DeviceProfile,
+    latency: DeviceLatency,
+    policy: Policy,
+    *,
+    steps: Sequence[int],
+    checkpoint_bytes: int,
+    curve: Sequence[EvaluationPoint],
+) -> DeviceCampaign:
+    """Play a whole training on a device's virtual clock. Pure and deterministic.
+
+    Args:
+        profile: The device; what it lacks is null in the answer.
+        latency: Times on the device.
+        policy: How the app trains.
+        steps: Optimizer steps of the training on each of the policy's pieces of data, at least
+            1, in all epochs: :meth:`.Schedule.steps_by_piece`.
+        checkpoint_bytes: Size of a checkpoint with the optimizer's state.
+        curve: Evaluations, each at a step from 0 to the sum of ``steps``.
+
+    Raises:
+        ValueError: There are more or fewer pieces than the policy has, one of them has no step,
+            or an evaluation lies beyond the last step.
+    """
+    if len(steps) != policy.pieces or min(steps) < 1:
+        msg = f"needs the steps of {policy.pieces} pieces, at least 1 for each, found {steps}"
+        raise ValueError(msg)
+    if any(point.step > sum(steps) for point in curve):
+        msg = f"an evaluation lies beyond step {sum(steps)}, the last"
+        raise ValueError(msg)
+    figures = _Figures()
+    paces = _paces(profile, latency, policy.state)
+    if isinstance(paces, str):
+        return figures.campaign(paces)
+    period = _nanoseconds(86_400 / policy.sessions_per_day)
+    courses = [play(pace, steps, save_every=policy.save_every, period=period) for pace in paces]
+    watts = _watts_above_idle(profile)
+    figures.put("restart_s", [_restart(pace) / NS for pace in paces])
+    rest: dict[str, Any] = {
+        "curve": _curve(courses[_TYPICAL], curve, watts),
+        "left_out": _left_out(profile, latency),
+    }
+    stuck = [course for course in courses if course.stuck is not None]
+    if stuck:
+        typical = courses[_TYPICAL]
+        if typical in stuck:
+            return figures.campaign(_never_finishes(typical), endless="typical", **rest)
+        why = (
+            f"in the worst case {_never_finishes(stuck[0])}; typically it takes "
+            f"{typical.sessions} windows and {format_duration(typical.active / NS)} of work"
+        )
+        return figures.campaign(why, endless="worst case", **rest)
+    _put_times(figures, profile, courses)
+    _put_storage(figures, courses, policy, checkpoint_bytes)
+    _put_energy(figures, profile, courses, watts)
+    return figures.campaign(**rest)
+
+
+def steps_per_window(profile: DeviceProfile, latency: DeviceLatency) -> Interval | None:
+    """Optimizer steps that fit, with one checkpoint after them, into a window on a cool device.
+
+    ``low`` is the worst case: with ``save_every`` above it, a training may never end. None
+    where the latency of the device or its window is unknown.
+    """
+    paces = _paces(profile, latency, "background")
+    if isinstance(paces, str) or profile.background_seconds() is None:
+        return None
+    fast, typical, slow = (float(play_session(pace, _MANY_STEPS, None).kept) for pace in paces)
+    return Interval(low=slow, typical=typical, high=fast)
+
+
+def _paces(
+    profile: DeviceProfile, latency: DeviceLatency, state: AppState
+) -> list[DeviceTimes] | str:
+    """The device in the fast, the typical and the slow scenario; or what is missing for it."""
+    step = latency.step_ms
+    if step is None:
+        return latency.not_judged or "the time of a step is unknown"
+    window = profile.background_seconds()
+    if state == "background" and window is None and not profile.background_is_open():
+        return _absent(profile, "background_window")
+    works = (
+        latency.session_creation_ms,
+        latency.checkpoint_load_ms,
+        latency.first_step_ms or step,
+        step,
+        latency.checkpoint_save_ms,
+    )
+    if any(work is not None and work.high * 1e6 > LONGEST_WORK for work in works):
+        return "a step, or a checkpoint, would take more than a thousand years"
+    sustained, throttle = profile.sustained(), profile.throttle_seconds()
+    paces = []
+    for costs, gives in _SCENARIOS:
+        creation, load, first, usual, save = (
+            0 if work is None else round(getattr(work, costs) * 1e6) for work in works
+        )
+        share, hot = Fraction(1), NEVER
+        if sustained is not None:
+            # In millionths or simpler: 0.72 is 18/25, as the profile means it.
+            share = Fraction(getattr(sustained, gives)).limit_denominator(10**6)
+            share = max(share, Fraction(1, 10**6))
+            if throttle is not None:
+                hot = _nanoseconds(getattr(throttle, gives))
+            else:
+                hot = NEVER if costs == "low" else 0
+        limit = NEVER
+        if state == "background" and window is not None:
+            limit = _nanoseconds(getattr(window, gives))
+        # A step takes a nanosecond at least: steps are counted by division.
+        paces.append(
+            DeviceTimes(creation, load, max(1, first), max(1, usual), save, limit, hot, share)
+        )
+    return paces
+
+
+def _absent(profile: DeviceProfile, key: str) -> str:
+    figure = attrgetter(key)(profile)
+    why = f": {figure.unknown}" if isinstance(figure, Unknown) else ""
+    return f"the profile gives no {key}{why}"
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(min(seconds * NS, float(NEVER)))
+
+
+def _restart(pace: DeviceTimes) -> int:
+    return pace.save + pace.creation + pace.load + max(0, pace.first_step - pace.step)
+
+
+def _least_kept(save_every: int | None, steps: int) -> int:
+    """The least number of steps after which a session writes a checkpoint."""
+    return 1 if save_every is None else min(save_every, steps)
+
+
+def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]:
+    """What counts as nothing because nobody knows it, which makes the other figures too low.
+
+    Without throttling, times are too low. Without the idle power, on the other hand, energy is
+    too high: it is all that the device takes.
+    """
+    missing: list[tuple[str, str]] = []
+    if latency.session_creation_ms is None:
+        missing.append(("session_creation_ms", "it was not measured"))
+    if latency.first_step_ms is None:
+        missing.append(("first_step_ms", "it was not measured, and counts as any other step"))
+    for figure, direction in (("checkpoint_load_ms", "read"), ("checkpoint_save_ms", "write")):
+        if getattr(latency, figure) is None:
+            known = profile.storage_bandwidth("read" if direction == "read" else "write")
+            why = "it was not measured" if known else _absent(profile, f"storage.{direction}")
+            missing.append((figure, why))
+    if profile.load_watts() is not None and profile.idle_watts() is None:
+        missing.append(("power.idle", _absent(profile, "power.idle")))
+    if profile.sustained() is None:
+        missing.append(("sustained_fraction", _absent(profile, "sustained_fraction")))
+    return [NotJudged(figure=figure, reason=why) for figure, why in missing]
+
+
+def _watts_above_idle(profile: DeviceProfile) -> tuple[float, float, float] | None:
+    load, idle = profile.load_watts(), profile.idle_watts()
+    if load is None:
+        return None
+    if idle is None:
+        return load.low, load.typical, load.high
+    low, typical = load.low - idle.high, load.typical - idle.typical
+    return max(0.0, low), max(0.0, typical), max(0.0, load.high - idle.low)
+
+
+def _curve(
+    course: SimulatedRun,
+    evaluations: Sequence[EvaluationPoint],
+    watts: tuple[float, float, float] | None,
+) -> list[CampaignPoint]:
+    points = []
+    for evaluation in evaluations:
+        if evaluation.step > course.steps:
+            continue  # an endless training never gets there
+        active, session = course.reached(evaluation.step) if evaluation.step else (0, 1)
+        points.append(
+            CampaignPoint(
+                step=evaluation.step,
+                active_s=active / NS,
+                energy_j=None if watts is None else watts[_TYPICAL] * active / NS,
+                session=session,
+                loss=evaluation.loss,
+                metric=evaluation.metric,
+            )
+        )
+    return points
+
+
+def _never_finishes(course: SimulatedRun) -> str:
+    """Why no session keeps a step, and how long a window would have to be."""
+    pace = course.pace
+    heat, remaining = course.stuck or (0, 1)
+    least = _least_kept(course.save_every, remaining)
+    needed = play_session(replace(pace, window=NEVER), least, None, heat).duration
+    begin = pace.creation + pace.load
+    return (
+        f"it never finishes: the window of "
+        f"{format_duration(pace.window / NS)} ends before a checkpoint is written; "
+        f"{format_duration(needed / NS)} are needed for session and checkpoint "
+        f"({format_duration(begin / NS)}), {least} step{'s' * (least > 1)} and the next checkpoint"
+        + (", on a device that is still warm from the session before" if heat else "")
+    )
+
+
+class _Figures:
+    """The figures of a campaign as they become known, and why the others do not."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+        self._why: dict[str, str] = {}
+
+    def put(self, name: str, values: Sequence[float]) -> None:
+        """Set a figure from the three scenarios: fast, typical, slow.
+
+        The interval spans them, because not every figure grows from fast to slow: in a shorter
+        window a device throttles for a smaller share of the time, and may lose fewer steps.
+        """
+        if all(map(math.isfinite, values)):
+            low, high = min(values), max(values)
+            self._known[name] = Interval(low=low, typical=values[_TYPICAL], high=high)
+        else:
+            self._why[name] = "the figure is beyond all numbers"
+
+    def lack(self, name: str, why: str) -> None:
+        """Say why a figure remains unknown."""
+        self._why[name] = why
+
+    def campaign(self, unknown: str = "", **rest: Any) -> DeviceCampaign:
+        """The record, in which figures without a reason of their own are null by ``unknown``."""
+        null = [name for name in FIGURES if name not in self._known]
+        reasons = [NotJudged(figure=name, reason=self._why.get(name, unknown)) for name in null]
+        return DeviceCampaign(**self._known, not_judged=reasons, **rest)
+
+
+def _put_times(figures: _Figures, profile: DeviceProfile, courses: Sequence[SimulatedRun]) -> None:
+    figures.put("active_s", [course.active / NS for course in courses])
+    figures.put("sessions", [float(course.sessions) for course in courses])
+    figures.put("days", [course.end / NS_PER_DAY for course in courses])
+    figures.put(
+        "repeated_steps", [float(course.total("made") - course.steps) for course in courses]
+    )
+    sustained = profile.sustained()
+    if sustained is None:
+        figures.lack("throttled_share", _absent(profile, "sustained_fraction"))
+    elif profile.throttle_seconds() is None and sustained.low < 1:
+        figures.lack("throttled_share", _absent(profile, "time_to_throttle"))
+    else:
+        figures.put(
+            "throttled_share", [course.total("throttled") / course.active for course in courses]
+        )
+
+
+def _put_storage(
+    figures: _Figures, courses: Sequence[SimulatedRun], policy: Policy, checkpoint_bytes: int
+) -> None:
+    written = [float(course.total("writes") * checkpoint_bytes) for course in courses]
+    figures.put("written_bytes", written)
+    # A training of less than a day writes all of it in that day.
+    days = [
+        max(1.0, course.sessions / policy.sessions_per_day, course.end / NS_PER_DAY)
+        for course in courses
+    ]
+    figures.put(
+        "written_bytes_per_day", [total / span for total, span in zip(written, days, strict=True)]
+    )
+
+
+def _put_energy(
+    figures: _Figures,
+    profile: DeviceProfile,
+    courses: Sequence[SimulatedRun],
+    watts: tuple[float, float, float] | None,
+) -> None:
+    if watts is None:
+        for name in ("energy_j", "battery_share", "battery_share_per_session"):
+            figures.lack(name, _absent(profile, "power.load"))
+        return
+    figures.put(
+        "energy_j", [w * course.active / NS for w, course in zip(watts, courses, strict=True)]
+    )
+    battery = profile.battery_joules()
+    if battery is None:
+        for name in ("battery_share", "battery_share_per_session"):
+            figures.lack(name, _absent(profile, "power.battery"))
+        return
+    shares = [
+        w / NS / getattr(battery, gives) for w, (_, gives) in zip(watts, _SCENARIOS, strict=True)
+    ]
+    for name, attribute in (("battery_share", "active"), ("battery_share_per_session", "longest")):
+        figures.put(
+            name,
+            [s * getattr(course, attribute) for s, course in zip(shares, courses, strict=True)],
+        )

@@ -1,0 +1,88 @@
+"""The rates of a device at the number of threads that a training should use there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.values.quantities import bounds
+from odtpack_simulator.values.units import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What a profile says about speed.
+
+    Attributes:
+        threads: Threads of the training; None if the profile cannot say.
+        gemm: FLOP/s of a large matrix product with these threads.
+        core: The same with one thread, on the fastest core.
+        copy: Bytes per second that one thread copies in memory.
+        clock_hz: Clock of the fastest core in Hz; None if unknown.
+    """
+
+    threads: int | None
+    gemm: Interval
+    core: Interval
+    copy: Interval
+    clock_hz: float | None
+
+
+def device_rates(profile: DeviceProfile) -> DeviceRates | str:
+    """The rates of a profile; the reason, for people, where it lacks one that is needed."""
+    rate, copy = profile.gemm_flops(), profile.copy_bandwidth()
+    if rate is None or copy is None:
+        missing = [
+            name
+            for name, figure in (("matrix rate", rate), ("memory bandwidth", copy))
+            if figure is None
+        ]
+        return f"the profile gives no {' and no '.join(missing)}"
+    measured = profile.gemm_threads()
+    threads = profile.training_threads() or measured
+    gemm = core = rate
+    if measured is not None:
+        gemm = _rate(profile, rate, threads or measured, measured)
+        core = _rate(profile, rate, 1, measured)
+    clocks = [cluster.clock for cluster in profile.cpu.clusters]
+    known = [clock.typical for figure in clocks if (clock := bounds(figure, "frequency"))]
+    return DeviceRates(threads, gemm, core, copy, max(known, default=None))
+
+
+def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -> Interval:
+    """Rate of a matrix product by so many threads: by the cores' peaks, else by their clocks."""
+    scaled = profile.gemm_flops(threads)
+    if threads == measured or (scaled is not None and scaled != rate):
+        return scaled or rate
+    return _product(rate, clock_share(profile, threads, measured))
+
+
+def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval:
+    """Rate of ``threads`` threads as a share of that of ``measured``, without knowing peaks.
+
+    Threads run on the fastest cores there are. Where all cores are of one kind, rates are in
+    proportion to their number. Otherwise the slow cores' share is only known to be between
+    nothing and what their clock (or else their number) says.
+    """
+    clocks: list[float] = []
+    for cluster in profile.cpu.clusters:
+        cores, clock = bounds(cluster.cores, "count"), bounds(cluster.clock, "frequency")
+        clocks += [clock.typical if clock else 0.0] * (int(cores.typical) if cores else 0)
+    share = threads / measured
+    if len(profile.cpu.clusters) == 1:
+        share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
+        return Interval(low=share, typical=share, high=share)
+    if clocks and all(clocks):
+        share = _fastest(clocks, threads) / _fastest(clocks, measured)
+    return Interval(low=min(1, share), typical=math.sqrt(share), high=max(1, share))
+
+
+def _fastest(rates: list[float], count: int) -> float:
+    return sum(sorted(rates, reverse=True)[:count])
+
+
+def _product(one: Interval, other: Interval) -> Interval:
+    return Interval(
+        low=one.low * other.low, typical=one.typical * other.typical, high=one.high * other.high
+    )

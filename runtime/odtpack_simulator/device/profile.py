@@ -1,0 +1,351 @@
+"""Device profiles: one TOML file per device, every figure with its unit, kind and source.
+
+A figure is a table ``{ value, unit, kind, source }``, with ``low`` and ``high``
+where it is only known as an interval. A figure nobody knows is written
+``{ unknown = "why" }`` or left out; both read as null, and whatever it would
+have judged is reported as "not judged". ``docs/formats/device-profile.md``
+specifies the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from odtpack_runtime.errors import OdtpackError, UnknownNameError
+from odtpack_simulator.device.profile_parts import (
+    CpuFigures,
+    MemoryFigures,
+    PowerFigures,
+    StorageFigures,
+)
+from odtpack_simulator.values.quantities import (
+    Duration,
+    FigureKind,
+    Fraction,
+    Quantity,
+    Strict,
+    ThreadedQuantity,
+    Unknown,
+    bounds,
+)
+from odtpack_simulator.values.schema_errors import first_problem, near_name
+from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.units import Interval
+
+SCHEMA_VERSION: Final = 1
+MAX_PROFILE_BYTES: Final = 64 * 1024
+
+OsClass = Literal["android", "ios", "linux", "macos", "windows", "web"]
+AppState = Literal["foreground", "background"]
+
+_RUNS_SERVICES: Final[frozenset[OsClass]] = frozenset({"linux", "macos", "windows"})
+
+
+NAME_PATTERN: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
+"""What a profile may be called: ``vendor/device`` in lower case."""
+
+
+class ProfileFigure(BaseModel):
+    """One figure of a profile as a report shows it; null values are unknown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    key: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    unit: str | None
+    threads: int | None = None
+    kind: FigureKind | Literal["unknown"]
+    source: str
+
+
+class DeviceProfile(Strict):
+    """One device. Times it predicts were never compared with it unless ``validated``."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=f"^{NAME_PATTERN}$", max_length=100)
+    title: str = Field(min_length=1, max_length=100)
+    vendor: str = Field(min_length=1, max_length=100)
+    soc: str | None = Field(default=None, min_length=1, max_length=200)
+    os: OsClass
+    validated: bool
+    sustained_fraction: Fraction | None = None
+    """Share of the burst rate that is left under continuous load."""
+    time_to_throttle: Duration | None = None
+    """Time under full load after which the rate falls to ``sustained_fraction``."""
+    background_window: Duration | None = None
+    """Time the system grants background work before it may end it."""
+    memory: MemoryFigures = Field(default_factory=MemoryFigures)
+    cpu: CpuFigures = Field(default_factory=CpuFigures)
+    storage: StorageFigures = Field(default_factory=StorageFigures)
+    power: PowerFigures = Field(default_factory=PowerFigures)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the profile says, independent of layout and comments in the file."""
+        content = self.model_dump(mode="json", exclude_none=True)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def memory_limit(
+        self, state: AppState = "foreground", *, entitled: bool = False
+    ) -> Quantity | None:
+        """What one app may hold in this state, in the unit of the file; None if unknown.
+
+        Args:
+            state: Where the app trains.
+            entitled: The app has the platform's entitlement for more memory. It holds in the
+                foreground, on devices whose limit with it is known; elsewhere nothing changes.
+        """
+        figure = getattr(self.memory, f"app_limit_{state}")
+        if entitled and state == "foreground" and self.has_entitled_limit:
+            figure = self.memory.app_limit_entitled
+        return figure if isinstance(figure, Quantity) else None
+
+    def memory_limit_bytes(
+        self, state: AppState = "foreground", *, entitled: bool = False
+    ) -> int | None:
+        """The same in whole bytes; None if unknown."""
+        limit = self.memory_limit(state, entitled=entitled)
+        return None if limit is None else int(limit.interval("bytes").typical)
+
+    @property
+    def has_entitled_limit(self) -> bool:
+        """Whether it is known what an app with the entitlement for more memory may hold."""
+        return isinstance(self.memory.app_limit_entitled, Quantity)
+
+    def gemm_flops(self, threads: int | None = None) -> Interval | None:
+        """Rate of a large fp32 matrix product in FLOP/s; None if the profile cannot say.
+
+        The measured ``fp32_gemm`` wins; else ``fp32_peak`` times ``gemm_efficiency``.
+
+        Args:
+            threads: Threads that compute it, on the fastest cores; without it, those of
+                :meth:`gemm_threads`. Another number scales the rate by the peak rates of the
+                clusters. Where the profile does not give these, the rate stays as it is.
+        """
+        rate, known = self._known_gemm(), self.gemm_threads()
+        if rate is None or threads is None or threads == known:
+            return rate
+        if threads == 1:
+            single = bounds(self.cpu.fp32_gemm_single, "compute")
+            if single is not None:
+                return single
+        peaks = self._core_peaks()
+        if peaks is None or known is None:
+            return rate
+        return rate.scaled(sum(peaks[:threads]) / sum(peaks[:known]))
+
+    def _known_gemm(self) -> Interval | None:
+        measured = bounds(self.cpu.fp32_gemm, "compute")
+        if measured is not None:
+            return measured
+        peak = bounds(self.cpu.fp32_peak, "compute")
+        share = bounds(self.cpu.gemm_efficiency, "ratio")
+        if peak is None or share is None:
+            return None
+        return Interval(
+            low=peak.low * share.low,
+            typical=peak.typical * share.typical,
+            high=peak.high * share.high,
+        )
+
+    def _core_peaks(self) -> list[float] | None:
+        """FLOP/s of every core, the fastest first; None if a cluster's rate is unknown."""
+        peaks: list[float] = []
+        for cluster in self.cpu.clusters:
+            peak, cores = bounds(cluster.fp32_peak, "compute"), bounds(cluster.cores, "count")
+            if peak is None or cores is None:
+                return None
+            peaks += [peak.typical / cores.typical] * round(cores.typical)
+        return sorted(peaks, reverse=True) or None
+
+    def gemm_threads(self) -> int | None:
+        """Threads for which :meth:`gemm_flops` holds; None if the profile cannot say."""
+        for figure in (self.cpu.fp32_gemm, self.cpu.fp32_peak):
+            if isinstance(figure, ThreadedQuantity):
+                return figure.threads
+        return None
+
+    def copy_bandwidth(self) -> Interval | None:
+        """Bytes per second that one thread copies in memory; None if unknown."""
+        return bounds(self.memory.bandwidth, "bandwidth")
+
+    def storage_bandwidth(self, direction: Literal["read", "write"]) -> Interval | None:
+        """Bytes per second of sequential storage access; None if unknown."""
+        return bounds(getattr(self.storage, direction), "bandwidth")
+
+    def sustained(self) -> Interval | None:
+        """Share of the burst rate left under continuous load, 0 to 1; None if unknown."""
+        return bounds(self.sustained_fraction, "ratio")
+
+    def background_seconds(self) -> Interval | None:
+        """Seconds that the system grants background work; None if unknown."""
+        return bounds(self.background_window, "duration")
+
+    def background_is_open(self) -> bool:
+        """Whether a session in the background lasts as long as it needs, as in the foreground.
+
+        So it is where a service runs until it is stopped, and the profile names no window.
+        """
+        return self.os in _RUNS_SERVICES and self.background_seconds() is None
+
+    def throttle_seconds(self) -> Interval | None:
+        """Seconds of full load until the device throttles; None if unknown."""
+        return bounds(self.time_to_throttle, "duration")
+
+    def training_threads(self) -> int | None:
+        """Threads that a training should use; None if the profile cannot say."""
+        count = bounds(self.cpu.training_threads, "count")
+        return None if count is None else int(count.typical)
+
+    def warning_bytes(
+        self, state: AppState = "foreground", *, entitled: bool = False
+    ) -> int | None:
+        """Memory from which the system warns the app; None if unknown."""
+        share = bounds(self.memory.low_memory_warning, "ratio")
+        limit = self.memory_limit_bytes(state, entitled=entitled)
+        return None if share is None or limit is None else int(limit * share.typical)
+
+    def idle_watts(self) -> Interval | None:
+        """Power without load in watts, whole device; None if unknown."""
+        return bounds(self.power.idle, "power")
+
+    def battery_joules(self) -> Interval | None:
+        """Energy of a full battery in joules; None if unknown."""
+        return bounds(self.power.battery, "energy")
+
+    def load_watts(self) -> Interval | None:
+        """Power under full load in watts, whole device; None if unknown."""
+        return bounds(self.power.load, "power")
+
+    def figures(self) -> list[ProfileFigure]:
+        """Every figure the format knows, in a fixed order, with the unknown ones among them."""
+        return [_shown(key, figure) for key, figure in self._walk()]
+
+    def _walk(self) -> Iterator[tuple[str, Quantity | Unknown | None]]:
+        for section in ("memory", "cpu", "storage", "power"):
+            part = getattr(self, section)
+            for key in type(part).model_fields:
+                if key != "clusters":
+                    yield f"{section}.{key}", getattr(part, key)
+                    continue
+                for index, cluster in enumerate(self.cpu.clusters):
+                    yield f"cpu.clusters[{index}].cores ({cluster.core})", cluster.cores
+                    yield f"cpu.clusters[{index}].clock ({cluster.core})", cluster.clock
+                    yield f"cpu.clusters[{index}].fp32_peak ({cluster.core})", cluster.fp32_peak
+        yield "sustained_fraction", self.sustained_fraction
+        yield "time_to_throttle", self.time_to_throttle
+        yield "background_window", self.background_window
+
+
+def _shown(key: str, figure: Quantity | Unknown | None) -> ProfileFigure:
+    if isinstance(figure, Quantity):
+        threads = figure.threads if isinstance(figure, ThreadedQuantity) else None
+        known = figure.model_dump(exclude={"threads"})
+        return ProfileFigure(key=key, threads=threads, **known)
+    why = figure.unknown if isinstance(figure, Unknown) else "the profile does not give it"
+    return ProfileFigure(key=key, value=None, unit=None, kind="unknown", source=why)
+
+
+def parse_profile(data: bytes, where: str) -> DeviceProfile:
+    """Read a profile from the bytes of a TOML file.
+
+    Args:
+        data: Content of the file.
+        where: Its name, for messages.
+
+    Raises:
+        OdtpackError: Not TOML, or not what ``docs/formats/device-profile.md`` allows.
+    """
+    content = parse_toml(data, code="profile", what="device profile", where=where)
+    try:
+        return DeviceProfile.model_validate(content)
+    except ValidationError as error:
+        key, problem = first_problem(error, DeviceProfile)
+        line = _line(data.decode("utf-8"), key)
+        raise OdtpackError(
+            "profile-invalid",
+            f"the device profile is wrong at {key}: {problem}",
+            where=where if line is None else f"{where}:{line}",
+            hint="docs/formats/device-profile.md shows a whole profile",
+        ) from error
+
+
+def _line(text: str, key: str) -> int | None:
+    """Line of a key such as ``memory.ram.value``, or of the nearest table around it."""
+    path = tuple(re.findall(r"[^.\[\]]+", key))
+    lines = key_lines(text)
+    found = (lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines)
+    return next(found, None)
+
+
+def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
+    """Load a shipped profile by name, or any profile by the path of its ``.toml`` file.
+
+    Args:
+        name_or_path: ``"google/pixel-8a"``, its last part where that is unique
+            (``"pixel-8a"``), or a path that ends in ``.toml``.
+
+    Raises:
+        UnknownNameError: No profile of that name; the message lists near ones.
+        OdtpackError: The file is absent, too large, not TOML, or not a profile.
+    """
+    text = os.fspath(name_or_path)
+    if text.endswith(".toml"):
+        path = Path(text)
+        return parse_profile(_read(path), str(path))
+    names = list_profiles()
+    full = [name for name in names if text in (name, name.rpartition("/")[2])]
+    if len(full) != 1:
+        near = near_name(text, names + [name.rpartition("/")[2] for name in names])
+        raise UnknownNameError(
+            "device-unknown",
+            f"there is no device profile {text[:100]!r}"
+            + (f", did you mean {near!r}?" if near else ""),
+            hint="run `odtpack devices list`, or give the path of a .toml file",
+        )
+    path = _profile_directory() / f"{full[0]}.toml"
+    profile = parse_profile(_read(path), str(path))
+    if profile.name != full[0]:
+        problem = f"the device profile calls itself {profile.name!r} but is stored as {full[0]!r}"
+        raise OdtpackError("profile-misnamed", problem, where=str(path))
+    return profile
+
+
+def list_profiles() -> list[str]:
+    """Names of the shipped profiles, ``<vendor>/<device>``, sorted.
+
+    Raises:
+        OdtpackError: The installation carries no profiles.
+    """
+    root = _profile_directory()
+    found = (path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.toml"))
+    return sorted(name for name in found if re.fullmatch(NAME_PATTERN, name))
+
+
+def _read(path: Path) -> bytes:
+    return read_bounded(path, limit=MAX_PROFILE_BYTES, code="profile", what="device profile")
+
+
+def _profile_directory() -> Path:
+    """Where profiles are: beside the package in a wheel, at the repository's root otherwise."""
+    package = Path(__file__).resolve().parents[1]
+    for root in (package / "device_profiles", package.parents[1] / "device_profiles"):
+        if root.is_dir():
+            return root
+    raise OdtpackError(
+        "profiles-missing",
+        "the installation carries no device profiles",
+        where=str(package / "device_profiles"),
+        hint="reinstall odtpack, or give the path of a .toml profile",
+    )

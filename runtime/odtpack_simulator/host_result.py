@@ -1,0 +1,45 @@
+"""What machine the replay runs on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+import onnxruntime
+
+from odtpack_simulator.latency.latency import HostTiming
+from odtpack_simulator.measure.host_info import processor_name
+from odtpack_simulator.result.result import HostInfo
+
+
+def host_info(timing: HostTiming, threads: int) -> HostInfo:
+    """This machine, as the result of a simulation stores it.
+
+    Args:
+        timing: Its calibration.
+        threads: Intra-operator threads of the replay.
+    """
+    return HostInfo(
+        cpu=cpu_name(),
+        cores=os.cpu_count() or 1,
+        threads=threads,
+        os=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        onnxruntime=onnxruntime.__version__,
+        gemm_gflops=timing.gemm_flops / 1e9,
+        memory_bandwidth_gbs=timing.copy_bandwidth / 1e9,
+    )
+
+
+def cpu_name() -> str:
+    """The processor as the system calls it; ``unknown`` if it does not say."""
+    return processor_name() or platform.processor() or platform.machine() or "unknown"
+
+
+def tool_version() -> str:
+    """The version of odtpack."""
+    try:
+        return metadata.version("odtpack")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -1,0 +1,232 @@
+"""Carry the times of this machine to a device through a calibrated roofline.
+
+Operators are carried one group of equal work at a time. The device takes for
+them what this machine took, times the ratio of the two machines' roofs for that
+work (see :mod:`odtpack_simulator.memory.roofline`): an operator that reaches
+a third of the roof here is taken to reach a third of it there. The runtime's
+own time, of small operators and around operators, scales with the speed of one
+core, for which a profile has two bounds: the clock, and the rate of a matrix
+product, in which wider vectors count too.
+
+The result is an interval. A device's rates are intervals, mostly because
+matrix products reach an unknown share of the published peak. Of the time of an
+operator here its roof explains a part; the rest is bounded by whatever bounds
+it, so that it lies between the ratio of the roofs and that of the cores. The
+quantiles of the steps here have confidence intervals of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import closing
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.device.device_rates import DeviceRates, device_rates
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.latency.host_timing import HostTiming, OperatorGroup
+from odtpack_simulator.memory.roofline import Roof
+from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child
+from odtpack_simulator.result.result import ClassTime, DeviceLatency, OperatorClass
+from odtpack_simulator.values.units import Interval
+
+__all__ = ["HostTiming", "carry", "measure_host"]
+
+
+def measure_host(
+    job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
+) -> HostTiming:
+    """Time steps of a job whose ``task`` is ``time``, in a child process.
+
+    Raises:
+        OdtpackError: As :func:`~odtpack_simulator.replay.replay.run_child`.
+    """
+    timed: Message = {}
+    with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
+        for message in messages:
+            if message["event"] in ("timed", "out-of-memory", "exit") and not timed:
+                timed = message
+            if on_message is not None:
+                on_message(message)
+    if timed["event"] != "timed":
+        reason = timed.get("message") or f"exit code {timed['code']} {timed['stderr']}"
+        raise OdtpackError("replay-crashed", f"The timing process failed: {reason.strip()}.")
+    return HostTiming.from_message(timed)
+
+
+def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
+    """Estimate the times of a training on a device. A pure function.
+
+    Args:
+        host: Measurements on this machine.
+        profile: The device; ``not_judged`` says what it lacks, if it does.
+    """
+    device = device_rates(profile)
+    if isinstance(device, str):
+        return DeviceLatency(
+            step_ms=None, basis="host times operator by operator", not_judged=device
+        )
+    core = core_ratio(host, device)
+    memory = _ratio(host.copy_bandwidth, device.copy)
+    by_class = _by_class(host, device, core)
+    typical = host.median_ms
+    mean = _sum(time.device_ms for time in by_class)
+    p50, p90 = host.quantile_ms(0.5), host.quantile_ms(0.9)
+    step = _product(mean, p50, 1 / typical)
+    # Where the intervals of both quantiles overlap, the 90th is still not below the median.
+    tail = Interval(
+        low=max(typical, p90.low), typical=max(typical, p90.typical), high=max(typical, p90.high)
+    )
+    # The first step touches memory for the first time and lets the runtime prepare.
+    extra = _hull(core, memory).scaled(max(0.0, host.first_step_ms - typical))
+    saved = host.checkpoint_bytes
+    return DeviceLatency(
+        step_ms=step,
+        p90_ms=_product(mean, tail, 1 / typical),
+        first_step_ms=_sum((step, extra)),
+        session_creation_ms=_sum(
+            part
+            for part in (
+                core.scaled(host.session_creation.cpu_ms),
+                _transfer(host.model_bytes, profile.storage_bandwidth("read")),
+            )
+            if part is not None
+        ),
+        checkpoint_load_ms=_stored(
+            host.checkpoint_load.cpu_ms, core, memory, saved, profile.storage_bandwidth("read")
+        ),
+        checkpoint_save_ms=_stored(
+            host.checkpoint_save.cpu_ms, core, memory, saved, profile.storage_bandwidth("write")
+        ),
+        threads=device.threads,
+        by_class=by_class,
+        basis=_basis(host, device, profile),
+    )
+
+
+def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
+    """How many times longer one core of the device takes for what does not use vectors.
+
+    Two ratios bound it, each at its typical value: that of the clocks, since a phone's
+    core does no more per cycle, and that of matrix products by one thread, in which
+    wider vectors count too. Their geometric mean is the typical value. Where a clock
+    is unknown, the ratio of the copies takes its place.
+    """
+    vectors = host.calibration.core_flops / device.core.typical
+    clock = host.calibration.clock_hz
+    if clock is not None and device.clock_hz is not None:
+        other = clock / device.clock_hz
+    else:
+        other = host.copy_bandwidth / device.copy.typical
+    return Interval(
+        low=min(vectors, other), typical=math.sqrt(vectors * other), high=max(vectors, other)
+    )
+
+
+def group_ratio(
+    group: OperatorGroup, host: HostTiming, device: DeviceRates, core: Interval
+) -> Interval:
+    """How many times longer the device takes for some operators.
+
+    Args:
+        group: Runs of one operator with the same work.
+        host: Measurements on this machine.
+        device: The device's rates.
+        core: What :func:`core_ratio` says.
+    """
+    if group.operator_class == "other":
+        return core
+    roof = host.calibration.roof
+    if group.operator_class == "compute" and group.work.flops is None:
+        ratio, explained = _ratio(host.gemm_flops, device.gemm), 1.0
+    else:
+        least = roof.seconds(group.work)
+        if least == 0:
+            return core
+        fast, middle, slow = (
+            Roof(getattr(device.gemm, end), 2 * getattr(device.copy, end)).seconds(group.work)
+            for end in ("high", "typical", "low")
+        )
+        ratio = Interval(low=fast / least, typical=middle / least, high=slow / least)
+        explained = min(1.0, 1e3 * least / group.ms) if group.ms else 1.0
+    unexplained = _hull(ratio, core)
+    low = explained * ratio.low + (1 - explained) * unexplained.low
+    high = explained * ratio.high + (1 - explained) * unexplained.high
+    # Where an end is the typical value, rounding may move it past that.
+    return Interval(
+        low=min(low, ratio.typical), typical=ratio.typical, high=max(high, ratio.typical)
+    )
+
+
+def _by_class(host: HostTiming, device: DeviceRates, core: Interval) -> list[ClassTime]:
+    parts: dict[OperatorClass, list[Interval]] = {"compute": [], "memory": [], "other": []}
+    for group in host.groups:
+        carried = group_ratio(group, host, device, core).scaled(group.ms)
+        parts[group.operator_class].append(carried)
+    parts["other"].append(core.scaled(host.rest_ms))
+    here = host.class_ms()
+    return [
+        ClassTime(operator_class=kind, host_ms=here[kind], device_ms=_sum(times))
+        for kind, times in parts.items()
+    ]
+
+
+def _transfer(nbytes: int, rate: Interval | None) -> Interval | None:
+    """Milliseconds to read or write some bytes; None where the storage is unknown."""
+    if rate is None:
+        return None
+    ms = 1e3 * nbytes
+    return Interval(low=ms / rate.high, typical=ms / rate.typical, high=ms / rate.low)
+
+
+def _stored(
+    cpu_ms: float, core: Interval, memory: Interval, nbytes: int, rate: Interval | None
+) -> Interval | None:
+    """A checkpoint's way through the storage, and the processor's part in it."""
+    transfer = _transfer(nbytes, rate)
+    return None if transfer is None else _sum((transfer, _hull(core, memory).scaled(cpu_ms)))
+
+
+def _ratio(host: float, device: Interval) -> Interval:
+    """How many times longer the device takes."""
+    return Interval(low=host / device.high, typical=host / device.typical, high=host / device.low)
+
+
+def _hull(first: Interval, second: Interval) -> Interval:
+    """The ends of both; the geometric mean of what is typical."""
+    return Interval(
+        low=min(first.low, second.low),
+        typical=math.sqrt(first.typical * second.typical),
+        high=max(first.high, second.high),
+    )
+
+
+def _sum(parts: Iterable[Interval]) -> Interval:
+    low = typical = high = 0.0
+    for part in parts:
+        low, typical, high = low + part.low, typical + part.typical, high + part.high
+    return Interval(low=low, typical=typical, high=high)
+
+
+def _product(one: Interval, other: Interval, factor: float) -> Interval:
+    return Interval(
+        low=one.low * other.low * factor,
+        typical=one.typical * other.typical * factor,
+        high=one.high * other.high * factor,
+    )
+
+
+def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str:
+    times = host.class_ms()
+    total = sum(times.values()) or 1.0
+    shares = ", ".join(f"{kind} {100 * ms / total:.0f} %" for kind, ms in times.items())
+    threads = f" with {device.threads} threads" if device.threads else ""
+    reading = profile.storage_bandwidth("read")
+    return (
+        f"host step of {host.median_ms:.3g} ms ({shares}), carried operator by operator through "
+        f"a roofline from {host.gemm_flops / 1e9:.3g} GFLOPS and "
+        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} and copy "
+        "bandwidth"
+        + ("; storage unknown: sessions without reading models" if reading is None else "")
+    )

@@ -1,0 +1,161 @@
+"""Make a device profile of the machine at hand, through ONNX Runtime itself.
+
+Rates are measured as :mod:`odtpack_simulator.measure.calibration` measures those of the
+host, so that a profile of this machine carries a time over unchanged. Each is repeated:
+the median is the figure, the extremes are its bounds.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile
+from odtpack_simulator.measure.allocator import allocator_overhead
+from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops
+from odtpack_simulator.measure.host_info import this_machine
+from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
+from odtpack_simulator.measure.operator_session import Operator, bound_operators
+from odtpack_simulator.measure.storage import measure_storage
+
+MAX_THREADS: Final = 1024
+_CONVOLUTIONS: Final = ((4, 64, 64, 56), (4, 128, 128, 28), (4, 256, 256, 14))
+"""Batch, channels in, channels out, and side of the images, as in a small residual network."""
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        repeats: Repetitions of every rate and of the storage file, if time allows.
+        convolution_seconds: Time spent on one shape of convolution, at least.
+        rate_seconds: Time after which rates are not repeated once more.
+        file_bytes: Size of the file that is written and read.
+        syncs: Number of small writes.
+        storage_seconds: Time after which the file is not written once more.
+    """
+
+    repeats: int = 5
+    convolution_seconds: float = 0.4
+    rate_seconds: float = 40.0
+    file_bytes: int = 256 * 2**20
+    syncs: int = 40
+    storage_seconds: float = 20.0
+
+
+def measure_device(
+    folder: Path,
+    *,
+    name: str = "local/machine",
+    title: str = "This machine",
+    threads: int | None = None,
+    effort: Effort | None = None,
+    on_progress: Progress | None = None,
+) -> DeviceProfile:
+    """Measure this machine; the default effort takes well under two minutes.
+
+    Args:
+        folder: Folder whose storage is measured; nothing stays in it.
+        name: ``vendor/device`` of the profile, in lower case.
+        title: Name for people.
+        threads: Threads that a training would use; by default one per performance core.
+        effort: How much is measured.
+        on_progress: Told steps done, steps in all, and what comes next.
+
+    Raises:
+        OdtpackError: A name that no profile can have, threads out of range, or storage
+            that cannot be written.
+    """
+    _check(name, title, threads)
+    effort = effort or Effort()
+    tell = on_progress or (lambda done, total, what: None)
+    machine = this_machine()
+    measured = Measurements(threads or machine.training_threads(), file_bytes=effort.file_bytes)
+    total = effort.repeats + 2
+    end = time.perf_counter() + effort.rate_seconds
+    for done in range(effort.repeats):
+        if done and time.perf_counter() > end:
+            break
+        # In turns, so that a slow minute of the machine shows in the bounds of each.
+        tell(done, total, "matrix products, convolutions and memory")
+        measured.gemm.append(gemm_flops(measured.threads))
+        measured.gemm_single.append(gemm_flops(1))
+        measured.convolution.append(conv_flops(measured.threads, effort))
+        measured.copy.append(copy_bandwidth(1))
+    tell(effort.repeats, total, "allocator")
+    measured.arena, measured.heap = allocator_overhead("arena"), allocator_overhead("heap")
+    tell(effort.repeats + 1, total, "storage")
+    measured.storage = measure_storage(
+        folder,
+        size=effort.file_bytes,
+        repeats=effort.repeats,
+        syncs=effort.syncs,
+        seconds=effort.storage_seconds,
+    )
+    tell(total, total, "done")
+    return measured_profile(machine, measured, name=name, title=title)
+
+
+def _check(name: str, title: str, threads: int | None) -> None:
+    if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
+        raise OdtpackError(
+            "profile-name",
+            f"{name[:100]!r} cannot be the name of a profile",
+            hint="write vendor/device in lower case, for example acme/phone-1",
+        )
+    if not title or len(title) > 100:
+        raise OdtpackError(
+            "profile-title", "a title has 1 to 100 characters", hint='for example --title "Phone 1"'
+        )
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise OdtpackError(
+            "threads-range",
+            f"{threads} threads cannot be measured with",
+            hint=f"choose 1 to {MAX_THREADS}, or leave the option out",
+        )
+
+
+def conv_flops(threads: int, effort: Effort) -> float:
+    """FLOP/s of a 3 x 3 convolution in ONNX Runtime, best of three shapes.
+
+    Operations are those of the definition (two per weight and output), whatever the kernel
+    saves: this is the rate that a layer's cost divided by its time gives. The weights are an
+    input, as they are in a training step, so none are laid out anew before.
+    """
+    return max(_convolution(*shape, threads, effort) for shape in _CONVOLUTIONS)
+
+
+def _convolution(
+    batch: int, inputs: int, outputs: int, side: int, threads: int, effort: Effort
+) -> float:
+    convolution = Operator("Conv", ["images", "weight"], "result", {"pads": [1, 1, 1, 1]})
+    work = bound_operators(
+        [convolution],
+        {"images": (batch, inputs, side, side), "weight": (outputs, inputs, 3, 3)},
+        (batch, outputs, side, side),
+        threads,
+        optimized=True,
+    )
+    run = list(_timed(work, effort.convolution_seconds))
+    operations = 2 * batch * outputs * side * side * inputs * 9
+    return operations / statistics.median(run[2:])
+
+
+def _timed(work: Callable[[], object], seconds: float) -> Iterator[float]:
+    """Durations for at least five calls and at least so long."""
+    end = time.perf_counter() + seconds
+    count = 0
+    while count < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        yield time.perf_counter() - start
+        count += 1

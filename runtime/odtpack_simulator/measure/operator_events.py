@@ -1,0 +1,128 @@
+"""Read the profile that an ONNX Runtime session writes: one row per run of a node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.memory.operator_work import Tensor, Work, operator_work
+
+CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
+"""Operators whose time is that of the nodes inside them, which are listed by themselves."""
+
+_ITEM_SIZES: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("double", "float64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float", "float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    **dict.fromkeys(("int4", "uint4"), 0.5),
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """One run of a node.
+
+    Attributes:
+        node: Name of the node.
+        op_type: Its operator.
+        us: Duration as the profile says, in whole microseconds.
+        work: From the shapes of this run.
+    """
+
+    node: str
+    op_type: str
+    us: float
+    work: Work
+
+
+def model_runs(file: Path) -> list[list[NodeRun]]:
+    """The nodes of every run of the model, in order, without those that only run others.
+
+    Raises:
+        OdtpackError: ``profile-not-whole``: ONNX Runtime, which does not say so, could not
+            write all of it.
+    """
+    try:
+        events = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OdtpackError(
+            "profile-not-whole",
+            f"ONNX Runtime's profile of a step ends after {file.stat().st_size} bytes.",
+            where=str(file.parent),
+            hint="make room there, or set TMPDIR to a folder with more",
+        ) from error
+    runs: list[list[NodeRun]] = []
+    nodes: list[NodeRun] = []
+    for event in events:
+        kind, name = event.get("cat"), event.get("name", "")
+        if kind == "Node" and name.endswith("_kernel_time"):
+            if event["args"]["op_name"] not in CONTROL_FLOW:
+                nodes.append(_run(event))
+        elif kind == "Session" and name == "model_run":  # written when the run has ended
+            runs.append(nodes)
+            nodes = []
+    return runs
+
+
+def typical_step(runs: Sequence[Sequence[NodeRun]], made: int) -> list[NodeRun]:
+    """The nodes of one step, the first step left out.
+
+    Where all steps ran the same nodes on the same shapes, each node takes the mean
+    of the middle half of its durations: a node that was interrupted once does not
+    show, and the mean of whole microseconds is finer than their median. Otherwise
+    it is the step whose sum is the (lower) median.
+
+    Args:
+        runs: As of :func:`model_runs`; every step made equally many.
+        made: Number of steps, at least two.
+    """
+    per_step = len(runs) // made
+    steps = [
+        [node for run in runs[index * per_step : (index + 1) * per_step] for node in run]
+        for index in range(1, made)
+    ]
+    if all(_names(step) == _names(steps[0]) for step in steps):
+        return [
+            dataclasses.replace(same[0], us=middle_mean([node.us for node in same]))
+            for same in zip(*steps, strict=True)
+        ]
+    steps.sort(key=lambda step: sum(node.us for node in step))
+    return steps[(len(steps) - 1) // 2]
+
+
+def middle_mean(values: Sequence[float]) -> float:
+    """The interquartile mean: that of the values without the lowest and the highest quarter."""
+    cut = len(values) // 4
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+def _names(step: Sequence[NodeRun]) -> list[tuple[str, str, Work]]:
+    return [(node.node, node.op_type, node.work) for node in step]
+
+
+def _run(event: Mapping[str, Any]) -> NodeRun:
+    details = event["args"]
+    op_type = details["op_name"]
+    work = operator_work(
+        op_type,
+        _tensors(details.get("input_type_shape", ())),
+        _tensors(details.get("output_type_shape", ())),
+    )
+    return NodeRun(event["name"].removesuffix("_kernel_time"), op_type, event["dur"], work)
+
+
+def _tensors(entries: Sequence[Mapping[str, Sequence[int]]]) -> list[Tensor]:
+    """Tensors of a list such as ``[{"float": [64, 10]}, {"int64": []}]``."""
+    return [
+        Tensor(tuple(shape), _ITEM_SIZES.get(kind, 0))
+        for entry in entries
+        for kind, shape in entry.items()
+    ]

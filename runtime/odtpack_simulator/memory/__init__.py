@@ -1,0 +1,1 @@
+"""The memory plan: what ONNX Runtime allocates for a graph, and when."""

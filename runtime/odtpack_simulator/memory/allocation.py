@@ -1,0 +1,317 @@
+"""Which buffers ONNX Runtime allocates for a graph, and from which node to which they live.
+
+A reimplementation of its sequential allocation planner. Going through the nodes
+in execution order, an output
+
+1. that is a graph output lies in memory of the caller, or stays to the end of the run;
+2. of an operator that only looks at its input otherwise (``Reshape``) is its
+   input's buffer;
+3. of an operator that may work in place takes its input's buffer, if this node
+   is the last to read it and sizes agree;
+4. takes the most recently freed buffer of the same shape and element size,
+   symbolic sizes compared by name;
+5. gets a buffer of its own.
+
+A buffer is allocated when its first tensor is computed, and freed after the last
+node that reads any tensor in it: between two tensors that share it by rule 4 it
+stays allocated. What nobody reads is freed only at the end of the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from odtpack_simulator.measure.process_memory import MAPPED_FROM
+from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input, workspace
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
+
+PAGE = 4096
+LARGE = MAPPED_FROM
+"""Allocations from this size on are mapped from the system one by one, and gone when freed."""
+
+_HEADER = 64 + 32  # alignment asked for by ONNX Runtime, and the allocator's own header
+
+
+def allocated_size(nbytes: int) -> int:
+    """Bytes that an allocation of ``nbytes`` takes from the system."""
+    if nbytes <= 0:
+        return 0
+    if nbytes < LARGE:
+        return -(-nbytes // 64) * 64 + _HEADER
+    return -(-(nbytes + _HEADER) // PAGE) * PAGE
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Memory that one or more tensors share, one after the other or as views.
+
+    Attributes:
+        name: The tensor it was allocated for.
+        nbytes: Bytes that its tensors need.
+        first: Index of the node that writes its first tensor.
+        last: Index of the last node during which it exists.
+        tensors: The tensors in it, by name, with the node that writes each.
+    """
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+    tensors: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes taken from the system."""
+        return allocated_size(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """Memory while one node runs: all buffers that exist, and the node's working memory.
+
+    ``small`` is the part of ``live`` that lies in the heap: buffers below :data:`LARGE`.
+    """
+
+    live: int
+    working: int
+    small: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together, in bytes."""
+        return self.live + self.working
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The buffers of a graph and the memory in use during each node.
+
+    Attributes:
+        buffers: In the order of allocation.
+        uses: One per node, in execution order.
+        unknown: Tensors whose size depends on data, taken to be as large as
+            the largest input of the node that writes them.
+    """
+
+    buffers: tuple[Buffer, ...]
+    uses: tuple[NodeUse, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def peak(self) -> int:
+        """Most bytes in use at once."""
+        return max((use.total for use in self.uses), default=0)
+
+    @property
+    def heap(self) -> int:
+        """Most bytes of small buffers at once: the heap keeps them when they are freed."""
+        return max((use.small for use in self.uses), default=0)
+
+    def alive(self, index: int) -> list[Buffer]:
+        """Buffers that exist while node ``index`` runs."""
+        return [buffer for buffer in self.buffers if buffer.first <= index <= buffer.last]
+
+
+def allocate(
+    graph: RuntimeGraph,
+    threads: int = 1,
+    *,
+    fresh_outputs: Iterable[str] = (),
+    conditions: Mapping[str, bool] | None = None,
+) -> Allocation:
+    """Plan the buffers of a graph whose inputs lie in memory of the caller.
+
+    Args:
+        graph: The graph in execution order.
+        threads: Intra-operator threads: some kernels' working memory grows with them.
+        fresh_outputs: Graph outputs that get memory of their own in every run; the
+            others lie in memory of the caller, too.
+        conditions: Values of Boolean graph inputs. An ``If`` on one of them takes
+            that branch; of any other ``If`` the more demanding branch counts.
+    """
+    planner = _Planner(graph, threads, {}, conditions or {})
+    return planner.run(frozenset(fresh_outputs))
+
+
+class _Planner:
+    def __init__(
+        self,
+        graph: RuntimeGraph,
+        threads: int,
+        outer: Mapping[str, Value],
+        conditions: Mapping[str, bool],
+    ) -> None:
+        self._graph = graph
+        self._threads = threads
+        self._outer = outer
+        self._conditions = dict(conditions)
+        self._values = {**outer, **graph.values}
+        self._outputs = frozenset(graph.outputs)
+        self._bound = self._outputs
+        self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
+        # What nobody reads takes a buffer of its own, until the end.
+        self._read = {n for node in graph.nodes for n in (*node.inputs, *node.implicit)}
+        self._uses = self._count_uses()
+        self._free: list[str] = []  # most recently freed last
+        self._buffers: dict[str, Buffer] = {}
+        self._unknown: list[str] = []
+
+    def run(self, fresh_outputs: frozenset[str] = frozenset()) -> Allocation:
+        """Plan all nodes."""
+        self._bound = self._outputs - fresh_outputs
+        for index, node in enumerate(self._graph.nodes):
+            if node.op_type in ALIASES and node.inputs[0] in self._conditions:
+                self._conditions[node.outputs[0]] = self._conditions[node.inputs[0]]
+            for position, name in enumerate(node.outputs):
+                if name:
+                    self._place(index, node, position, name)
+            for name in (*node.inputs, *node.implicit, *node.outputs):
+                if name:
+                    self._release(name)
+        self._find_ends()
+        return Allocation(
+            tuple(self._buffers.values()), tuple(self._measure()), tuple(self._unknown)
+        )
+
+    def _count_uses(self) -> dict[str, int]:
+        uses = dict.fromkeys(self._values, 0)
+        for name in (*self._graph.inputs, *self._graph.initializers, *self._outer):
+            uses[name] = uses.get(name, 0) + 1  # the caller's: never free
+        for node in self._graph.nodes:
+            for name in (*node.inputs, *node.implicit, *node.outputs):
+                if name:
+                    uses[name] = uses.get(name, 0) + 1
+        for name in self._graph.outputs:
+            uses[name] = uses.get(name, 0) + 1
+        return uses
+
+    def _root(self, name: str) -> str:
+        return self._origin.get(name, name)
+
+    def _place(self, index: int, node: Node, position: int, name: str) -> None:
+        """Choose the buffer of one output."""
+        if name in self._bound:
+            return
+        source = None
+        if name not in self._outputs and name in self._read:
+            source = self._shared_input(node, position, name) or self._freed(name)
+        if source is None:
+            self._buffers[name] = Buffer(
+                name, self._nbytes(node, name), index, index, {name: index}
+            )
+            return
+        root = self._root(source)
+        self._origin[name] = root
+        self._uses[root] += self._uses[name]
+        if root in self._buffers:
+            self._buffers[root].tensors[name] = index
+
+    def _shared_input(self, node: Node, position: int, name: str) -> str | None:
+        if position != 0 or not node.inputs:
+            return None
+        if node.op_type in ALIASES and node.domain in ("", "ai.onnx"):
+            return node.inputs[0] or None
+        index = in_place_input(node.op_type, node.domain)
+        if index is None or index >= len(node.inputs) or not node.inputs[index]:
+            return None
+        source = node.inputs[index]
+        last = self._uses[self._root(source)] == 1
+        return source if last and self._same_size(source, name) else None
+
+    def _freed(self, name: str) -> str | None:
+        value = self._values[name]
+        if not value.dims:  # unknown rank, or a scalar
+            return None
+        for at in range(len(self._free) - 1, -1, -1):
+            if self._same_size(self._free[at], name):
+                return self._free.pop(at)
+        return None
+
+    def _same_size(self, left: str, right: str) -> bool:
+        """Whether sizes are known to be equal: by number or by name, element size too."""
+        one, other = self._values[left], self._values[right]
+        if one.itemsize == 0 or one.itemsize != other.itemsize:
+            return False
+        return one.dims is not None and one.dims == other.dims and None not in one.dims
+
+    def _release(self, name: str) -> None:
+        root = self._root(name)
+        self._uses[root] -= 1
+        if self._uses[root] == 0 and root in self._buffers and name in self._read:
+            self._free.append(root)
+
+    def _nbytes(self, node: Node, name: str) -> int:
+        nbytes = self._values[name].nbytes
+        if nbytes is None:
+            self._unknown.append(name)
+            nbytes = max((self._values[i].nbytes or 0 for i in node.inputs if i), default=0)
+        return nbytes
+
+    def _find_ends(self) -> None:
+        """Let every buffer live until its last reader; without one, until the end."""
+        last: dict[str, int] = {}
+        for index, node in enumerate(self._graph.nodes):
+            for name in (*node.inputs, *node.implicit):
+                if name:
+                    last[self._root(name)] = index
+        end = len(self._graph.nodes) - 1
+        for name, buffer in self._buffers.items():
+            buffer.last = end if name in self._outputs else last.get(name, end)
+
+    def _measure(self) -> list[NodeUse]:
+        """Memory in use during each node."""
+        count = len(self._graph.nodes)
+        change, small_change = [0] * (count + 1), [0] * (count + 1)
+        for buffer in self._buffers.values():
+            for changes in (change, small_change) if buffer.nbytes < LARGE else (change,):
+                changes[buffer.first] += buffer.size
+                changes[buffer.last + 1] -= buffer.size
+        lives, smalls = itertools.accumulate(change), itertools.accumulate(small_change)
+        return [
+            NodeUse(live, self._working(node), small)
+            for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False)
+        ]
+
+    def _working(self, node: Node) -> int:
+        if node.subgraphs:
+            return self._subgraphs(node)
+        inputs = [self._values[name] for name in node.inputs if name]
+        outputs = [self._values[name] for name in node.outputs if name]
+        nbytes = workspace(
+            node.op_type,
+            node.attributes,
+            [(value.shape, value.itemsize) for value in inputs],
+            [(value.shape, value.itemsize) for value in outputs],
+            self._threads,
+            domain=node.domain,
+        )
+        return allocated_size(nbytes)
+
+    def _subgraphs(self, node: Node) -> int:
+        """Memory inside the subgraphs of a node: one branch, or one iteration and its results.
+
+        A branch of ``If`` writes straight into the node's outputs. A loop keeps
+        what an iteration returns while it computes the next; ``Loop`` also keeps
+        the slices of its scan outputs until it joins them.
+        """
+        subgraphs = node.subgraphs
+        taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
+        if taken is not None:
+            branch = "then_branch" if taken else "else_branch"
+            subgraphs = {branch: subgraphs[branch]}
+        peak = 0
+        for graph in subgraphs.values():
+            inner = _Planner(graph, self._threads, self._values, self._conditions).run()
+            self._unknown += inner.unknown
+            own = inner.peak
+            if node.op_type in ("Loop", "Scan"):
+                returned = (graph.values[name] for name in graph.outputs if name in graph.values)
+                own += 2 * sum(allocated_size(value.nbytes or 0) for value in returned)
+            if node.op_type == "Loop":
+                own += sum(
+                    allocated_size(self._values[name].nbytes or 0) for name in node.outputs if name
+                )
+            peak = max(peak, own)
+        return peak

@@ -1,0 +1,225 @@
+"""What the kernels of ONNX Runtime's CPU provider do with memory besides their outputs.
+
+Which outputs share their input's buffer stands in the kernels' registrations;
+which kernels allocate working memory, in their code. Both were established by
+running each operator alone on ONNX Runtime 1.31.1 with the arena on, whose
+profile tells the bytes in use before, during and after a node; the tests repeat
+that for the operators that training graphs contain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from odtpack_simulator.memory.missing_shapes import Shape
+
+ALIASES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators whose first output is their first input's buffer, whoever else reads that."""
+
+IN_PLACE: Final = frozenset(
+    {
+        *("Cast", "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu"),
+        *("ScatterElements", "Selu", "Shrink", "Sigmoid", "Softmax", "Softplus", "Softsign"),
+        *("Tanh", "ThresholdedRelu", "Trilu"),
+    }
+)
+"""Operators whose first output takes their first input's buffer if nobody else reads that.
+
+Sizes must agree. Elementwise operators with two inputs are not among them, and
+of those with one only what ONNX Runtime counts as activations.
+"""
+
+_SUM_INPUT: Final = 3
+"""The input of a fused convolution that is added to its result, and may become it."""
+
+_CONV_BUFFER_PER_THREAD: Final = 64 * 1024
+"""Bytes that a convolution unfolds its input into at a time, per thread (MLAS)."""
+
+
+def in_place_input(op_type: str, domain: str) -> int | None:
+    """Index of the input whose buffer output 0 may take; None if there is none."""
+    if domain in ("", "ai.onnx") and op_type in IN_PLACE:
+        return 0
+    fused = (domain, op_type) in {("com.microsoft.nchwc", "Conv"), ("com.microsoft", "FusedConv")}
+    return _SUM_INPUT if fused else None
+
+
+def workspace(
+    op_type: str,
+    attributes: Mapping[str, Any],
+    inputs: Sequence[tuple[Shape | None, int]],
+    outputs: Sequence[tuple[Shape | None, int]],
+    threads: int,
+    *,
+    domain: str = "",
+) -> int:
+    """Bytes that a kernel holds while it runs, besides inputs and outputs.
+
+    Args:
+        op_type: Operator.
+        attributes: Its attributes.
+        inputs: Shape (None if unknown) and bytes per element of each input.
+        outputs: The same of each output.
+        threads: Intra-operator threads.
+        domain: The operator's domain.
+    """
+    rule = _RULES.get(op_type)
+    if rule is None or domain == "com.microsoft.nchwc":
+        return 0  # the blocked kernels compute straight from their inputs
+    if not outputs or any(shape is None for shape, _ in (*inputs, *outputs)):
+        return 0
+    return rule(
+        attributes,
+        [(shape or (), size) for shape, size in inputs],
+        [(shape or (), size) for shape, size in outputs],
+        threads,
+    )
+
+
+_Tensors = Sequence[tuple[Shape, int]]
+
+
+def _nbytes(tensor: tuple[Shape, int]) -> int:
+    return math.prod(tensor[0]) * tensor[1]
+
+
+def _conv(attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int) -> int:
+    """MLAS: nothing for 1x1, all columns where filters outnumber pixels, else a piece at a time."""
+    weight = inputs[1][0]
+    spatial = len(weight) - 2
+    group = int(attributes.get("group", 1))
+    pixels = math.prod(outputs[0][0][2:])
+    depth = math.prod(weight[1:])
+    plain = (
+        math.prod(weight[2:]) == 1
+        and all(pad == 0 for pad in attributes.get("pads", [0] * 2 * spatial))
+        and all(stride == 1 for stride in attributes.get("strides", [1] * spatial))
+    )
+    if plain:
+        return 0
+    if weight[0] // group > pixels:
+        return pixels * depth * outputs[0][1]
+    return threads * _CONV_BUFFER_PER_THREAD
+
+
+def _conv_transpose(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """Columns of one image and group: filters x kernel x input pixels."""
+    (image, size), (weight, _) = inputs[:2]
+    return math.prod(weight[1:]) * math.prod(image[2:]) * size
+
+
+def _where(attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int) -> int:
+    """What the condition selects of each of the two values, merged into the output."""
+    condition, *values = inputs
+    shapes = (np.broadcast_shapes(condition[0], shape) for shape, _ in values)
+    return sum(math.prod(shape) for shape in shapes) * outputs[0][1]
+
+
+def _scatter(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """The indices once more, as int64."""
+    return math.prod(inputs[1][0]) * 8
+
+
+def _variadic(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """From three inputs on, one partial result."""
+    return _nbytes(outputs[0]) if len(inputs) > 2 else 0
+
+
+def _softmax(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """Along another axis than the last: the transposed input and the transposed result."""
+    rank = len(inputs[0][0])
+    axis = int(attributes.get("axis", -1))
+    return 0 if rank < 2 or axis in (-1, rank - 1) else 2 * _nbytes(outputs[0])
+
+
+def _one_output(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    return _nbytes(outputs[0])
+
+
+def _local_response(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """Squares of one image, padded by the window, and the scale of the whole output."""
+    image, size = inputs[0]
+    padded = image[1] + int(attributes.get("size", 1)) - 1
+    return padded * math.prod(image[2:]) * size + _nbytes(outputs[0])
+
+
+def _einsum(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """Permuted copies of the operands and the product before its last permutation."""
+    return sum(map(_nbytes, inputs)) + _nbytes(outputs[0])
+
+
+def _recurrent(gates: int) -> Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int]:
+    """All gates of all time steps, computed at once before the recurrence, per direction.
+
+    GRU and LSTM keep both directions at once, and for the one that goes backwards
+    its inputs and its results in reverse; RNN computes one direction after the other.
+    """
+
+    def rule(
+        attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+    ) -> int:
+        (sequence, size), (weight, _) = inputs[:2]
+        steps, batch = sequence[0], sequence[1]
+        if int(attributes.get("layout", 0)):
+            steps, batch = batch, steps
+        hidden = weight[1] // gates
+        if gates == 1:
+            return steps * batch * hidden * size
+        direction = attributes.get("direction", b"forward")
+        backwards = direction not in (b"forward", "forward")
+        reverse = steps * batch * (sequence[2] + hidden) if backwards else 0
+        one = steps * batch * gates * hidden + 6 * batch * hidden
+        return (weight[0] * one + reverse) * size
+
+    return rule
+
+
+def _attention(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> int:
+    """Scores: batch x heads x queries x keys, where heads have an axis of their own."""
+    (query, size), (key, _) = inputs[:2]
+    if len(query) != 4:
+        return sum(map(_nbytes, inputs[:3]))
+    return math.prod(query[:3]) * key[2] * size
+
+
+_RULES: Final[dict[str, Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int]]] = {
+    "Attention": _attention,
+    "BiasGelu": _one_output,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
+    "FusedConv": _conv,
+    "GRU": _recurrent(3),
+    "LRN": _local_response,
+    "LSTM": _recurrent(4),
+    "LogSoftmax": _softmax,
+    "Max": _variadic,
+    "Mean": _variadic,
+    "Min": _variadic,
+    "MultiHeadAttention": _attention,
+    "RNN": _recurrent(1),
+    "ScatterElements": _scatter,
+    "Softmax": _softmax,
+    "Sum": _variadic,
+    "Where": _where,
+}

@@ -1,0 +1,301 @@
+"""Predict the peak memory of training before anything runs.
+
+Nine phases are planned, and one more where gradients of several batches are added
+up: loading the training model and the evaluation model, moving the parameters of the
+checkpoint into one buffer, and the moments too where a training is resumed, the first
+training step, in which gradients take memory as they are written, the steps after it,
+one run of the optimizer model, one evaluation, and saving. A step is planned node by
+node as ONNX Runtime executes it; parameters, gradients and moments lie in flat
+buffers that exist throughout, so the step's peak is theirs, plus one batch, plus the
+sessions, plus the most that is alive at a node.
+
+The plan is for ONNX Runtime with arena and memory patterns off. With the arena
+on, which is its default, a process holds more: freed chunks stay with the arena,
+which grows by powers of two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx
+
+from odtpack_runtime.checkpoint.layout import Layout
+from odtpack_runtime.package.manifest import Manifest, ParameterInfo
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.graph_signature import GRADIENT_SUFFIX, RESET_NAME
+from odtpack_runtime.training.optimizer import CHUNK_ELEMENTS
+from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
+from odtpack_runtime.training.optimizer_state import state_layout
+from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
+from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
+from odtpack_simulator.memory.node_names import Labels
+from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
+from odtpack_simulator.memory.session_memory import (
+    BYTES_PER_SAVED_TENSOR,
+    FIRST_RUN_BYTES,
+    LOADED_BYTES,
+    constant_bytes,
+    loading_bytes,
+    session_bytes,
+    thread_bytes,
+)
+from odtpack_simulator.result.result import TimelinePoint
+
+_GRADIENT: Final = "gradient of "
+
+
+def plan_memory(
+    package: Package, shapes: Mapping[str, Sequence[int]], *, threads: int = 1
+) -> MemoryPlan:
+    """Plan the memory of training a package. Nothing is run.
+
+    Args:
+        package: The package.
+        shapes: Shape of one batch of each user input.
+        threads: Intra-operator threads of the sessions.
+
+    Raises:
+        OdtpackError: A model does not load, or a shape does not fit.
+    """
+    manifest = package.manifest
+    layout = _flat_layout(manifest)
+    contract = _contract(package)
+    additional = frozenset(o.name for o in manifest.outputs if o.role == "additional")
+    training, evaluation, optimizer = (
+        _Session(name, load_runtime_graph(path, sizes, threads=threads), session_bytes(path))
+        for name, path, sizes in (
+            ("training", package.training_model, shapes),
+            ("evaluation", package.eval_model, shapes),
+            ("optimizer", package.optimizer_model, _vectors(contract, layout)),
+        )
+    )
+    process = Item("ONNX Runtime and Python", LOADED_BYTES, "session")
+    runs = Item("first runs", FIRST_RUN_BYTES + thread_bytes(threads), "session")
+    parameters = list(_parameter_items(manifest.parameters))
+    gradients = list(_gradient_items(manifest.parameters))
+    moments = list(_state_items(contract, layout))
+    # Moments are zeros at first, which take no memory before they are written.
+    started = [
+        *(process, runs, *training.items(), *evaluation.items(), *optimizer.items()),
+        *(*parameters, *gradients, *_batch_items(manifest, shapes)),
+    ]
+    running = [*started, *moments]
+    # A step starts its gradients afresh; only the further batches of a step add to them.
+    afresh = training.plan(threads, additional, {RESET_NAME: True})
+    adding = training.plan(threads, additional, {RESET_NAME: False})
+    held_out = evaluation.plan(threads, additional, {})
+    update = optimizer.plan(threads, frozenset(), {})
+    heap = max(plan.heap for plan in (afresh, held_out, update))
+    loaded = [process, *parameters, *training.items()]
+    placed = [*loaded, *evaluation.items()]
+    names = {p.name for p in manifest.parameters}
+    step_labels = Labels(training.graph, names, later="grad/")
+    update_labels = Labels(optimizer.graph)
+    saved = len(manifest.parameters) + len(moments) * len(layout.slots)
+    phases = {
+        "loading the training model": [*loaded, training.loading()],
+        "loading the evaluation model": [*placed, evaluation.loading()],
+        "placing the parameters": [*placed, *_moved(layout, 1)],
+        "resuming": [*placed, *optimizer.items(), *moments, *_moved(layout, len(moments))],
+        "first step": [
+            *(item for item in started if item.kind != "gradients"),
+            *_first_step(training.graph, afresh, heap, step_labels, gradients),
+        ],
+        "training step": [*running, *_alive_at_peak(training.graph, afresh, heap, step_labels)],
+        "optimizer step": [*running, *_alive_at_peak(optimizer.graph, update, heap, update_labels)],
+        "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out, heap, None)],
+        "saving": [
+            *running,
+            # Tensors are written from where they lie.
+            Item("checkpoint tables", max(heap, saved * BYTES_PER_SAVED_TENSOR), "activations"),
+        ],
+    }
+    if manifest.accumulation_steps > 1:
+        phases["accumulating step"] = [
+            *running,
+            *_alive_at_peak(training.graph, adding, heap, step_labels),
+        ]
+    base = sum(item.nbytes for item in running) + heap
+    points = [*_points(training.graph, afresh, base, 0, step_labels)]
+    points += _points(optimizer.graph, update, base, len(points), update_labels)
+    return MemoryPlan(
+        tuple(Phase(name, tuple(items)) for name, items in phases.items()),
+        tuple(points),
+        tuple(dict.fromkeys(n for plan in (afresh, held_out, update) for n in plan.unknown)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One of the three models, loaded."""
+
+    name: str
+    graph: RuntimeGraph
+    nbytes: int
+
+    def items(self) -> list[Item]:
+        return [
+            Item(f"{self.name} session", self.nbytes, "session"),
+            Item(f"constants of the {self.name} session", constant_bytes(self.graph), "session"),
+        ]
+
+    def loading(self) -> Item:
+        return Item(
+            f"loading constants of the {self.name} session", loading_bytes(self.graph), "session"
+        )
+
+    def plan(
+        self, threads: int, fresh_outputs: frozenset[str], conditions: Mapping[str, bool]
+    ) -> Allocation:
+        fresh = [name for name in self.graph.outputs if name in fresh_outputs]
+        return allocate(self.graph, threads, fresh_outputs=fresh, conditions=conditions)
+
+
+def _vectors(contract: OptimizerContract, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Shapes of the vectors in the largest run of the optimizer model."""
+    if contract.by_parameter:
+        largest = max((slot.shape for slot in layout.slots), key=math.prod)
+        shapes = {vector.name: vector.bound_shape(largest) for vector in contract.state}
+        return {**shapes, **dict.fromkeys(("params", "gradients"), matrix(largest))}
+    dtype = layout.slots[0].dtype if layout.slots else np.dtype(np.float32)
+    elements = max(1, layout.nbytes // dtype.itemsize)
+    if not contract.whole:
+        elements = min(CHUNK_ELEMENTS, elements)
+    names = (vector.name for vector in contract.state)
+    return dict.fromkeys(("params", "gradients", *names), (elements,))
+
+
+def _contract(package: Package) -> OptimizerContract:
+    """How the optimizer model is run."""
+    model = onnx.load(str(package.optimizer_model), load_external_data=False)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    names = [value.name for value in model.graph.input]
+    return read_contract(metadata, names, str(package.optimizer_model))
+
+
+def _flat_layout(manifest: Manifest) -> Layout:
+    """Layout of all trainable parameters."""
+    trainable = [p for p in manifest.parameters if p.role == "trainable"]
+    return Layout.pack((p.name, p.shape, np.dtype(p.dtype)) for p in trainable)
+
+
+def _state_items(contract: OptimizerContract, layout: Layout) -> Iterable[Item]:
+    for index in range(len(contract.state)):
+        nbytes = state_layout(layout, contract, index).nbytes
+        yield Item(f"moment {index + 1} of all parameters", nbytes, "optimizer_state")
+
+
+def _moved(layout: Layout, copies: int) -> Iterable[Item]:
+    """What is moved into a flat buffer exists twice, one parameter's after the other's."""
+    largest = max(layout.slots, key=lambda slot: slot.nbytes, default=None)
+    if largest is not None and copies:
+        nbytes = copies * allocated_size(largest.nbytes)
+        yield Item(f"{largest.name} as it was read", nbytes, "parameters")
+
+
+def _slots(parameters: Iterable[ParameterInfo]) -> Iterable[tuple[str, int]]:
+    """Each parameter with the bytes it takes in a flat buffer, the gap after it included."""
+    for parameter in parameters:
+        dtype = np.dtype(parameter.dtype)
+        yield parameter.name, Layout.pack([(parameter.name, parameter.shape, dtype)]).nbytes
+
+
+def _parameter_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    return (Item(name, nbytes, "parameters") for name, nbytes in _slots(parameters))
+
+
+def _gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    trainable = (p for p in parameters if p.role == "trainable")
+    return (Item(f"{_GRADIENT}{name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
+
+
+def _batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iterable[Item]:
+    """One batch of every input."""
+    for spec in manifest.input_specs():
+        nbytes = int(np.prod(shapes[spec.name], dtype=np.int64)) * spec.dtype.itemsize
+        yield Item(spec.name, allocated_size(nbytes), "inputs")
+
+
+def _first_step(
+    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels, gradients: Sequence[Item]
+) -> list[Item]:
+    """The most of the first step, in which a gradient takes memory once it is written."""
+    written = {
+        name.removesuffix(GRADIENT_SUFFIX): index
+        for index, node in enumerate(graph.nodes)
+        for name in node.outputs
+        if name.endswith(GRADIENT_SUFFIX)
+    }
+    items = [(written.get(item.name.removeprefix(_GRADIENT), 0), item) for item in gradients]
+    grown = [0] * len(plan.uses)
+    for index, item in items:
+        grown[index] += item.nbytes
+    grown = list(itertools.accumulate(grown))
+    index = max(
+        range(len(grown)),
+        key=lambda i: grown[i] + plan.uses[i].total - plan.uses[i].small,
+        default=0,
+    )
+    return [
+        *(item for at, item in items if at <= index),
+        *_alive(graph, plan, heap, labels, index),
+    ]
+
+
+def _alive_at_peak(
+    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels | None
+) -> list[Item]:
+    """Buffers and working memory at the node that needs most; its own names without labels."""
+    if not plan.uses:
+        return []
+    index = max(range(len(plan.uses)), key=lambda i: plan.uses[i].total - plan.uses[i].small)
+    return _alive(graph, plan, heap, labels, index)
+
+
+def _alive(
+    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels | None, index: int
+) -> list[Item]:
+    """Buffers and working memory at a node.
+
+    Small buffers lie in the heap, which keeps them: it stands at its highest throughout.
+    """
+    items = [
+        Item(
+            stable_name(labels.value(buffer.name) if labels else buffer.name),
+            buffer.size,
+            "activations",
+        )
+        for buffer in plan.alive(index)
+    ]
+    node = graph.nodes[index]
+    working = plan.uses[index].working
+    if working:
+        name = labels.node(index) if labels else f"{stable_name(node.name)} ({node.op_type})"
+        name = f"working memory of {name}"
+        items.append(Item(name, working, "activations"))
+    items.append(Item("kept by the heap", heap - plan.uses[index].small, "activations"))
+    return items
+
+
+def _points(
+    graph: RuntimeGraph, plan: Allocation, base: int, start: int, labels: Labels
+) -> Iterable[TimelinePoint]:
+    for index, (node, use) in enumerate(zip(graph.nodes, plan.uses, strict=True)):
+        yield TimelinePoint(
+            index=start + index,
+            node=labels.node(index),
+            op_type=node.op_type,
+            live_bytes=base + use.total - use.small,
+        )
+
+
+def stable_name(name: str) -> str:
+    """A name without the number that ONNX Runtime's optimizers append, other in every session."""
+    return re.sub(r"_token_\d+$", "", name)

@@ -1,0 +1,287 @@
+"""Shapes that ONNX Runtime does not write down, found from the shapes it does.
+
+Its optimizers create nodes without inferring what they return: most in its own
+blocked layout for convolutions (NCHWc), whose operators have no shape inference
+at all. Most of these behave like an ONNX operator of the same name. What comes
+behind them is inferred again, sizes that the graph itself computes included.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from odtpack_runtime.checkpoint.layout import Array
+
+Dim = int | str | None
+"""A size, the name of a size, or None for an unknown one."""
+
+Shape = tuple[int, ...]
+Dims = tuple[Dim, ...]
+Typed = tuple[int, Dims | None]
+"""ONNX element type (0 if unknown) and dimensions (None if not even their number is known)."""
+
+NCHWC_DOMAIN = "com.microsoft.nchwc"
+MICROSOFT_DOMAIN = "com.microsoft"
+
+_MOST_SIZES = 64
+"""Elements of a tensor that may be computed here: shapes are small."""
+
+_ARITHMETIC = frozenset(
+    {
+        *("Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather"),
+        *("Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod"),
+        *("Mul", "Neg", "NonZero", "Not", "Or", "Range", "ReduceProd", "Reshape", "Shape", "Size"),
+        *("Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+    }
+)
+"""Operators by which graphs compute sizes, and along which axes they were broadcast."""
+
+_ALIKE = {"FusedConv": "Conv", "FusedGemm": "Gemm", "Gelu": "Relu", "QuickGelu": "Relu"}
+"""Operators of com.microsoft whose output has the shape that an ONNX operator's would have."""
+
+
+def fill_in(
+    nodes: Sequence[onnx.NodeProto],
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    found: MutableMapping[str, Typed],
+) -> None:
+    """Add types and shapes of node outputs that ``found`` lacks, where rules can tell.
+
+    Args:
+        nodes: Nodes in the order of execution.
+        opset: Version of the default operator set.
+        constants: Initializers in scope.
+        found: Element type and shape by name; gets the new ones.
+    """
+    sizes = _Sizes(nodes, opset, constants, found)
+    for node in nodes:
+        outputs = [name for name in node.output if name]
+        if all(is_fixed(found.get(name, (0, None))[1]) for name in outputs):
+            continue
+        inputs = [found.get(name, (0, None)) for name in node.input]
+        results = _infer(node, opset, sizes, inputs)
+        if node.op_type == "NonZero" and not node.domain:  # as many columns as the value has
+            value = sizes.get(node.output[0])
+            results = [] if value is None else [(TensorProto.INT64, value.shape)]
+        for name, typed in zip(node.output, results, strict=False):
+            kind, dims = found.get(name, (0, None))
+            if name and not is_fixed(dims) and (dims is None or is_fixed(typed[1])):
+                found[name] = (kind or typed[0], typed[1])
+
+
+def is_fixed(dims: Dims | None) -> TypeGuard[Shape]:
+    """Whether every size is a number."""
+    return dims is not None and all(isinstance(dim, int) for dim in dims)
+
+
+class _Sizes:
+    """Values of small integer tensors that are constants, or computed from shapes alone."""
+
+    def __init__(
+        self,
+        nodes: Iterable[onnx.NodeProto],
+        opset: int,
+        constants: Mapping[str, onnx.TensorProto],
+        found: Mapping[str, Typed],
+    ) -> None:
+        self._producers = {name: node for node in nodes for name in node.output if name}
+        self._opset = opset
+        self._constants = constants
+        self._found = found
+        self._known: dict[str, Array | None] = {}
+
+    def get(self, name: str) -> Array | None:
+        """The value of a tensor; None if it depends on data, is large, or no integer."""
+        if name not in self._known:
+            self._known[name] = None
+            self._known[name] = self._compute(name)
+        return self._known[name]
+
+    def _compute(self, name: str) -> Array | None:
+        constant = self._constants.get(name)
+        if constant is not None:
+            small = math.prod(constant.dims) <= _MOST_SIZES
+            return onnx.numpy_helper.to_array(constant) if small else None
+        node = self._producers.get(name)
+        if node is None or node.domain or node.op_type not in _ARITHMETIC:
+            return None
+        if node.op_type in ("Shape", "Size"):
+            shape = self._found.get(node.input[0], (0, None))[1]
+            if not is_fixed(shape):
+                return None
+            if node.op_type == "Size":
+                return np.array(math.prod(shape), np.int64)
+            start, end = _attribute(node, "start", 0), _attribute(node, "end", len(shape))
+            return np.array(shape[start:end], np.int64)
+        feeds: dict[str, Array] = {}
+        for operand in filter(None, node.input):
+            value = self.get(operand)
+            if value is None:
+                return None
+            feeds[operand] = value
+        infos = [
+            helper.make_tensor_value_info(
+                operand, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+            )
+            for operand, value in feeds.items()
+        ]
+        graph = helper.make_graph([node], "sizes", infos, [onnx.ValueInfoProto(name=name)])
+        model = onnx.ModelProto(ir_version=8, graph=graph)
+        model.opset_import.append(helper.make_opsetid("", self._opset))
+        from onnx.reference import ReferenceEvaluator
+
+        results = list(ReferenceEvaluator(model).run([name], feeds))
+        result = np.asarray(results[0])
+        return result if result.size <= _MOST_SIZES else None
+
+
+def _infer(node: onnx.NodeProto, opset: int, sizes: _Sizes, inputs: Sequence[Typed]) -> list[Typed]:
+    known = _KNOWN.get((node.domain, node.op_type))
+    if known is not None:
+        kind, dims = inputs[0]
+        return [(kind, None if dims is None else known(node, dims))]
+    if node.op_type == "MaxUnpool" and len(node.input) == 3:  # ONNX does not look at the input
+        shape_input = sizes.get(node.input[2])
+        if shape_input is not None:
+            return [(inputs[0][0], tuple(int(size) for size in shape_input))]
+    if (node.domain, node.op_type) == (MICROSOFT_DOMAIN, "FusedMatMul"):
+        return _fused_matmul(node, inputs)
+    if node.domain == NCHWC_DOMAIN:
+        alike = node.op_type
+    elif node.domain == MICROSOFT_DOMAIN:
+        alike = _ALIKE.get(node.op_type, "")
+    else:
+        alike = node.op_type if node.domain in ("", "ai.onnx") else ""
+    try:
+        return _infer_alike(node, alike, opset, sizes, inputs) if alike else []
+    except Exception:  # no such operator, or not with these inputs: the shape stays unknown
+        return []
+
+
+def _fused_matmul(node: onnx.NodeProto, inputs: Sequence[Typed]) -> list[Typed]:
+    """A product of matrices that it transposes first; ``transBatch`` takes their first axis."""
+    operands: list[Shape] = []
+    for (_, dims), letter in zip(inputs, "AB", strict=True):
+        if not is_fixed(dims) or len(dims) < 2:
+            return []
+        *batch, rows, columns = dims
+        if batch and _attribute(node, f"transBatch{letter}", 0):
+            *batch, rows = *batch[1:], rows, batch[0]
+        swapped = _attribute(node, f"trans{letter}", 0)
+        operands.append((*batch, columns, rows) if swapped else (*batch, rows, columns))
+    left, right = operands
+    outer = np.broadcast_shapes(left[:-2], right[:-2])
+    return [(inputs[0][0], (*outer, left[-2], right[-1]))]
+
+
+def _infer_alike(
+    node: onnx.NodeProto, alike: str, opset: int, sizes: _Sizes, inputs: Sequence[Typed]
+) -> list[Typed]:
+    """Infer the outputs of ``node`` as if it were the ONNX operator ``alike``."""
+    schema = onnx.defs.get_schema(alike, opset, "")
+    count = min(len(node.input), schema.max_input)
+    names = list(node.input[:count])
+    copy = helper.make_node(alike, names, list(node.output if not node.domain else node.output[:1]))
+    copy.attribute.extend(a for a in node.attribute if a.name in schema.attributes)
+    types = {
+        name: helper.make_tensor_type_proto(kind or TensorProto.FLOAT, dims)
+        for name, (kind, dims) in zip(names, inputs[:count], strict=True)
+        if name and dims is not None
+    }
+    values = {name: sizes.get(name) for name in names if name}
+    data = {
+        name: onnx.numpy_helper.from_array(value, name)
+        for name, value in values.items()
+        if value is not None
+    }
+    inferred = onnx.shape_inference.infer_node_outputs(schema, copy, types, data)
+    return [tensor_type(inferred[name]) if name in inferred else (0, None) for name in copy.output]
+
+
+def tensor_type(proto: onnx.TypeProto) -> Typed:
+    """Element type and dimensions of a type; type 0 for what is no tensor."""
+    tensor = proto.tensor_type
+    if not proto.HasField("tensor_type"):
+        return 0, None
+    if not tensor.HasField("shape"):
+        return tensor.elem_type, None
+    dims = tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in tensor.shape.dim
+    )
+    return tensor.elem_type, dims
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
+def _reorder_input(node: onnx.NodeProto, dims: Dims) -> Dims:
+    if _attribute(node, "channels_last", 0):
+        dims = (dims[0], dims[-1], *dims[1:-1])
+    block = nchwc_block()
+    channels = dims[1]
+    if isinstance(channels, int):
+        channels = math.ceil(channels / block) * block
+    return (dims[0], channels, *dims[2:])
+
+
+def _reorder_output(node: onnx.NodeProto, dims: Dims) -> Dims:
+    channels = _attribute(node, "channels", 0) or dims[1]
+    if _attribute(node, "channels_last", 0):
+        return (dims[0], *dims[2:], channels)
+    return (dims[0], channels, *dims[2:])
+
+
+def _same(node: onnx.NodeProto, dims: Dims) -> Dims:
+    return dims
+
+
+_KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
+    (NCHWC_DOMAIN, "ReorderInput"): _reorder_input,
+    (NCHWC_DOMAIN, "ReorderOutput"): _reorder_output,
+    (MICROSOFT_DOMAIN, "BiasGelu"): _same,
+    (MICROSOFT_DOMAIN, "FastGelu"): _same,
+    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): _same,
+}
+
+
+@functools.cache
+def nchwc_block() -> int:
+    """Channels per block of ONNX Runtime's blocked layout on this processor: 8 or 16.
+
+    Found by optimizing a convolution with 24 output channels and looking to how
+    many its weight was padded.
+    """
+    weight = onnx.numpy_helper.from_array(np.ones((24, 16, 3, 3), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"])],
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [weight],
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", 13))
+    with tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
+        path = Path(folder) / "probe.onnx"
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(path)
+        onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        saved = onnx.load(str(path))
+    channels = [tensor.dims[0] for tensor in saved.graph.initializer if len(tensor.dims) == 4]
+    return 16 if channels and channels[0] % 16 == 0 else 8

@@ -1,0 +1,305 @@
+"""A model as ONNX Runtime will execute it: its optimized nodes in execution order, with sizes.
+
+Two sessions are made and none is run. The first saves the graph that ONNX
+Runtime's optimizers leave (``SessionOptions.optimized_model_filepath``), on
+which it plans its buffers with the sizes it knows: symbolic where the model
+leaves them open. The second loads that graph with the sizes of a real batch,
+optimizations off, and lets ONNX Runtime infer every shape.
+
+The order of the nodes, the shapes and the bytes in use at every node are held
+against profiles of real runs by the tests.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.session.session import open_session
+from odtpack_simulator.memory.execution_order import sort_saved_model
+from odtpack_simulator.memory.missing_shapes import (
+    Dims,
+    Shape,
+    Typed,
+    fill_in,
+    is_fixed,
+    tensor_type,
+)
+from odtpack_simulator.replay.child.training_run import memory_options
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph.
+
+    Attributes:
+        name: Its name.
+        itemsize: Bytes per element; 0 for text and for what is no tensor.
+        dims: Shape as ONNX Runtime knows it when it plans: sizes, names of
+            sizes, None for an unknown size; None as a whole if not even the
+            rank is known.
+        shape: Shape with the sizes of a real batch; None where it depends on data.
+    """
+
+    name: str
+    itemsize: int
+    dims: Dims | None
+    shape: Shape | None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of the elements; None where the shape depends on data."""
+        return None if self.shape is None else math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator; ``inputs`` and ``outputs`` hold ``""`` for what is left out.
+
+    ``implicit`` names the outer values that its subgraphs read.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    subgraphs: Mapping[str, RuntimeGraph] = field(default_factory=dict)
+    implicit: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeGraph:
+    """A graph in the order of execution.
+
+    ``values`` covers this graph only; a subgraph's nodes may name values of the
+    graphs around it. ``initializers`` maps names to bytes.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    values: Mapping[str, Value]
+    initializers: Mapping[str, int]
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those of subgraphs included."""
+        for node in self.nodes:
+            yield node
+            for subgraph in node.subgraphs.values():
+                yield from subgraph.walk()
+
+
+def load_runtime_graph(
+    model: str | os.PathLike[str],
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    threads: int = 1,
+) -> RuntimeGraph:
+    """Read a model as ONNX Runtime executes it.
+
+    Args:
+        model: An ``.onnx`` model.
+        shapes: Shapes of graph inputs, for those that leave sizes open.
+        threads: Intra-operator threads, as of the session to come.
+
+    Raises:
+        OdtpackError: The model does not load; a shape contradicts it.
+    """
+    with tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
+        optimized_path = Path(folder) / "optimized.onnx"
+        options = memory_options(threads)
+        options.optimized_model_filepath = str(optimized_path)
+        original = onnx.load(str(Path(model)), load_external_data=False)
+        typed_path = Path(folder) / "typed.onnx"
+        onnx.save(_typed(original), str(typed_path))
+        open_session(typed_path, options)
+        optimized = onnx.load(str(optimized_path))
+        sort_saved_model(optimized.graph, original.graph)
+        del original
+        options = memory_options(threads)
+        sizes = _name_sizes(optimized.graph, shapes, str(model))
+        for name, size in sizes.items():
+            options.add_free_dimension_override_by_name(name, size)
+        named_path = Path(folder) / "named.onnx"
+        onnx.save(optimized, str(named_path))
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        inferred_path = Path(folder) / "inferred.onnx"
+        options.optimized_model_filepath = str(inferred_path)
+        open_session(named_path, options)
+        inferred = onnx.load(str(inferred_path))
+    _set_sizes(inferred.graph, sizes)
+    opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)
+    return _convert(optimized.graph, inferred.graph, opset, _Scope({}, {}, {}))
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the type of every value: ONNX Runtime saves shapes only of such values.
+
+    The shapes are left to ONNX Runtime, which plans with those that it finds itself.
+    """
+    known = {value.name for value in _all_infos(model.graph)}
+    inferred = onnx.shape_inference.infer_shapes(model)
+    for value in _all_infos(inferred.graph):
+        if value.name not in known:
+            value.type.tensor_type.ClearField("shape")
+    return inferred
+
+
+def _all_infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """Descriptions of values between the nodes of a graph and of the graphs inside it."""
+    yield from graph.value_info
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _all_infos(attribute.g)
+
+
+def _name_sizes(
+    graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], where: str
+) -> dict[str, int]:
+    """Return the size of every named dimension; open dimensions without a name get one."""
+    sizes: dict[str, int] = {}
+    for value in graph.input:
+        shape = shapes.get(value.name)
+        if shape is None:
+            continue
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
+        for axis, (dim, size) in enumerate(zip(tensor.shape.dim, shape, strict=False)):
+            if not dim.HasField("dim_value"):
+                dim.dim_param = dim.dim_param or f"{value.name}.{axis}"
+                sizes.setdefault(dim.dim_param, size)
+        fixed = [dim.dim_value or sizes[dim.dim_param] for dim in tensor.shape.dim]
+        if fixed != list(shape):
+            raise OdtpackError(
+                "input-shape",
+                f"Input '{value.name}' is {fixed} and cannot have the shape {list(shape)}.",
+                where=where,
+            )
+    return sizes
+
+
+def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    """Write the sizes of named dimensions into subgraphs, where ONNX Runtime leaves the names."""
+    for value in _infos(graph):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _set_sizes(attribute.g, sizes)
+
+
+def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.input
+    yield from graph.value_info
+    yield from graph.output
+
+
+def item_size(elem_type: int) -> int:
+    """Bytes per element of an ONNX element type; 0 where elements have no fixed size."""
+    if elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+        return 0
+    return int(onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What a subgraph sees of the graphs around it: types as planned and as found, constants."""
+
+    planned: Mapping[str, Typed]
+    found: Mapping[str, Typed]
+    constants: Mapping[str, onnx.TensorProto]
+
+
+def _convert(
+    graph: onnx.GraphProto,
+    inferred: onnx.GraphProto,
+    opset: int,
+    outer: _Scope,
+) -> RuntimeGraph:
+    """Convert a graph, with dimensions from it and shapes from its inferred twin."""
+    constants = {**outer.constants, **{tensor.name: tensor for tensor in graph.initializer}}
+    stored = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
+    planned = {**outer.planned, **{v.name: tensor_type(v.type) for v in _infos(graph)}, **stored}
+    fill_in(graph.node, opset, constants, planned)
+    found = {**outer.found, **{v.name: tensor_type(v.type) for v in _infos(inferred)}, **stored}
+    fill_in(graph.node, opset, constants, found)
+    scope = _Scope(planned, found, constants)
+    twins = {name: node for node in inferred.node for name in node.output if name}
+    nodes = [_node(node, twins, opset, scope) for node in graph.node]
+    names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
+    names += [name for node in nodes for name in node.outputs if name]
+    values = {}
+    for name in names:
+        kind, dims = planned.get(name, (0, None))
+        kind_inferred, shape = found.get(name, (0, None))
+        size = item_size(kind or kind_inferred)
+        values[name] = Value(name, size, dims, shape if is_fixed(shape) else None)
+    initializers = {tensor.name: values[tensor.name].nbytes or 0 for tensor in graph.initializer}
+    return RuntimeGraph(
+        tuple(value.name for value in graph.input if value.name not in initializers),
+        tuple(value.name for value in graph.output),
+        tuple(nodes),
+        values,
+        initializers,
+    )
+
+
+def _node(
+    node: onnx.NodeProto,
+    twins: Mapping[str, onnx.NodeProto],
+    opset: int,
+    scope: _Scope,
+) -> Node:
+    graphs = {a.name: a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH}
+    subgraphs = {}
+    if graphs:
+        twin = next((twins[name] for name in node.output if name in twins), node)
+        inferred = {a.name: a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH}
+        subgraphs = {
+            name: _convert(graph, inferred.get(name, graph), opset, scope)
+            for name, graph in graphs.items()
+        }
+    attributes = {
+        attribute.name: onnx.helper.get_attribute_value(attribute)
+        for attribute in node.attribute
+        if attribute.name not in graphs
+    }
+    return Node(
+        node.name or node.op_type,
+        node.op_type,
+        node.domain,
+        tuple(node.input),
+        tuple(node.output),
+        attributes,
+        subgraphs,
+        _outer_names(subgraphs.values()),
+    )
+
+
+def _outer_names(subgraphs: Iterable[RuntimeGraph]) -> tuple[str, ...]:
+    """Values that subgraphs read from the graphs around them, each once."""
+    names: dict[str, None] = {}
+    for graph in subgraphs:
+        for node in graph.nodes:
+            for name in (*node.inputs, *node.implicit):
+                if name and name not in graph.values:
+                    names[name] = None
+        for name in graph.outputs:
+            if name not in graph.values:
+                names[name] = None
+    return tuple(names)

@@ -1,0 +1,1 @@
+"""Real training in a child process, held to limits and interrupted."""

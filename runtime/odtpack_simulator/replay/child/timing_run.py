@@ -1,0 +1,196 @@
+"""Time training steps and their operators: the part of a replay's clock that runs in the child.
+
+Arena on, memory patterns off and the package's optimization level, as
+:class:`~odtpack_runtime.training.module.Module` opens sessions for an app: nothing is
+limited here. Steps are timed first without a profile; a second session then
+profiles a few more to see where the time goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import onnxruntime
+
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.session.session import open_session
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_simulator.measure.calibration import calibrate
+from odtpack_simulator.measure.operator_events import NodeRun, model_runs, typical_step
+from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.sample_plan import Indices
+
+_TIMED_STEPS: Final = 40  # enough for a two-sided 95 % interval of the 90th percentile
+_TIMED_SECONDS: Final = 4.0
+_PROFILED_STEPS: Final = 25
+_PROFILED_SECONDS: Final = 2.0
+_REPEATS: Final = 5
+_REPEATED_SECONDS: Final = 1.5
+_MAX_ROWS: Final = 4000
+"""Rows of operators in a message: more are put together by operator type."""
+
+
+def time_steps(job: Job, send: Send) -> None:
+    """Calibrate this machine, time steps, sessions and checkpoints, and profile a few steps.
+
+    Sends ``timed`` with
+
+    - ``calibration``: the fields of :class:`~odtpack_simulator.measure.calibration.Calibration`;
+    - ``first_step_ms`` and ``steps_ms``;
+    - ``operators`` of one typical step: rows of ``op_type``, ``calls``, ``us`` (with what the
+      profile adds), ``flops`` and ``moved_bytes``, put together where all of a run is alike;
+      ``profiled_steps``;
+    - ``session_creation``, ``checkpoint_load`` and ``checkpoint_save``: ``ms`` and ``cpu_ms``,
+      medians; ``checkpoint_bytes``, ``model_bytes``.
+    """
+    send("phase", name="calibrating this machine")
+    calibration = calibrate(job.threads)
+    send("phase", name="creating sessions")
+    files = (job.training_model, job.eval_model, job.optimizer_model)
+    creation = _repeated(lambda: [open_session(file, _options(job)) for file in files])
+    send("phase", name="timing steps")
+    batches = Batches(list(job.data.values()), job.schedule.largest_batch)
+    trainer = open_trainer(job, batches)
+    first, *steps = step_times(job, trainer)
+    send("phase", name="saving and loading")
+    path = Path(job.folder) / "timed-checkpoint"
+    save = _repeated(partial(CheckpointState.save_checkpoint, trainer.module.state, path, True))
+    load = _repeated(lambda: CheckpointState.load_checkpoint(path))
+    checkpoint_bytes = path.stat().st_size
+    path.unlink()
+    del trainer
+    send("phase", name="profiling steps")
+    count, nodes = profiled_step(job, batches)
+    send(
+        "timed",
+        calibration=dataclasses.asdict(calibration),
+        first_step_ms=first,
+        steps_ms=steps,
+        profiled_steps=count,
+        operators=grouped(nodes),
+        session_creation=creation,
+        checkpoint_load=load,
+        checkpoint_save=save,
+        checkpoint_bytes=checkpoint_bytes,
+        model_bytes=sum(Path(file).stat().st_size for file in files),
+    )
+
+
+def _options(job: Job) -> onnxruntime.SessionOptions:
+    options = default_session_options(job.training_model, job.threads)
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return options
+
+
+def open_trainer(job: Job, batches: Batches, *, profile: bool = False) -> Trainer:
+    """Load the package as an app does; profiles go to ``training*`` and ``optimizer*.json``."""
+    options = _options(job)
+    options.enable_profiling = profile
+    options.profile_file_prefix = str(Path(job.folder) / "training")
+    state = CheckpointState.load_checkpoint(job.checkpoint)
+    module = Module(job.training_model, state, session_options=options)
+    options.profile_file_prefix = str(Path(job.folder) / "optimizer")
+    optimizer = Optimizer(job.optimizer_model, module)
+    return Trainer(module, optimizer, batches, job.set_rate(optimizer))
+
+
+def whole_steps(job: Job) -> Iterator[list[Indices]]:
+    """Batches of full size, as many as make a step, for ever."""
+    batches = _whole_batches(job)
+    while True:
+        yield list(itertools.islice(batches, job.accumulation_steps))
+
+
+def _whole_batches(job: Job) -> Iterator[Indices]:
+    schedule = job.schedule
+    for epoch in itertools.count():
+        for indices in schedule.training_batches(epoch):
+            if len(indices) == schedule.largest_batch:
+                yield indices
+
+
+def step_times(
+    job: Job, trainer: Trainer, *, seconds: float = _TIMED_SECONDS, most: int = _TIMED_STEPS
+) -> list[float]:
+    """Milliseconds of the first step and of those after it, at least three."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    for indices in itertools.islice(whole_steps(job), 1 + most):
+        times.append(trainer.step(indices)[1] * 1e3)
+        if len(times) > 3 and time.perf_counter() > end:
+            break
+    return times
+
+
+def profiled_step(
+    job: Job, batches: Batches, *, seconds: float = _PROFILED_SECONDS, most: int = _PROFILED_STEPS
+) -> tuple[int, list[NodeRun]]:
+    """Number of profiled steps, and the nodes of a typical one, training before optimizer."""
+    trainer = open_trainer(job, batches, profile=True)
+    source = whole_steps(job)
+    trainer.step(next(source))  # the first one is not like the others
+    made = 1
+    end = time.perf_counter() + seconds
+    while made < 1 + most and (made == 1 or time.perf_counter() < end):
+        trainer.step(next(source))
+        made += 1
+    del trainer
+    gc.collect()  # a session writes its profile when it goes
+    nodes: list[NodeRun] = []
+    for prefix in ("training", "optimizer"):
+        file = max(Path(job.folder).glob(f"{prefix}*.json"))  # named by time
+        nodes += typical_step(model_runs(file), made)
+        file.unlink()
+    return made - 1, nodes
+
+
+def grouped(nodes: Sequence[NodeRun]) -> list[dict[str, Any]]:
+    """Rows of a step's nodes, those of one operator with the same work put together."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for node in nodes:
+        key = (node.op_type, node.work.flops, node.work.moved_bytes)
+        groups.setdefault(key, []).append(node.us)
+    order = sorted(groups, key=lambda key: -sum(groups[key]))
+    apart, together = order[:_MAX_ROWS], order[_MAX_ROWS:]
+    keys = [[key] for key in apart]
+    keys += [[key for key in together if key[0] == op] for op in sorted({k[0] for k in together})]
+    return [_row(same, [groups[key] for key in same]) for same in keys]
+
+
+def _row(keys: Sequence[tuple[Any, ...]], times: Sequence[list[float]]) -> dict[str, Any]:
+    """Work and time of all runs of some groups of one operator type together."""
+    counts = [len(group) for group in times]
+    flops = [key[1] for key in keys]
+    return {
+        "op_type": keys[0][0],
+        "calls": sum(counts),
+        "us": sum(map(sum, times)),
+        "flops": None
+        if None in flops
+        else sum(count * value for count, value in zip(counts, flops, strict=True)),
+        "moved_bytes": sum(count * key[2] for count, key in zip(counts, keys, strict=True)),
+    }
+
+
+def _repeated(work: Callable[[], object]) -> dict[str, float]:
+    """Median wall time and processor time of some work in milliseconds."""
+    times: list[tuple[float, float]] = []
+    end = time.perf_counter() + _REPEATED_SECONDS
+    while len(times) < _REPEATS and (len(times) < 2 or time.perf_counter() < end):
+        start, cpu = time.perf_counter(), time.thread_time()
+        work()
+        times.append((time.perf_counter() - start, time.thread_time() - cpu))
+    wall, processor = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+    return {"ms": wall, "cpu_ms": min(processor, wall)}

@@ -1,0 +1,304 @@
+"""Train a package as its app would: the part of a replay that runs in the child process.
+
+A training that was interrupted goes on from its last whole checkpoint and makes, from there,
+the same steps with the same bits. Everything that a step depends on is in that one file
+(see :mod:`odtpack_simulator.replay.position`) or a function of the position: the samples of
+its batches, and the seed of ONNX Runtime's generator, from which Dropout draws.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.random  # numpy loads it on first use, which would count as the training's memory
+import onnxruntime
+
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.session.options import rest_between_runs
+from odtpack_runtime.training.lr_scheduler import LRScheduler
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_simulator.measure.process_memory import MemoryMeter, give_back_freed_memory
+from odtpack_simulator.replay.child.pauses import stop_in_write, wait_to_be_killed
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.limits import hold_memory
+from odtpack_simulator.replay.position import Position, load_position, run_digest
+from odtpack_simulator.replay.sample_plan import Indices
+
+Send = Callable[..., None]
+
+
+def memory_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options under which memory can be measured, predicted and held to a limit.
+
+    Arena and memory patterns are off: every tensor is one allocation that goes
+    back to the system when it is freed, so that the resident memory is what is
+    alive, to the page.
+    """
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    rest_between_runs(options)
+    return options
+
+
+class Batches:
+    """Batches of the data in memory that stays where it is.
+
+    The data remain in their files, mapped; only one batch is ever in memory.
+    """
+
+    def __init__(self, files: Sequence[str], rows: int) -> None:
+        self._data = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
+        self._memory = [np.empty((rows, *data.shape[1:]), data.dtype) for data in self._data]
+
+    def gather(self, indices: Indices) -> list[Array]:
+        """The samples of one batch; valid until the next call."""
+        batch = []
+        for data, memory in zip(self._data, self._memory, strict=True):
+            rows = memory[: len(indices)]
+            # Another mode than clip would gather into a temporary first. Indices are in range.
+            np.take(data, indices, axis=0, out=rows, mode="clip")
+            batch.append(rows)
+        return batch
+
+
+def train(job: Job, send: Send) -> None:
+    """Train, evaluate and save; send what happens.
+
+    Raises:
+        OdtpackError: The package or the data do not fit each other, or the saved checkpoint
+            is not one to go on from.
+    """
+    run = run_digest(job) if job.keeps_position else None
+    meter = MemoryMeter()
+    if job.limit_bytes is not None:
+        send("limit", **hold_memory(job.limit_bytes, job.threads, job.limit_methods))
+    training = _Training(job, send, meter, run)
+    training.go()
+    meter.close()
+    measured = meter.unavailable is None
+    send(
+        "trained",
+        peak_bytes=meter.peak if measured else None,
+        phase_peaks=training.peaks if measured else {},
+        unmeasured=meter.unavailable,
+    )
+
+
+class _Training:
+    """A training under way.
+
+    Attributes:
+        peaks: Most memory of each phase so far, in bytes.
+    """
+
+    def __init__(self, job: Job, send: Send, meter: MemoryMeter, run: str | None) -> None:
+        self.peaks: dict[str, int] = {}
+        self._job, self._send, self._meter, self._run = job, send, meter, run
+        schedule = job.schedule
+        enough = schedule.held_out_samples >= (schedule.batch_size if job.full_batches else 1)
+        self._evaluated = schedule.evaluation_steps() if job.evaluate and enough else ()
+        self._phase = ""
+        self._step = 0
+        self._saved: int | None = None
+        self._trainer = self._open(resume=job.resume)
+
+    def go(self) -> None:
+        """Make the steps that are left."""
+        job = self._job
+        if self._evaluated and self._step == 0:
+            self._evaluate("before")
+        while self._step < job.steps:
+            self._steps()
+        if self._evaluated:
+            self._evaluate("after")
+        if self._saved != self._step:
+            self._save()
+
+    def _steps(self) -> None:
+        """Make steps until the last one, or until the training starts anew in this process."""
+        job = self._job
+        self._enter("the first step")
+        for indices in itertools.islice(
+            job.schedule.steps_from(self._step), job.steps - self._step
+        ):
+            loss, seconds = self._trainer.step(indices)
+            self._step += 1
+            self._mark("step")
+            self._send("step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3)
+            if job.pause_at == self._step and job.pause_in_save is None:
+                wait_to_be_killed(self._send, step=self._step, written=None)
+            if self._step == job.steps:
+                return  # what comes then comes after every training
+            # The evaluation first: a training that goes on from the save has made it.
+            if self._step in self._evaluated:
+                self._evaluate("during")
+            if job.saves_after(self._step):
+                self._save()
+            if self._step in job.memory_warnings:
+                for _ in range(job.memory_warnings.count(self._step)):
+                    self._start_anew()
+                return
+            self._enter("training")
+
+    def _open(self, *, resume: bool) -> Trainer:
+        """Load the saved checkpoint if there is one and the training goes on, else the package."""
+        job = self._job
+        self._enter("loading the package")
+        # Nodes that draw without the help of Dropout's generator take their seed when they load.
+        onnxruntime.set_seed(job.seed)
+        batches = Batches(list(job.data.values()), job.schedule.largest_batch)
+        resume = resume and job.saved_checkpoint.is_file()
+        state = CheckpointState.load_checkpoint(job.saved_checkpoint if resume else job.checkpoint)
+        if resume:
+            self._saved = self._step = load_position(state, job, str(self._run)).step
+        options = memory_options(job.threads)
+        module = Module(job.training_model, state, job.eval_model, session_options=options)
+        optimizer = Optimizer(job.optimizer_model, module)
+        scheduler = LRScheduler.restore(optimizer) if resume else job.set_rate(optimizer)
+        self._mark("loading")
+        self._send("begun", step=self._step)
+        return Trainer(module, optimizer, batches, scheduler, job.seed)
+
+    def _evaluate(self, when: str) -> None:
+        self._enter(f"the evaluation {when} training")
+        figures = evaluate(self._trainer.module, self._trainer.batches, self._job)
+        self._send("evaluation", when=when, step=self._step, **figures)
+        self._mark("evaluation")
+
+    def _save(self) -> None:
+        """Save everything that is needed to go on, in one file."""
+        job, optimizer = self._job, self._trainer.optimizer
+        self._enter("saving the checkpoint")
+        state = optimizer.checkpoint_state
+        if self._run is not None:
+            Position(self._step, optimizer.step_count, self._run).attach(state)
+        with self._maybe_stopped(state):
+            CheckpointState.save_checkpoint(
+                state, job.saved_checkpoint, include_optimizer_state=True
+            )
+        self._saved = self._step
+        self._mark("saving")
+        self._send("saved", step=self._step)
+
+    def _maybe_stopped(self, state: CheckpointState) -> AbstractContextManager[None]:
+        share = self._job.pause_in_save
+        if self._job.pause_at != self._step or share is None:
+            return nullcontext()
+        data = state.snapshot(include_optimizer_state=True)
+        moments = data.optimizer.moments.values() if data.optimizer else ()
+        arrays = itertools.chain(data.trainable.values(), data.frozen.values(), *moments)
+        after = max(1, int(share * sum(array.nbytes for array in arrays)))
+
+        def stop(written: int) -> NoReturn:
+            wait_to_be_killed(self._send, step=self._step, written=written)
+
+        return stop_in_write(after, stop)
+
+    def _start_anew(self) -> None:
+        """Save, give back all memory that the training took, and load the checkpoint."""
+        if self._saved != self._step:
+            self._save()
+        self._enter("giving memory back")
+        before = self._now()
+        del self._trainer
+        give_back_freed_memory()
+        self._send("freed", step=self._step, before_bytes=before, after_bytes=self._now())
+        self._trainer = self._open(resume=True)
+
+    def _enter(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._send("phase", name=phase)
+
+    def _mark(self, phase: str) -> None:
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self._meter.mark())
+
+    def _now(self) -> int | None:
+        """Memory above that of the process before it loaded the package."""
+        self._meter.mark()  # the peak of what came before
+        return None if self._meter.unavailable else self._meter.mark()
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What makes optimizer steps; the batches' size is at most that of ``batches``.
+
+    What Dropout draws is a function of ``seed``, the optimizer's step count and the number of
+    the batch in the step.
+    """
+
+    module: Module
+    optimizer: Optimizer
+    batches: Batches
+    scheduler: LRScheduler | None = None
+    seed: int = 0
+
+    def step(self, indices: Sequence[Indices]) -> tuple[float, float]:
+        """Run the batches of one optimizer step.
+
+        Returns:
+            The mean of their losses, and the duration in seconds without that of gathering.
+        """
+        losses = seconds = 0.0
+        for number, of_batch in enumerate(indices, 1):
+            batch = self.batches.gather(of_batch)
+            position = (self.seed, self.optimizer.step_count, number)
+            onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
+            start = time.perf_counter()
+            result = self.module(*batch)
+            if number == len(indices):
+                self.optimizer.step()
+                self.module.lazy_reset_grad()
+                if self.scheduler is not None:
+                    self.scheduler.step()
+            losses += float(result[0] if isinstance(result, tuple) else result)
+            seconds += time.perf_counter() - start
+        return losses / len(indices), seconds
+
+
+def evaluate(module: Module, batches: Batches, job: Job) -> dict[str, float | None]:
+    """Mean loss per held-out sample, and the share of labels that the highest score names.
+
+    Returns:
+        ``loss``, ``metric``, and the counts ``right`` and ``total`` that the metric is made of.
+    """
+    module.eval()
+    losses = samples = 0.0
+    right = total = 0
+    for indices in itertools.islice(job.schedule.held_out_batches(), job.max_steps):
+        batch = batches.gather(indices)
+        results: Any = module(*batch)
+        outputs = results if isinstance(results, tuple) else (results,)
+        losses += float(outputs[0]) * len(indices)
+        samples += len(indices)
+        if job.logits is not None and job.labels is not None:
+            labels = batch[job.labels]
+            counted = labels != job.ignored_label
+            hits = (outputs[job.logits].argmax(axis=1) == labels) & counted
+            right += int(np.count_nonzero(hits))
+            total += int(np.count_nonzero(counted))
+    module.train()
+    return {
+        "loss": number(losses / samples),
+        "metric": right / total if total else None,
+        "right": right if total else None,
+        "total": total if total else None,
+    }
+
+
+def number(value: float) -> float | None:
+    """A number that JSON has; None for the others."""
+    return value if math.isfinite(value) else None

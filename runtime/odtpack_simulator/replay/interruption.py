@@ -1,0 +1,281 @@
+"""Interrupt a training on purpose, again and again, and see whether it ends with the same bits.
+
+The training runs in a process of its own, which is really killed (SIGKILL), between two steps
+or in the middle of a save, while the temporary file holds a part of the checkpoint. A new
+process goes on from the last whole one. On a low-memory warning the process lives, saves,
+gives its memory back and starts anew. At the end every parameter, running statistic and moment
+is compared, bit by bit, with those of a training that nobody interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.replay.checkpoint_difference import first_difference
+from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.replay.position import load_position, run_digest
+from odtpack_simulator.replay.random_operators import unrepeatable_operators
+from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
+from odtpack_simulator.result.training import Interruption, InterruptionInfo
+from odtpack_simulator.values.units import format_bytes
+
+Kind = Literal["step", "save", "memory warning"]
+
+MAX_INTERRUPTIONS = 10_000
+_KINDS: tuple[Kind, ...] = ("step", "save", "memory warning")  # in the order in which they happen
+_SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has one way to end a process
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An interruption to come.
+
+    Attributes:
+        at: What happens.
+        step: After how many optimizer steps.
+        share: For ``save``, how much of the tensors' bytes is written by then, from 0 to 1.
+    """
+
+    at: Kind
+    step: int
+    share: float | None = None
+
+
+@dataclass(slots=True)
+class _Log:
+    """What has happened so far.
+
+    Attributes:
+        interruptions: Those after which the training has begun again.
+        interrupted: Kind and step of the one after which it has not yet.
+        saves: Number of whole saves.
+        torn: Bytes in the temporary file at each kill in a save.
+        freed: Bytes of memory before and after each low-memory warning.
+    """
+
+    interruptions: list[Interruption] = field(default_factory=list)
+    interrupted: tuple[Kind, int] | None = None
+    saves: int = 0
+    torn: list[int] = field(default_factory=list)
+    freed: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, message: Message) -> None:
+        """Enter what a child tells."""
+        match message["event"]:
+            case "saved":
+                self.saves += 1
+            case "freed":
+                self.interrupted = ("memory warning", message["step"])
+                if message["before_bytes"] is not None:
+                    self.freed.append((message["before_bytes"], message["after_bytes"]))
+            case "begun" if self.interrupted is not None:
+                (at, step), again = self.interrupted, message["step"]
+                self.interruptions.append(
+                    Interruption(
+                        at=at, step=step, resumed_from_step=again, repeated_steps=step - again
+                    )
+                )
+                self.interrupted = None
+
+
+def plan_interruptions(steps: int, save_every: int, count: int, seed: int) -> list[Planned]:
+    """Choose interruptions, in the order in which they will happen.
+
+    Each kind comes equally often, as far as the training has a place for it, at steps drawn
+    from the seed.
+
+    Args:
+        steps: Optimizer steps of the training.
+        save_every: Optimizer steps between two saves; the last step saves as well.
+        count: Number of interruptions.
+        seed: Seed of the choice.
+    """
+    random = np.random.default_rng([seed, 0x1A7E])
+    saves = [*range(save_every, steps, save_every), steps]
+    plan = []
+    for index in range(count):
+        kind = _KINDS[index % len(_KINDS)]
+        if kind == "save":
+            plan.append(Planned(kind, int(random.choice(saves)), float(random.random())))
+        elif kind == "step" or steps == 1:  # no warning matters after the last step
+            plan.append(Planned("step", int(random.integers(1, steps + 1))))
+        else:
+            plan.append(Planned(kind, int(random.integers(1, steps))))
+    return sorted(plan, key=lambda each: (each.step, _KINDS.index(each.at), each.share or 0.0))
+
+
+def interrupt(
+    job: Job,
+    *,
+    seed: int,
+    count: int,
+    save_every: int,
+    on_message: OnMessage | None = None,
+    stall_seconds: float = STALL_SECONDS,
+) -> InterruptionInfo:
+    """Train with interruptions and compare the end with that of an undisturbed training.
+
+    The undisturbed one is the checkpoint that the same job left at its ``keep_checkpoint``;
+    where there is none, it is trained here.
+
+    Args:
+        job: What to train, without a memory limit. ``keep_checkpoint`` is only read.
+        seed: Seed of kinds and places of the interruptions.
+        count: Number of interruptions.
+        save_every: Optimizer steps between two saves.
+        on_message: Called with every message of the children; steps come again after a kill.
+        stall_seconds: As for :func:`~odtpack_simulator.replay.replay.replay`.
+
+    Raises:
+        OdtpackError: ``bad-interruptions`` for an argument; ``other-run`` or ``bad-position``
+            if ``keep_checkpoint`` is not the end of this training; ``interruption-failed`` if
+            a child ended otherwise than it was meant to; and what replays raise.
+    """
+    _check("number of interruptions", count, 0, MAX_INTERRUPTIONS)
+    _check("number of steps between two saves", save_every, 1, 2**31 - 1)
+    _check("seed", seed, 0, 2**31 - 1)
+    plan = plan_interruptions(job.steps, save_every, count, seed)
+    with tempfile.TemporaryDirectory(prefix="odtpack-interrupt-", dir=job.folder) as folder:
+        free = dataclasses.replace(job, task="train", evaluate=False, limit_bytes=None)
+        undisturbed = _undisturbed(free, Path(folder) / "undisturbed", stall_seconds)
+        disturbed = dataclasses.replace(
+            free, folder=folder, keep_checkpoint=None, save_every=save_every, resume=True
+        )
+        log = _Log()
+        pending = list(plan)
+        while True:
+            kills = (i for i, each in enumerate(pending) if each.at != "memory warning")
+            until = next(kills, len(pending))
+            warnings = [each.step for each in pending[:until]]
+            kill = pending[until] if until < len(pending) else None
+            _run(disturbed, warnings, kill, log, on_message, stall_seconds)
+            del pending[: until + 1]
+            if kill is None:
+                break
+        ends = [read_checkpoint(undisturbed), read_checkpoint(disturbed.saved_checkpoint)]
+        odd = first_difference(*ends)
+    own = unrepeatable_operators(job.training_model) if odd is not None else None
+    return InterruptionInfo(
+        interruptions=log.interruptions,
+        save_every=save_every,
+        saves=log.saves,
+        equal=None if own is not None else odd is None,
+        detail=_detail(odd, own, log),
+    )
+
+
+def _undisturbed(job: Job, folder: Path, stall_seconds: float) -> Path:
+    """The checkpoint at the end of the training that nobody interrupts."""
+    kept = job.saved_checkpoint
+    if job.keep_checkpoint is not None and kept.is_file():
+        state = CheckpointState.load_checkpoint(kept)
+        position = load_position(state, job, run_digest(job))
+        if position.step != job.steps:
+            raise OdtpackError(
+                "bad-position",
+                f"The checkpoint stands at step {position.step}, and the training ends at "
+                f"{job.steps}.",
+                where=str(kept),
+                hint="keep the checkpoint of the same job",
+            )
+        return kept
+    folder.mkdir()
+    alone = dataclasses.replace(job, folder=str(folder), keep_checkpoint=None)
+    result = run_training_child(alone, stall_seconds=stall_seconds)
+    if result.outcome != "completed":
+        raise _failed(f"the undisturbed training was not completed: {result.detail}")
+    return alone.saved_checkpoint
+
+
+def _run(
+    job: Job,
+    warnings: Sequence[int],
+    kill: Planned | None,
+    log: _Log,
+    on_message: OnMessage | None,
+    stall_seconds: float,
+) -> None:
+    """Run one process, to the place where it is to be killed or to the end."""
+    job = dataclasses.replace(
+        job,
+        memory_warnings=list(warnings),
+        pause_at=kill.step if kill else None,
+        pause_in_save=kill.share if kill else None,
+    )
+    reached = "paused" if kill else "trained"
+    seen: dict[str, Message] = {}
+    with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
+        for message in messages:
+            seen[message["event"]] = message
+            log.take(message)
+            if message["event"] == "paused" and kill is not None:
+                pid = seen["started"]["pid"]
+                if kill.at == "save":
+                    log.torn.append(_torn_bytes(job.saved_checkpoint, pid))
+                log.interrupted = (kill.at, message["step"])
+                os.kill(pid, _SIGKILL)
+            if on_message is not None:
+                on_message(message)
+    code = seen["exit"]["code"]
+    if reached not in seen or (code == 0) == (kill is not None):
+        told = seen.get("out-of-memory", {}).get("message") or seen["exit"]["stderr"]
+        raise _failed(f"a training process ended with exit code {code}: {told}")
+
+
+def _torn_bytes(target: Path, pid: int) -> int:
+    """Size of the temporary file of a save that is under way."""
+    files = list(target.parent.glob(f".{target.name}.{pid}-*.tmp"))
+    if not files:
+        raise _failed("the process stopped in a save, and no part of it is on the disk")
+    return files[0].stat().st_size
+
+
+def _detail(odd: str | None, own: str | None, log: _Log) -> str:
+    """What there is to say, for people."""
+    said = []
+    if own is not None:
+        said.append(
+            f"{own} draws random numbers from a generator that starts anew with every session: "
+            "after an interruption the training draws others"
+        )
+    if odd is not None:
+        said.append(f"the first difference is in {odd}")
+    if log.torn:
+        least, most = format_bytes(min(log.torn)), format_bytes(max(log.torn))
+        sizes = least if least == most else f"{least} to {most}"
+        said.append(f"saves were killed with {sizes} of the checkpoint written")
+    if log.freed:
+        before, after = max(log.freed)
+        said.append(
+            f"on a low-memory warning the training's memory went from {format_bytes(before)} "
+            f"to {format_bytes(after)}"
+        )
+        kept = sum(after >= before for before, after in log.freed)
+        if kept:
+            said.append(f"on {kept} of {len(log.freed)} warnings it did not go down")
+    return "; ".join(said)
+
+
+def _check(what: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise OdtpackError(
+            "bad-interruptions",
+            f"The {what} is {value!r}; it must be a whole number from {least} to {most}.",
+        )
+
+
+def _failed(problem: str) -> OdtpackError:
+    return OdtpackError("interruption-failed", f"The interruption did not go as planned: {problem}")

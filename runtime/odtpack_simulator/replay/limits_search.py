@@ -1,0 +1,89 @@
+"""Which memory limits a training keeps, found with few replays.
+
+Memory is monotonic: a training that a limit ends is ended by every lower one, and one
+that a limit lets through is let through by every higher one. So the limits of any
+number of devices are settled by a binary search over those near the measured peak.
+A limit far above the peak needs no replay: there is nothing that would reach it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.replay import ReplayResult, run_training_child
+
+FAR: Final = 1.5
+"""From this multiple of the measured peak on, a limit is not replayed."""
+
+HELD_STEPS: Final = 3
+"""Optimizer steps under a limit: memory is the same in every step from the second on."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LimitOutcome:
+    """How a training goes under one limit.
+
+    Attributes:
+        run: The replay that shows it.
+        exact: Whether that replay was held to this very limit; otherwise to a higher one
+            that ended it, or to a lower one that did not.
+    """
+
+    run: ReplayResult
+    exact: bool
+
+
+def hold(job: Job) -> ReplayResult:
+    """Replay the start of a training within the job's limit: every phase, but few steps."""
+    return run_training_child(dataclasses.replace(job, max_steps=HELD_STEPS))
+
+
+def bisect_limits(
+    job: Job,
+    limits: Collection[int],
+    peak: int | None,
+    *,
+    on_run: Callable[[int], None] | None = None,
+) -> Mapping[int, LimitOutcome]:
+    """Find out which limits end a training.
+
+    Args:
+        job: The training, without a limit.
+        limits: Limits in bytes.
+        peak: Peak that was measured without a limit; None if it is unknown, which makes
+            every limit one to be replayed.
+        on_run: Called with every limit that is replayed, before it is.
+
+    Returns:
+        For every limit below ``FAR`` times the peak, the replay that settles it.
+
+    Raises:
+        OdtpackError: As :func:`~odtpack_simulator.replay.replay.replay`.
+    """
+    near = sorted({limit for limit in limits if peak is None or limit < FAR * peak})
+    runs: dict[int, ReplayResult] = {}
+    low, high = 0, len(near)  # near[:low] end it, near[high:] do not
+    while low < high:
+        middle = (low + high) // 2
+        limit = near[middle]
+        if on_run is not None:
+            on_run(limit)
+        runs[limit] = hold(dataclasses.replace(job, limit_bytes=limit))
+        if runs[limit].outcome == "killed":
+            low = middle + 1
+        else:
+            high = middle
+    return {limit: _nearest(limit, index < low, runs) for index, limit in enumerate(near)}
+
+
+def _nearest(limit: int, ends: bool, runs: Mapping[int, ReplayResult]) -> LimitOutcome:
+    """The replay that settles a limit: of those with the same outcome the nearest one."""
+    outcome = "killed" if ends else "completed"
+    same = [tried for tried, run in runs.items() if run.outcome == outcome]
+    tried = min(
+        (t for t in same if (t >= limit if ends else t <= limit)), key=lambda t: abs(t - limit)
+    )
+    return LimitOutcome(runs[tried], tried == limit)

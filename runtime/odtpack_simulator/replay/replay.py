@@ -1,0 +1,290 @@
+"""Train a package for real in a process of its own, if asked within a memory limit.
+
+The parent keeps its hands off: it starts the child, reads its messages, and makes
+sure that it ends, whatever happens here. A child that runs out of memory, or is
+killed by the system, is a result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+import odtpack_runtime
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.measure.process_memory import child_environment
+from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.replay.limits import Limiter, LimitMethod
+from odtpack_simulator.result.training import EvaluationPoint
+
+STALL_SECONDS = 900.0
+"""Longest silence of a child: one step, or loading a package, must not take longer."""
+
+_END_SECONDS = 10.0
+_ENDED = "the end"
+_MAX_LINE = 1 << 20
+
+_REFUSED = ("cannot allocate memory", "bad_alloc", "out of memory")
+"""Last words of libraries that end the process themselves where memory is refused."""
+
+OnMessage = Callable[[Message], None]
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """How one training went.
+
+    Attributes:
+        outcome: ``completed``; or ``killed`` when it ran out of memory or was killed.
+        steps_done: Steps made.
+        losses: Training loss of each step; None where it was not finite.
+        steps_ms: Duration of each step in milliseconds.
+        eval_loss_before: Mean loss on the held-out samples; None without any.
+        eval_loss_after: The same after training.
+        metric_before: Accuracy on the held-out samples; None if not defined.
+        metric_after: The same after training.
+        metric_counts: Labels that it counts as right, and all that it counts: see
+            :func:`~odtpack_simulator.values.wilson.wilson_interval` for what they prove.
+        curve: Every evaluation, those before and after training included.
+        peak_bytes: Peak of anonymous memory above the process's state before the
+            package was loaded; None if killed, or if this system cannot tell.
+        phase_peaks: The same by phase: ``loading``, ``evaluation``, ``step``, ``saving``.
+        limit_bytes: The memory it was held to; None for no limit.
+        limit_method: How it was held to it; None if it was not.
+        detail: What happened, for people; empty if there is nothing to say.
+    """
+
+    limit_bytes: int | None
+    outcome: Literal["completed", "killed"] = "killed"
+    steps_done: int = 0
+    losses: list[float | None] = field(default_factory=list)
+    steps_ms: list[float] = field(default_factory=list)
+    eval_loss_before: float | None = None
+    eval_loss_after: float | None = None
+    metric_before: float | None = None
+    metric_after: float | None = None
+    metric_counts: tuple[int, int] | None = None
+    curve: list[EvaluationPoint] = field(default_factory=list)
+    peak_bytes: int | None = None
+    phase_peaks: dict[str, int] = field(default_factory=dict)
+    detail: str = ""
+    limit_method: LimitMethod | None = None
+
+
+def run_training_child(
+    job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
+) -> ReplayResult:
+    """Train in a child process.
+
+    Args:
+        job: What to train, and within which memory.
+        on_message: Called with every message of the child, for example to show progress.
+        stall_seconds: The child is ended, and this call fails, after so long a silence.
+
+    Raises:
+        OdtpackError: What the child raised; ``replay-crashed`` for another
+            failure of the child, ``replay-stalled``.
+    """
+    result = ReplayResult(job.limit_bytes)
+    phase = "starting"
+    # Closed here, not when the garbage collector comes by: an exception below keeps it alive.
+    with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
+        for message in messages:
+            phase = _take(message, result, phase)
+            if on_message is not None:
+                on_message(message)
+    return result
+
+
+def _take(message: Message, result: ReplayResult, phase: str) -> str:
+    """Enter what a message tells into the result; return the phase that is under way."""
+    match message["event"]:
+        case "phase":
+            return str(message["name"])
+        case "limit":
+            result.limit_method = message["method"]
+            if message["problem"]:
+                result.detail = f"the memory limit was not held: {message['problem']}"
+        case "evaluation":
+            _take_evaluation(message, result)
+        case "step":
+            result.losses.append(message["loss"])
+            result.steps_ms.append(message["ms"])
+            result.steps_done += 1
+        case "out-of-memory":
+            result.detail = f"out of memory in {phase}: {message['message']}"
+            return _ENDED
+        case "trained":
+            result.outcome = "completed"
+            result.peak_bytes = message["peak_bytes"]
+            result.phase_peaks = message["phase_peaks"]
+            result.detail = result.detail or message["unmeasured"] or ""
+            return _ENDED
+        case "exit" if phase != _ENDED:
+            result.detail = _cause_of_exit(message, result.limit_bytes is not None, phase)
+    return phase
+
+
+def _take_evaluation(message: Message, result: ReplayResult) -> None:
+    loss, metric = message["loss"], message["metric"]
+    result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
+    match message["when"]:
+        case "before":
+            result.eval_loss_before, result.metric_before = loss, metric
+        case "after":
+            result.eval_loss_after, result.metric_after = loss, metric
+            if message["total"] is not None:
+                result.metric_counts = (message["right"], message["total"])
+
+
+def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
+    """Tell a child that was killed, which is a result, from one that failed.
+
+    Raises:
+        OdtpackError: ``replay-crashed``.
+    """
+    # SIGKILL is the system's out-of-memory killer, SIGABRT a C++ exception nobody caught;
+    # under a limit, code that does not check its allocations may crash as well.
+    names = {"SIGKILL", "SIGABRT"} | ({"SIGSEGV"} if limited else set())
+    code, last_words = message["code"], message["stderr"]
+    by = next((known.name for known in signal.Signals if known == -code), None)
+    if by in names:
+        return f"the process was {message['ended'] or f'ended by {by}'} in {phase}"
+    if limited and any(words in last_words.lower() for words in _REFUSED):
+        return f"out of memory in {phase}: {last_words}"
+    raise OdtpackError(
+        "replay-crashed",
+        f"The training process ended with exit code {code} in {phase}.",
+        hint=f"its last words were: {last_words}" if last_words else None,
+    )
+
+
+def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Message, None, None]:
+    """Run a job in a child process and yield its messages.
+
+    Two more are added: ``started`` (``pid``) before, ``exit`` (``code``,
+    ``stderr``: the last line of it, ``ended``: how a limit ended it, or empty) after them.
+    The child is gone when the generator ends, is closed, or raises.
+
+    Raises:
+        OdtpackError: What the child raised; ``replay-crashed`` if it failed
+            otherwise, ``replay-stalled`` if it was silent for too long.
+    """
+    path = Path(job.folder) / "job.json"
+    job.write(path)
+    with tempfile.TemporaryFile() as stderr, Limiter(job.limit_bytes, job.limit_methods) as limiter:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "odtpack_simulator.replay.child", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_environment() | limiter.environment,
+            cwd=job.folder,
+            # Ctrl-C reaches this process, which ends the child.
+            start_new_session=os.name == "posix",
+        )
+        try:
+            assert process.stdout is not None  # noqa: S101 - it is a pipe
+            yield {"event": "started", "pid": process.pid}
+            for message in _messages(process.stdout, stall_seconds):
+                if message["event"] == "limit":
+                    limiter.take(process.pid, message)
+                yield message
+            try:
+                code = process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                raise _stalled(_END_SECONDS) from error
+            ended = limiter.ended()
+            yield {"event": "exit", "code": code, "stderr": _tail(stderr), "ended": ended}
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the child: this process's, its import path, and steady memory."""
+    package_root = str(Path(odtpack_runtime.__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [package_root, *(inherited.split(os.pathsep) if inherited else [])]
+    return {**os.environ, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _messages(stream: IO[bytes], stall_seconds: float) -> Iterator[Message]:
+    """Yield messages until the child closes its end."""
+    lines: queue.Queue[bytes | None] = queue.Queue()
+
+    def read() -> None:
+        try:
+            while line := stream.readline(_MAX_LINE):
+                lines.put(line)
+        except (OSError, ValueError):
+            pass  # closed by the other thread
+        finally:
+            lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=stall_seconds)
+        except queue.Empty as error:
+            raise _stalled(stall_seconds) from error
+        if line is None:
+            return
+        message = _parse(line)
+        if message["event"] == "error":
+            raise OdtpackError(
+                message["code"], message["what"], where=message["where"], hint=message["hint"]
+            )
+        if message["event"] == "crash":
+            raise OdtpackError(
+                "replay-crashed", f"The training process failed: {message['message']}"
+            )
+        yield message
+
+
+def _parse(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+        if isinstance(message, dict) and isinstance(message.get("event"), str):
+            return message
+    except ValueError:
+        pass
+    raise OdtpackError(
+        "replay-crashed",
+        f"The training process wrote something that is no message: {line[:80]!r}",
+    )
+
+
+def _stalled(seconds: float) -> OdtpackError:
+    return OdtpackError(
+        "replay-stalled",
+        f"The training process was silent for {seconds:g} s and was ended.",
+        hint="use a smaller batch, or check that the machine is not swapping",
+    )
+
+
+def _tail(stream: IO[bytes]) -> str:
+    """The last line that the child wrote to standard error."""
+    stream.seek(0)
+    lines = stream.read()[-4000:].decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def final_loss(result: ReplayResult) -> float | None:
+    """The last training loss; None if there is none or it is not finite."""
+    last = result.losses[-1] if result.losses else None
+    return last if last is not None and math.isfinite(last) else None

@@ -1,0 +1,249 @@
+"""The drawings with axes: loss, metric, working set and roofline, each from figures to inline SVG.
+
+Nothing is told by colour alone: limits are dashed lines with a letter, operators
+are numbered, and every figure stands beside its drawing as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from markupsafe import Markup
+
+from odtpack_simulator.reports.drawing.axes import Axis, linear_axis, log_axis
+from odtpack_simulator.reports.drawing.plot import (
+    badge,
+    horizontal,
+    horizontal_grid,
+    marked_point,
+    path,
+    plot,
+    stretched,
+    vertical,
+    x_ticks,
+)
+from odtpack_simulator.result.result import EvaluationPoint
+from odtpack_simulator.values.units import format_bytes, format_number
+
+_LABEL_ROOM: Final = 0.1  # share of a plot kept free above its highest value, for the label
+_NEAR: Final = 0.14  # share of a plot in which a label and a line would meet
+_LIMITS_WITHIN: Final = 1.7  # times the peak; a limit above that would flatten the drawing
+_SAME_LINE: Final = 0.09  # share of a plot below which two letters would overlap
+
+
+def loss_chart(
+    losses: Sequence[float | None],
+    before: float | None,
+    after: float | None,
+    held_out: Sequence[EvaluationPoint] = (),
+) -> Markup:
+    """Training loss per step, its running mean, and the loss on held-out data.
+
+    Args:
+        losses: One per step; None where it was not finite.
+        before: Held-out loss before the first step.
+        after: Held-out loss after the last one.
+        held_out: Held-out losses in between, at their steps.
+    """
+    count = max(1, len(losses))
+    finite = [loss for loss in losses if loss is not None]
+    between = [point.loss for point in held_out if point.loss is not None]
+    ends = [value for value in (before, after) if value is not None]
+    low, high = min([0.0, *finite, *ends, *between]), max([*finite, *ends, *between], default=1.0)
+    axis = linear_axis(high + _LABEL_ROOM * (high - low), low=low)
+    points = [
+        (number_of_step / len(losses), axis.position(loss)) if loss is not None else None
+        for number_of_step, loss in enumerate(losses, start=1)
+    ]
+    marks = [path(points, "series faint" if len(losses) >= 40 else "series")]
+    if len(losses) >= 40:
+        marks.append(path(_running_mean(losses, axis), "series"))
+    curve = [
+        (point.step / count, axis.position(point.loss))
+        for point in held_out
+        if point.loss is not None and point.step <= count
+    ]
+    if len(curve) > 1:
+        marks.append(path(curve, "series second"))
+    steps = linear_axis(float(count), count=4)
+    layers = [
+        horizontal_grid(axis, format_number),
+        x_ticks(steps, lambda tick: f"{tick:g}", most=float(count)),
+        stretched(*marks),
+    ]
+    for x, value, words in ((0.0, before, "before"), (1.0, after, "after")):
+        if value is not None:
+            label = f"held-out {words}: {format_number(value)}"
+            layers.append(marked_point(x, axis.position(value), label))
+    alt = f"Training loss over {len(losses)} steps"
+    if finite:
+        alt += f", from {format_number(finite[0])} to {format_number(finite[-1])}"
+    return plot(alt, *layers)
+
+
+@dataclass(frozen=True)
+class LimitLine:
+    """A dashed line in the timeline: its letter, its bytes, and the devices whose limit it is."""
+
+    letter: str
+    limit_bytes: int
+    devices: tuple[str, ...]
+
+
+def limit_lines(
+    peak_bytes: int, limits: Sequence[tuple[str, int]]
+) -> tuple[list[LimitLine], list[tuple[str, int]]]:
+    """Which limits to draw into a timeline, and which are out of its range.
+
+    Limits so close that their letters would overlap share a line at the lowest.
+
+    Args:
+        peak_bytes: Highest working set.
+        limits: Device and bytes.
+    """
+    ordered = sorted(limits, key=lambda limit: (limit[1], limit[0]))
+    inside = [limit for limit in ordered if limit[1] <= _LIMITS_WITHIN * peak_bytes]
+    lines: list[LimitLine] = []
+    for device, limit in inside:
+        if lines and limit - lines[-1].limit_bytes < _SAME_LINE * peak_bytes:
+            last = lines[-1]
+            lines[-1] = LimitLine(last.letter, last.limit_bytes, (*last.devices, device))
+        else:
+            lines.append(LimitLine(chr(ord("A") + len(lines)), limit, (device,)))
+    return lines, ordered[len(inside) :]
+
+
+def timeline_chart(live_bytes: Sequence[int], limits: Sequence[LimitLine] = ()) -> Markup:
+    """Working set over the nodes of the step in execution order, with the peak marked.
+
+    Args:
+        live_bytes: Bytes alive while each node runs.
+        limits: Dashed lines, from :func:`limit_lines`.
+    """
+    megabytes = [value / 1e6 for value in live_bytes]
+    tops = [line.limit_bytes / 1e6 for line in limits]
+    axis = linear_axis((1.0 + _LABEL_ROOM) * max([*megabytes, *tops], default=1.0))
+    count = max(1, len(megabytes))
+    steps: list[tuple[float, float] | None] = []
+    for index, value in enumerate(megabytes):
+        y = axis.position(value)
+        steps += [(index / count, y), ((index + 1) / count, y)]
+    layers = [
+        horizontal_grid(axis, lambda value: f"{value:g}"),
+        x_ticks(linear_axis(float(count), count=4), lambda tick: f"{tick:g}", most=float(count)),
+        stretched(path(steps, "area", closed=True), path(steps, "series")),
+    ]
+    alt = "Working set over the nodes of the training step"
+    for line in limits:
+        y = axis.position(line.limit_bytes / 1e6)
+        layers += [horizontal(y, "limit"), badge(0.985, y, line.letter)]
+    if megabytes:
+        peak = max(range(len(megabytes)), key=megabytes.__getitem__)
+        text = f"peak {format_bytes(live_bytes[peak])}"
+        x, y = (peak + 0.5) / count, axis.position(megabytes[peak])
+        near = any(-0.02 < axis.position(top) - y < _NEAR for top in tops)
+        layers.append(marked_point(x, y, text, beside=near))
+        alt += f", {text}"
+    for line in limits:
+        alt += f", limit {line.letter} {format_bytes(line.limit_bytes)}"
+    return plot(alt, *layers)
+
+
+def curve_chart(
+    points: Sequence[tuple[float, float]],
+    alt: str,
+    *,
+    label: Callable[[float], str] = lambda value: f"{value:g}",
+    whole: bool = False,
+) -> Markup:
+    """A small drawing of one figure against another, its last point marked with its value.
+
+    Args:
+        points: Ascending in x, which starts at 0 on the axis.
+        alt: What it shows, in words.
+        label: Text of a tick below.
+        whole: The x values are whole numbers: ticks only at those.
+    """
+    ys = [y for _, y in points]
+    low, high = min([0.0, *ys]), max(ys, default=1.0)
+    if low == 0.0 and 0.5 < high <= 1.0:  # most likely a share of the samples
+        vertical_axis = Axis(0.0, 1.0, (0.0, 0.5, 1.0))
+    else:
+        vertical_axis = linear_axis(high, low=low, count=3)
+    most = max([x for x, _ in points], default=1.0) or 1.0
+    ticks = linear_axis(most, count=3)
+    shown = Axis(0.0, most, tuple(t for t in ticks.ticks if not whole or t == int(t)))
+    drawn = [(shown.position(x), vertical_axis.position(y)) for x, y in points]
+    layers = [
+        horizontal_grid(vertical_axis, format_number),
+        x_ticks(shown, label, most=most),
+        stretched(path(drawn, "series")),
+    ]
+    if drawn:
+        layers.append(marked_point(*drawn[-1], format_number(ys[-1]), beside=drawn[-1][1] > 0.8))
+    return plot(alt, *layers, style="plot small-plot")
+
+
+@dataclass(frozen=True)
+class RooflinePoint:
+    """An operator: its number, FLOP per byte, and GFLOP per second."""
+
+    number: int
+    intensity: float
+    gflops: float
+
+
+def roofline_chart(
+    points: Sequence[RooflinePoint], gemm_gflops: float, traffic_gbs: float
+) -> Markup:
+    """Operators under the roof of this host, both axes logarithmic.
+
+    Williams, Waterman, Patterson: "Roofline: an insightful visual performance
+    model" (CACM 2009): attainable = min(peak, intensity times bandwidth).
+
+    Args:
+        points: What was measured.
+        gemm_gflops: Rate of a large matrix product: the flat roof.
+        traffic_gbs: Bytes read and written per nanosecond: the slanted roof.
+    """
+    ridge = gemm_gflops / traffic_gbs
+    x_axis = log_axis(
+        min([point.intensity for point in points] + [ridge / 4]),
+        max([point.intensity for point in points] + [ridge * 4]),
+    )
+    y_axis = log_axis(
+        min([point.gflops for point in points] + [gemm_gflops / 10]), gemm_gflops * 1.2
+    )
+    roof = [
+        (x_axis.position(x), y_axis.position(min(gemm_gflops, x * traffic_gbs)))
+        for x in (max(x_axis.low, y_axis.low / traffic_gbs), ridge, x_axis.high)
+    ]
+    layers = [
+        horizontal_grid(y_axis, format_number),
+        *(vertical(x_axis.position(tick), "grid") for tick in x_axis.ticks),
+        x_ticks(x_axis, format_number),
+        stretched(path(roof, "roof")),
+    ]
+    layers += [
+        badge(x_axis.position(point.intensity), y_axis.position(point.gflops), str(point.number))
+        for point in reversed(points)
+    ]
+    words = [
+        f"{point.number}: {point.gflops:.3g} GFLOP/s at {point.intensity:.3g} FLOP per byte"
+        for point in points
+    ]
+    alt = f"Roofline of this host with {len(points)} operators; {'; '.join(words)}"
+    return plot(alt, *layers, style="plot roofline")
+
+
+def _running_mean(losses: Sequence[float | None], axis: Axis) -> list[tuple[float, float] | None]:
+    window = max(5, len(losses) // 20)
+    means: list[tuple[float, float] | None] = []
+    for index in range(len(losses)):
+        recent = [v for v in losses[max(0, index - window + 1) : index + 1] if v is not None]
+        broken = losses[index] is None or not recent
+        means.append(None if broken else ((index + 1) / len(losses), axis.position(fmean(recent))))
+    return means

@@ -1,0 +1,117 @@
+"""Annotations for GitHub Actions: workflow commands that a step prints.
+
+GitHub shows at most ten errors and ten warnings of one step and drops the
+others without a word; notices are kept to ten as well. Checks of one metric
+that stand on one line of the budgets are therefore one annotation for all its
+devices, and where there are still more than ten, the last one names the rest.
+
+Sources: ``docs/problem-matchers.md`` of actions/toolkit for the limits (ten
+warnings and ten errors of a step, fifty of a job), and the runner's
+``ActionCommand`` for what is escaped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from odtpack_simulator.reports.view import view
+from odtpack_simulator.reports.view.plain import clean, location, shortened
+from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
+
+MOST_OF_A_LEVEL: Final = 10
+MOST_MESSAGE: Final = 4_000
+"""Characters of a message; GitHub takes 64 KB, nobody reads as many."""
+_MOST_TITLE: Final = 200
+_MOST_DEVICES: Final = 12
+
+Level = Literal["error", "warning", "notice"]
+_LEVELS: Final[dict[Verdict, Level]] = {"fail": "error", "warn": "warning", "not judged": "notice"}
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    level: Level
+    title: str
+    lines: tuple[str, ...]
+    where: tuple[str, int] | None
+
+
+def render_github(result: SimulationResult) -> bytes:
+    """The annotations as lines of UTF-8, worst first, at most ten of a level.
+
+    The first is about the whole result: a notice where it passes.
+    """
+    annotations = _annotations(result)
+    lines = []
+    for level in ("error", "warning", "notice"):
+        of_level = [annotation for annotation in annotations if annotation.level == level]
+        lines += [_command(annotation) for annotation in _at_most(of_level)]
+    return "".join(f"{line}\n" for line in lines).encode("utf-8")
+
+
+def _annotations(result: SimulationResult) -> list[_Annotation]:
+    groups: dict[tuple[Verdict, str, str | None], list[tuple[DeviceResult | None, Check]]] = {}
+    for device, check in result.all_checks():
+        state = view.check_state(check)
+        if state != "pass":
+            key = (state, check.metric, check.budget_location)
+            groups.setdefault(key, []).append((device, check))
+    ordered = sorted(groups.items(), key=lambda item: view.severity(item[1][0][1]))
+    words = [text for _, text in view.tally(result)]
+    if any(not device.validated for device in result.devices):
+        words.append(f"profiles {view.NOT_VALIDATED}: times are estimates")
+    summary = _Annotation("notice", view.headline(result), tuple(words) or ("odtpack",), None)
+    return [summary, *(_of_group(*item) for item in ordered)]
+
+
+def _of_group(
+    key: tuple[Verdict, str, str | None], members: list[tuple[DeviceResult | None, Check]]
+) -> _Annotation:
+    state, metric, place = key
+    title = view.metric_title(metric)
+    names = [device.title for device, _ in members if device is not None]
+    if names:
+        title += f": {view.name_list(names)}"
+    lines = []
+    for device, check in members[:_MOST_DEVICES]:
+        mark = "" if device is None or device.validated else f" ({view.NOT_VALIDATED})"
+        lines.append(f"{device.title}{mark}: {check.message}" if device else check.message)
+    if len(members) > _MOST_DEVICES:
+        lines.append(f"and {len(members) - _MOST_DEVICES} more devices")
+    advice = view.worst(members)[1].advice
+    if advice:
+        lines.append(f"Change first: {advice}")
+    return _Annotation(_LEVELS[state], title, tuple(lines), location(place))
+
+
+def _at_most(annotations: list[_Annotation]) -> list[_Annotation]:
+    """Ten of a level; the last of more than ten stands for all that are left."""
+    if len(annotations) <= MOST_OF_A_LEVEL:
+        return annotations
+    rest = annotations[MOST_OF_A_LEVEL - 1 :]
+    more = _Annotation(
+        rest[0].level,
+        f"{len(rest)} more, of which GitHub would show one",
+        tuple(annotation.title for annotation in rest),
+        None,
+    )
+    return [*annotations[: MOST_OF_A_LEVEL - 1], more]
+
+
+def _command(annotation: _Annotation) -> str:
+    properties = []
+    if annotation.where is not None:
+        path, line = annotation.where
+        properties += [f"file={_property(path)}", f"line={line}"]
+    properties.append(f"title={_property(shortened(annotation.title, _MOST_TITLE))}")
+    message = shortened("\n".join(clean(line) for line in annotation.lines), MOST_MESSAGE)
+    return f"::{annotation.level} {','.join(properties)}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(clean(text)).replace(":", "%3A").replace(",", "%2C")

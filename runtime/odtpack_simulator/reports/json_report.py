@@ -1,0 +1,10 @@
+"""The JSON report: the result itself, as ``odtpack simulate`` stores it."""
+
+from __future__ import annotations
+
+from odtpack_simulator.result.result import SimulationResult
+
+
+def render_json(result: SimulationResult) -> bytes:
+    """The result as UTF-8 JSON with ``schema_version``, in the order of the schema's fields."""
+    return result.to_json().encode("utf-8")

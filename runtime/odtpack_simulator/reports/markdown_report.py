@@ -1,0 +1,159 @@
+"""The Markdown report: for a pull request, or for ``$GITHUB_STEP_SUMMARY``.
+
+A comment on GitHub holds 65,536 characters. What does not fit is left out row
+by row from the end, least important parts first, and the report says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from odtpack_simulator.reports.view import device_text, matrix, view
+from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_words, policy_words
+from odtpack_simulator.reports.view.plain import clean, shortened
+from odtpack_simulator.result.result import SimulationResult, Verdict
+
+MOST_BYTES: Final = 65_000
+"""Bytes of the report, counted in UTF-8: never more characters than a comment holds."""
+_MOST_TEXT: Final = 400
+_SYMBOLS: Final[dict[Verdict, str]] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "not judged": "❔"}
+_ROOM_FOR_NOTE: Final = 120
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A part with rows that may be cut: ``head``, rows, ``tail``."""
+
+    head: str
+    rows: Sequence[str]
+    tail: str = ""
+    what: str = "rows"
+
+
+def render_markdown(result: SimulationResult) -> bytes:
+    """The report as UTF-8 in GitHub's Markdown, below 65,536 bytes."""
+    text = ""
+    for block in _blocks(result):
+        room = MOST_BYTES - len(text.encode("utf-8"))
+        text += _fitted(block, room)
+    return text.encode("utf-8")
+
+
+def _fitted(block: _Block, room: int) -> str:
+    """The block with as many rows as fit into ``room`` bytes; nothing where its head does not."""
+    frame = len((block.head + block.tail).encode("utf-8")) + _ROOM_FOR_NOTE
+    if frame > room:
+        return ""
+    kept: list[str] = []
+    for row in block.rows:
+        frame += len(row.encode("utf-8"))
+        if frame > room:
+            break
+        kept.append(row)
+    left = len(block.rows) - len(kept)
+    note = f"\n_{left} more {block.what} left out: a comment holds no more._\n" if left else ""
+    return block.head + "".join(kept) + note + block.tail
+
+
+def _blocks(result: SimulationResult) -> Iterator[_Block]:
+    headline = f"## {_SYMBOLS[result.verdict]} {_text(view.headline(result))}\n\n"
+    figures = [f"**{_text(name)}** {_text(value)}" for name, value, _ in view.key_figures(result)]
+    yield _Block(f"{headline}`{_code(result.package.path)}`: {', '.join(figures)}\n\n", ())
+    tally = [f"- {_SYMBOLS[state]} {_text(text)}\n" for state, text in view.tally(result)]
+    if tally:
+        yield _Block("", tally, "\n")
+    fixes = [
+        f"{place}. **{_text(fix.advice)}**  \n   {_SYMBOLS[fix.state]} {_text(fix.title)}"
+        f"{_text(' on ' + fix.devices) if fix.devices else ''}: {_text(fix.message)}\n"
+        for place, fix in enumerate(view.first_fixes(result), start=1)
+    ]
+    if fixes:
+        yield _Block("### What to change first\n\n", fixes, "\n", "suggestions")
+    if result.devices:
+        yield _devices(result)
+    rows = view.check_rows(result)
+    opened = [_check_row(row) for row in rows if row.state != "pass"]
+    passed = [_check_row(row) for row in rows if row.state == "pass"]
+    if opened:
+        yield _details(f"{len(opened)} checks that did not pass", _CHECK_HEAD, opened)
+    yield from _campaign(result)
+    if result.interruption is not None:
+        words = f"{_text(interruption_words(result.interruption))}\n"
+        yield _details("Interruptions", "", [words])
+    if passed:
+        yield _details(f"{len(passed)} checks that passed", _CHECK_HEAD, passed)
+
+
+_CHECK_HEAD: Final = (
+    "| | Check | Where | Actual | Limit | What was found |\n|---|---|---|--:|--:|---|\n"
+)
+
+
+def _devices(result: SimulationResult) -> _Block:
+    head = "### Devices\n\n| Device | Verdict | " + " | ".join(matrix.TOPICS) + " |\n"
+    head += "|---|---|" + "--:|" * len(matrix.TOPICS) + "\n"
+    order = ["fail", "warn", "not judged", "pass"]
+    rows = []
+    for device in sorted(result.devices, key=lambda device: order.index(device.verdict)):
+        mark = "" if device.validated else " \\*"
+        words = f"{_SYMBOLS[device.verdict]} {view.VERDICT_WORDS[device.verdict]}"
+        entries = [f"{_text(device.title)}{mark}", words]
+        for cell in matrix.cells(result, device):
+            symbol = f"{_SYMBOLS[cell.state]} " if cell.state not in {None, "pass"} else ""
+            extra = f"<br>{_text(cell.words)}" if cell.words and cell.state is not None else ""
+            entries.append(f"{symbol}{_text(cell.figure)}{extra}")
+        rows.append(f"| {' | '.join(entries)} |\n")
+    tail = "\n"
+    if any(not device.validated for device in result.devices):
+        tail = f"\n\\* {view.NOT_VALIDATED}: times and energy are estimates.\n\n"
+    return _Block(head, rows, tail, "devices")
+
+
+def _check_row(row: view.CheckRow) -> str:
+    found = _text(row.message)
+    if row.advice:
+        found += f"<br>Change first: {_text(row.advice)}"
+    if row.location:
+        found += f"<br>`{_code(row.location)}`"
+    state = f"{_SYMBOLS[row.state]} {view.VERDICT_WORDS[row.state]}"
+    entries = (state, _text(row.title), _text(row.device), _text(row.actual), _text(row.limit))
+    return f"| {' | '.join(entries)} | {found} |\n"
+
+
+def _campaign(result: SimulationResult) -> Iterator[_Block]:
+    rows = campaign_rows(result)
+    if not rows:
+        return
+    names = [name for name, _, _ in rows[0].figures]
+    head = f"{_text(policy_words(result))}\n\n| Device | {' | '.join(names)} |\n"
+    head += "|---|" + "--:|" * len(names) + "\n"
+    lines = []
+    for row in rows:
+        entries = [
+            _text(figure) if figure != device_text.UNKNOWN else "not judged"
+            for _, figure, _ in row.figures
+        ]
+        lines.append(f"| {_text(row.title)} | {' | '.join(entries)} |\n")
+    yield _details("The whole training on each device", head, lines)
+
+
+def _details(summary: str, head: str, rows: Sequence[str]) -> _Block:
+    start = f"<details><summary>{_text(summary)}</summary>\n\n{head}"
+    return _Block(start, rows, "\n</details>\n\n")
+
+
+def _text(text: str) -> str:
+    """Text that Markdown, HTML and GitHub's mentions, references and links leave alone."""
+    short = shortened(clean(text), _MOST_TEXT)
+    entities = short.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", entities)
+    # A zero-width space between a sign and a name breaks what GitHub would link or notify.
+    return re.sub(r"(@|#(?=\w)|:(?=//)|\bwww(?=\.))", "\\1\N{ZERO WIDTH SPACE}", escaped)
+
+
+def _code(text: str) -> str:
+    """Text inside backticks, where nothing can be escaped: without backticks and pipes."""
+    return re.sub(r"[`|]", "'", shortened(clean(text), _MOST_TEXT))

@@ -1,0 +1,136 @@
+"""Devices against checks: one cell per device and topic, as state, figure and words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from odtpack_simulator.reports.view import device_text, view
+from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
+from odtpack_simulator.values.units import format_limit, format_number
+
+_TOPICS: Final = {
+    "Memory": ("memory_limit", "peak_memory", "memory_headroom", "low_memory_warning"),
+    "Step": ("step_latency", "step_latency_p90", "first_step"),
+    "Finish": ("time_to_finish", "days", "finishes"),
+    "Energy": ("energy", "battery_share", "battery_per_session"),
+    "Sessions": ("sessions", "steps_done", "written_per_day", "repeated_steps"),
+    "Metric": ("metric_floor", "final_loss", "finite_loss", "small_data"),
+}
+TOPICS: Final = tuple(_TOPICS)
+_OWN: Final = frozenset({
+    "memory_limit", "peak_memory", "memory_headroom", "low_memory_warning", "step_latency",
+    "time_to_finish", "energy", "sessions", "metric_floor", "finite_loss",
+})  # fmt: skip
+"""Metrics that a topic's figure speaks for; of another one the words say its name."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one device has to say on one topic.
+
+    Attributes:
+        state: Verdict of its worst check; None where nothing was to be judged.
+        figure: The figure that stands for the topic.
+        words: What the check says of it, short: ``over 100 ms``, ``within 60 s``.
+        detail: The message of the check, or why there is no figure.
+    """
+
+    state: Verdict | None
+    figure: str
+    words: str
+    detail: str
+
+
+def cells(result: SimulationResult, device: DeviceResult) -> list[Cell]:
+    """One cell per topic of :data:`TOPICS`; the metric is judged once for all devices."""
+    found = []
+    for topic, metrics in _TOPICS.items():
+        checks = [check for check in device.checks if check.metric in metrics]
+        if topic == "Metric" and not _ended_early(device):
+            checks += [check for check in result.checks if check.metric in metrics]
+        found.append(_cell(_FIGURES[topic](result, device), checks))
+    return found
+
+
+def _ended_early(device: DeviceResult) -> bool:
+    return device.training is not None and device.training.outcome == "killed"
+
+
+def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
+    text, reason = figure
+    if not checks:
+        if text == "ended early":
+            return Cell(None, text, "", reason)
+        known = text != device_text.UNKNOWN
+        return Cell(None, text, "no budget" if known else "unknown", reason)
+    worst = min(checks, key=view.severity)
+    state = view.check_state(worst)
+    # Where several checks pass, one of the figure that somebody wrote a budget for says more.
+    if state == "pass":
+        own = [check for check in checks if check.metric in _OWN] or checks
+        worst = next((check for check in own if check.budget_location), own[0])
+    if state == "not judged" and text != device_text.UNKNOWN:
+        return Cell(state, text, "not judged", worst.message)
+    if state == "not judged":
+        return Cell(state, "not judged", "", worst.message)
+    words = _words(worst, state)
+    if worst.metric not in _OWN:
+        words = f"{view.metric_title(worst.metric)}: {words}"
+    return Cell(state, text, words, worst.message)
+
+
+def _words(check: Check, state: Verdict) -> str:
+    if check.limit is None or check.metric in {"finite_loss", "steps_done"}:
+        return view.VERDICT_WORDS[state].lower()
+    limit = format_limit(check.limit, check.unit)
+    kept = check.actual is not None and check.actual <= check.limit
+    if state == "pass":
+        return f"within {limit}" if kept else f"at least {limit}"
+    if check.actual is None:
+        return "ended there"
+    if check.metric in view.AT_LEAST:
+        return f"below {limit}"
+    return f"may pass {limit}" if kept else f"over {limit}"
+
+
+def _memory(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
+    return device_text.memory(device)
+
+
+def _step(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
+    return device_text.step(device)
+
+
+def _finish(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
+    return device_text.finish(device)
+
+
+def _energy(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
+    return device_text.energy(device)
+
+
+def _sessions(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
+    return device_text.sessions(device)
+
+
+def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
+    if device.training is not None and _ended_early(device):
+        return "ended early", device.training.detail
+    info = result.training
+    if info.metric_name and info.metric_after is not None:
+        return format_number(info.metric_after), info.metric_name
+    if info.eval_loss_after is not None:
+        return f"loss {format_number(info.eval_loss_after)}", "held-out loss"
+    return device_text.UNKNOWN, "no held-out samples"
+
+
+_FIGURES: Final = {
+    "Memory": _memory,
+    "Step": _step,
+    "Finish": _finish,
+    "Energy": _energy,
+    "Sessions": _sessions,
+    "Metric": _metric,
+}

@@ -1,0 +1,1 @@
+"""The result: the one object between measuring, judging and reporting."""

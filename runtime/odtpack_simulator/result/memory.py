@@ -1,0 +1,113 @@
+"""Memory in a result: the plan, the peak that was measured, and what a device grants."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from odtpack_simulator.result.base import Bytes, Count, Part, Text
+from odtpack_simulator.values.quantities import FigureKind
+
+MemoryKind = Literal[
+    "parameters", "gradients", "optimizer_state", "inputs", "activations", "session"
+]
+LimitMethod = Literal["cgroup", "rlimit", "watchdog"]
+"""How a child was held: by the kernel's control group, by RLIMIT_DATA, or by being watched."""
+
+
+class MemoryBreakdown(Part):
+    """What is alive at the predicted peak; the parts sum to the peak."""
+
+    parameters: Bytes
+    gradients: Bytes
+    optimizer_state: Bytes
+    inputs: Bytes
+    activations: Bytes
+    session: Bytes
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts in bytes."""
+        return sum(getattr(self, name) for name in type(self).model_fields)
+
+
+class PredictedMemory(Part):
+    """The memory plan's peak before anything ran."""
+
+    peak_bytes: Bytes
+    breakdown: MemoryBreakdown
+
+    @model_validator(mode="after")
+    def _parts_sum_to_peak(self) -> PredictedMemory:
+        if self.breakdown.total != self.peak_bytes:
+            msg = f"the breakdown sums to {self.breakdown.total}, the peak is {self.peak_bytes}"
+            raise ValueError(msg)
+        return self
+
+
+class TimelinePoint(Part):
+    """Working set while one node of the training step runs."""
+
+    index: Count
+    node: Text
+    op_type: Text
+    live_bytes: Bytes
+
+
+class PeakTensor(Part):
+    """A tensor that is alive at the predicted peak."""
+
+    name: Text
+    bytes: Bytes
+    kind: MemoryKind
+
+
+class PhasePeak(Part):
+    """The most memory of one phase of a training: as planned, and as measured."""
+
+    phase: Text
+    predicted_bytes: Bytes
+    measured_bytes: Bytes | None
+
+
+class MemoryInfo(Part):
+    """Memory of the training step, device-independent."""
+
+    predicted: PredictedMemory
+    measured_peak_bytes: Bytes | None
+    phases: list[PhasePeak] = Field(default_factory=list)
+    timeline: list[TimelinePoint]
+    tensors_at_peak: list[PeakTensor]
+
+
+class DeviceMemory(Part):
+    """Memory of the replay against what this device gives one app.
+
+    ``outcome``: ``fits`` or ``over`` the limit, ``killed`` when the child
+    process hit it, ``not judged`` when the limit is unknown. ``held`` says how a
+    child process was held to this limit; null where the peak, measured without
+    a limit, is so far from it that holding would show nothing. ``limit_entitled``:
+    the limit is that of an app with the entitlement for more memory. From
+    ``warning_bytes`` on the system warns the app that memory is low.
+    """
+
+    limit_bytes: Bytes | None
+    limit_kind: FigureKind | None = None
+    limit_source: Text | None = None
+    limit_state: Literal["foreground", "background"] = "foreground"
+    limit_entitled: bool = False
+    entitled_limit_bytes: Bytes | None = None
+    predicted_peak_bytes: Bytes
+    measured_peak_bytes: Bytes | None
+    outcome: Literal["fits", "over", "killed", "not judged"] = "not judged"
+    held: LimitMethod | None = None
+    warning_bytes: Bytes | None = None
+    detail: Text = ""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak to judge: measured where the child measured one, else predicted."""
+        if self.measured_peak_bytes is None:
+            return self.predicted_peak_bytes
+        return self.measured_peak_bytes

@@ -1,0 +1,242 @@
+"""The result of a simulation: the one object between measuring, judging and rendering.
+
+A replay fills it, :mod:`odtpack_simulator.budgets.judge` adds checks and
+verdicts, and each renderer in :mod:`odtpack_simulator.reports` draws it. Units
+are in the names (``_bytes``, ``_ms``, ``_s``). A null figure is unknown: what
+it would have judged is "not judged". Losses that are not finite are null too,
+because a diverged training must be reportable in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.device.profile import OsClass, ProfileFigure
+from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, NotJudged, Part, Text
+from odtpack_simulator.result.campaign import CampaignPoint, DeviceCampaign, Policy
+from odtpack_simulator.result.latency import (
+    ClassTime,
+    DeviceLatency,
+    HostLatency,
+    OperatorClass,
+    OperatorCost,
+)
+from odtpack_simulator.result.memory import (
+    DeviceMemory,
+    LimitMethod,
+    MemoryBreakdown,
+    MemoryInfo,
+    MemoryKind,
+    PeakTensor,
+    PhasePeak,
+    PredictedMemory,
+    TimelinePoint,
+)
+from odtpack_simulator.result.training import (
+    DeviceTraining,
+    EvaluationPoint,
+    Interruption,
+    InterruptionInfo,
+    TrainingInfo,
+)
+from odtpack_simulator.values.schema_errors import first_problem
+from odtpack_simulator.values.textfile import read_bounded
+
+__all__ = [
+    "CampaignPoint",
+    "Check",
+    "ClassTime",
+    "DataInfo",
+    "DeviceCampaign",
+    "DeviceLatency",
+    "DeviceMemory",
+    "DeviceResult",
+    "DeviceTraining",
+    "EvaluationPoint",
+    "HostInfo",
+    "HostLatency",
+    "Interruption",
+    "InterruptionInfo",
+    "LimitMethod",
+    "Loss",
+    "MemoryBreakdown",
+    "MemoryInfo",
+    "MemoryKind",
+    "NotJudged",
+    "OperatorClass",
+    "OperatorCost",
+    "PackageInfo",
+    "PeakTensor",
+    "PhasePeak",
+    "Policy",
+    "PredictedMemory",
+    "SimulationResult",
+    "TimelinePoint",
+    "TrainingInfo",
+    "Verdict",
+    "load_result",
+]
+
+SCHEMA_VERSION: Final = 2
+MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
+
+Verdict = Literal["pass", "warn", "fail", "not judged"]
+CheckStatus = Literal["pass", "fail", "not judged"]
+CheckLevel = Literal["error", "warn"]
+CheckUnit = Literal["B", "ms", "s", "J", "%", "1"]
+
+
+class PackageInfo(Part):
+    """The training package that was replayed."""
+
+    path: Text
+    manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    trainable_parameters: Count
+    total_parameters: Count
+    parameter_bytes: Bytes
+    package_bytes: Bytes
+    loss: Text
+    optimizer: Text
+
+
+class DataInfo(Part):
+    """The data and the schedule of the replay; ``steps`` are the optimizer's."""
+
+    samples: Count
+    train_samples: Count
+    held_out_samples: Count
+    batch_size: Count
+    accumulation_steps: Count = 1
+    epochs: Count
+    steps: Count
+    seed: int
+
+
+class HostInfo(Part):
+    """The machine that ran the replay and what its calibration measured."""
+
+    cpu: Text
+    cores: int = Field(ge=1)
+    threads: int = Field(ge=1)
+    os: Text
+    python: Text
+    onnxruntime: Text
+    gemm_gflops: NonNegative | None
+    memory_bandwidth_gbs: NonNegative | None
+
+
+class Check(Part):
+    """One assertion over the result.
+
+    ``actual`` and ``limit`` stand in ``unit``; ``"1"`` is a plain number.
+    ``baseline`` is what ``limit`` was computed from, where a budget says by how
+    much a figure may grow ("+5 %").
+    """
+
+    metric: Text
+    limit: float | None
+    actual: float | None
+    baseline: float | None = None
+    unit: CheckUnit
+    level: CheckLevel
+    status: CheckStatus
+    message: Text
+    advice: Text | None = None
+    budget_location: Text | None = None
+
+
+class DeviceResult(Part):
+    """Everything about one device, with the figures of the profile that it rests on."""
+
+    name: Text
+    title: Text
+    os: OsClass
+    validated: bool
+    profile_digest: str = Field(pattern="^[0-9a-f]{64}$")
+    memory: DeviceMemory
+    latency: DeviceLatency
+    campaign: DeviceCampaign | None = None
+    training: DeviceTraining | None
+    figures: list[ProfileFigure]
+    checks: list[Check] = Field(default_factory=list)
+    verdict: Verdict = "not judged"
+
+
+class SimulationResult(Part):
+    """One replay of one package, for any number of devices, each named once."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    tool_version: Text
+    package: PackageInfo
+    data: DataInfo
+    policy: Policy = Policy()
+    host: HostInfo
+    training: TrainingInfo
+    interruption: InterruptionInfo | None = None
+    latency_host: HostLatency
+    memory: MemoryInfo
+    devices: list[DeviceResult]
+    checks: list[Check] = Field(default_factory=list)
+    verdict: Verdict = "not judged"
+
+    @field_validator("devices")
+    @classmethod
+    def _each_device_once(cls, devices: list[DeviceResult]) -> list[DeviceResult]:
+        places: dict[str, int] = {}
+        for index, device in enumerate(devices):
+            first = places.setdefault(device.name, index)
+            if first != index:
+                msg = f"names {device.name[:100]!r} twice, as number {first + 1} and {index + 1}"
+                raise ValueError(msg)
+        return devices
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether a check at level ``error`` failed anywhere: exit code 1."""
+        return self.verdict == "fail"
+
+    def all_checks(self) -> list[tuple[DeviceResult | None, Check]]:
+        """Every check with the device it belongs to (None: the package), in stored order."""
+        whole: list[tuple[DeviceResult | None, Check]] = [(None, check) for check in self.checks]
+        return whole + [(device, check) for device in self.devices for check in device.checks]
+
+    def to_json(self) -> str:
+        """The result as JSON text in the order of the fields; the same result, the same bytes."""
+        content = self.model_dump(mode="json")
+        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def load_result(path: str | os.PathLike[str]) -> SimulationResult:
+    """Read a result file that :meth:`SimulationResult.to_json` wrote.
+
+    Raises:
+        OdtpackError: Absent, larger than 64 MiB, not JSON, or not a result of this version.
+    """
+    file = Path(path)
+    data = read_bounded(file, limit=MAX_RESULT_BYTES, code="result", what="result file")
+    try:
+        return SimulationResult.model_validate_json(data)
+    except ValidationError as error:
+        broken = error.errors(include_url=False)[0]
+        if broken["type"] == "json_invalid":
+            raise OdtpackError(
+                "result-invalid",
+                f"the result file is not JSON: {broken['ctx']['error']}",
+                where=str(file),
+                hint="name a file that `odtpack simulate --report json:PATH` wrote",
+            ) from error
+        key, problem = first_problem(error, SimulationResult)
+        if key == "schema_version":
+            problem += f"; this odtpack reads version {SCHEMA_VERSION}"
+        raise OdtpackError(
+            "result-invalid",
+            f"the result file is wrong at {key}: {problem}",
+            where=str(file),
+            hint="write it again with `odtpack simulate`",
+        ) from error

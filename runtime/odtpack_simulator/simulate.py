@@ -1,0 +1,262 @@
+"""Simulate the training of a package on devices: predict, measure, hold to limits, carry over.
+
+What is computed with numbers runs once, whatever the number of devices: one free
+training, one timing, one interrupted training, and the few replays that settle the
+memory limits near the peak. Everything about a device is then judged from these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.data import load_dataset
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.device_result import device_result
+from odtpack_simulator.host_result import host_info, tool_version
+from odtpack_simulator.latency.latency import measure_host
+from odtpack_simulator.memory.memory_phases import MemoryPlan
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.executor import Executor, LocalExecutor
+from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.prepare import choose_rate, make_job, write_data
+from odtpack_simulator.replay.progress import OnProgress, ProgressReporter
+from odtpack_simulator.replay.replay import ReplayResult, run_training_child
+from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
+from odtpack_simulator.result.result import (
+    DataInfo,
+    MemoryInfo,
+    PackageInfo,
+    Policy,
+    SimulationResult,
+    TrainingInfo,
+)
+from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
+from odtpack_simulator.values.wilson import wilson_interval
+
+_STAGES: Final = 4
+_SAVES: Final = 5
+"""Checkpoints of the interrupted training where the policy does not say how often to save."""
+
+
+def simulate(
+    package_path: str | os.PathLike[str],
+    data_path: str | os.PathLike[str],
+    profiles: Sequence[DeviceProfile],
+    *,
+    batch_size: int,
+    epochs: int,
+    learning_rate: float | None = None,
+    seed: int,
+    threads: int = 1,
+    policy: Policy | None = None,
+    interruptions: int = 0,
+    executor: Executor | None = None,
+    progress: OnProgress | None = None,
+) -> SimulationResult:
+    """Train a package for real: freely, within memory limits, and interrupted.
+
+    Everything in the result but measurements (memory, time, and through them
+    what is killed at a limit) is a function of the arguments. Checks and
+    verdicts are left to :func:`~odtpack_simulator.budgets.judge.judge`.
+
+    Args:
+        package_path: The package's folder or its manifest.
+        data_path: ``.npz`` file with one array per input.
+        profiles: The devices. They share all that is computed.
+        batch_size: Samples per batch; the package says how many batches make a step.
+        epochs: Passes over the training samples, four fifths of the data.
+        learning_rate: Learning rate of every step, or where the package has a schedule the
+            one that this starts from; None for that of the package's schedule, else 0.001.
+        seed: Seed of the split, of the order of samples, and of the interruptions.
+        threads: Intra-operator threads of ONNX Runtime.
+        policy: How the app trains; by default in one session in the foreground.
+        interruptions: How many times a second training is interrupted; 0 for none.
+        executor: Runs the replays under limits and the interrupted one; by default one
+            after the other.
+        progress: Called as the simulation proceeds.
+
+    Raises:
+        OdtpackError: The package, the data or an argument is wrong; the free
+            training crashed, or was killed by this machine.
+    """
+    package = Package.open(package_path)
+    package.require_stock()
+    manifest = package.manifest
+    policy = policy or Policy()
+    _check_arguments(learning_rate, threads, interruptions, profiles)
+    arrays = load_dataset(
+        data_path,
+        manifest.input_specs(),
+        class_count=manifest.class_count,
+        ignored_label=manifest.ignored_label,
+    )
+    schedule = make_sample_plan(
+        manifest.input_specs(),
+        len(next(iter(arrays.values()))),
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=seed,
+        accumulation_steps=manifest.accumulation_steps,
+        pieces=policy.pieces,
+    )
+    rate = choose_rate(manifest, learning_rate, schedule.steps)
+    tell = ProgressReporter(progress, runs=_STAGES)
+    with tempfile.TemporaryDirectory(prefix="odtpack-simulate-") as folder:
+        data = write_data(arrays, Path(folder))
+        job = make_job(package, data, schedule, rate, threads, Path(folder))
+        shapes = {
+            name: (schedule.largest_batch, *array.shape[1:]) for name, array in arrays.items()
+        }
+        del arrays
+        tell.begin("predicting")
+        plan = plan_memory(package, shapes, threads=threads)
+        tell.begin("timing")  # alone on the machine: nothing else of this runs beside it
+        timing = measure_host(dataclasses.replace(job, task="time"), on_message=tell.message)
+        tell.begin("measuring", steps=schedule.steps)
+        # Whoever interrupts a training compares its end with that of this one.
+        whole = dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained"))
+        free = _free_run(whole, tell)
+        tasks: list[Task] = [
+            SettleTask(_within(job, "limits"), _limits(profiles, policy), free.peak_bytes)
+        ]
+        if interruptions:
+            every = policy.save_every or max(1, schedule.steps // _SAVES)
+            tasks.append(InterruptTask(_within(whole, "kills"), seed, interruptions, every))
+        tell.begin("replaying", steps=len(tasks))
+        done = (executor or LocalExecutor()).map(
+            run_task, tasks, files=[package.path, Path(folder)], on_done=tell.done
+        )
+    by_piece = schedule.steps_by_piece()
+    return SimulationResult(
+        tool_version=tool_version(),
+        package=_package_info(package, Path(package_path)),
+        data=_data_info(schedule),
+        policy=policy,
+        host=host_info(timing, threads),
+        training=_training_info(free, job),
+        interruption=done[1].interruption if interruptions else None,
+        latency_host=timing.host_latency(),
+        memory=_memory_info(plan, free),
+        devices=[
+            device_result(p, policy, plan, free, done[0].settled, timing, by_piece)
+            for p in profiles
+        ],
+    )
+
+
+def _check_arguments(
+    learning_rate: float | None,
+    threads: int,
+    interruptions: int,
+    profiles: Sequence[DeviceProfile],
+) -> None:
+    if learning_rate is not None and not 0 <= learning_rate < math.inf:
+        raise OdtpackError(
+            "bad-learning-rate",
+            f"The learning rate must be a finite number and not negative, not {learning_rate!r}.",
+        )
+    if not 1 <= threads <= 1024:
+        raise OdtpackError(
+            "bad-threads", f"The number of threads is {threads!r}; it must be from 1 to 1024."
+        )
+    if not 0 <= interruptions <= MAX_INTERRUPTIONS:
+        raise OdtpackError(
+            "bad-interruptions",
+            f"A training is interrupted 0 to {MAX_INTERRUPTIONS} times, not {interruptions!r}.",
+        )
+    names = [profile.name for profile in profiles]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise OdtpackError("device-twice", f"Device '{min(twice)}' is given twice.")
+
+
+def _free_run(job: Job, tell: ProgressReporter) -> ReplayResult:
+    free = run_training_child(job, on_message=tell.message)
+    if free.outcome == "killed":
+        raise OdtpackError(
+            "replay-killed",
+            f"The training was killed without any limit set: {free.detail}.",
+            hint="this machine has too little memory: use a smaller batch",
+        )
+    return free
+
+
+def _within(job: Job, name: str) -> Job:
+    """The job with a folder of its own: tasks run side by side."""
+    folder = Path(job.folder) / name
+    folder.mkdir()
+    return dataclasses.replace(job, folder=str(folder))
+
+
+def _limits(profiles: Sequence[DeviceProfile], policy: Policy) -> tuple[int, ...]:
+    """Memory limits of all devices in the state in which the app trains."""
+    known = (
+        profile.memory_limit_bytes(policy.state, entitled=policy.entitled) for profile in profiles
+    )
+    return tuple(sorted({limit for limit in known if limit is not None}))
+
+
+def _package_info(package: Package, given: Path) -> PackageInfo:
+    manifest = package.manifest
+    manifest_bytes = (package.path / package.manifest_name).stat().st_size
+    counts = [(p.role, math.prod(p.shape)) for p in manifest.parameters]
+    return PackageInfo(
+        path=str(given),
+        manifest_sha256=package.manifest_sha256,
+        trainable_parameters=sum(count for role, count in counts if role == "trainable"),
+        total_parameters=sum(count for _, count in counts),
+        parameter_bytes=sum(
+            math.prod(p.shape) * np.dtype(p.dtype).itemsize for p in manifest.parameters
+        ),
+        package_bytes=manifest_bytes + sum(file.size_bytes for file in manifest.files.all()),
+        loss=manifest.loss,
+        optimizer=manifest.optimizer.kind,
+    )
+
+
+def _data_info(schedule: SamplePlan) -> DataInfo:
+    return DataInfo(
+        samples=schedule.samples,
+        train_samples=schedule.train_samples,
+        held_out_samples=schedule.held_out_samples,
+        batch_size=schedule.batch_size,
+        accumulation_steps=schedule.accumulation_steps,
+        epochs=schedule.epochs,
+        steps=schedule.steps,
+        seed=schedule.seed,
+    )
+
+
+def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
+    counts = run.metric_counts
+    return TrainingInfo(
+        losses=run.losses,
+        eval_loss_before=run.eval_loss_before,
+        eval_loss_after=run.eval_loss_after,
+        metric_name="accuracy" if job.logits is not None else None,
+        metric_before=run.metric_before,
+        metric_after=run.metric_after,
+        metric_interval=wilson_interval(*counts) if counts is not None else None,
+        curve=run.curve,
+    )
+
+
+def _memory_info(plan: MemoryPlan, free: ReplayResult) -> MemoryInfo:
+    return MemoryInfo(
+        predicted=plan.predicted(),
+        measured_peak_bytes=free.peak_bytes,
+        phases=plan.phase_peaks(free.phase_peaks),
+        timeline=list(plan.timeline),
+        tensors_at_peak=plan.tensors_at_peak(),
+    )

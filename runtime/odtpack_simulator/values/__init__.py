@@ -1,0 +1,1 @@
+"""Quantities with units, confidence intervals, and text that comes from outside."""

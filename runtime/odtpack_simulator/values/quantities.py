@@ -1,0 +1,128 @@
+"""The figure of a device profile: a value with unit, kind and source, or an honest unknown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from odtpack_simulator.values.schema_errors import TAG_PREFIX
+from odtpack_simulator.values.units import Interval, in_base_unit
+
+FigureKind = Literal["measured", "published", "assumed"]
+
+
+class Strict(BaseModel):
+    """Base of everything in a profile: no unknown keys, no coercion, finite numbers."""
+
+    # TOML has types of its own: a number in quotes is a mistake, not a number.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Quantity(Strict):
+    """A known figure: a positive finite value with its unit, how it is known, and from where."""
+
+    value: float = Field(gt=0, le=1e18)
+    unit: str = Field(min_length=1, max_length=16)
+    kind: FigureKind
+    source: str = Field(min_length=3, max_length=1000)
+    low: float | None = Field(default=None, gt=0, le=1e18)
+    high: float | None = Field(default=None, gt=0, le=1e18)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Quantity:
+        if (self.low is None) != (self.high is None):
+            msg = "low and high come together or not at all"
+            raise ValueError(msg)
+        if (
+            self.low is not None
+            and self.high is not None
+            and not self.low <= self.value <= self.high
+        ):
+            msg = "needs low <= value <= high"
+            raise ValueError(msg)
+        return self
+
+    def interval(self, dimension: str) -> Interval:
+        """The figure in the base unit of ``dimension``; a point where no bounds are given."""
+        low = self.value if self.low is None else self.low
+        high = self.value if self.high is None else self.high
+        return Interval(
+            low=in_base_unit(repr(low), self.unit, dimension),
+            typical=in_base_unit(repr(self.value), self.unit, dimension),
+            high=in_base_unit(repr(high), self.unit, dimension),
+        )
+
+
+class ThreadedQuantity(Quantity):
+    """A figure that holds for a number of threads that run at once."""
+
+    threads: int = Field(ge=1, le=1024)
+
+
+class Unknown(Strict):
+    """A figure that nobody could name, with the reason; it reads as null."""
+
+    unknown: str = Field(min_length=3, max_length=1000)
+
+
+def _variant(value: object) -> str:
+    is_unknown = "unknown" in value if isinstance(value, dict) else isinstance(value, Unknown)
+    return f"{TAG_PREFIX}unknown" if is_unknown else f"{TAG_PREFIX}known"
+
+
+_UnknownTag = Annotated[Unknown, Tag(f"{TAG_PREFIX}unknown")]
+Figure = Annotated[
+    Annotated[Quantity, Tag(f"{TAG_PREFIX}known")] | _UnknownTag, Discriminator(_variant)
+]
+ThreadedFigure = Annotated[
+    Annotated[ThreadedQuantity, Tag(f"{TAG_PREFIX}known")] | _UnknownTag, Discriminator(_variant)
+]
+
+
+class _In:
+    """Validator: the figure's unit is one of the dimension."""
+
+    def __init__(self, dimension: str, at_most: float | None = None) -> None:
+        self.dimension = dimension
+        self.at_most = at_most
+
+    def __call__(self, figure: Any) -> Any:
+        if isinstance(figure, Quantity):
+            interval = figure.interval(self.dimension)
+            if self.at_most is not None and interval.high > self.at_most:
+                msg = f"cannot be more than {self.at_most:g}, found {interval.high:g}"
+                raise ValueError(msg)
+        return figure
+
+
+def _whole(figure: Any) -> Any:
+    if isinstance(figure, Quantity) and not figure.value.is_integer():
+        msg = f"must be a whole number, found {figure.value:g}"
+        raise ValueError(msg)
+    return figure
+
+
+Bytes = Annotated[Figure, AfterValidator(_In("bytes"))]
+Bandwidth = Annotated[Figure, AfterValidator(_In("bandwidth"))]
+Frequency = Annotated[Figure, AfterValidator(_In("frequency"))]
+Count = Annotated[Figure, AfterValidator(_In("count", at_most=1024)), AfterValidator(_whole)]
+Duration = Annotated[Figure, AfterValidator(_In("duration"))]
+Power = Annotated[Figure, AfterValidator(_In("power"))]
+Energy = Annotated[Figure, AfterValidator(_In("energy"))]
+Ratio = Annotated[Figure, AfterValidator(_In("ratio"))]
+Fraction = Annotated[Figure, AfterValidator(_In("ratio", at_most=1.0))]
+Compute = Annotated[ThreadedFigure, AfterValidator(_In("compute"))]
+
+
+def bounds(figure: Quantity | Unknown | None, dimension: str) -> Interval | None:
+    """The figure in the base unit of ``dimension``; None where it is unknown."""
+    return figure.interval(dimension) if isinstance(figure, Quantity) else None

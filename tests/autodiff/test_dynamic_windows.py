@@ -1,0 +1,55 @@
+"""One gradient graph serves planes of every size."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+import torch
+from torch.nn import functional as F
+
+from odtpack.model.loading import infer_shapes
+from tests.autodiff.oracle import LEVELS, Array, add_gradients, normal, session
+
+MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+net (float["n", 3, "h", "w"] x, float[4, 3, 3, 3] a, float[4, 1, 3, 3] c, float[4, 2, 2, 2] t)
+    => (float["n", 4, 1, 1] y)
+{
+    first = Conv <strides = [2, 1], pads = [1, 1, 1, 1]> (x, a)
+    peaks = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (first)
+    second = Conv <group = 4, auto_pad = "SAME_UPPER"> (peaks, c)
+    wide = ConvTranspose <group = 2, strides = [2, 2]> (second, t)
+    mean = AveragePool <kernel_shape = [2, 3], strides = [2, 2], pads = [0, 1, 0, 1]> (wide)
+    y = GlobalAveragePool (mean)
+}
+"""
+
+
+def net(x: torch.Tensor, a: torch.Tensor, c: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    x = F.max_pool2d(F.conv2d(x, a, stride=(2, 1), padding=1), 3, 2, 1)
+    x = F.conv_transpose2d(F.conv2d(x, c, padding=1, groups=4), t, stride=2, groups=2)
+    return F.avg_pool2d(x, (2, 3), 2, (0, 1), count_include_pad=False).mean((2, 3), True)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_graph_trains_on_planes_of_several_sizes(level: str) -> None:
+    model = infer_shapes(ir.from_proto(onnx.parser.parse_model(MODEL)))
+    wrt = [value.name or "" for value in model.graph.inputs]
+    model, names = add_gradients(model, wrt)
+    running = session(ir.to_proto(model), level)
+    weights: dict[str, Array] = {
+        "a": normal(4, 3, 3, 3, seed=1),
+        "c": normal(4, 1, 3, 3, seed=2),
+        "t": normal(4, 2, 2, 2, seed=3),
+    }
+    for samples, height, width in ((2, 9, 8), (1, 6, 13), (3, 12, 5)):
+        feeds = {"x": normal(samples, 3, height, width, seed=height), **weights}
+        tensors = [torch.tensor(feeds[name]).double().requires_grad_() for name in wrt]
+        y = net(*tensors)
+        seed = normal(*y.shape, seed=4)
+        expected = torch.autograd.grad((y * torch.tensor(seed)).sum(), tensors)
+        found = running.run([names[name] for name in wrt], {**feeds, "seed_y": seed})
+        for name, wanted, gradient in zip(wrt, expected, found, strict=True):
+            np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5, err_msg=name)

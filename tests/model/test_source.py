@@ -1,0 +1,144 @@
+"""Large tensors stay in the file, and nothing else about a model changes by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odtpack.errors import OdtpackError
+from odtpack.model import protobuf_wire
+from odtpack.model.loading import load_model
+from tests import zoo
+
+LENGTHS = st.sampled_from([0, 1, 255, 256, 257, 300, 5000])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> onnx.ModelProto:
+    """Models whose initializers lie on both sides of the limit of 1024 bytes."""
+    graph = onnx.GraphProto(name=draw(st.text(max_size=4)))
+    for index, length in enumerate(draw(st.lists(LENGTHS, max_size=5))):
+        array = np.arange(length, dtype=np.float32)
+        tensor = onnx.numpy_helper.from_array(array, f"w{index}")
+        if draw(st.booleans()):  # values in a field of their own, not in raw_data
+            tensor = onnx.helper.make_tensor(tensor.name, tensor.data_type, [length], array)
+        tensor.doc_string = draw(st.text(max_size=3))
+        graph.initializer.append(tensor)
+        graph.node.add(op_type="Relu", input=[tensor.name], output=[f"y{index}"])
+    model = onnx.ModelProto(ir_version=8, graph=graph, doc_string=draw(st.text(max_size=200)))
+    model.opset_import.add(version=17)
+    return model
+
+
+@given(models())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_what_is_left_out_can_be_put_back(model: onnx.ModelProto) -> None:
+    content = memoryview(model.SerializeToString())
+    light, spans = protobuf_wire.detach(content)
+    restored = onnx.ModelProto.FromString(bytes(light))
+    large = [
+        i for i, t in enumerate(model.graph.initializer) if len(t.raw_data) >= protobuf_wire.LEAST
+    ]
+    assert sorted(spans) == large
+    for index, span in spans.items():
+        assert not restored.graph.initializer[index].raw_data
+        body = content[span.offset : span.offset + span.length]
+        restored.graph.initializer[index].raw_data = bytes(body)
+    assert restored == model
+
+
+@given(models(), st.data())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_damaged_bytes_are_left_to_protobuf(model: onnx.ModelProto, data: st.DataObject) -> None:
+    content = bytearray(model.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    whole = memoryview(bytes(content))[: data.draw(st.integers(0, len(content)))]
+    light, spans = protobuf_wire.detach(whole)
+    for span in spans.values():
+        assert 0 <= span.offset <= span.offset + span.length <= len(whole)
+    try:
+        expected = onnx.ModelProto.FromString(bytes(whole))
+    except Exception:
+        # What protobuf refuses it also refuses without the bytes that were left out.
+        with pytest.raises(Exception, match="Error parsing"):
+            onnx.ModelProto.FromString(bytes(light))
+        return
+    restored = onnx.ModelProto.FromString(bytes(light))
+    for index, span in spans.items():
+        restored.graph.initializer[index].raw_data = bytes(
+            whole[span.offset : span.offset + span.length]
+        )
+    assert restored.SerializeToString() == expected.SerializeToString()
+
+
+def values(model: ir.Model) -> dict[str, np.ndarray]:
+    return {
+        name: value.const_value.numpy()
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    }
+
+
+def test_a_model_is_the_same_wherever_it_comes_from(tmp_path: Path) -> None:
+    model = zoo.mlp()
+    inline, external = tmp_path / "inline.onnx", tmp_path / "external.onnx"
+    onnx.save(model, inline)
+    onnx.save(
+        model, external, save_as_external_data=True, location="weights", size_threshold=1 << 16
+    )
+    expected = {t.name: onnx.numpy_helper.to_array(t) for t in zoo.mlp().graph.initializer}
+    for given_model in (inline, external, zoo.mlp(), ir.from_proto(zoo.mlp()), ir.load(external)):
+        found = values(load_model(given_model))
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("kind", ["path", "proto", "ir"])
+def test_a_large_tensor_must_have_all_its_bytes(kind: str, tmp_path: Path) -> None:
+    model = zoo.mlp()
+    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
+    if kind == "ir":  # onnx_ir itself finds out when it reads them
+        with pytest.raises((OdtpackError, ValueError)):
+            load_model(ir.from_proto(model))
+        return
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(OdtpackError, match="and not") as error:
+        load_model(path if kind == "path" else model)
+    assert error.value.code == "initializer-size"
+
+
+def test_two_large_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    model = zoo.mlp()
+    model.graph.initializer.append(model.graph.initializer[0])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(OdtpackError) as error:
+        load_model(path)
+    assert error.value.code == "invalid-model"
+
+
+def test_bfloat16_weights_are_read(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[2] x) => (float[2] y) { y = Relu(x) }
+        """
+    )
+    bits = np.arange(4000, dtype=np.uint16)
+    tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.BFLOAT16, dims=[4000])
+    tensor.raw_data = bits.tobytes()
+    model.graph.initializer.append(tensor)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    np.testing.assert_array_equal(values(load_model(path))["w"].view(np.uint16), bits)

@@ -1,0 +1,127 @@
+"""Which initializers are taken for parameters when nothing is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from odtpack.model.loading import load_model
+from odtpack.package.candidates import candidates
+
+RANDOM = np.random.default_rng(0)
+
+
+def _candidates(body: str, types: str = "float[2, 3] x", **values: Any) -> set[str]:
+    return set(candidates(load_model(_model(body, types, **values))))
+
+
+def _model(body: str, types: str = "float[2, 3] x", **values: Any) -> onnx.ModelProto:
+    values.setdefault("w", _random(3, 3))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({types}) => (float[A, B] y) '
+        f"{{ h = MatMul(x, w) {body} }}"
+    )
+    for name, value in values.items():
+        array = np.asarray(value)
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+def _random(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape)
+
+
+def test_weights_biases_and_tables() -> None:
+    found = _candidates(
+        "e = Gather(table, i) a = Add(h, e) y = Add(a, bias)",
+        table=_random(5, 3), i=np.array([1, 2]), bias=np.zeros(3), unused=_random(3),
+    )  # fmt: skip
+    assert found == {"w", "table", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        (
+            "u = Unsqueeze(h, z) y = Resize<mode = \"linear\">(u, , scales)",
+            {"z": np.array([0, 1]), "scales": np.array([1.0, 1.0, 2.0, 2.0])},
+        ),
+        (
+            "y = BatchNormalization(h, scale, bias, mean, variance)",
+            {"scale": np.ones(3), "bias": np.zeros(3), "mean": _random(3), "variance": np.ones(3)},
+        ),
+        ("y = Add(h, mask)", {"mask": np.array([0.0, -np.inf, 0.0])}),
+        ("y = Add(h, mask)", {"mask": np.array([0.0, np.finfo(np.float32).min, 0.0])}),
+        ("y = Mul(h, val_3)", {"val_3": np.array([0.125])}),
+        ("y = Add(h, val_3)", {"val_3": np.zeros((2, 3))}),
+        ("y = Add(h, val_3)", {"val_3": np.full((2, 3), 0.1)}),
+        ("y = Mul(h, val_3)", {"val_3": np.arange(3.0)}),
+        ("y = Mul(h, s)", {"s": np.array(2.0)}),
+        ("c = Constant<value = float[1] {0.5}>() y = Mul(h, c)", {}),
+        ("c = Constant<value = float[3] {0.5, 1.0, 2.0}>() y = Mul(h, c)", {}),
+        ("c = Constant<value_floats = [0.5, 1.0, 2.0]>() y = Mul(h, c)", {}),
+    ],
+)  # fmt: skip
+def test_what_is_no_parameter(body: str, values: dict[str, Any]) -> None:
+    assert _candidates(body, **values) - {"scale", "bias"} == {"w"}
+
+
+def test_a_setting_that_is_also_used_as_a_value() -> None:
+    values = {"scale": np.ones(3), "bias": np.zeros(3), "mean": _random(3), "var": np.ones(3)}
+    body = "n = BatchNormalization(h, scale, bias, mean, var) y = Mul(n, mean)"
+    assert _candidates(body, **values) == {"w", "scale", "bias", "mean"}
+
+
+def test_what_the_exporter_noted_decides() -> None:
+    """A table of positions may be a parameter or a buffer; torch.export notes which."""
+    model = _model("a = Add(h, one) y = Add(a, two)", one=_random(2, 3), two=_random(2, 3))
+    for name, kind in (("one", "PARAMETER"), ("two", "BUFFER")):
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 3])
+        info.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value=kind)
+        model.graph.value_info.append(info)
+    assert set(candidates(load_model(model))) == {"w", "one"}
+
+
+def test_folded_biases_of_zeros_are_parameters() -> None:
+    assert "onnx::Add_5" in _candidates('y = Add(h, "onnx::Add_5")', **{"onnx::Add_5": np.zeros(3)})
+
+
+def test_a_model_that_keeps_everything_in_constants() -> None:
+    """As some converters write them: then weights are constants, and so are factors."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[2, 2] x) => (float[2, 2] y) {
+            w = Constant<value = float[2, 2] {1, 2, 3, 4}>()
+            b = Constant<value = float[2] {1, 2}>()
+            half = Constant<value = float[1] {0.5}>()
+            h = Gemm(x, w, b)
+            y = Mul(h, half)
+        }
+        """
+    )
+    assert set(candidates(load_model(model))) == {"w", "b"}
+
+
+def test_constants_of_a_local_function_are_no_parameters() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17, "local": 1]>
+        g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> {
+            h = MatMul(x, w)
+            y = local.shifted(h)
+        }
+        <domain: "local", opset_import: ["": 17]>
+        shifted (a) => (b) {
+            c = Constant<value = float[2] {1, 2}>()
+            b = Add(a, c)
+        }
+        """
+    )
+    assert set(candidates(load_model(model))) == {"w"}

@@ -1,0 +1,344 @@
+"""Carrying times to devices: arithmetic on made-up measurements, and one real measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from odtpack_runtime import OdtpackError
+from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_simulator.latency.latency import HostTiming, carry, measure_host
+from odtpack_simulator.result.result import DeviceLatency
+from odtpack_simulator.values.units import Interval
+from tests.simulator.packages import Case, make_profile
+from tests.simulator.timings import GIGA, row, timing
+
+INTERVALS = (
+    *("step_ms", "p90_ms", "first_step_ms", "session_creation_ms"),
+    *("checkpoint_load_ms", "checkpoint_save_ms"),
+)
+
+
+def changed(device: DeviceProfile, **sections: dict[str, object]) -> DeviceProfile:
+    """The profile with other figures: ``cpu={"fp32_peak": {...}}``."""
+    content = device.model_dump(mode="json", exclude_none=True)
+    for section, figures in sections.items():
+        content[section] = content.get(section, {}) | figures
+    return DeviceProfile.model_validate(content)
+
+
+def figure(value: float, unit: str, **more: object) -> dict[str, object]:
+    return {"value": value, "unit": unit, "kind": "assumed", "source": "made up", **more}
+
+
+def cluster(cores: int, clock: float, peak: float | None = None) -> dict[str, object]:
+    made = {"core": "X", "cores": figure(cores, "cores"), "clock": figure(clock, "GHz")}
+    return made | ({"fp32_peak": figure(peak, "GFLOPS", threads=cores)} if peak else {})
+
+
+@pytest.fixture
+def device() -> DeviceProfile:
+    """40 GFLOPS at 25, 50 or 60 % with 4 threads; copies 2, 4 or 8 GB/s; storage as a phone's."""
+    return changed(
+        make_profile("device", 10**9),
+        cpu={"clusters": [cluster(4, 1.0)]},
+        storage={"read": figure(400, "MB/s"), "write": figure(100, "MB/s", low=50, high=200)},
+    )
+
+
+def step(latency: DeviceLatency) -> Interval:
+    assert latency.step_ms is not None
+    return latency.step_ms
+
+
+class TestCarrying:
+    def test_by_hand(self, device: DeviceProfile) -> None:
+        """Products at 20 GFLOPS are 5 times slower, copies at 4 GB/s 2.5 times.
+
+        One core makes 5 GFLOPS here: its ratio lies between 2.5 and 20, the copies' ratio
+        and that of products by one thread.
+        """
+        latency = carry(timing(), device)
+        core = math.sqrt(2.5 * 20)
+        assert step(latency).typical == pytest.approx(5 * 5 + 3 * 2.5 + 2 * core)
+        # 80 % of the products' time is explained by their roof, half of the elementwise time.
+        assert step(latency).low == pytest.approx(
+            5 * (0.8 * 100 / 24 + 0.2 * 2.5) + 3 * (0.5 * 1.25 + 0.5 * 1.25) + 2 * 2.5
+        )
+        assert step(latency).high == pytest.approx(
+            5 * (0.8 * 10 + 0.2 * 20) + 3 * (0.5 * 5 + 0.5 * 20) + 2 * 20
+        )
+        assert latency.threads == 4
+        assert latency.not_judged is None
+        assert "100 GFLOPS" in latency.basis
+        assert "with 4 threads" in latency.basis
+
+    def test_classes_sum_to_the_step(self, device: DeviceProfile) -> None:
+        latency = carry(timing(), device)
+        assert [part.operator_class for part in latency.by_class] == ["compute", "memory", "other"]
+        assert [part.host_ms for part in latency.by_class] == pytest.approx([5, 3, 2])
+        for end in ("low", "typical", "high"):
+            total = sum(getattr(part.device_ms, end) for part in latency.by_class)
+            assert total == pytest.approx(getattr(latency.step_ms, end))
+
+    def test_an_operator_may_change_sides(self, device: DeviceProfile) -> None:
+        """Bound by arithmetic here, by memory there: it takes as long as the slower roof says."""
+        host = timing(operators=[row("Conv", 1, 10.0, 400e6, 60e6)])
+        assert host.groups[0].operator_class == "compute"
+        fast = changed(
+            device,
+            cpu={"fp32_gemm": figure(1000, "GFLOPS", threads=4)},
+            memory={"bandwidth": figure(1, "GB/s")},
+        )
+        # Here 4 ms of arithmetic, in 10; there 30 ms of traffic.
+        assert step(carry(host, fast)).typical == pytest.approx(10 * 30 / 4)
+
+    def test_products_whose_arithmetic_is_unknown(self, device: DeviceProfile) -> None:
+        host = timing(operators=[row("Einsum", 1, 10.0, None, 1e9)])
+        assert step(carry(host, device)).typical == pytest.approx(10 * 5)
+
+    def test_clocks_bound_the_small_operators(self, device: DeviceProfile) -> None:
+        host = timing(operators=[row("Shape", 10, 10.0, None, 0)], calibration={"clock_hz": 3e9})
+        found = step(carry(host, device))
+        assert found.low == pytest.approx(10 * 3)
+        assert found.typical == pytest.approx(10 * math.sqrt(3 * 20))
+        assert found.high == pytest.approx(10 * 20)
+
+    def test_quantiles(self, device: DeviceProfile) -> None:
+        steady = carry(timing(), device)
+        host = timing(steps_ms=[9.0, *[10.0] * 30, *[16.0] * 9])
+        spread = carry(host, device)
+        assert steady.p90_ms == steady.step_ms
+        assert spread.p90_ms is not None
+        assert spread.p90_ms.typical == pytest.approx(1.6 * step(spread).typical)
+        assert spread.p90_ms.low >= step(spread).low
+        assert step(spread).typical == pytest.approx(step(steady).typical)
+
+    def test_the_90th_percentile_is_nowhere_below_the_median(self, device: DeviceProfile) -> None:
+        """Also where, of few steps, its interval reaches below it."""
+        latency = carry(timing(steps_ms=[1.0, 10.0, 10.0]), device)
+        certain = step(carry(timing(steps_ms=[10.0] * 3), device))
+        assert latency.p90_ms is not None
+        assert latency.p90_ms.low >= certain.low
+
+    def test_the_median_is_an_interval_of_its_own(self, device: DeviceProfile) -> None:
+        certain = step(carry(timing(steps_ms=[10.0] * 11), device))
+        steps = [8.0] * 5 + [10.0] + [14.0] * 5  # the interval spans all that far
+        vague = step(carry(timing(steps_ms=steps), device))
+        assert vague.typical == pytest.approx(certain.typical)
+        assert vague.low == pytest.approx(0.8 * certain.low)
+        assert vague.high == pytest.approx(1.4 * certain.high)
+
+    def test_the_first_step_apart(self, device: DeviceProfile) -> None:
+        """Twenty milliseconds more here, which memory and the runtime may have taken."""
+        latency = carry(timing(), device)
+        assert latency.first_step_ms is not None
+        extra = 20 * math.sqrt(2.5 * math.sqrt(2.5 * 20))
+        assert latency.first_step_ms.typical == pytest.approx(step(latency).typical + extra)
+        assert latency.first_step_ms.low == pytest.approx(step(latency).low + 20 * 1.25)
+        early = carry(timing(first_step_ms=7.0), device)
+        assert early.first_step_ms == early.step_ms
+
+    def test_storage(self, device: DeviceProfile) -> None:
+        latency = carry(timing(), device)
+        core = math.sqrt(2.5 * 20)
+        assert latency.session_creation_ms is not None
+        assert latency.session_creation_ms.typical == pytest.approx(40 * core + 1.5)
+        both = math.sqrt(2.5 * core)
+        assert latency.checkpoint_load_ms is not None
+        assert latency.checkpoint_load_ms.typical == pytest.approx(30 + 2 * both)
+        assert latency.checkpoint_save_ms is not None
+        assert latency.checkpoint_save_ms.typical == pytest.approx(120 + 3 * both)
+        assert latency.checkpoint_save_ms.low == pytest.approx(60 + 3 * 1.25)
+        assert latency.checkpoint_save_ms.high == pytest.approx(240 + 3 * 20)
+
+    def test_unknown_storage(self) -> None:
+        latency = carry(timing(), make_profile("device", None))
+        assert latency.checkpoint_load_ms is None
+        assert latency.checkpoint_save_ms is None
+        assert latency.session_creation_ms is not None
+        assert "storage unknown" in latency.basis
+
+    def test_unknown_rates_are_not_judged(self) -> None:
+        latency = carry(timing(), make_profile("silent", None, rates=False))
+        assert latency.step_ms is None
+        assert latency.by_class == []
+        assert latency.not_judged == "the profile gives no matrix rate and no memory bandwidth"
+
+
+class TestThreads:
+    def test_as_many_as_the_profile_suggests(self, device: DeviceProfile) -> None:
+        """Two of four equal cores make half the rate."""
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        two = changed(device, cpu={"training_threads": figure(2, "cores")})
+        latency = carry(host, two)
+        assert latency.threads == 2
+        assert step(latency).typical == pytest.approx(2 * step(carry(host, device)).typical)
+
+    def test_on_the_fastest_cores(self, device: DeviceProfile) -> None:
+        """Two big cores of 15 GFLOPS, two small ones of 5: two threads keep three quarters."""
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        clusters = [cluster(2, 1.8, 10), cluster(2, 2.2, 30)]
+        both = changed(device, cpu={"clusters": clusters})
+        two = changed(both, cpu={"training_threads": figure(2, "cores")})
+        assert step(carry(host, two)).typical == pytest.approx(
+            step(carry(host, both)).typical * 4 / 3
+        )
+
+    def test_by_the_clock_where_peaks_are_unknown(self, device: DeviceProfile) -> None:
+        """The big cores' share is between what their clock says and all."""
+        host = timing(operators=[row("Conv", 1, 10.0, 800e6, 4e6)])  # reaches 80 % of the roof
+        both = changed(device, cpu={"clusters": [cluster(2, 1.0), cluster(2, 3.0)]})
+        two = changed(both, cpu={"training_threads": figure(2, "cores")})
+        four, found = (step(carry(host, profile)) for profile in (both, two))
+        assert found.typical == pytest.approx(four.typical / math.sqrt(0.75))
+        assert found.low == pytest.approx(four.low)
+        assert found.high > four.high
+
+    def test_a_rate_that_was_measured_with_one_thread_wins(self, device: DeviceProfile) -> None:
+        """4 GFLOPS where the share of four cores would say 5: products, and the core's ratio."""
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        cpu = {
+            "training_threads": figure(1, "cores"),
+            "fp32_gemm_single": figure(4, "GFLOPS", threads=1),
+        }
+        assert step(carry(host, changed(device, cpu=cpu))).typical == pytest.approx(250)
+        small = timing(operators=[row("Shape", 9, 10.0, None, 0)])
+        del cpu["training_threads"]
+        found = step(carry(small, changed(device, cpu=cpu)))
+        assert found.high == pytest.approx(10 * 25)
+
+    def test_without_clusters(self) -> None:
+        host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
+        plain = make_profile("plain", None)
+        one = changed(plain, cpu={"training_threads": figure(1, "cores")})
+        four, found = (step(carry(host, profile)) for profile in (plain, one))
+        assert found.typical == pytest.approx(four.typical * 2)  # between 1 and 4
+
+
+class TestProperties:
+    def scaled(self, device: DeviceProfile, factor: float, *only: str) -> DeviceProfile:
+        """The device with some of its rates (all by default) times a factor."""
+        content = device.model_dump(mode="json", exclude_none=True)
+        places = {
+            "peak": content["cpu"]["fp32_peak"],
+            "clock": content["cpu"]["clusters"][0]["clock"],
+            "copy": content["memory"]["bandwidth"],
+            "read": content["storage"]["read"],
+            "write": content["storage"]["write"],
+        }
+        for name in only or places:
+            for end in ("low", "value", "high"):
+                if end in places[name]:
+                    places[name][end] *= factor
+        return DeviceProfile.model_validate(content)
+
+    @pytest.mark.parametrize("clock", [None, 3e9])
+    def test_twice_as_fast_in_everything_takes_half(
+        self, device: DeviceProfile, clock: float | None
+    ) -> None:
+        host = timing(calibration={"clock_hz": clock})
+        slow, fast = carry(host, device), carry(host, self.scaled(device, 2))
+        for name in INTERVALS:
+            one, other = getattr(slow, name), getattr(fast, name)
+            for end in ("low", "typical", "high"):
+                assert getattr(other, end) == pytest.approx(getattr(one, end) / 2), name
+
+    @pytest.mark.parametrize("rate", ["peak", "clock", "copy", "read", "write"])
+    @pytest.mark.parametrize("clock", [None, 3e9])
+    def test_a_faster_device_is_never_slower(
+        self, device: DeviceProfile, rate: str, clock: float | None
+    ) -> None:
+        host = timing(calibration={"clock_hz": clock})
+        before = carry(host, device)
+        for factor in (1.01, 1.5, 4, 50):
+            after = carry(host, self.scaled(device, factor, rate))
+            for name in INTERVALS:
+                one, other = getattr(before, name), getattr(after, name)
+                for end in ("low", "typical", "high"):
+                    assert getattr(other, end) <= getattr(one, end) * (1 + 1e-12), (name, end)
+            before = after
+
+    def test_same_machine_gives_the_same_time(self) -> None:
+        """A device with one core at the rates of this machine takes as long as this machine."""
+        twin = changed(
+            make_profile("twin", None),
+            cpu={
+                "fp32_gemm": figure(100, "GFLOPS", threads=1),
+                "clusters": [cluster(1, 3.0)],
+            },
+            memory={"bandwidth": figure(10, "GB/s")},
+        )
+        latency = carry(timing(calibration={"clock_hz": 3e9}), twin)
+        assert latency.step_ms is not None
+        assert latency.step_ms.model_dump() == pytest.approx({"low": 10, "typical": 10, "high": 10})
+
+    @pytest.mark.parametrize("name", list_profiles())
+    def test_shipped_profiles(self, name: str) -> None:
+        """Every shipped profile gives intervals with a basis, or the reason why not."""
+        latency = carry(timing(calibration={"clock_hz": 3e9}), load_profile(name))
+        assert (latency.step_ms is None) == bool(latency.not_judged)
+        if latency.step_ms is not None:
+            assert latency.step_ms.low < latency.step_ms.typical < latency.step_ms.high
+            assert latency.threads is not None
+
+    def test_pure(self, device: DeviceProfile) -> None:
+        host = timing()
+        again = dataclasses.replace(host)
+        assert carry(host, device) == carry(again, device)
+
+
+@pytest.fixture(scope="module")
+def host(case: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory) -> HostTiming:
+    return measure_host(case("mlp").job(tmp_path_factory.mktemp("timing"), task="time"))
+
+
+class TestMeasuring:
+    def test_figures(self, host: HostTiming) -> None:
+        assert min(host.gemm_flops, host.copy_bandwidth) > 1e8
+        assert host.calibration.core_flops == host.gemm_flops  # one thread
+        assert host.first_step_ms > 0
+        assert len(host.steps_ms) >= 3
+        assert all(ms > 0 for ms in host.steps_ms)
+        assert host.profiled_steps >= 1
+        assert sum(host.class_ms().values()) == pytest.approx(host.median_ms)
+        for spent in (host.session_creation, host.checkpoint_load, host.checkpoint_save):
+            assert 0 < spent.cpu_ms <= spent.ms
+
+    def test_the_checkpoint_holds_parameters_and_moments(self, host: HostTiming) -> None:
+        parameters = 4 * (784 * 500 + 500 + 500 * 10 + 10)
+        assert 3 * parameters < host.checkpoint_bytes < 3 * parameters + 20_000
+
+    def test_both_models_are_profiled_without_the_first_step(self, host: HostTiming) -> None:
+        calls: dict[str, int] = {}
+        for cost in host.operators():
+            calls[cost.op_type] = calls.get(cost.op_type, 0) + cost.calls
+        assert calls["LogSoftmax"] == host.profiled_steps  # once per step of the training model
+        assert calls["Sqrt"] % host.profiled_steps == 0  # AdamW, chunk by chunk
+        assert calls["Sqrt"] >= host.profiled_steps
+        assert "If" not in calls
+
+    def test_arithmetic_of_the_model(self, host: HostTiming) -> None:
+        """Two layers forward and their weights' gradients, and the second one's input gradient.
+
+        The gradient of the data is not needed.
+        """
+        batch = 64
+        large, small = 2 * batch * 784 * 500, 2 * batch * 500 * 10
+        flops = sum(cost.flops or 0 for cost in host.operators())
+        assert flops / host.profiled_steps == 2 * large + 3 * small
+
+    def test_failure_of_the_child(self, case: Callable[[str], Case], tmp_path: Path) -> None:
+        job = case("mlp").job(tmp_path, task="time", checkpoint=str(tmp_path / "gone"))
+        with pytest.raises(OdtpackError) as caught:
+            measure_host(job)
+        assert caught.value.code == "checkpoint-not-found"
+
+
+def test_rates_are_those_of_the_machine() -> None:
+    host = timing(calibration={"gemm_flops": 3 * GIGA})
+    assert host.gemm_flops == 3 * GIGA

@@ -1,0 +1,194 @@
+"""The fidelity benchmark's arithmetic: predictions and comparisons on made-up numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fidelity.latency import (
+    GROUPS,
+    Effort,
+    Row,
+    compare,
+    measure_model,
+    summarize,
+    summary_lines,
+    table,
+    times,
+    which_clock,
+)
+from benchmarks.fidelity.latency_prediction import (
+    Curves,
+    Node,
+    rate,
+    scaled_step,
+    step_between,
+)
+from benchmarks.fidelity.models import CASES, build
+from odtpack_simulator.memory.operator_work import Work
+
+FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])
+"""100 GFLOPS and 10 GB/s at any size."""
+TWICE = Curves([(1e3, 5e-9), (1e9, 5e-3)], [(1e3, 5e-8), (1e9, 0.05)])
+
+
+class TestCurves:
+    def test_rate_between_sizes(self) -> None:
+        points = [(10.0, 1.0), (1000.0, 10.0)]  # 10 and 100 per second
+        assert rate(points, 1) == 10
+        assert rate(points, 100) == pytest.approx(55)
+        assert rate(points, 1e6) == 100
+
+    def test_the_slower_of_both(self) -> None:
+        assert FLAT.seconds(Work(1e8, 1e6)) == pytest.approx(1e-3)
+        assert FLAT.seconds(Work(1e6, 1e7)) == pytest.approx(1e-3)
+        assert FLAT.seconds(Work(None, 0)) == 0
+
+    def test_best_of_turns_without_what_a_run_costs(self) -> None:
+        turns = [
+            {"products": [(8.0, 9e-6)], "copies": [(80.0, 5e-6)], "least": 3e-6},
+            {"products": [(8.0, 7e-6)], "copies": [(80.0, 2e-6)], "least": 4e-6},
+        ]
+        found = Curves.best(turns, node_us=1.0)
+        assert found.products == [(8.0, pytest.approx(5e-6))]  # 7 µs less 2 of starting
+        assert found.copies == [(80.0, pytest.approx(1e-6))]  # never less than a node takes
+
+
+class TestScaling:
+    nodes = (
+        Node("Gemm", 4000.0, Work(200e6, 1e6)),
+        Node("Slice", 1000.0, Work(None, 5e6)),
+        Node("Shape", 1000.0, Work(None, 8.0)),
+    )
+
+    def predict(self, there: Curves, *factors: float, step_ms: float = 10.0) -> float:
+        works = [
+            Work(node.work.flops and node.work.flops * factor, node.work.moved_bytes * factor)
+            for node, factor in zip(self.nodes, factors, strict=True)
+        ]
+        return scaled_step(self.nodes, step_ms, (0.0, 0.0), FLAT, there, works)
+
+    def test_the_same_configuration_is_the_calibrated_step(self) -> None:
+        assert self.predict(FLAT, 1, 1, 1) == pytest.approx(10)
+
+    def test_twice_the_work(self) -> None:
+        """Four milliseconds around the operators, and the shape's one, stay."""
+        assert self.predict(FLAT, 2, 2, 2) == pytest.approx(4 + 8 + 2 + 1)
+        assert self.predict(FLAT, 2, 1, 1) == pytest.approx(4 + 8 + 1 + 1)
+
+    def test_twice_the_rates(self) -> None:
+        """What runs in one thread does not gain."""
+        assert self.predict(TWICE, 1, 1, 1) == pytest.approx(4 + 2 + 1 + 1)
+
+    def test_operators_slowed_down_by_the_profile(self) -> None:
+        """Six milliseconds of operators in a step of three: each counts half."""
+        assert self.predict(FLAT, 2, 2, 2, step_ms=3) == pytest.approx(4 + 1 + 0.5)
+
+    def test_the_runtime_s_part_does_not_scale(self) -> None:
+        node = Node("Gemm", 10.0, Work(200e6, 1e6))
+        double = Work(400e6, 2e6)
+        found = scaled_step([node], 0.01, (2.0, 0.0), FLAT, FLAT, [double])
+        assert found == pytest.approx(0.002 + 2 * 0.008)
+
+
+class TestBetween:
+    def test_linear_in_the_work_through_both_sizes(self) -> None:
+        """A node of 1 ms + 1 ms per 100 MFLOP, one that is always the same, a rest of 2 ms."""
+
+        def nodes(mflops: float) -> list[Node]:
+            product = Node("Gemm", 1000 + 10 * mflops, Work(1e6 * mflops, 1e3))
+            return [product, Node("Mul", 500.0, Work(None, 1e5))]
+
+        works = [node.work for node in nodes(150)]
+        small, large = (nodes(100), 4.5), (nodes(400), 7.5)
+        found = step_between(small, large, (0.0, 0.0), FLAT, works)
+        assert found == pytest.approx(2 + 1 + 1.5 + 0.5)
+
+    def test_ends_at_the_calibrated_steps(self) -> None:
+        small = ([Node("Conv", 900.0, Work(1e8, 1e3))], 1.3)
+        large = ([Node("Conv", 1900.0, Work(3e8, 1e3))], 2.3)
+        for nodes, step_ms in (small, large):
+            works = [node.work for node in nodes]
+            found = step_between(small, large, (0.5, 0.0), FLAT, works)
+            assert found == pytest.approx(step_ms)
+
+
+class TestComparing:
+    def test_steps_that_waited_are_not_compared(self) -> None:
+        steps = [(10.0, 10.0), (30.0, 10.0), (10.1, 10.0)]
+        assert which_clock(steps) == "wall"
+        assert times(steps, "wall") == [10.0, 10.1]
+
+    def test_the_processor_s_time_where_most_waited(self) -> None:
+        steps = [(25.0, 9.0), (30.0, 10.0), (10.0, 10.0)]
+        assert which_clock(steps) == "processor"
+        assert times(steps, "processor") == [9.0, 10.0, 10.0]
+
+    def test_each_round_with_its_own_steps(self) -> None:
+        """The second round ran at half the speed, and was calibrated so."""
+        measured = [[(10.2, 10.2), (11.8, 11.8)], [(20.0, 20.0), (21.0, 21.0), (90.0, 20.0)]]
+        found = compare(("m", "batch", 8, 1, "wall"), [11.0, 20.5], measured, 0.5)
+        assert found.error == pytest.approx(0)
+        assert found.within == 1
+        assert (found.steps, found.interrupted) == (4, 1)
+        assert found.predicted_ms == pytest.approx(15.75)
+        assert found.measured_ms == pytest.approx(15.9)
+
+    def test_off_by_a_quarter(self) -> None:
+        measured = [[(10.0, 10.0), (8.0, 8.0)]]
+        found = compare(("m", "batch", 8, 1, "wall"), [10.0], measured, 0.0)
+        assert found.error == pytest.approx(1 / 9)
+        assert found.within == 0.5
+
+    def test_nothing_to_compare(self) -> None:
+        found = compare(("m", "batch", 8, 1, "wall"), [10.0], [[(20.0, 8.0)]], 0.0)
+        assert found.steps == 0
+        assert math.isnan(found.error)
+        assert summarize([found]) == []
+
+
+def made(group: str, error: float, within: float, steps: int = 100) -> Row:
+    return Row("m", group, 8, 1, "wall", 10, 10, error, within, steps, 0, 0.01)  # type: ignore[arg-type]
+
+
+def test_summary_tells_groups_apart() -> None:
+    rows = [made("process", 0.0, 1.0), made("batch", -0.2, 0.0), made("batch", 0.06, 1.0, 300)]
+    process, batch, every = summarize(rows)
+    assert (process.group, process.median_error, process.cases_within) == ("process", 0.0, 1.0)
+    assert (batch.group, batch.cases) == ("batch", 2)
+    assert batch.median_error == pytest.approx(0.13)
+    assert batch.cases_within == 0.5
+    assert batch.steps_within == pytest.approx(0.75)
+    assert batch.alike_within == pytest.approx(0.5)
+    assert every.group == "all"
+    assert every.median_error == pytest.approx(0.06)
+    assert {row.group for row in rows} < set(GROUPS)
+
+
+def test_every_row_is_printed() -> None:
+    rows = [made("process", -0.031, 0.97), made("batch", 0.5, 0.25)]
+    heading, *lines = table(rows)
+    assert "within 10 %" in heading
+    assert "-3.1%" in lines[0]
+    assert "97%" in lines[0]
+    assert "+50.0%" in lines[1]
+    assert len([line for line in summary_lines(rows) if "cases" in line]) == 3
+
+
+def test_a_model_for_real(tmp_path: Path) -> None:
+    """Five processes take turns; what they measured answers every question."""
+    case = CASES["tabular"]
+    effort = Effort(rounds=2, seconds=0.01, scaling=0.0005, profiled=2)
+    rows = measure_model(build(case, tmp_path), effort)
+    assert [(row.group, row.batch_size, row.threads) for row in rows] == [
+        ("process", 256, 1),
+        ("batch", 64, 1),
+        ("batch", 16, 1),
+        ("between", 64, 1),
+        ("threads", 256, 2),
+    ]
+    for row in rows:
+        assert row.predicted_ms > 0
+        assert row.steps + row.interrupted >= 2 * effort.rounds

@@ -1,0 +1,321 @@
+"""The buffers of a run against ONNX Runtime's own books, and against an independent verifier."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from odtpack_runtime import CheckpointState, Module
+from odtpack_simulator.memory import allocation
+from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
+from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input
+from odtpack_simulator.memory.memory_plan import stable_name
+from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
+from tests.simulator.graphs import load_model
+from tests.simulator.packages import MODELS, Case
+
+SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
+
+IN_USE = "mem_bytes_requested_in_use"
+
+Events = list[dict[str, Any]]
+
+
+def profiling_options(folder: Path) -> onnxruntime.SessionOptions:
+    """With the arena on, which keeps books, and patterns off, so that it allocates one by one."""
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    return options
+
+
+def node_events(folder: Path, graph: RuntimeGraph) -> Events:
+    """Arguments of the profile's events of one run, without those of nodes in subgraphs."""
+    (file,) = folder.glob("profile*.json")
+    events = json.loads(file.read_text())
+    file.unlink()
+    outer = {stable_name(node.name) for node in graph.nodes}
+    rows = [
+        e["args"] | {"name": stable_name(e["name"].removesuffix("_kernel_time"))}
+        for e in events
+        if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")
+    ]
+    rows = [row for row in rows if row["name"] in outer]
+    if IN_USE not in rows[0]:
+        pytest.skip("this ONNX Runtime does not write memory to its profiles")
+    return rows[-len(graph.nodes) :]
+
+
+def planned_bytes(plan: Allocation) -> list[int]:
+    """Bytes of tensors, without what the system's allocator adds, during each node."""
+    total = np.zeros(len(plan.uses) + 1, np.int64)
+    for buffer in plan.buffers:
+        total[buffer.first] += buffer.nbytes
+        total[buffer.last + 1] -= buffer.nbytes
+    return [int(value) for value in np.cumsum(total)[:-1]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_node_of_a_training_step(
+    name: str, case: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """Order, shapes and bytes in use at every node are those of a real step, to the byte."""
+    this = case(name)
+    package = this.package
+    graph = load_runtime_graph(package.training_model, this.shapes)
+    plan = allocate(graph, fresh_outputs=["output"], conditions={"lazy_reset_grad": True})
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, session_options=profiling_options(tmp_path))
+    for _ in range(2):
+        module(this.inputs[: this.batch_size], this.labels[: this.batch_size])
+        module.lazy_reset_grad()
+    del module
+    events = node_events(tmp_path, graph)
+    assert [event["name"] for event in events] == [stable_name(n.name) for n in graph.nodes]
+    planned = planned_bytes(plan)
+    constants = int(events[0][IN_USE]) - planned[0]
+    for node, event, nbytes in zip(graph.nodes, events, planned, strict=True):
+        shapes = [next(iter(shape.values())) for shape in event["output_type_shape"]]
+        assert shapes == [list(graph.values[o].shape or ()) for o in node.outputs if o], node.name
+        assert int(event[IN_USE]) - constants == nbytes, node.name
+    assert plan.unknown == ()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs(seed: int, tmp_path: Path) -> None:
+    """Reuse of buffers, in place and of freed ones, on graphs that exercise all of it."""
+    model = random_model(seed)
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = load_runtime_graph(tmp_path / "model.onnx", {"x": (48, 16), "y": (48, 16)})
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), profiling_options(tmp_path)
+    )
+    binding = session.io_binding()
+    values = np.random.default_rng(seed).standard_normal((48, 16), np.float32)
+    result = np.empty((48, 16), np.float32)
+    for name in ("x", "y"):
+        binding.bind_input(name, "cpu", 0, np.float32, values.shape, values.ctypes.data)
+    binding.bind_output("out", "cpu", 0, np.float32, result.shape, result.ctypes.data)
+    for _ in range(2):
+        session.run_with_iobinding(binding)
+    del session, binding
+    events = node_events(tmp_path, graph)
+    plan = allocate(graph)
+    planned = planned_bytes(plan)
+    in_use = [int(event[IN_USE]) for event in events]
+    assert [nbytes - in_use[0] + planned[0] for nbytes in in_use] == planned
+    verify(graph, plan)
+
+
+def random_model(seed: int) -> onnx.ModelProto:
+    """Forty operators on [batch, 16], its transpose and its flat form; one output."""
+    draw = random.Random(seed)
+    pools: dict[str, list[str]] = {"rows": ["x", "y"], "columns": [], "flat": []}
+    nodes = []
+
+    def add(op_type: str, inputs: list[str], pool: str, **attributes: object) -> None:
+        name = f"v{len(nodes)}"
+        nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
+        pools[pool].append(name)
+
+    for _ in range(40):
+        pool = draw.choice([key for key in pools if pools[key]])
+        operand = draw.choice(pools[pool][-4:])
+        kind = draw.randrange(5)
+        if kind == 0:
+            add(draw.choice(["Relu", "Sigmoid", "Softmax", "Elu"]), [operand], pool)
+        elif kind == 1:
+            add(draw.choice(["Sin", "Neg", "Abs"]), [operand], pool)
+        elif kind == 2:
+            add(draw.choice(["Mul", "Sub", "Max"]), [operand, draw.choice(pools[pool])], pool)
+        elif kind == 3 and pool != "flat":
+            other = "columns" if pool == "rows" else "rows"
+            add("Transpose", [operand], other, perm=[1, 0])
+        else:
+            target = {"rows": "flat", "flat": "rows", "columns": "columns"}[pool]
+            if target == "columns":
+                add("Identity", [operand], pool)
+            else:
+                add("Reshape", [operand, f"to {target}"], target)
+    used = {name for node in nodes for name in node.input}
+    loose = [n for n in pools["rows"] if n not in used] or pools["rows"][-1:]
+    for name in [n for pool in ("flat", "columns") for n in pools[pool] if n not in used]:
+        if name in pools["flat"]:
+            add("Reshape", [name, "to rows"], "rows")
+        else:
+            add("Transpose", [name], "rows", perm=[1, 0])
+        loose.append(pools["rows"][-1])
+    while len(loose) > 1:
+        add("Add", [loose.pop(), loose.pop()], "rows")
+        loose.append(pools["rows"][-1])
+    nodes.append(helper.make_node("Exp", [loose[0]], ["out"], name="last"))
+    shape = ["batch", 16]
+    graph = helper.make_graph(
+        nodes,
+        "random",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", "y")],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, shape)],
+        [
+            onnx.numpy_helper.from_array(np.array([-1], np.int64), "to flat"),
+            onnx.numpy_helper.from_array(np.array([-1, 16], np.int64), "to rows"),
+        ],
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", 17))
+    return model
+
+
+def verify(graph: RuntimeGraph, plan: Allocation) -> None:
+    """Replay a plan: every tensor has memory while it lives, and no two live ones share it.
+
+    Knows the graph and the list of buffers, nothing of how they were chosen.
+    """
+    home = {tensor: b for b in plan.buffers for tensor in b.tensors}
+    written: dict[str, int] = {}
+    read: dict[str, int] = {}
+    source: dict[str, str] = {}
+    for index, node in enumerate(graph.nodes):
+        read.update(dict.fromkeys((*node.inputs, *node.implicit), index))
+        written.update(dict.fromkeys(filter(None, node.outputs), index))
+        shared = 0 if node.op_type in ALIASES else in_place_input(node.op_type, node.domain)
+        if shared is not None and shared < len(node.inputs):
+            source[node.outputs[0]] = node.inputs[shared]
+    callers = {*graph.inputs, *graph.initializers, *graph.outputs}
+    for name, index in written.items():
+        if name not in home:
+            assert callers & set(ancestors(name, source)), f"{name} has no memory"
+            continue
+        buffer = home[name]
+        assert buffer.first <= index <= buffer.last
+        assert read.get(name, index) <= buffer.last, f"{name} is read after it was freed"
+        nbytes = graph.values[name].nbytes
+        assert nbytes is not None
+        assert nbytes <= buffer.nbytes
+    for buffer in plan.buffers:
+        tensors = sorted(buffer.tensors, key=lambda name: written[name])
+        for earlier, later in itertools.combinations(tensors, 2):
+            last_read = read.get(earlier, written[earlier])
+            if last_read < written[later]:
+                continue
+            # A view of it, or written over it by the node that reads it last.
+            assert earlier in ancestors(later, source), f"{earlier} and {later} overlap"
+    live = [
+        sum(b.size for b in plan.buffers if b.first <= i <= b.last) for i in range(len(graph.nodes))
+    ]
+    assert [use.live for use in plan.uses] == live
+
+
+def ancestors(name: str, source: dict[str, str]) -> list[str]:
+    """The tensor, and those whose memory it was made in, one after the other."""
+    names = [name]
+    while names[-1] in source:
+        names.append(source[names[-1]])
+    return names
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_plan_is_consistent(name: str, case: Callable[[str], Case]) -> None:
+    this = case(name)
+    for model in (this.package.training_model, this.package.eval_model):
+        graph = load_runtime_graph(model, this.shapes)
+        verify(graph, allocate(graph))
+
+
+def test_verifier_sees_a_shared_buffer(case: Callable[[str], Case]) -> None:
+    """The verifier itself is worth something: a plan that shares too much does not pass."""
+    graph = load_runtime_graph(case("mlp").package.eval_model, case("mlp").shapes)
+    plan = allocate(graph)
+    merged = allocation.Buffer("all", 10**9, 0, len(graph.nodes) - 1, {})
+    for buffer in plan.buffers:
+        merged.tensors |= buffer.tensors
+    size = merged.size
+    uses = tuple(allocation.NodeUse(size, 0) for _ in graph.nodes)
+    with pytest.raises(AssertionError, match="overlap"):
+        verify(graph, Allocation((merged,), uses, ()))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "size"), [(0, 0), (1, 160), (16383, 16480), (16384, 20480), (10**6, 1003520)]
+)
+def test_allocated_size(nbytes: int, size: int) -> None:
+    assert allocated_size(nbytes) == size
+
+
+def test_branch_of_a_known_condition() -> None:
+    """Of an ``If`` on a graph input whose value is known only that branch counts."""
+
+    def branch(width: int) -> onnx.GraphProto:
+        name = f"wide{width}"
+        nodes = [
+            helper.make_node("Expand", ["x", f"shape{width}"], [name]),
+            helper.make_node("ReduceSum", [name], [f"sum{width}"], keepdims=0),
+        ]
+        shape = onnx.numpy_helper.from_array(np.array([width], np.int64), f"shape{width}")
+        result = helper.make_tensor_value_info(f"sum{width}", TensorProto.FLOAT, [])
+        return helper.make_graph(nodes, name, [], [result], [shape])
+
+    nodes = [
+        helper.make_node("Squeeze", ["flag"], ["condition"]),
+        helper.make_node(
+            "If", ["condition"], ["out"], then_branch=branch(1000), else_branch=branch(2000)
+        ),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("flag", TensorProto.BOOL, [1]),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]),
+        ],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [])],
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", 17))
+    runtime_graph = load_model(model)
+    peaks = [
+        allocate(runtime_graph, conditions=conditions).peak
+        for conditions in ({"flag": True}, {"flag": False}, {})
+    ]
+    assert peaks == [allocated_size(4000), allocated_size(8000), allocated_size(8000)]
+
+
+def test_heap_keeps_small_buffers() -> None:
+    """What is freed of small tensors counts on; a large one is gone."""
+
+    def chain(width: int) -> Allocation:
+        shape = [4, width]
+        nodes = [
+            helper.make_node("Transpose", ["x"], ["a"], perm=[1, 0]),
+            helper.make_node("Sin", ["a"], ["b"]),
+            helper.make_node("ReduceSum", ["b"], ["c"], keepdims=0),
+            helper.make_node("Cos", ["c"], ["out"]),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [])],
+        )
+        model = onnx.ModelProto(ir_version=8, graph=graph)
+        model.opset_import.append(helper.make_opsetid("", 17))
+        return allocate(load_model(model))
+
+    small, large = chain(64), chain(64 * 1024)
+    assert small.heap == 2 * allocated_size(4 * 4 * 64)
+    assert small.uses[-1].small < small.heap
+    assert large.heap == allocated_size(4)  # the sum alone
+    assert large.peak > 2 * 4 * 4 * 64 * 1024

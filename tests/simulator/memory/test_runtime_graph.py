@@ -1,0 +1,139 @@
+"""What is read from a graph as ONNX Runtime runs it: shapes that it leaves open, and constants."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from odtpack_simulator.memory.missing_shapes import Typed, fill_in, nchwc_block
+from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.memory.session_memory import constant_bytes, loading_bytes
+from tests.simulator.graphs import load_model
+
+
+def test_constants() -> None:
+    """A weight that one kernel rearranges and another reads as it is exists twice."""
+    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Mul", ["a", "w"], ["b"]),
+        helper.make_node("MatMul", ["b", "v"], ["y"]),
+    ]
+    value = onnx.numpy_helper.from_array(np.ones((64, 32), np.float32), "v")
+    info = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, k])
+        for n, k in [("x", 64), ("y", 32)]
+    ]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:], [weight, value])
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", 17))
+    loaded = load_model(model)
+    assert constant_bytes(loaded) == 2 * 64 * 64 * 4 + 64 * 32 * 4
+    assert loading_bytes(loaded) == 64 * 64 * 4
+
+
+def test_kernels_share_a_rearranged_constant() -> None:
+    """Two products with one matrix keep one copy; with it transposed, another, in whole panels."""
+    weight = onnx.numpy_helper.from_array(np.ones((36, 64), np.float32), "w")
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["a"]),
+        helper.make_node("Gemm", ["a2", "w"], ["b"]),
+        helper.make_node("Gemm", ["c", "w"], ["d"], transB=1),
+    ]
+    names = [("x", 36), ("a2", 36), ("c", 64), ("a", 64), ("b", 64), ("d", 36)]
+    infos = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, k]) for n, k in names}
+    graph = helper.make_graph(
+        nodes, "g", [infos[n] for n in ("x", "a2", "c")], [infos[n] for n in "abd"], [weight]
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", 17))
+    assert constant_bytes(load_model(model)) == 36 * 64 * 4 + 64 * 48 * 4
+
+
+@pytest.mark.parametrize("flags", list(itertools.product((0, 1), repeat=4)))
+def test_shape_of_a_fused_product(flags: tuple[int, ...]) -> None:
+    """As ONNX Runtime computes it, for every combination of transpositions."""
+
+    def store(array: np.ndarray, swapped: int, batch_last: int) -> np.ndarray:
+        array = np.swapaxes(array, -1, -2) if swapped else array
+        return np.ascontiguousarray(np.moveaxis(array, -2, 0) if batch_last else array)
+
+    feeds = {
+        "a": store(np.zeros((2, 3, 5, 7), np.float32), flags[0], flags[2]),
+        "b": store(np.zeros((2, 3, 7, 4), np.float32), flags[1], flags[3]),
+    }
+    names = ("transA", "transB", "transBatchA", "transBatchB")
+    node = helper.make_node(
+        "FusedMatMul", ["a", "b"], ["y"], domain="com.microsoft",
+        **dict(zip(names, flags, strict=True)),
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, v.shape) for n, v in feeds.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.extend(
+        [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    )
+    (result,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    found: dict[str, Typed] = {n: (TensorProto.FLOAT, v.shape) for n, v in feeds.items()}
+    fill_in([node], 17, {}, found)
+    assert found["y"] == (TensorProto.FLOAT, result.shape)
+
+
+def test_axes_that_were_broadcast() -> None:
+    """The sum over axes that the graph finds by comparing shapes has a known shape."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 6, 8] x, float[1, 6, 8] y) => (float[a, b, c] out) {
+            one = Constant <value_ints = [1]> ()
+            all = Constant <value_ints = [-1]> ()
+            sx = Shape (x)
+            sy = Shape (y)
+            narrow = Equal (sy, one)
+            wide = Equal (sx, one)
+            not_wide = Not (wide)
+            both = And (narrow, not_wide)
+            places = NonZero (both)
+            axes = Reshape (places, all)
+            sum = ReduceSum (x, axes)
+            out = Exp (sum)
+        }"""
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(model, Path(folder) / "m.onnx")
+        graph = load_runtime_graph(Path(folder) / "m.onnx", {"x": (4, 6, 8)})
+    (total,) = (node.outputs[0] for node in graph.nodes if node.op_type == "ReduceSum")
+    assert graph.values[total].shape == (1, 6, 8)
+
+
+def test_shapes_in_a_loop_over_data_of_unknown_shape(tmp_path: Path) -> None:
+    """Names of sizes hold in a body too, where ONNX Runtime has nothing else to tell them by."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        loop (float[n, 20] x, int64[2] first, int64[3] all) => (float[n, 4] last) {
+            start = Reshape (x, first)
+            steps = Reshape (x, all)
+            last = Scan <num_scan_inputs = 1, body = body (float[n, 4] old, float[n, 4] step)
+                => (float[n, 4] new) { product = Mul (old, step) new = Add (product, step) }>
+                (start, steps)
+        }"""
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = load_runtime_graph(tmp_path / "model.onnx", {"x": (3, 20)})
+    body = graph.nodes[-1].subgraphs["body"]
+    assert body.values["product"].shape == (3, 4)
+
+
+def test_blocked_layout_has_a_block() -> None:
+    assert nchwc_block() in (8, 16)

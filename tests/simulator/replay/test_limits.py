@@ -1,0 +1,253 @@
+"""Every way to hold a child to a limit: it is really ended, or the refusal says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.replay import limits
+from odtpack_simulator.replay.limits import (
+    Limiter,
+    LimitMethod,
+    anonymous_bytes,
+    hold_memory,
+    make_group,
+    remove_group,
+)
+from odtpack_simulator.replay.replay import run_training_child
+from tests.simulator.packages import Case
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+
+MOUNT = "30 23 0:26 / {} rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
+
+
+def _cgroups_permitted() -> bool:
+    try:
+        group = make_group(2**30)
+    except OSError:
+        return False
+    remove_group(group)
+    return True
+
+
+CGROUPS = sys.platform == "linux" and _cgroups_permitted()
+EXECUTABLE: list[LimitMethod] = [*(["cgroup"] if CGROUPS else []), "rlimit", "watchdog"]  # type: ignore[list-item]
+
+
+@pytest.fixture(scope="module")
+def mlp(case: Callable[[str], Case]) -> Case:
+    return case("mlp")
+
+
+@pytest.fixture(scope="module")
+def need(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> int:
+    peak = run_training_child(mlp.job(tmp_path_factory.mktemp("need"))).peak_bytes
+    assert peak is not None
+    return peak
+
+
+@pytest.mark.parametrize("method", EXECUTABLE)
+class TestChild:
+    def test_is_ended(self, method: LimitMethod, mlp: Case, need: int, tmp_path: Path) -> None:
+        # Enough steps for the watchdog, which looks now and then.
+        job = mlp.job(tmp_path, limit_bytes=int(0.6 * need), limit_methods=[method], epochs=100)
+        result = run_training_child(job)
+        assert result.outcome == "killed"
+        assert result.limit_method == method
+        assert result.steps_done < job.schedule.steps
+        words = {"cgroup": "control group", "rlimit": "out of memory", "watchdog": "watchdog"}
+        assert words[method] in result.detail
+
+    def test_completes_with_enough(
+        self, method: LimitMethod, mlp: Case, need: int, tmp_path: Path
+    ) -> None:
+        result = run_training_child(mlp.job(tmp_path, limit_bytes=2 * need, limit_methods=[method]))
+        assert (result.outcome, result.limit_method) == ("completed", method)
+        assert result.detail == ""
+
+
+@pytest.mark.skipif(CGROUPS, reason="control groups are permitted here")
+def test_without_control_groups_the_next_way_is_taken(mlp: Case, need: int, tmp_path: Path) -> None:
+    result = run_training_child(mlp.job(tmp_path, limit_bytes=2 * need))
+    assert result.limit_method == "rlimit"
+
+
+def test_no_way_is_permitted(mlp: Case, need: int, tmp_path: Path) -> None:
+    """The training goes on, and the result says that nothing held it."""
+    result = run_training_child(mlp.job(tmp_path, limit_bytes=need // 2, limit_methods=[]))
+    assert (result.outcome, result.limit_method) == ("completed", None)
+    assert "not held" in result.detail
+
+
+class TestLibraryThatEndsTheProcess:
+    """glibc does, with exit code 127, where a thread's own data find no room."""
+
+    @pytest.fixture(autouse=True)
+    def child(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = tmp_path / "child.sh"
+        words = "cannot allocate memory for thread-local data: ABORT"
+        script.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 127\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    def test_under_a_limit_it_is_a_result(self, mlp: Case, tmp_path: Path) -> None:
+        result = run_training_child(mlp.job(tmp_path, limit_bytes=10**6))
+        assert result.outcome == "killed"
+        assert "thread-local data" in result.detail
+
+    def test_without_one_it_is_a_failure(self, mlp: Case, tmp_path: Path) -> None:
+        with pytest.raises(OdtpackError, match="exit code 127"):
+            run_training_child(mlp.job(tmp_path))
+
+
+def test_without_a_limit_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "make_group", lambda _: pytest.fail("a group was made"))
+    with Limiter(None) as limiter:
+        assert limiter.environment == {}
+        assert limiter.ended() == ""
+
+
+class TestGroup:
+    """Control groups, on a tree that stands for the kernel's."""
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        own = tmp_path / "cgroup" / "app" / "own"
+        own.mkdir(parents=True)
+        (own / "cgroup.subtree_control").write_text("")
+        (own.parent / "cgroup.subtree_control").write_text("cpu memory\n")
+        (tmp_path / "mounts").write_text(
+            "22 1 0:2 / /proc rw - proc proc rw\n" + MOUNT.format(tmp_path / "cgroup")
+        )
+        (tmp_path / "membership").write_text("4:memory:/other\n0::/app/own\n")
+        return tmp_path
+
+    @staticmethod
+    def make(tree: Path) -> Path:
+        return make_group(4096, mounts=tree / "mounts", membership=tree / "membership")
+
+    @pytest.fixture
+    def kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Folders come with the kernel's files, and go with them."""
+        plain = Path.mkdir
+
+        def mkdir(self: Path, *arguments: object, **options: object) -> None:
+            plain(self, *arguments, **options)  # type: ignore[arg-type]
+            if not self.name.startswith("odtpack-"):
+                return
+            for name in ("memory.max", "memory.swap.max", "cgroup.procs", "memory.events"):
+                (self / name).write_text("")
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+
+    @pytest.mark.usefixtures("kernel")
+    def test_is_made_where_memory_is_delegated(self, tree: Path) -> None:
+        group = self.make(tree)
+        assert group.parent == tree / "cgroup" / "app"
+        assert (group / "memory.max").read_text() == "4096"
+        assert (group / "memory.swap.max").read_text() == "0"
+        remove_group(group)
+        assert not group.exists()
+
+    @pytest.mark.usefixtures("kernel")
+    def test_child_joins_and_parent_cleans_up(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "make_group", lambda _: self.make(tree))
+        with Limiter(4096) as limiter:
+            (name, folder), *_ = limiter.environment.items()
+            monkeypatch.setenv(name, folder)
+            assert hold_memory(4096) == {"method": "cgroup", "problem": None}
+            assert (Path(folder) / "cgroup.procs").read_text() == str(os.getpid())
+            assert limiter.ended() == ""
+            (Path(folder) / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+            assert "control group" in limiter.ended()
+        assert not Path(folder).exists()
+
+    def test_nothing_is_left_of_one_without_memory(self, tree: Path) -> None:
+        """An ordinary folder has no memory.max, and none is made in it."""
+        with pytest.raises(FileNotFoundError):
+            self.make(tree)
+        assert [p.name for p in (tree / "cgroup" / "app").iterdir() if p.is_dir()] == ["own"]
+
+    def test_is_not_tried_where_memory_is_not_delegated(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tree / "cgroup/app/cgroup.subtree_control").write_text("cpu\n")
+        monkeypatch.setattr(Path, "mkdir", lambda *_: pytest.fail("a folder was made"))
+        with pytest.raises(OSError, match="memory is not controlled here"):
+            self.make(tree)
+
+    def test_needs_version_2(self, tree: Path) -> None:
+        (tree / "mounts").write_text("22 1 0:2 / /proc rw - proc proc rw\n")
+        with pytest.raises(OSError, match="version 2 are not mounted"):
+            self.make(tree)
+
+    def test_stays_inside_its_tree(self, tree: Path) -> None:
+        """A process at the root has nothing beside it."""
+        (tree / "membership").write_text("0::/\n")
+        (tree / "cgroup/cgroup.subtree_control").write_text("")
+        (tree / "cgroup.subtree_control").write_text("memory\n")
+        with pytest.raises(OSError, match="memory is not controlled here"):
+            self.make(tree)
+        assert {p.name for p in tree.iterdir() if p.is_dir()} == {"cgroup"}
+
+
+def test_a_group_that_cannot_be_joined_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ODTPACK_CHILD_CGROUP", str(tmp_path / "missing"))
+    answer = hold_memory(2**30, methods=["cgroup", "watchdog"])
+    assert answer["method"] == "watchdog"
+    assert answer["base_bytes"] > 2**20
+    refused = hold_memory(2**30, methods=["cgroup"])
+    assert refused["method"] is None
+    assert "control group" in refused["problem"]
+
+
+def test_anonymous_bytes() -> None:
+    before = anonymous_bytes(os.getpid())
+    kept = np.ones(2**22)
+    after = anonymous_bytes(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after - before >= 0.9 * kept.nbytes
+
+
+def test_anonymous_bytes_of_nobody(tmp_path: Path) -> None:
+    assert anonymous_bytes(1, tmp_path) is None
+
+
+def test_watchdog_leaves_a_process_below_the_limit_alone() -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
+        Limiter(2**40, ["watchdog"]) as limiter,
+    ):
+        threads = threading.active_count()
+        limiter.take(child.pid, {"method": "watchdog", "base_bytes": 0})
+        assert threading.active_count() == threads + 1
+        child.communicate(b"\n")
+        assert child.returncode == 0
+        assert limiter.ended() == ""
+
+
+def test_watchdog_ends_a_process_beyond_it() -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
+        Limiter(0, ["watchdog"]) as limiter,
+    ):
+        limiter.take(child.pid, {"method": "watchdog", "base_bytes": 0})
+        assert child.wait(60) == -signal.SIGKILL
+        assert "watchdog" in limiter.ended()

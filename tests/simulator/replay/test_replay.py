@@ -1,0 +1,377 @@
+"""Replays: real training in a child, measured, held to limits, and always brought to an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.replay.replay import ReplayResult, final_loss, run_child, run_training_child
+from tests.simulator.packages import Case
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def mlp(case: Callable[[str], Case]) -> Case:
+    return case("mlp")
+
+
+@pytest.fixture(scope="module")
+def measured(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> ReplayResult:
+    job = mlp.job(tmp_path_factory.mktemp("run_training_child"), logits=1, labels=1)
+    return run_training_child(job)
+
+
+def train_here(case: Case, job: Job) -> tuple[list[float], list[float], list[float]]:
+    """Losses, evaluation losses and accuracies of the same training in this process."""
+    package = case.package
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, package.eval_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(job.learning_rate)
+
+    def evaluate() -> tuple[float, float]:
+        module.eval()
+        total = right = count = 0.0
+        for indices in job.schedule.held_out_batches():
+            loss, scores = module(case.inputs[indices], case.labels[indices])
+            total += float(loss) * len(indices)
+            right += (scores.argmax(axis=1) == case.labels[indices]).sum()
+            count += len(indices)
+        module.train()
+        return total / count, right / count
+
+    before = evaluate()
+    losses = []
+    for indices in job.schedule.training_batches(0):
+        loss, _ = module(case.inputs[indices], case.labels[indices])
+        optimizer.step()
+        module.lazy_reset_grad()
+        losses.append(float(loss))
+    after = evaluate()
+    return losses, [before[0], after[0]], [before[1], after[1]]
+
+
+class TestTraining:
+    def test_is_the_training_that_this_process_would_make(
+        self, mlp: Case, measured: ReplayResult, tmp_path: Path
+    ) -> None:
+        job = mlp.job(tmp_path)
+        losses, evaluations, accuracies = train_here(mlp, job)
+        assert measured.outcome == "completed"
+        assert measured.steps_done == job.schedule.steps == len(losses)
+        assert measured.losses == pytest.approx(losses, rel=1e-6)
+        assert [measured.eval_loss_before, measured.eval_loss_after] == pytest.approx(
+            evaluations, rel=1e-6
+        )
+        assert [measured.metric_before, measured.metric_after] == accuracies
+        assert final_loss(measured) == measured.losses[-1]
+        assert len(measured.steps_ms) == measured.steps_done
+        assert measured.detail == ""
+
+    def test_counts_are_those_of_the_metric(self, mlp: Case, measured: ReplayResult) -> None:
+        assert measured.metric_counts is not None
+        right, total = measured.metric_counts
+        assert total == mlp.schedule.held_out_samples
+        assert measured.metric_after == right / total
+
+    def test_the_curve_ends_in_the_evaluations_before_and_after(
+        self, measured: ReplayResult
+    ) -> None:
+        first, last = measured.curve[0], measured.curve[-1]
+        assert (first.step, last.step) == (0, measured.steps_done)
+        assert (first.loss, first.metric) == (measured.eval_loss_before, measured.metric_before)
+        assert (last.loss, last.metric) == (measured.eval_loss_after, measured.metric_after)
+
+    def test_the_curve_is_what_shorter_trainings_end_with(self, mlp: Case, tmp_path: Path) -> None:
+        """The evaluation after each epoch, against a training that ends there."""
+        options = {"logits": 1, "labels": 1}
+        result = run_training_child(mlp.job(tmp_path, epochs=3, **options))
+        each = mlp.schedule.steps
+        assert [point.step for point in result.curve] == [0, each, 2 * each, 3 * each]
+        for epochs in (1, 2):
+            shorter = run_training_child(mlp.job(tmp_path, epochs=epochs, **options))
+            assert result.curve[epochs].loss == shorter.eval_loss_after
+            assert result.curve[epochs].metric == shorter.metric_after
+            assert result.losses[: each * epochs] == shorter.losses
+        assert len({point.loss for point in result.curve}) == 4
+
+    def test_many_epochs_have_a_short_curve(self, mlp: Case, tmp_path: Path) -> None:
+        result = run_training_child(mlp.job(tmp_path, epochs=40, samples=20, batch_size=16))
+        assert result.steps_done == 40
+        steps = [point.step for point in result.curve]
+        assert steps == [0, 3, 7, 10, 14, 18, 21, 25, 29, 32, 36, 40]
+        assert result.metric_counts is None  # no output has a score per class here
+
+    def test_data_in_pieces(self, mlp: Case, tmp_path: Path) -> None:
+        """Two pieces are two trainings, the second with the later half of the samples."""
+        job = mlp.job(tmp_path, pieces=2, epochs=2, batch_size=50)
+        result = run_training_child(job)
+        assert result.outcome == "completed"
+        schedule = job.schedule
+        held_out = {i for b in schedule.held_out_batches() for i in b.tolist()}
+        train = [i for i in range(job.samples) if i not in held_out]
+        half = len(train) - len(train) // 2
+        package = mlp.package
+        state = CheckpointState.load_checkpoint(package.checkpoint)
+        module = Module(package.training_model, state)
+        optimizer = Optimizer(package.optimizer_model, module)
+        optimizer.set_learning_rate(job.learning_rate)
+        losses = []
+        for piece, part in enumerate((train[:half], train[half:])):
+            for epoch in range(2):
+                batches = list(schedule.training_batches(epoch, piece))
+                assert sorted(i for b in batches for i in b.tolist()) == part
+                for indices in batches:
+                    losses.append(float(module(mlp.inputs[indices], mlp.labels[indices])[0]))
+                    optimizer.step()
+                    module.lazy_reset_grad()
+        assert result.losses == pytest.approx(losses, rel=1e-6)
+        assert [point.step for point in result.curve] == [0, 2, 4, 6, 8]
+
+    def test_a_few_steps_only(self, mlp: Case, tmp_path: Path) -> None:
+        """Every phase of a training, and the first of its steps."""
+        options = {"batch_size": 10, "epochs": 2, "logits": 1, "labels": 1}
+        whole = run_training_child(mlp.job(tmp_path, **options))
+        events: list[str] = []
+        result = run_training_child(
+            mlp.job(tmp_path, max_steps=2, **options),
+            on_message=lambda message: events.append(message["event"]),
+        )
+        assert result.outcome == "completed"
+        assert result.losses == whole.losses[:2]
+        assert [point.step for point in result.curve] == [0, 2]
+        assert result.metric_counts is not None
+        assert result.metric_counts[1] == 20  # two batches of the held-out samples
+        assert events.count("saved") == 1
+        if result.peak_bytes is not None:
+            assert result.phase_peaks.keys() == whole.phase_peaks.keys()
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        assert state.optimizer is not None
+        assert state.optimizer.step == 2
+
+    def test_without_evaluations(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+        result = run_training_child(mlp.job(tmp_path, evaluate=False))
+        assert result.curve == []
+        assert result.losses == measured.losses
+
+    def test_saves_a_checkpoint_that_continues(
+        self, mlp: Case, measured: ReplayResult, tmp_path: Path
+    ) -> None:
+        run_training_child(mlp.job(tmp_path))
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        assert state.optimizer is not None
+        assert state.optimizer.step == measured.steps_done
+
+    def test_without_an_evaluation(self, mlp: Case, tmp_path: Path) -> None:
+        result = run_training_child(mlp.job(tmp_path, samples=4))
+        assert result.outcome == "completed"
+        assert result.steps_done == 1
+        assert (result.eval_loss_before, result.metric_after) == (None, None)
+
+    def test_diverged_loss_is_none(self, mlp: Case, tmp_path: Path) -> None:
+        result = run_training_child(mlp.job(tmp_path, learning_rate=1e30, epochs=2))
+        assert result.outcome == "completed"
+        assert result.losses[0] is not None
+        assert None in result.losses
+        assert final_loss(result) is None
+
+
+@linux
+class TestMemory:
+    @pytest.mark.parametrize("name", ["mlp", "cnn", "mobilenet", "transformer"])
+    def test_prediction(self, name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
+        """The prediction made before anything ran, against the process.
+
+        The bytes of tensors are exact (see test_allocation); what remains is the
+        model of what sessions and Python take, a few hundred kilobytes.
+        """
+        this = case(name)
+        predicted = plan_memory(this.package, this.shapes).peak.nbytes
+        measured = run_training_child(this.job(tmp_path)).peak_bytes
+        assert measured is not None
+        assert abs(predicted - measured) <= max(0.2 * measured, 3_000_000)
+
+    def test_repeats(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+        again = run_training_child(mlp.job(tmp_path))
+        assert measured.peak_bytes is not None
+        assert again.peak_bytes == pytest.approx(measured.peak_bytes, abs=500_000)
+
+    def test_phases(self, measured: ReplayResult) -> None:
+        assert set(measured.phase_peaks) == {"loading", "evaluation", "step", "saving"}
+        assert max(measured.phase_peaks.values()) == measured.peak_bytes
+
+    @pytest.mark.parametrize("name", ["mlp", "transformer"])
+    def test_too_little_memory(
+        self, name: str, case: Callable[[str], Case], tmp_path: Path
+    ) -> None:
+        this = case(name)
+        need = plan_memory(this.package, this.shapes).peak.nbytes
+        result = run_training_child(this.job(tmp_path, limit_bytes=int(0.7 * need)))
+        assert result.outcome == "killed"
+        assert result.steps_done == 0
+        assert result.peak_bytes is None
+        assert result.detail.startswith("out of memory in ")
+
+    def test_enough_memory(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+        assert measured.peak_bytes is not None
+        result = run_training_child(
+            mlp.job(tmp_path, limit_bytes=int(1.5 * measured.peak_bytes), logits=1, labels=1)
+        )
+        assert result.outcome == "completed"
+        assert result.losses == measured.losses
+        assert result.metric_after == measured.metric_after
+        assert result.peak_bytes == pytest.approx(measured.peak_bytes, abs=500_000)
+
+    def test_more_threads(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+        """Stacks of threads are not held against the limit."""
+        assert measured.peak_bytes is not None
+        job = mlp.job(tmp_path, threads=2, limit_bytes=int(1.5 * measured.peak_bytes))
+        assert run_training_child(job).outcome == "completed"
+
+
+class Interrupt:
+    """Does something to the child at its first step."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self.pid = 0
+        self._act = act
+
+    def __call__(self, message: Message) -> None:
+        if message["event"] == "started":
+            self.pid = message["pid"]
+        if message["event"] == "step" and message["index"] == 0:
+            self._act(self.pid)
+
+
+class TestEnd:
+    """Whatever happens, the outcome is told and nobody is left behind."""
+
+    def test_killed(self, mlp: Case, tmp_path: Path) -> None:
+        interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGKILL))
+        result = run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
+        assert result.outcome == "killed"
+        assert 1 <= result.steps_done < 600
+        assert result.detail.startswith("the process was ended by SIGKILL in ")
+        assert result.losses[0] is not None
+        assert not is_running(interrupt.pid)
+
+    def test_crashed(self, mlp: Case, tmp_path: Path) -> None:
+        interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGTERM))
+        with pytest.raises(OdtpackError, match="exit code -15") as caught:
+            run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
+        assert caught.value.code == "replay-crashed"
+
+    @linux
+    def test_silent(self, mlp: Case, tmp_path: Path) -> None:
+        interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
+        job = mlp.job(tmp_path, epochs=200)
+        with pytest.raises(OdtpackError, match="silent for 2 s") as caught:
+            run_training_child(job, on_message=interrupt, stall_seconds=2)
+        assert caught.value.code == "replay-stalled"
+        assert not is_running(interrupt.pid)
+
+    @linux
+    def test_interrupted_here(self, mlp: Case, tmp_path: Path) -> None:
+        def interrupted(pid: int) -> None:
+            raise KeyboardInterrupt
+
+        interrupt = Interrupt(interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
+        assert not is_running(interrupt.pid)
+
+    @linux
+    def test_parent_killed(self, mlp: Case, tmp_path: Path) -> None:
+        mlp.job(tmp_path, epochs=10_000).write(tmp_path / "outer.json")
+        script = (
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from odtpack_simulator.replay.job import Job\n"
+            "from odtpack_simulator.replay.replay import replay\n"
+            "run_training_child(Job.read(Path(sys.argv[1])), on_message=lambda m: print(\n"
+            "    m['pid'] if m['event'] == 'started' else 'x', flush=True))\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "outer.json")], stdout=subprocess.PIPE
+        ) as parent:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            parent.stdout.readline()
+            assert is_running(pid)
+            parent.kill()
+        for _ in range(100):
+            if not is_running(pid):
+                break
+            time.sleep(0.05)
+        assert not is_running(pid)
+
+
+class TestErrors:
+    """Mistakes of the package or the data arrive as what they are."""
+
+    def test_missing_model(self, mlp: Case, tmp_path: Path) -> None:
+        with pytest.raises(OdtpackError, match=r"no model .*gone\.onnx") as caught:
+            run_training_child(mlp.job(tmp_path, training_model=str(tmp_path / "gone.onnx")))
+        assert caught.value.code == "model-not-found"
+        assert caught.value.where == str(tmp_path / "gone.onnx")
+
+    def test_broken_model(self, mlp: Case, tmp_path: Path) -> None:
+        (tmp_path / "broken.onnx").write_bytes(b"nonsense")
+        with pytest.raises(OdtpackError) as caught:
+            run_training_child(mlp.job(tmp_path, eval_model=str(tmp_path / "broken.onnx")))
+        assert caught.value.code == "model-not-loadable"
+        assert caught.value.hint
+
+    def test_bad_labels(self, mlp: Case, tmp_path: Path) -> None:
+        np.save(tmp_path / "labels.npy", np.full_like(mlp.labels, 77))
+        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / "labels.npy")}
+        with pytest.raises(OdtpackError, match="label 77") as caught:
+            run_training_child(mlp.job(tmp_path, data=data))
+        assert caught.value.code == "label-out-of-range"
+
+    def test_other_failures_name_the_exception(self, mlp: Case, tmp_path: Path) -> None:
+        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / "absent.npy")}
+        with pytest.raises(OdtpackError, match="FileNotFoundError") as caught:
+            run_training_child(mlp.job(tmp_path, data=data))
+        assert caught.value.code == "replay-crashed"
+
+    def test_child_that_does_not_start(
+        self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "json.py").write_text("raise SystemExit('no json today')")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(OdtpackError, match="exit code 1") as caught:
+            run_training_child(mlp.job(tmp_path))
+        assert caught.value.hint == "its last words were: no json today"
+
+    def test_messages_are_json_lines(self, mlp: Case, tmp_path: Path) -> None:
+        events = [message["event"] for message in run_child(mlp.job(tmp_path))]
+        assert events[0] == "started"
+        assert events[-2:] == ["trained", "exit"]
+        assert events.count("step") == mlp.schedule.steps
+
+    def test_job_survives_its_file(self, mlp: Case, tmp_path: Path) -> None:
+        job = mlp.job(tmp_path, limit_bytes=5, logits=1, memory_warnings=[2], pause_in_save=0.1)
+        job.write(tmp_path / "job.json")
+        assert Job.read(tmp_path / "job.json") == job
+        assert json.loads((tmp_path / "job.json").read_text())["limit_bytes"] == 5

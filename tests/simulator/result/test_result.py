@@ -1,0 +1,128 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.budgets import judge
+from odtpack_simulator.result import result as result_module
+from odtpack_simulator.result.result import (
+    DeviceLatency,
+    MemoryBreakdown,
+    PredictedMemory,
+    SimulationResult,
+    TrainingInfo,
+    load_result,
+)
+from tests.simulator.factory import make_result
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    result = judge(make_result())
+    path = tmp_path / "result.json"
+    path.write_text(result.to_json(), "utf-8")
+    loaded = load_result(path)
+    assert loaded == result
+    assert loaded.to_json() == result.to_json()
+    content = json.loads(result.to_json())
+    assert content["schema_version"] == 2
+    assert list(content)[:3] == ["schema_version", "tool_version", "package"]
+
+
+@given(st.lists(st.floats() | st.none(), max_size=20))
+def test_losses_that_are_not_finite_become_null(losses: list[float | None]) -> None:
+    training = TrainingInfo(
+        losses=losses, eval_loss_before=math.inf, eval_loss_after=math.nan, metric_name=None
+    )
+    assert training.losses == [v if v is not None and math.isfinite(v) else None for v in losses]
+    assert training.eval_loss_before is None
+    assert training.eval_loss_after is None
+    assert training.diverged == (None in training.losses)
+    json.loads(training.model_dump_json())
+
+
+def test_numpy_scalars_are_accepted_as_losses() -> None:
+    losses = [np.float64(1.5), float(np.float32(0.5)), np.float64("nan")]
+    training = TrainingInfo(losses=losses, eval_loss_before=None, eval_loss_after=None)
+    assert training.losses == [1.5, 0.5, None]
+
+
+def test_breakdown_must_sum_to_the_peak() -> None:
+    parts = MemoryBreakdown(
+        parameters=1, gradients=2, optimizer_state=3, inputs=4, activations=5, session=6
+    )
+    assert PredictedMemory(peak_bytes=21, breakdown=parts).peak_bytes == parts.total
+    with pytest.raises(ValidationError, match="sums to 21"):
+        PredictedMemory(peak_bytes=20, breakdown=parts)
+
+
+def test_latency_needs_a_figure_or_a_reason() -> None:
+    with pytest.raises(ValidationError, match="the reason"):
+        DeviceLatency(step_ms=None, basis="none")
+
+
+TWICE = [
+    device.model_dump(mode="json")
+    for name in ("google/pixel-8a", "raspberrypi/pi-5", "google/pixel-8a")
+    for device in make_result([name]).devices
+]
+
+
+def mutated(**changes: object) -> str:
+    content = json.loads(make_result(["google/pixel-8a"]).to_json())
+    for key, value in changes.items():
+        node = content
+        *path, last = key.split("__")
+        for part in path:
+            node = node[int(part) if part.isdigit() else part]
+        node[last] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (mutated(schema_version=3), "schema_version.*reads version 2"),
+        (mutated(extra=1), "extra: unknown key"),
+        (mutated(host__cores=0), "host.cores"),
+        (mutated(latency_host__steps_ms=[math.nan]), r"latency_host.steps_ms\[0\]"),
+        (mutated(latency_host__steps_ms=[-1.0]), r"latency_host.steps_ms\[0\]"),
+        (mutated(package__manifest_sha256="x"), "package.manifest_sha256"),
+        (mutated(devices__0__verdict="fine"), r"devices\[0\].verdict"),
+        (mutated(devices__0__os="palm"), r"devices\[0\].os"),
+        (
+            mutated(devices=TWICE),
+            "devices: names 'google/pixel-8a' twice, as number 1 and 3",
+        ),
+        (mutated(memory__predicted__peak_bytes=1), "memory.predicted"),
+        (mutated(memory__measured_peak_bytes=2**70), "memory.measured_peak_bytes"),
+        ("{", "is not JSON: EOF"),
+        ("[" * 100_000, "is not JSON: recursion"),
+        ("null", "must be a table"),
+        ("", "is not JSON: EOF"),
+    ],
+)
+def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(OdtpackError, match=message) as caught:
+        load_result(path)
+    assert caught.value.code == "result-invalid"
+    assert caught.value.where == str(path)
+    assert "\n" not in caught.value.what
+
+
+def test_absent_and_oversized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OdtpackError, match="does not exist"):
+        load_result(tmp_path / "result.json")
+    path = tmp_path / "result.json"
+    path.write_text(make_result(["google/pixel-8a"]).to_json(), "utf-8")
+    assert isinstance(load_result(path), SimulationResult)
+    monkeypatch.setattr(result_module, "MAX_RESULT_BYTES", 1000)
+    with pytest.raises(OdtpackError, match="larger than 1000 bytes"):
+        load_result(path)

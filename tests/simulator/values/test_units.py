@@ -1,0 +1,151 @@
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odtpack_simulator.values.units import (
+    UNITS,
+    Interval,
+    format_bytes,
+    format_duration,
+    format_energy,
+    format_interval,
+    format_limit,
+    format_value,
+    parse_quantity,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "expected"),
+    [
+        ("12 MB", "bytes", 12_000_000),
+        ("12MB", "bytes", 12_000_000),
+        (" 12 MiB ", "bytes", 12 * 1024 * 1024),
+        ("1.5 GiB", "bytes", 1_610_612_736),
+        ("0 B", "bytes", 0),
+        ("50 ms", "duration", 0.05),
+        ("10 min", "duration", 600),
+        ("1e3 us", "duration", 0.001),
+        ("20 %", "ratio", 0.2),
+        ("4.8 GB/s", "bandwidth", 4.8e9),
+    ],
+)
+def test_reads_strictly(text: str, dimension: str, expected: float) -> None:
+    assert parse_quantity(text, dimension) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "message"),
+    [
+        ("12", "bytes", "with a unit"),
+        ("MB", "bytes", "with a unit"),
+        ("", "bytes", "with a unit"),
+        ("-1 MB", "bytes", "with a unit"),
+        ("nan MB", "bytes", "with a unit"),
+        ("12 Mb", "bytes", "did you mean MB"),
+        ("12 KB", "bytes", "did you mean kB"),
+        ("12 mb", "bytes", "did you mean MB"),
+        ("12 MB/s", "bytes", "not a unit of bytes"),
+        ("12 sec", "duration", "not a unit of duration"),
+        ("1e999 MB", "bytes", "finite"),
+        ("1 2 MB", "bytes", "with a unit"),
+        ("0.2 1", "ratio", "with a unit"),
+        ("١٢ MB", "bytes", "with a unit"),
+    ],
+)
+def test_refuses(text: str, dimension: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_quantity(text, dimension)
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["kB", "MB", "GB", "KiB", "MiB", "GiB"]))
+def test_prefixes_against_exact_arithmetic(number: int, unit: str) -> None:
+    base = 1024 if "i" in unit else 1000
+    exact = Fraction(number) * base ** (
+        "kMG".index(unit[0].lower() if unit[0] == "K" else unit[0]) + 1
+    )
+    assert parse_quantity(f"{number} {unit}", "bytes") == float(exact)
+
+
+@given(st.integers(1, 10**7), st.sampled_from([(d, u) for d, us in UNITS.items() for u in us]))
+def test_fractions_are_those_that_were_written(hundredths: int, unit: tuple[str, str]) -> None:
+    """2.01 kB are 2,010 bytes, not 2,009.9999999999998, which 2,010 bytes would be over."""
+    dimension, name = unit
+    if name == "1":
+        return
+    text = f"{hundredths // 100}.{hundredths % 100:02d}"
+    exact = Fraction(text) * Fraction(repr(UNITS[dimension][name]))
+    assert parse_quantity(f"{text} {name}", dimension) == float(exact)
+    assert parse_quantity(f"{text} {name}", dimension, 1e3) == float(1000 * exact)
+
+
+def test_writes_for_people() -> None:
+    assert [format_bytes(n) for n in (0, 999, 1000, 34_216, 999_600, 1_611_000_000)] == [
+        "0 B",
+        "999 B",
+        "1.00 kB",
+        "34.2 kB",
+        "1.00 MB",
+        "1.61 GB",
+    ]
+    assert [format_duration(s) for s in (0.00085, 0.0082, 42.0, 744.0, 11_160.0)] == [
+        "850 µs",
+        "8.20 ms",
+        "42.0 s",
+        "12.4 min",
+        "3.10 h",
+    ]
+    assert [format_energy(j) for j in (0.5, 850.0, 12_400.0, 1_204_000.0)] == [
+        "0.500 J",
+        "850 J",
+        "12.4 kJ",
+        "1.20 MJ",
+    ]
+    assert [format_duration(s) for s in (0.0009994, 0.0009996, 0.9994, 0.9996)] == [
+        "999 µs",
+        "1.00 ms",
+        "999 ms",
+        "1.00 s",
+    ]
+    assert format_value(41.0, "%") == "41.0 %"
+    assert format_value(100.0, "%") == "100.0 %"
+    assert format_value(99.97, "%") == "99.97 %"
+    assert format_value(100.0004, "%") == "100.0004 %"
+    assert format_value(-99.9999, "%") == "-99.9999 %"
+    assert format_value(100 - 1e-12, "%") == "100.000000 %"
+    assert format_limit(99.9999, "%") == "99.9999 %"
+    assert format_value(12_400.0, "J") == "12.4 kJ"
+    assert format_limit(60.0, "s") == "60 s"
+    assert format_limit(20.0, "%") == "20 %"
+
+
+def test_interval_is_written_in_one_unit() -> None:
+    assert format_interval(Interval(low=21, typical=40, high=72), "ms") == "21.0 to 72.0 ms"
+    assert format_interval(Interval(low=105, typical=132, high=194), "s") == "1.75 to 3.23 min"
+    assert format_interval(Interval(low=800, typical=900, high=1500), "ms") == "0.800 to 1.50 s"
+
+
+@given(st.floats(1e-9, 1e12))
+def test_a_written_number_keeps_three_digits(value: float) -> None:
+    number, unit = format_bytes(value).split(" ")
+    factor = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    assert float(number) * factor == pytest.approx(value, rel=6e-3, abs=0.51)
+    assert math.isfinite(float(number))
+
+
+def test_interval_must_be_ordered() -> None:
+    with pytest.raises(ValueError, match="low <= typical <= high"):
+        Interval(low=2, typical=1, high=3)
+
+
+def test_small_shares_keep_two_digits() -> None:
+    assert format_value(0.0057, "%") == "0.0057 %"
+    assert format_limit(0.0057, "%") == "0.0057 %"
+    assert format_limit(0.12, "%") == "0.12 %"
+    assert format_value(0.0, "%") == "0.0 %"
+    assert format_value(0.999, "%") == "1.0 %"
+    assert format_value(16.06, "%") == "16.1 %"
+    assert format_value(-0.25, "%") == "-0.25 %"
