@@ -63,7 +63,7 @@ def test_an_oserror_of_the_block_counts_as_a_refusal(tmp_path: Path) -> None:
 
 KILLED = """
 import sys, time
-from odtpack_runtime.atomic import atomic_write
+from odtpack_runtime.files.atomic import atomic_write
 with atomic_write(sys.argv[1]) as stream:
     stream.write(b"half")
     stream.flush()
@@ -107,8 +107,8 @@ def test_the_temporary_file_of_a_running_process_stays(tmp_path: Path) -> None:
 
 SAVER = """
 import sys, numpy as np
-from odtpack_runtime.checkpoint_format import CheckpointData
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 value = 0
 while True:
     value += 1

@@ -32,8 +32,8 @@ REPLAYED = {
 RESUME = """
 import sys
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.simulator.process_memory import MemoryMeter
-from odtpack_runtime.simulator.training_run import memory_options
+from odtpack_simulator.measure.process_memory import MemoryMeter
+from odtpack_simulator.replay.child.training_run import memory_options
 training, evaluation, optimizer, checkpoint = sys.argv[1:]
 meter = MemoryMeter()
 state = CheckpointState.load_checkpoint(checkpoint)
@@ -46,8 +46,8 @@ SCATTER = """
 import sys
 import numpy as np, onnx, onnxruntime
 from onnx import TensorProto, helper
-from odtpack_runtime.simulator.process_memory import MemoryMeter
-from odtpack_runtime.simulator.training_run import memory_options
+from odtpack_simulator.measure.process_memory import MemoryMeter
+from odtpack_simulator.replay.child.training_run import memory_options
 rows, columns = 1024, 1024
 feeds = {
     "x": np.zeros((rows, columns), np.float32),

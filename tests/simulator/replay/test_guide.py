@@ -22,7 +22,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "app-developer.md"
 KILLED = """
 import os, signal
 from odtpack_runtime import Optimizer
-from odtpack_runtime.simulator.pauses import stop_in_write
+from odtpack_simulator.replay.child.pauses import stop_in_write
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
