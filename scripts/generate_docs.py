@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from odtpack.autodiff.coverage import coverage
 from odtpack.fit.outcome import json_schema as fit_json_schema
+from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack.update.diff_model import PackageDiff

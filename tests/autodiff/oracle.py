@@ -25,8 +25,8 @@ from onnx.reference import ReferenceEvaluator
 from odtpack import contrib, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.loading import infer_shapes
 from odtpack.passes import float16_fallback
 from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
     Array,

@@ -13,8 +13,8 @@ from odtpack.autodiff import Registry, differentiate
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import Cotangents, Rule
 from odtpack.errors import OdtpackError
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.loading import infer_shapes
 from tests.autodiff.oracle import Array, add_gradients, normal, session
 
 

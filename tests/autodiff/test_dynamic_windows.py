@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from odtpack.model.loading import infer_shapes
+from odtpack.graph.inference import infer_shapes
 from tests.autodiff.oracle import LEVELS, Array, add_gradients, normal, session
 
 MODEL = """

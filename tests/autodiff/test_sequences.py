@@ -10,7 +10,7 @@ import torch
 
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
-from odtpack.model.loading import infer_shapes
+from odtpack.graph.inference import infer_shapes
 from tests.autodiff.oracle import LEVELS, add_gradients, normal, session
 
 INTS = {"zero": 0, "one": 1, "two": 2, "three": 3, "last": -1}

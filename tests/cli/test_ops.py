@@ -11,8 +11,8 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from odtpack.autodiff.coverage import coverage
 from odtpack.cli import main
+from odtpack.package.coverage import coverage
 from tests import zoo
 from tests.autodiff.test_rules import CASES
 

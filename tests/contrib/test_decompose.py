@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from odtpack import contrib
+from odtpack.graph.inference import infer_shapes
 from odtpack.losses import make_loss
-from odtpack.model.loading import infer_shapes, load_model
+from odtpack.model.loading import load_model
 from odtpack.package.training import TrainingGraphSpec, build_graphs
 from tests.autodiff.oracle import (
     Case,

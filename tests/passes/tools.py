@@ -11,8 +11,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from odtpack import targets
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.loading import infer_shapes
 
 Rewrite = Callable[[Ops, ir.Graph], bool | None]
 

@@ -21,7 +21,7 @@ from odtpack.autodiff.registry import REGISTRY, Registry
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants
 from odtpack.graph.graphs import captures, nodes_of, reads, subgraphs
-from odtpack.model.loading import infer_shapes
+from odtpack.graph.inference import infer_shapes
 
 _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one expansion
 

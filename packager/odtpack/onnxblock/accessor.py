@@ -17,9 +17,9 @@ import onnx_ir as ir
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import Names
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.losses import TargetRole
-from odtpack.model.loading import infer_shapes
 
 Equation = Callable[[Ops, list[ir.Value]], Sequence[ir.Value]]
 

@@ -22,8 +22,8 @@ from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import nodes_of, static_dims, subgraphs
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.loading import infer_shapes
 from odtpack.ort_training import in_place
 from odtpack.package import storage
 from odtpack.package.attach_loss import LossInfo, attach_loss, value_names

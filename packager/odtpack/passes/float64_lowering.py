@@ -22,8 +22,8 @@ from odtpack.autodiff.windows.windows import Windows, conv_windows, pool_windows
 from odtpack.errors import OdtpackError
 from odtpack.graph import match
 from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.loading import infer_shapes
 
 Writer = Callable[[Ops, Context], ir.Value]
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.autodiff import stop_gradient
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.loading import infer_shapes
 from odtpack.ort_training import in_place
 from odtpack.passes import (
     batch_norm,

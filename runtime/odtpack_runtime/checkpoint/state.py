@@ -85,7 +85,7 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """The memory of a state after a Module placed it: see :mod:`odtpack_runtime.checkpoint.layout`."""
+    """Memory of a state once a Module placed it: see :mod:`odtpack_runtime.checkpoint.layout`."""
 
     trainable: Layout
     frozen: Layout

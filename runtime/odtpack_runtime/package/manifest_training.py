@@ -92,8 +92,8 @@ class ScheduleInfo(Part):
     """The schedule of the learning rate that the recipe proposes.
 
     ``settings`` are those of the class of this kind in
-    :data:`odtpack_runtime.training.schedules.SCHEDULES`; without ``total_steps`` a schedule that ends
-    runs over the whole training.
+    :data:`odtpack_runtime.training.schedules.SCHEDULES`; without ``total_steps`` a schedule that
+    ends runs over the whole training.
     """
 
     kind: Name

@@ -1,8 +1,8 @@
 """Schedules of the learning rate: the factor of the initial rate after so many steps.
 
 A schedule is a frozen dataclass and knows no optimizer;
-:class:`~odtpack_runtime.training.lr_scheduler.LRScheduler` applies it. All of them begin with a linear
-warm-up, after ``s`` steps ``s / warmup_steps`` while ``s < warmup_steps``, so that the very
+:class:`~odtpack_runtime.training.lr_scheduler.LRScheduler` applies it. All of them begin with a
+linear warm-up, after ``s`` steps ``s / warmup_steps`` while ``s < warmup_steps``, so that the very
 first step of a warm-up has the rate 0, as in the reference's LinearLRScheduler and in Hugging
 Face transformers.
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.measure.process_memory import child_environment
+from odtpack_simulator.memory.process_memory import child_environment
 
 Allocator = Literal["arena", "heap"]
 

@@ -23,8 +23,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from odtpack_simulator.measure.process_memory import MAPPED_FROM
 from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input, workspace
+from odtpack_simulator.memory.process_memory import MAPPED_FROM
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
 PAGE = 4096

@@ -34,7 +34,7 @@ from odtpack_simulator.memory.missing_shapes import (
     is_fixed,
     tensor_type,
 )
-from odtpack_simulator.replay.child.training_run import memory_options
+from odtpack_simulator.memory.process_memory import memory_options
 
 
 @dataclass(frozen=True, slots=True)

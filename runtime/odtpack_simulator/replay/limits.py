@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from odtpack_simulator.measure.process_memory import limit_memory
+from odtpack_simulator.memory.process_memory import limit_memory
 
 # As in a result. That module would bring its schemas' machinery into the child, whose memory
 # is measured.

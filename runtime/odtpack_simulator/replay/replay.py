@@ -24,7 +24,7 @@ from typing import IO, Literal
 
 import odtpack_runtime
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.measure.process_memory import child_environment
+from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.limits import Limiter, LimitMethod
 from odtpack_simulator.result.training import EvaluationPoint

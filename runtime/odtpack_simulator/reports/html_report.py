@@ -28,7 +28,8 @@ _NUMBER_WITH_UNIT: Final = re.compile(
 def template_environment() -> Environment:
     """The templates of the pages; every value that they print is escaped.
 
-    Drawings are ``Markup`` built by :mod:`odtpack_simulator.reports.drawing.svg`, which escapes as well.
+    Drawings are ``Markup`` built by :mod:`odtpack_simulator.reports.drawing.svg`, which escapes
+    as well.
     """
     return Environment(
         loader=FileSystemLoader(TEMPLATES),

@@ -320,7 +320,7 @@ def test_profiles_of_a_wheel_come_first(tmp_path: Path, monkeypatch: pytest.Monk
     shipped.mkdir(parents=True)
     (shipped / "phone-1.toml").write_text(EXAMPLE, "utf-8")
     (shipped / "phone-2.toml").write_text(EXAMPLE, "utf-8")
-    monkeypatch.setattr(profile_module, "__file__", str(package / "simulator/profile.py"))
+    monkeypatch.setattr(profile_module, "__file__", str(package / "device/profile.py"))
     assert list_profiles() == ["acme/phone-1", "acme/phone-2"]
     assert load_profile("acme/phone-1").vendor == "Acme"
     with pytest.raises(OdtpackError, match="calls itself 'acme/phone-1'"):

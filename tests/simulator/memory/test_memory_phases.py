@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from odtpack_runtime import CheckpointState
-from odtpack_simulator.measure.process_memory import child_environment
 from odtpack_simulator.memory.kernel_memory import workspace
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.packages import Case
 
@@ -32,8 +32,8 @@ REPLAYED = {
 RESUME = """
 import sys
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_simulator.measure.process_memory import MemoryMeter
-from odtpack_simulator.replay.child.training_run import memory_options
+from odtpack_simulator.memory.process_memory import MemoryMeter
+from odtpack_simulator.memory.process_memory import memory_options
 training, evaluation, optimizer, checkpoint = sys.argv[1:]
 meter = MemoryMeter()
 state = CheckpointState.load_checkpoint(checkpoint)
@@ -46,8 +46,8 @@ SCATTER = """
 import sys
 import numpy as np, onnx, onnxruntime
 from onnx import TensorProto, helper
-from odtpack_simulator.measure.process_memory import MemoryMeter
-from odtpack_simulator.replay.child.training_run import memory_options
+from odtpack_simulator.memory.process_memory import MemoryMeter
+from odtpack_simulator.memory.process_memory import memory_options
 rows, columns = 1024, 1024
 feeds = {
     "x": np.zeros((rows, columns), np.float32),

@@ -1,8 +1,8 @@
 """Windows on a plane whose size is known only when the model runs.
 
-The counterpart of :mod:`odtpack.autodiff.windows.windows`: the arithmetic on sizes that is done there
-before the model runs is written into the graph here, on INT64 vectors of one number for each
-spatial axis. It needs neither the number of samples nor that of channels.
+The counterpart of :mod:`odtpack.autodiff.windows.windows`: the arithmetic on sizes that is done
+there before the model runs is written into the graph here, on INT64 vectors of one number for
+each spatial axis. It needs neither the number of samples nor that of channels.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
 
     import onnx.defs
 
-    from odtpack.autodiff.coverage import REWRITTEN
     from odtpack.autodiff.registry import REGISTRY
+    from odtpack.package.coverage import REWRITTEN
 
     counts = Counter((node.domain, node.op_type) for node in graph.all_nodes())
     found = []

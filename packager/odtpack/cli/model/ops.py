@@ -13,7 +13,7 @@ from odtpack.cli import _console
 from odtpack.cli._options import AS_JSON, MODEL
 
 if TYPE_CHECKING:
-    from odtpack.autodiff.coverage import Coverage
+    from odtpack.package.coverage import Coverage
     from odtpack.package.obstacles import Obstacle
 
 ops = typer.Typer(help="Say which operators a gradient can pass.", no_args_is_help=True)
@@ -50,8 +50,8 @@ def coverage(
     hold. no gradient: it is constant almost everywhere, so a gradient stops there, as it
     should. none: a parameter cannot be trained through it.
     """
-    from odtpack.autodiff.coverage import coverage as table
     from odtpack.errors import OdtpackError
+    from odtpack.package.coverage import coverage as table
 
     rows = table()
     known = {row.op_type for row in rows}

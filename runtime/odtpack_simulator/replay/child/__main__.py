@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.measure.process_memory import lift_limit
+from odtpack_simulator.memory.process_memory import lift_limit
 from odtpack_simulator.replay.child.timing_run import time_steps
 from odtpack_simulator.replay.child.training_run import train
 from odtpack_simulator.replay.job import Job

@@ -22,11 +22,14 @@ import onnxruntime
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.session.options import rest_between_runs
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_simulator.measure.process_memory import MemoryMeter, give_back_freed_memory
+from odtpack_simulator.memory.process_memory import (
+    MemoryMeter,
+    give_back_freed_memory,
+    memory_options,
+)
 from odtpack_simulator.replay.child.pauses import stop_in_write, wait_to_be_killed
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.limits import hold_memory
@@ -34,23 +37,6 @@ from odtpack_simulator.replay.position import Position, load_position, run_diges
 from odtpack_simulator.replay.sample_plan import Indices
 
 Send = Callable[..., None]
-
-
-def memory_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options under which memory can be measured, predicted and held to a limit.
-
-    Arena and memory patterns are off: every tensor is one allocation that goes
-    back to the system when it is freed, so that the resident memory is what is
-    alive, to the page.
-    """
-    options = onnxruntime.SessionOptions()
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    rest_between_runs(options)
-    return options
 
 
 class Batches:

@@ -23,6 +23,10 @@ import sys
 import threading
 from pathlib import Path
 
+import onnxruntime
+
+from odtpack_runtime.session.options import rest_between_runs
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _SAMPLING_SECONDS = 0.002
@@ -50,6 +54,23 @@ def child_environment() -> dict[str, str]:
         "MALLOC_ARENA_MAX": "1",
         **dict.fromkeys(threads, "1"),
     }
+
+
+def memory_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options under which memory can be measured, predicted and held to a limit.
+
+    Arena and memory patterns are off: every tensor is one allocation that goes
+    back to the system when it is freed, so that the resident memory is what is
+    alive, to the page.
+    """
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    rest_between_runs(options)
+    return options
 
 
 def _status() -> dict[str, int]:
