@@ -183,6 +183,9 @@ def simulate(
 
     from odtpack_simulator.simulate import simulate as replay
 
+    def judged(measured: SimulationResult) -> SimulationResult:
+        return judge(measured, budgets, baseline=before)
+
     with _console.Progress("replay") as progress:
         measured = replay(
             opened.path,
@@ -197,8 +200,9 @@ def simulate(
             interruptions=interruptions,
             executor=executor,
             progress=teller(progress),
+            judge=judged,
         )
-    result = judge(measured, budgets, baseline=before)
+    result = judged(measured)
     print_result(result, _console.console())
     write_reports(result, report or [])
     if budgets is None:
