@@ -26,7 +26,6 @@ STRICT = typer.Option(
     "--strict",
     help="Exit code 1 also where a check could not be judged: an unknown limit, no baseline.",
 )
-NO_BUDGET = "No budget was given. One to start from, which this result keeps with some room:"
 
 
 class AppState(enum.Enum):
@@ -138,7 +137,7 @@ def simulate(
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_runtime.training.data import load_dataset
-    from odtpack_simulator.budgets import judge, read_budgets, suggest_budget
+    from odtpack_simulator.budgets import judge, read_budgets
     from odtpack_simulator.campaign.policy import make_policy
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.replay.executor import make_executor
@@ -206,13 +205,24 @@ def simulate(
     print_result(result, _console.console())
     write_reports(result, report or [])
     if budgets is None:
-        _console.say()
-        _console.say(NO_BUDGET)
-        _console.say()
-        _console.say(suggest_budget(result))
+        say_suggestion(result)
     if as_json:
         _console.print_json(result.model_dump(mode="json"))
     end(result, strict=strict)
+
+
+def say_suggestion(result: SimulationResult) -> None:
+    """Print a budget to start from; it is not what mends a result that fails without one."""
+    from odtpack_simulator.budgets import suggest_budget
+
+    _console.say()
+    if result.over_budget:
+        text = "This result fails without any budget: its checks say what to change first."
+        _console.say(f"{text} Limits made of its figures, for when it passes:")
+    else:
+        _console.say("No budget was given. One to start from, of typical figures with some room:")
+    _console.say()
+    _console.say(suggest_budget(result))
 
 
 def end(result: SimulationResult, *, strict: bool) -> None:
