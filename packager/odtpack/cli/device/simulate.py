@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odtpack.cli import _console
+from odtpack.cli import _completion, _console
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile
@@ -21,6 +21,7 @@ REPORT = typer.Option(
     metavar="FORMAT:PATH",
     help="html, json, junit, markdown or github, a colon and a path, which for all but html may "
     "be - for standard output; may be repeated.",
+    autocompletion=_completion.reports,
 )
 STRICT = typer.Option(
     "--strict",
@@ -46,7 +47,9 @@ def simulate(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME|FILE", help="Device profile, or 'all' shipped ones; may be repeated."
+            metavar="NAME|FILE",
+            help="Device profile, or 'all' shipped ones; may be repeated.",
+            autocompletion=_completion.devices_or_all,
         ),
     ] = None,
     budget: Annotated[Path | None, BUDGET] = None,
