@@ -27,7 +27,7 @@ class TestCheck:
     def test_the_documented_example(self, run: Run, example: Path) -> None:
         outcome = run("devices", "check", example)
         assert outcome.code == 0
-        assert outcome.out == ""
+        assert outcome.err == ""
         assert "is a valid profile: acme/phone-1" in outcome.out
         assert "judged      memory in the foreground, step time" in outcome.out
         lack = "not judged  memory in the background, for lack of memory.app_limit_background"

@@ -256,6 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.main, arguments, prog_name="odtpack", standalone_mode=False
         )
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer ends so on Ctrl-C, without a word
+            raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         _console.error("interrupted", "stopped before the end")
         return INTERRUPTED
