@@ -11,15 +11,19 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import onnx
+from odtpack_runtime.simulator.layer_order import trained_layers
+from odtpack_runtime.simulator.planned_changes import MEMORY_CHECKS, plan_changes
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.data import load_dataset
+from odtpack_simulator.budgets.judge import judge as judge_without_budgets
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import device_result
 from odtpack_simulator.host_result import host_info, tool_version
@@ -63,6 +67,7 @@ def simulate(
     interruptions: int = 0,
     executor: Executor | None = None,
     progress: OnProgress | None = None,
+    judge: Callable[[SimulationResult], SimulationResult] = judge_without_budgets,
 ) -> SimulationResult:
     """Train a package for real: freely, within memory limits, and interrupted.
 
@@ -85,6 +90,8 @@ def simulate(
         executor: Runs the replays under limits and the interrupted one; by default one
             after the other.
         progress: Called as the simulation proceeds.
+        judge: How the result will be judged. Where a check about memory would fail, changes
+            of the package that need less are planned and become part of the result.
 
     Raises:
         OdtpackError: The package, the data or an argument is wrong; the free
@@ -138,7 +145,7 @@ def simulate(
             run_task, tasks, files=[package.path, Path(folder)], on_done=tell.done
         )
     by_piece = schedule.steps_by_piece()
-    return SimulationResult(
+    result = SimulationResult(
         tool_version=tool_version(),
         package=_package_info(package, Path(package_path)),
         data=_data_info(schedule),
@@ -152,6 +159,13 @@ def simulate(
             device_result(p, policy, plan, free, done[0].settled, timing, by_piece)
             for p in profiles
         ],
+    )
+    failed = {check.metric for _, check in judge(result).all_checks() if check.status == "fail"}
+    if failed.isdisjoint(MEMORY_CHECKS):
+        return result
+    changes = plan_changes(package, shapes, threads=threads)
+    return result.model_copy(
+        update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
 
 
@@ -211,11 +225,13 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
     manifest = package.manifest
     manifest_bytes = (package.path / package.manifest_name).stat().st_size
     counts = [(p.role, math.prod(p.shape)) for p in manifest.parameters]
+    training = onnx.load(str(package.training_model), load_external_data=False)
     return PackageInfo(
         path=str(given),
         manifest_sha256=package.manifest_sha256,
         trainable_parameters=sum(count for role, count in counts if role == "trainable"),
         total_parameters=sum(count for _, count in counts),
+        trained_layers=len(trained_layers(training.graph, manifest)),
         parameter_bytes=sum(
             math.prod(p.shape) * np.dtype(p.dtype).itemsize for p in manifest.parameters
         ),

@@ -27,12 +27,12 @@ class TestCheck:
     def test_the_documented_example(self, run: Run, example: Path) -> None:
         outcome = run("devices", "check", example)
         assert outcome.code == 0
-        assert outcome.out == ""
-        assert "is a valid profile: acme/phone-1" in outcome.err
-        assert "judged      memory in the foreground, step time" in outcome.err
+        assert outcome.err == ""
+        assert "is a valid profile: acme/phone-1" in outcome.out
+        assert "judged      memory in the foreground, step time" in outcome.out
         lack = "not judged  memory in the background, for lack of memory.app_limit_background"
-        assert lack in outcome.err
-        assert "the system warns by pressure" in outcome.err
+        assert lack in outcome.out
+        assert "the system warns by pressure" in outcome.out
         assert "warning: " not in outcome.err
 
     def test_all_shipped_profiles_pass(self, run: Run) -> None:
@@ -96,8 +96,8 @@ class TestCheck:
         example.write_text(EXAMPLE.replace("not tried", "\\u001b[31mred"), "utf-8")
         outcome = run("devices", "check", example)
         assert outcome.code == 0
-        assert "red" in outcome.err
-        assert "\x1b[31mred" not in outcome.err
+        assert "red" in outcome.out
+        assert "\x1b[31mred" not in outcome.out
 
 
 class TestMeasure:

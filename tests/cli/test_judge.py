@@ -80,7 +80,17 @@ class TestJudge:
         assert outcome.code == 0, outcome.err
         text = outcome.err.partition("No budget was given.")[2].partition("\n")[2]
         budgets = parse_budgets(text.encode())
-        assert judge(load_result(base), budgets).verdict == "pass"
+        result = load_result(base)
+        assert judge(result, budgets, baseline=result).verdict in ("pass", "warn")
+
+    def test_a_failing_result_is_not_said_to_keep_a_budget(self, run: Run, tmp_path: Path) -> None:
+        failing = make_result(["raspberrypi/zero-2-w"], scale=5)
+        (tmp_path / "failing.json").write_text(failing.to_json())
+        outcome = run("judge", tmp_path / "failing.json")
+        assert outcome.code == 1
+        assert "This result fails without any budget" in outcome.err
+        assert "No budget was given" not in outcome.err
+        assert "keep" not in outcome.err.partition("This result fails")[2].partition("\n")[0]
 
     def test_a_report_never_takes_the_place_of_the_result(self, run: Run, base: Path) -> None:
         """Only JSON, which is the result again."""

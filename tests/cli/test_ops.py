@@ -85,7 +85,7 @@ def test_a_model_without_obstacles(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "model.onnx"
     onnx.save(zoo.mlp(), path)
     assert main(["ops", "check", str(path)]) == 0
-    assert "4 parameters: a gradient reaches each" in capsys.readouterr().err
+    assert "4 parameters: a gradient reaches each" in capsys.readouterr().out
 
 
 def test_every_obstacle_is_named_with_what_it_blocks(

@@ -17,7 +17,7 @@ def test_tree(run: Run, shared: Shared) -> None:
     outcome = run("inspect", shared.package)
     assert outcome.code == 0
     for path in shared.package.iterdir():
-        (line,) = (row for row in outcome.err.splitlines() if path.name in row)
+        (line,) = (row for row in outcome.out.splitlines() if path.name in row)
         assert "%" in line
 
 
@@ -76,7 +76,7 @@ def test_frozen_dtype(run: Run, tmp_path: Path) -> None:
     sizes = [c["files"]["checkpoint"]["size_bytes"] for c in (plain, half)]
     assert sizes[0] - sizes[1] == pytest.approx(saved, abs=32 * len(stored))  # tensors are aligned
     outcome = run("inspect", tmp_path / "half")
-    assert f"{len(stored)} of them are float32 in the model" in outcome.err
+    assert f"{len(stored)} of them are float32 in the model" in outcome.out
 
 
 def test_frozen_dtype_without_frozen_weights(run: Run, shared: Shared, tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
     key = tmp_path / "key.pem"
     assert main(["sign", str(package), "--new-key", str(key)]) == 0
     assert main(["verify", str(package), "--public-key", str(key.with_suffix(".pub"))]) == 0
-    assert "signature   valid" in capfd.readouterr().err
+    assert "signature   valid" in capfd.readouterr().out
     assert main(["verify", str(package), "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert shown == dataclasses.asdict(verify_package(package))

@@ -10,9 +10,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.cli.conftest import tree
+from tests.cli.conftest import arrays, tree
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "app-builds"
 ACTION = (EXAMPLES / "github-action" / "action.yml").read_text()
@@ -128,6 +129,48 @@ def test_action_declares_what_it_uses() -> None:
     assert isinstance(given, dict)
     assert set(given) <= declared
     assert set(re.findall(r"steps\.package\.outputs\.([a-z-]+)", WORKFLOW)) <= outputs
+
+
+def test_a_package_from_the_cache_is_judged_and_its_report_is_kept(project: Path) -> None:
+    """Budgets are no part of the package's key: judging must not hang on a new package."""
+    found = steps(WORKFLOW)
+    judging = next(step for step in found if "odtpack simulate" in str(step.get("run")))
+    assert "if" not in judging
+    assert "--recipe training/recipe.toml" in str(judging["run"])
+    restored, kept, comment, baseline, saved = (
+        next(step for step in found if part in str(step.get("uses") or step.get("run")))
+        for part in ("cache/restore@", "upload-artifact@", "sticky-", "cp odtpack", "cache/save@")
+    )
+    order = [restored, judging, kept, comment, baseline, saved]
+    assert [found.index(step) for step in order] == sorted(found.index(step) for step in order)
+    assert str(kept["if"]).startswith("always()")
+    assert str(comment["if"]).startswith("always()")
+    paths = [step["with"]["path"] for step in (restored, saved)]  # type: ignore[index]
+    assert paths == ["odtpack-baseline"] * 2
+
+    train(project, "1 GB")
+    script = ["bash", "-e", "-c", str(judging["run"])]
+    first = shell(project, script, PACKAGE="package")
+    assert first.returncode == 0, first.stderr
+    assert {p.name for p in (project / "odtpack-report").iterdir()} == {
+        "report.html", "report.json", "comment.md",
+    }  # fmt: skip
+    assert shell(project, ["bash", "-c", str(baseline["run"])]).returncode == 0
+    recipe = project / "training" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("1 GB", "1 MB"))
+    second = shell(project, script, PACKAGE="package")
+    assert second.returncode == 1
+    assert "::error file=training/recipe.toml,line=" in second.stdout
+
+
+def train(project: Path, peak: str) -> None:
+    """A package, data, and a recipe that names a device and a budget."""
+    recipe = project / "training" / "recipe.toml"
+    done = shell(project, ["odtpack", "build", "--recipe", str(recipe), "--out", "package"])
+    assert done.returncode == 0, done.stderr
+    limits = f'\n[target]\ndevices = ["pixel-8a"]\n[budgets]\npeak_memory = "{peak}"\n'
+    recipe.write_text(recipe.read_text() + limits)
+    np.savez(project / "training" / "sample.npz", **arrays())
 
 
 def test_action_builds_then_takes_it_from_the_cache(project: Path, tmp_path: Path) -> None:

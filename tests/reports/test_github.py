@@ -1,6 +1,7 @@
 """Workflow commands read by the rules of GitHub's runner (its ActionCommand.TryParseV2)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,34 @@ def test_levels_places_and_advice(result: SimulationResult) -> None:
     assert "Raspberry Pi Zero 2 W (not validated on hardware): estimated at" in step.data
     assert "Change first: Conv takes 33 % of the step" in step.data
     assert "2 of 6 devices pass" in [c.properties["title"] for c in found if c.name == "notice"]
+
+
+@pytest.mark.parametrize("workspace", [True, False])
+def test_paths_are_those_from_the_root_of_the_repository(
+    result: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workspace: bool
+) -> None:
+    """Also where the job runs in a folder below, which the budgets are beside or under."""
+    (tmp_path / "app" / "ml").mkdir(parents=True)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    if workspace:
+        monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    else:
+        (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path / "app" / "ml")
+    for given, shown in {
+        "budgets.toml": "app/ml/budgets.toml",
+        "../budgets.toml": "app/budgets.toml",
+        str(tmp_path / "b.toml"): "b.toml",
+        "/elsewhere/b.toml": "/elsewhere/b.toml",
+    }.items():
+        check = (
+            result.devices[0]
+            .checks[0]
+            .model_copy(update={"status": "fail", "budget_location": f"{given}:3"})
+        )
+        device = result.devices[0].model_copy(update={"checks": [check]})
+        found = commands(result.model_copy(update={"devices": [device], "checks": []}))
+        assert [c.properties["file"] for c in found if "file" in c.properties] == [shown]
 
 
 def test_every_check_that_does_not_pass_is_in_one_annotation(result: SimulationResult) -> None:

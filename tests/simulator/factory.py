@@ -22,6 +22,7 @@ from odtpack_simulator.result.result import (
     PackageInfo,
     PeakTensor,
     PhasePeak,
+    PlannedChange,
     Policy,
     PredictedMemory,
     SimulationResult,
@@ -79,6 +80,7 @@ def make_result(
         phases=_phases(breakdown, measured),
         timeline=_timeline(breakdown),
         tensors_at_peak=_tensors(breakdown),
+        changes=_changes(breakdown),
     )
     generator = np.random.default_rng(7)
     host_step = 41.3
@@ -94,6 +96,7 @@ def make_result(
             manifest_sha256="4f0c" * 16,
             trainable_parameters=1_205_000,
             total_parameters=1_205_000,
+            trained_layers=4,
             parameter_bytes=4_820_000,
             package_bytes=5_361_200,
             loss="cross_entropy",
@@ -161,6 +164,27 @@ def _phases(breakdown: MemoryBreakdown, measured: int) -> list[PhasePeak]:
         PhasePeak(phase="step", predicted_bytes=breakdown.total, measured_bytes=measured),
         PhasePeak(phase="evaluate", predicted_bytes=stored * 4, measured_bytes=stored * 4),
         PhasePeak(phase="save", predicted_bytes=save, measured_bytes=None),
+    ]
+
+
+def _changes(breakdown: MemoryBreakdown) -> list[PlannedChange]:
+    """Micro-batches that save what grows with the batch, frozen layers, SGD, and all of it."""
+    growing = breakdown.inputs + breakdown.activations
+    fixed = breakdown.total - growing
+    half = breakdown.total - breakdown.activations // 2
+    frozen = "the first 3 of 4 trained layers (up to 'features.6.weight')"
+    return [
+        *(
+            PlannedChange(micro_batch=n, peak_bytes=fixed + growing * n // 64)
+            for n in (32, 16, 8, 4, 2, 1)
+        ),
+        PlannedChange(freeze=frozen, peak_bytes=half),
+        PlannedChange(
+            stateless_optimizer=True, peak_bytes=breakdown.total - breakdown.optimizer_state
+        ),
+        PlannedChange(
+            micro_batch=1, freeze=frozen, stateless_optimizer=True, peak_bytes=fixed // 2
+        ),
     ]
 
 

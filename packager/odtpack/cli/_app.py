@@ -7,8 +7,12 @@ which say so), 130 interrupted.
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import Annotated, Final
 
 import typer
@@ -38,10 +42,11 @@ from odtpack.cli.package.verify import verify
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
+CLOSED_PIPE: Final = 141
+TERMINATED: Final = 143
 
 app = typer.Typer(
     name="odtpack",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -71,7 +76,8 @@ def _root(
     and replays that training under the limits of named devices before anything ships.
 
     Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. What
-    people read goes to stderr; with --json, results go to stdout.
+    inspect, devices, ops, diff and verify find goes to stdout, messages of all commands to
+    stderr; with --json stdout is JSON and nothing else.
     """
     if version:
         from odtpack import __version__
@@ -240,15 +246,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    terminate = signal.getsignal(signal.SIGTERM)
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _terminated)
         command = typer.main.get_command(app)
-        code = command.main(arguments, prog_name="odtpack", standalone_mode=False)
+        # What a command sets for its own output ends with it.
+        code = copy_context().run(
+            command.main, arguments, prog_name="odtpack", standalone_mode=False
+        )
+        sys.stdout.flush()
+        if code == INTERRUPTED:  # typer ends so on Ctrl-C, without a word
+            raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         _console.error("interrupted", "stopped before the end")
         return INTERRUPTED
+    except _TerminatedError:
+        _console.error("terminated", "stopped by SIGTERM before the end")
+        return TERMINATED
+    except BrokenPipeError:
+        return _closed_pipe()
+    except SystemExit as ended:  # click and rich end so, with the code of a budget not kept
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return _closed_pipe()
     except Exception as error:
         return _failed(error)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminate)
     return code if isinstance(code, int) else 0
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM, as an exception: temporary files and children end with the blocks that made them."""
+
+
+def _terminated(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is cleaned up is not interrupted again
+    raise _TerminatedError
+
+
+def _closed_pipe() -> int:
+    """Whoever read the output has seen enough: nothing more is written, also not at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output
+    return CLOSED_PIPE
 
 
 def _failed(error: Exception) -> int:

@@ -1,4 +1,6 @@
-"""What people see, on stderr; stdout is for JSON.
+"""What people see: results of commands that only read on stdout, everything else on stderr.
+
+With --json stdout is for JSON alone.
 
 Colour only on a terminal and without ``NO_COLOR``; a moving bar only on a terminal and
 outside CI, plain lines elsewhere.
@@ -6,6 +8,7 @@ outside CI, plain lines elsewhere.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -13,6 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
@@ -29,11 +33,25 @@ _QUIET_SECONDS: Final = 10.0
 """Without a terminal, long work says at least this often how far it is."""
 
 
-def console() -> Console:
-    """The console for people: stderr."""
+_text_is_result: Final = ContextVar("text_is_result", default=False)
+
+
+def results(*, as_json: bool = False) -> None:
+    """From here on the text of this command is its result, for stdout unless JSON goes there."""
+    _text_is_result.set(not as_json)
+    if not as_json and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it, in every locale
+
+
+def console(width: int | None = None) -> Console:
+    """The console for people: stderr, or stdout where their text is the result."""
+    return _open(stderr=not _text_is_result.get(), width=width)
+
+
+def _open(*, stderr: bool, width: int | None = None) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def clean(text: str) -> str:
@@ -46,6 +64,11 @@ def say(text: str = "", style: str = "") -> None:
     console().print(clean(text), style=style or None, soft_wrap=True)
 
 
+def status(text: str) -> None:
+    """Print a line about what was done, which is never a result: on stderr."""
+    _open(stderr=True).print(clean(text), soft_wrap=True)
+
+
 def error(code: str, what: str, *, where: str | None = None, hint: str | None = None) -> None:
     """Print an error: what, where, what to do."""
     from rich.text import Text
@@ -55,7 +78,7 @@ def error(code: str, what: str, *, where: str | None = None, hint: str | None = 
         text.append(f"\n  in: {clean(where)}")
     if hint:
         text.append(f"\n  help: {clean(hint)}", style="cyan")
-    console().print(text, soft_wrap=True)
+    _open(stderr=True).print(text, soft_wrap=True)
 
 
 def warn(what: str) -> None:
@@ -63,7 +86,7 @@ def warn(what: str) -> None:
     from rich.text import Text
 
     text = Text.assemble(("warning", "bold yellow"), f": {clean(what)}")
-    console().print(text, soft_wrap=True)
+    _open(stderr=True).print(text, soft_wrap=True)
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str = "") -> None:
@@ -75,12 +98,11 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str 
         figures: Titles, separated by commas, of the columns of figures, which end flush.
     """
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     target = console()
     if not target.is_terminal:  # files and CI logs have no width to keep to
-        target = Console(stderr=True, width=400, highlight=False, markup=False, emoji=False)
+        target = console(width=400)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, title in enumerate(header):
         flush = title in figures.split(",")
@@ -114,7 +136,7 @@ class Progress:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._console = console()
+        self._console = _open(stderr=True)
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
         self._spoken = time.monotonic()

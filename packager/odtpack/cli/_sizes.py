@@ -48,7 +48,7 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
     _console.console().print(tree, soft_wrap=True)
     for destination in reports:
         written = write_size_report(root, package.checkpoint.name, destination)
-        _console.say(f"wrote {written}")
+        _console.status(f"wrote {written}")
     return root.as_dict()
 
 

@@ -1,14 +1,19 @@
-"""What to change first when a check fails: from the result alone, with what it would save."""
+"""What to change first when a check fails, from the result alone and with what that would give."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
-from odtpack_simulator.result.result import DeviceResult, InterruptionInfo, SimulationResult
+from odtpack_simulator.budgets.budget_metric import shortened
+from odtpack_simulator.result.result import (
+    DeviceResult,
+    InterruptionInfo,
+    PlannedChange,
+    SimulationResult,
+)
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,
@@ -18,18 +23,7 @@ from odtpack_simulator.values.units import (
 )
 
 _MARGIN = 0.95  # aim below a limit: the split into parts is a prediction
-_SHOWN: Final = 3
-_MOST_PIECES: Final = 4096
 _Z: Final = 1.959964  # of a 95 % interval
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One thing to change: what, how many bytes it saves, and whether that alone is enough."""
-
-    sentence: str
-    saves: float
-    enough: bool
 
 
 def for_device_limit(result: SimulationResult, device: DeviceResult, limit_bytes: float) -> str:
@@ -44,85 +38,68 @@ def for_device_limit(result: SimulationResult, device: DeviceResult, limit_bytes
 
 
 def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: float) -> str:
-    """The changes of :func:`memory_changes` in words, at most three."""
-    changes = memory_changes(result, device, limit_bytes)
-    if not changes:
-        return "a smaller model: neither batch nor optimizer leave anything to save"
-    if changes[0].enough:
-        rest = [each.sentence for each in changes[1:2]]
-        return " Or: ".join([f"{changes[0].sentence}, which is enough.", *rest])
-    text = "; ".join(each.sentence for each in changes[:_SHOWN])
-    over = _over(device, limit_bytes)
-    if sum(each.saves for each in changes) < over:
-        return f"{text}; all of it is not enough: the model has to be smaller"
-    return f"{text}; one alone is not enough, together they are"
+    """What brings the peak on a device under ``limit_bytes``, by the plans in the result.
 
-
-def memory_changes(
-    result: SimulationResult, device: DeviceResult, limit_bytes: float
-) -> list[Change]:
-    """What brings the peak on a device under ``limit_bytes``: what is enough first, then by effect.
-
-    Inputs and activations grow with the samples at once, the rest does not: from
-    that split follows the largest micro-batch that should fit. Gradients and
-    optimizer state belong to trained parameters only. A replay that was killed has
-    no measured peak: it is taken to have needed at least the limit.
+    The mildest change that is enough, and one of another kind; else what comes nearest. A
+    measured peak may be above the planned one: each plan is then taken to be as much too low. A
+    replay that was killed has no measured peak, and is taken to have needed at least the limit.
     """
-    over = _over(device, limit_bytes)
-    parts = result.memory.predicted.breakdown
-    changes = []
-    batch = result.data.batch_size
-    scaling = parts.inputs + parts.activations
-    if batch > 1 and scaling > 0:
-        # A file may name any batch: nobody accumulates more than a few thousand times.
-        pieces = (count for count in range(2, min(batch, _MOST_PIECES) + 1) if batch % count == 0)
-        sizes = [batch // count for count in pieces]
-        fitting = [size for size in sizes if scaling * (1.0 - size / batch) >= over]
-        size = max(fitting) if fitting else min(sizes, default=1)
-        saves = scaling * (1.0 - size / batch)
-        samples = batch * result.data.accumulation_steps
-        changes.append(
-            Change(
-                f"micro-batches of {size} instead of {batch} samples, accumulated to the same "
-                f"{samples} per update, save about {format_bytes(saves)}",
-                saves,
-                saves >= over,
-            )
+    changes = result.memory.changes
+    if changes is None:
+        return (
+            "what would be enough was not planned for this limit: odtpack simulate with it plans "
+            "smaller micro-batches, an optimizer without state and frozen layers"
         )
-    if parts.optimizer_state > 0:
-        saved = format_bytes(parts.optimizer_state)
-        changes.append(
-            Change(
-                f"SGD keeps no optimizer state and saves {saved}",
-                parts.optimizer_state,
-                parts.optimizer_state >= over,
-            )
+    if not changes:
+        return (
+            "the model has to be smaller: its batch cannot be cut, the optimizer keeps nothing, "
+            "and only one layer is trained"
         )
-    state = parts.gradients + parts.optimizer_state
-    if state > 0 and result.package.trainable_parameters > 1:
-        share = min(1.0, over / state)
-        if share < 1.0:
-            sentence = (
-                f"freeze about {math.ceil(100 * share)} % of the trained parameters: a frozen one "
-                "needs neither gradient nor optimizer state"
-            )
-        else:
-            sentence = (
-                "freeze parameters: a frozen one needs neither gradient nor optimizer state, "
-                f"which take {format_bytes(state)}"
-            )
-        # The optimizer's state is counted with the optimizer, where that is a change of its own.
-        changes.append(Change(sentence, parts.gradients if share >= 1 else over, share < 1.0))
-    return sorted(changes, key=lambda each: (not each.enough, -each.saves))
+    more = _above_plan(device)
+    enough = [each for each in changes if each.peak_bytes + more <= _MARGIN * limit_bytes]
+    if not enough:
+        least = min(changes, key=lambda each: each.peak_bytes)
+        return (
+            f"the model has to be smaller: even {_in_words(result, least)} needs about "
+            f"{format_bytes(least.peak_bytes + more)}"
+        )
+    fewest = min(len(_kinds(each)) for each in enough)
+    mildest: dict[frozenset[str], PlannedChange] = {}
+    for each in enough:  # of a kind, the mildest stands first
+        if len(_kinds(each)) == fewest:
+            mildest.setdefault(_kinds(each), each)
+    texts = [
+        f"{_in_words(result, each)} needs about {format_bytes(each.peak_bytes + more)}"
+        for each in list(mildest.values())[:2]
+    ]
+    return " Or: ".join([f"{texts[0]}, which is enough.", *texts[1:]])
 
 
-def _over(device: DeviceResult, limit_bytes: float) -> float:
-    """Bytes to save, with a margin."""
+def _kinds(change: PlannedChange) -> frozenset[str]:
+    """Which of the things that may change it changes."""
+    return frozenset(key for key, value in change if key != "peak_bytes" and value)
+
+
+def _in_words(result: SimulationResult, change: PlannedChange) -> str:
+    batch, steps = result.data.batch_size, result.data.accumulation_steps
+    parts = []
+    if change.micro_batch:
+        size = f"micro-batches of {change.micro_batch} instead of {batch} samples"
+        parts.append(f"training in {size}, accumulated to the same {batch * steps} per update,")
+    if change.freeze:
+        parts.append(f"freezing {shortened(change.freeze, 200)}")
+    if change.stateless_optimizer:
+        parts.append("SGD without momentum, which keeps no state,")
+    return " and ".join(parts)
+
+
+def _above_plan(device: DeviceResult) -> int:
+    """Bytes by which the peak on a device is above the planned one."""
     memory = device.memory
     peak = memory.peak_bytes
     if memory.outcome == "killed" and memory.limit_bytes is not None:
         peak = max(peak, memory.limit_bytes)
-    return max(0.0, peak - _MARGIN * limit_bytes)
+    return max(0, peak - memory.predicted_peak_bytes)
 
 
 def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval | None) -> str:
@@ -140,10 +117,14 @@ def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval |
     costs = result.latency_host.by_operator
     if costs:
         worst = max(costs, key=lambda cost: cost.share)
-        texts.append(
-            f"{worst.op_type[:100]} takes {round(100 * worst.share)} % of the step: "
-            "freeze early layers to drop part of the backward pass"
-        )
+        text = f"{worst.op_type[:100]} takes {round(100 * worst.share)} % of the step"
+        layers = result.package.trained_layers
+        if layers is not None and layers > 1:
+            text += (
+                f": freeze the first of the {layers} trained layers to drop part of the backward "
+                "pass"
+            )
+        texts.append(text)
     return "; ".join(texts) or "a smaller batch shortens the step"
 
 

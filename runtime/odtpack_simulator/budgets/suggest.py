@@ -1,4 +1,4 @@
-"""A budget to start from: what was measured, plus a quarter, as TOML to paste.
+"""A budget to start from: typical figures plus a quarter, and regressions, as TOML to paste.
 
 Devices share limits, those of all of them or of an operating system, as far as it takes to
 keep the file short: a few devices have tables of their own, many are told together.
@@ -18,24 +18,29 @@ from odtpack_simulator.result.result import SimulationResult, TrainingInfo
 
 _ROOM: Final = 1.25
 _MOST: Final = 1e15  # in any unit: beyond, a limit limits nothing
-_UNITS: Final[dict[str, tuple[tuple[str, float], ...]]] = {
-    "B": (("MB", 1e6), ("kB", 1e3), ("B", 1.0)),
-    "ms": (("s", 1e4), ("ms", 1.0)),
-    "s": (("h", 36_000.0), ("min", 600.0), ("s", 1.0)),
-    "J": (("kJ", 1e4), ("J", 1.0)),
-    "%": (("%", 1.0),),
+_UNITS: Final[dict[str, tuple[tuple[str, float, float], ...]]] = {
+    "B": (("MB", 1e6, 1e6), ("kB", 1e3, 1e3), ("B", 0.0, 1.0)),
+    "ms": (("s", 1e4, 1e3), ("ms", 0.0, 1.0)),
+    "s": (("h", 36_000.0, 3600.0), ("min", 600.0, 60.0), ("s", 0.0, 1.0)),
+    "J": (("kJ", 1e4, 1e3), ("J", 0.0, 1.0)),
+    "%": (("%", 0.0, 1.0),),
 }
-"""Unit of a metric -> units in the file, each from so many of the metric's unit on."""
+"""Unit of a metric -> units in the file: each from how many of the metric's unit on, and how many
+of them it is."""
+_REGRESSION: Final = "+10 %"
+_REGRESSIONS: Final = ("package_size", "peak_memory", "step_latency")
+"""Metrics that are limited against a baseline as well."""
+_HEAD: Final = f'# "{_REGRESSION}" is judged against --baseline RESULT.json, and only with one.'
 _MOST_LINES: Final = 60
 _ALIKE: Final = (1.0, 1.5, 2.0, 3.0)
 """Factors by which figures that share a limit may differ: the first that gives few enough lines."""
-_FACTORS: Final = {"MB": 1e6, "kB": 1e3, "h": 3600.0, "min": 60.0, "kJ": 1e3}
 
 
 def suggest_budget(result: SimulationResult) -> str:
-    """``budgets.toml`` that this result keeps, each limit a quarter above what was measured.
+    """``budgets.toml``: each limit a quarter above the figure, some also ``"+10 %"`` of a baseline.
 
-    Intervals give their high end. The peak is limited once, for all devices. A metric may
+    Intervals give their typical figure: no such limit fails this result, but where the high end
+    is above it, it warns. The peak is limited once, for all devices. A metric may
     lose a quarter of what it gained, and its floor lies below its 95 % interval. What is
     unknown gets no limit; nor does what follows from other limits.
 
@@ -44,7 +49,7 @@ def suggest_budget(result: SimulationResult) -> str:
     keep to sixty lines. Where that is not enough, each of the others takes one line.
     """
     subject = Subject(result)
-    head = ["[budgets]"]
+    head = [_HEAD, "[budgets]"]
     for metric in of_scope("package"):
         if metric.key == "metric_floor":
             head += _floor(result.training)
@@ -90,12 +95,12 @@ class _Limits:
 
 
 def _figures(result: SimulationResult, metric: BudgetMetric) -> dict[str, float]:
-    """The high end of a metric by device, where it is known and a limit can be made of it."""
+    """The typical figure of a metric by device, where it is known and a limit can be made of it."""
     found = {}
     for device in result.devices:
         interval = metric.read(Subject(result, device)).interval
-        if interval is not None and _line(metric, metric.worse_end(interval)):
-            found[device.name] = metric.worse_end(interval)
+        if interval is not None and _line(metric, interval.typical):
+            found[device.name] = interval.typical
     return found
 
 
@@ -148,9 +153,12 @@ def _line(metric: BudgetMetric, measured: float | None) -> list[str]:
         whole = metric.key in ("sessions", "repeated_steps")
         return [f"{metric.key} = {math.ceil(value) if whole else _up(value)}"]
     units = _UNITS[metric.unit]
-    unit = next((name for name, least in units if value >= least), units[-1][0])
-    shown = math.ceil(value) if unit == "B" else _up(value / _FACTORS.get(unit, 1.0))
-    return [f'{metric.key} = "{shown} {unit}"']
+    unit, factor = next((name, factor) for name, least, factor in units if value >= least)
+    shown = math.ceil(value) if unit == "B" else _up(value / factor)
+    limit = f'"{shown} {unit}"'
+    if metric.key in _REGRESSIONS:
+        limit = f'[{limit}, "{_REGRESSION}"]'
+    return [f"{metric.key} = {limit}"]
 
 
 def _floor(training: TrainingInfo) -> list[str]:

@@ -36,12 +36,13 @@ from odtpack_simulator.values.quantities import (
     Unknown,
     bounds,
 )
-from odtpack_simulator.values.schema_errors import first_problem, near_name
+from odtpack_simulator.values.schema_errors import all_problems, near_name
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 from odtpack_simulator.values.units import Interval
 
 SCHEMA_VERSION: Final = 1
 MAX_PROFILE_BYTES: Final = 64 * 1024
+_MOST_SHOWN: Final = 12
 
 OsClass = Literal["android", "ios", "linux", "macos", "windows", "web"]
 AppState = Literal["foreground", "background"]
@@ -271,11 +272,19 @@ def parse_profile(data: bytes, where: str) -> DeviceProfile:
     try:
         return DeviceProfile.model_validate(content)
     except ValidationError as error:
-        key, problem = first_problem(error, DeviceProfile)
-        line = _line(data.decode("utf-8"), key)
+        found = all_problems(error, DeviceProfile)
+        text = data.decode("utf-8")
+        line = _line(text, found[0][0])
+        said = "; ".join(
+            f"{key}: {problem}" if number is None else f"{key} (line {number}): {problem}"
+            for key, problem in found[1:_MOST_SHOWN]
+            for number in [_line(text, key)]
+        )
+        more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
         raise OdtpackError(
             "profile-invalid",
-            f"the device profile is wrong at {key}: {problem}",
+            f"the device profile is wrong at {found[0][0]}: {found[0][1]}"
+            + (f"; at {said}{more}" if said else ""),
             where=where if line is None else f"{where}:{line}",
             hint="docs/formats/device-profile.md shows a whole profile",
         ) from error
@@ -307,11 +316,14 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     names = list_profiles()
     full = [name for name in names if text in (name, name.rpartition("/")[2])]
     if len(full) != 1:
+        holding = [name for name in names if text and text.lower() in name]
         near = near_name(text, names + [name.rpartition("/")[2] for name in names])
+        mean = f", did you mean {near!r}?" if near else ""
+        if holding:
+            mean = f", did you mean {' or '.join(map(repr, holding[:_MOST_SHOWN]))}?"
         raise UnknownNameError(
             "device-unknown",
-            f"there is no device profile {text[:100]!r}"
-            + (f", did you mean {near!r}?" if near else ""),
+            f"there is no device profile {text[:100]!r}{mean}",
             hint="run `odtpack devices list`, or give the path of a .toml file",
         )
     path = _profile_directory() / f"{full[0]}.toml"

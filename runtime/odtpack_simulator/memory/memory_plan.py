@@ -21,7 +21,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import numpy as np
 import onnx
@@ -51,8 +52,21 @@ from odtpack_simulator.result.result import TimelinePoint
 _GRADIENT: Final = "gradient of "
 
 
+class LoadGraph(Protocol):
+    """Reads a model as :func:`~odtpack_simulator.memory.runtime_graph.load_runtime_graph` does."""
+
+    def __call__(
+        self, model: Path, shapes: Mapping[str, Sequence[int]], *, threads: int
+    ) -> RuntimeGraph:
+        """Return the graph of a model with these shapes of its inputs."""
+
+
 def plan_memory(
-    package: Package, shapes: Mapping[str, Sequence[int]], *, threads: int = 1
+    package: Package,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    threads: int = 1,
+    load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
 
@@ -60,6 +74,7 @@ def plan_memory(
         package: The package.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
+        load: Reads the models, so that who plans many times may read each once.
 
     Raises:
         OdtpackError: A model does not load, or a shape does not fit.
@@ -69,7 +84,7 @@ def plan_memory(
     contract = _contract(package)
     additional = frozenset(o.name for o in manifest.outputs if o.role == "additional")
     training, evaluation, optimizer = (
-        _Session(name, load_runtime_graph(path, sizes, threads=threads), session_bytes(path))
+        _Session(name, load(path, sizes, threads=threads), session_bytes(path))
         for name, path, sizes in (
             ("training", package.training_model, shapes),
             ("evaluation", package.eval_model, shapes),

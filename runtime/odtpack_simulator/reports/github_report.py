@@ -12,7 +12,9 @@ warnings and ten errors of a step, fifty of a job), and the runner's
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from odtpack_simulator.reports.view import view
@@ -103,10 +105,24 @@ def _command(annotation: _Annotation) -> str:
     properties = []
     if annotation.where is not None:
         path, line = annotation.where
-        properties += [f"file={_property(path)}", f"line={line}"]
+        properties += [f"file={_property(_from_root(path))}", f"line={line}"]
     properties.append(f"title={_property(shortened(annotation.title, _MOST_TITLE))}")
     message = shortened("\n".join(clean(line) for line in annotation.lines), MOST_MESSAGE)
     return f"::{annotation.level} {','.join(properties)}::{_data(message)}"
+
+
+def _from_root(path: str) -> str:
+    """The path from the root of the repository, by which GitHub finds the file.
+
+    A job may run in a folder below, and may be given absolute paths. What lies outside the
+    repository stays as it is.
+    """
+    workspace = os.environ.get("GITHUB_WORKSPACE")
+    here = Path.cwd()
+    found = (each for each in (here, *here.parents) if (each / ".git").exists())
+    root = Path(workspace) if workspace else next(found, here)
+    full = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps "..", GitHub does not
+    return full.relative_to(root).as_posix() if full.is_relative_to(root) else path
 
 
 def _data(text: str) -> str:

@@ -71,14 +71,34 @@ class PhasePeak(Part):
     measured_bytes: Bytes | None
 
 
+class PlannedChange(Part):
+    """The peak that was planned for the package with something changed.
+
+    Attributes:
+        micro_batch: Samples in memory at once, accumulated to the same update; null for all.
+        freeze: What stays frozen besides what is, in words; null for nothing.
+        stateless_optimizer: Whether the optimizer is SGD without momentum, which keeps nothing.
+        peak_bytes: The planned peak.
+    """
+
+    micro_batch: Count | None = None
+    freeze: Text | None = None
+    stateless_optimizer: bool = False
+    peak_bytes: Bytes
+
+
 class MemoryInfo(Part):
-    """Memory of the training step, device-independent."""
+    """Memory of the training step, device-independent.
+
+    ``changes`` are planned where a check about memory failed; null where none did.
+    """
 
     predicted: PredictedMemory
     measured_peak_bytes: Bytes | None
     phases: list[PhasePeak] = Field(default_factory=list)
     timeline: list[TimelinePoint]
     tensors_at_peak: list[PeakTensor]
+    changes: list[PlannedChange] | None = None
 
 
 class DeviceMemory(Part):

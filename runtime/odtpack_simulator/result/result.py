@@ -35,6 +35,7 @@ from odtpack_simulator.result.memory import (
     MemoryKind,
     PeakTensor,
     PhasePeak,
+    PlannedChange,
     PredictedMemory,
     TimelinePoint,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "PackageInfo",
     "PeakTensor",
     "PhasePeak",
+    "PlannedChange",
     "Policy",
     "PredictedMemory",
     "SimulationResult",
@@ -93,12 +95,16 @@ CheckUnit = Literal["B", "ms", "s", "J", "%", "1"]
 
 
 class PackageInfo(Part):
-    """The training package that was replayed."""
+    """The training package that was replayed.
+
+    ``trained_layers`` counts the trained matrices and filters; null where it was not counted.
+    """
 
     path: Text
     manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     trainable_parameters: Count
     total_parameters: Count
+    trained_layers: Count | None = None
     parameter_bytes: Bytes
     package_bytes: Bytes
     loss: Text

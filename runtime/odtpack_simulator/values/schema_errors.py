@@ -35,15 +35,21 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
         error: What validation of ``model`` raised.
         model: The model at the top; its fields give the allowed names.
     """
-    found = error.errors(include_url=False)
-    # An unknown key is most often a misspelt one whose absence is reported too: name it first.
-    found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-    problem = found[0]
-    loc: _Loc = problem["loc"]
-    text = _sentence(dict(problem), loc, model)
+    found = all_problems(error, model)
+    key, text = found[0]
     if len(found) > 1:
         text += f" (and {len(found) - 1} more)"
-    return _key(loc), text
+    return key, text
+
+
+def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
+    """Every deviation as (key, sentence without the key), unknown keys first.
+
+    An unknown key is most often a misspelt one whose absence is reported too.
+    """
+    found = error.errors(include_url=False)
+    found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+    return [(_key(each["loc"]), _sentence(dict(each), each["loc"], model)) for each in found]
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from odtpack.cli import _console
+from odtpack.cli import _completion, _console
 from odtpack.cli._options import AS_JSON
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
     from odtpack_simulator.device.profile import list_profiles, load_profile
     from odtpack_simulator.values.units import format_bytes
 
+    _console.results(as_json=as_json)
     profiles = [load_profile(name) for name in list_profiles()]
     rows = []
     for profile in profiles:
@@ -72,6 +73,7 @@ def show_device(
             metavar="NAME|FILE",
             show_default=False,
             help="A shipped profile, or the path of a .toml file.",
+            autocompletion=_completion.devices,
         ),
     ],
     as_json: Annotated[bool, AS_JSON] = False,
@@ -79,6 +81,7 @@ def show_device(
     """Show every figure of a device profile with unit, kind and source."""
     from odtpack_simulator.device.profile import load_profile
 
+    _console.results(as_json=as_json)
     profile = load_profile(device)
     _console.say(f"{profile.title} ({profile.name})", style="bold")
     _console.say(f"  {profile.soc or 'chip not named'}, {profile.os}")
@@ -107,6 +110,7 @@ def check_devices(
             metavar="FILE...",
             show_default=False,
             help="Paths of .toml files, or names of shipped profiles.",
+            autocompletion=_completion.devices,
         ),
     ],
     as_json: Annotated[bool, AS_JSON] = False,
@@ -120,6 +124,7 @@ def check_devices(
     from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.device.profile_check import check_profile
 
+    _console.results(as_json=as_json)
     entries: list[dict[str, Any]] = []
     for file in files:
         try:

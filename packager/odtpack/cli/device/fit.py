@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from odtpack.cli import _console
+from odtpack.cli import _completion, _console
 from odtpack.cli._options import (
     DATA,
     EPOCHS,
@@ -34,7 +34,11 @@ def fit(
     data: Annotated[Path | None, DATA] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME|FILE", help="Device profile; may be repeated."),
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Device profile; may be repeated.",
+            autocompletion=_completion.devices,
+        ),
     ] = None,
     budget: Annotated[
         Path | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli.device.simulate import BUDGET, NO_BUDGET, REPORT, STRICT, end
+from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, end, say_suggestion
 
 
 def judge(
@@ -47,10 +47,7 @@ def judge(
     print_result(judged, _console.console())
     write_reports(judged, report or [])
     if budgets is None:
-        _console.say()
-        _console.say(NO_BUDGET)
-        _console.say()
-        _console.say(simulator.suggest_budget(judged))
+        say_suggestion(judged)
     if as_json:
         _console.print_json(judged.model_dump(mode="json"))
     end(judged, strict=strict)

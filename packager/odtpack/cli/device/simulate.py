@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odtpack.cli import _console
+from odtpack.cli import _completion, _console
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile
@@ -21,12 +21,12 @@ REPORT = typer.Option(
     metavar="FORMAT:PATH",
     help="html, json, junit, markdown or github, a colon and a path, which for all but html may "
     "be - for standard output; may be repeated.",
+    autocompletion=_completion.reports,
 )
 STRICT = typer.Option(
     "--strict",
     help="Exit code 1 also where a check could not be judged: an unknown limit, no baseline.",
 )
-NO_BUDGET = "No budget was given. One to start from, which this result keeps with some room:"
 
 
 class AppState(enum.Enum):
@@ -47,7 +47,9 @@ def simulate(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME|FILE", help="Device profile, or 'all' shipped ones; may be repeated."
+            metavar="NAME|FILE",
+            help="Device profile, or 'all' shipped ones; may be repeated.",
+            autocompletion=_completion.devices_or_all,
         ),
     ] = None,
     budget: Annotated[Path | None, BUDGET] = None,
@@ -138,7 +140,7 @@ def simulate(
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_runtime.training.data import load_dataset
-    from odtpack_simulator.budgets import judge, read_budgets, suggest_budget
+    from odtpack_simulator.budgets import judge, read_budgets
     from odtpack_simulator.campaign.policy import make_policy
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.replay.executor import make_executor
@@ -183,6 +185,9 @@ def simulate(
 
     from odtpack_simulator.simulate import simulate as replay
 
+    def judged(measured: SimulationResult) -> SimulationResult:
+        return judge(measured, budgets, baseline=before)
+
     with _console.Progress("replay") as progress:
         measured = replay(
             opened.path,
@@ -197,18 +202,30 @@ def simulate(
             interruptions=interruptions,
             executor=executor,
             progress=teller(progress),
+            judge=judged,
         )
-    result = judge(measured, budgets, baseline=before)
+    result = judged(measured)
     print_result(result, _console.console())
     write_reports(result, report or [])
     if budgets is None:
-        _console.say()
-        _console.say(NO_BUDGET)
-        _console.say()
-        _console.say(suggest_budget(result))
+        say_suggestion(result)
     if as_json:
         _console.print_json(result.model_dump(mode="json"))
     end(result, strict=strict)
+
+
+def say_suggestion(result: SimulationResult) -> None:
+    """Print a budget to start from; it is not what mends a result that fails without one."""
+    from odtpack_simulator.budgets import suggest_budget
+
+    _console.say()
+    if result.over_budget:
+        text = "This result fails without any budget: its checks say what to change first."
+        _console.say(f"{text} Limits made of its figures, for when it passes:")
+    else:
+        _console.say("No budget was given. One to start from, of typical figures with some room:")
+    _console.say()
+    _console.say(suggest_budget(result))
 
 
 def end(result: SimulationResult, *, strict: bool) -> None:

@@ -75,7 +75,8 @@ def train(
     """Train a package on this machine and save a checkpoint.
 
     The checkpoint holds the optimizer's state, so training goes on from it as if it had
-    not been interrupted. The package itself is not changed.
+    not been interrupted. It is written after every epoch: a training that is stopped keeps
+    the epochs that are over. The package itself is not changed.
     """
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable
@@ -129,6 +130,11 @@ def train(
     before = evaluate()
     _console.say(f"before       eval loss {_loss(before)}")
     history: list[_fit.Epoch] = []
+
+    def save() -> None:
+        state.properties[EPOCHS_PROPERTY] = before_epochs + len(history)
+        CheckpointState.save_checkpoint(state, destination, include_optimizer_state=True)
+
     with _console.Progress("training") as progress:
         for epoch in _fit.fit(
             module,
@@ -145,10 +151,10 @@ def train(
         ):
             history.append(epoch)
             progress.line(f"epoch {epoch.number:>4}   loss {epoch.loss:.4f}")
+            save()  # whoever stops the training keeps the epochs that are over
     after = evaluate()
     _console.say(f"after        eval loss {_loss(after)}")
-    state.properties[EPOCHS_PROPERTY] = before_epochs + epochs
-    CheckpointState.save_checkpoint(state, destination, include_optimizer_state=True)
+    save()
     _console.say(f"wrote {destination}")
     if as_json:
         _console.print_json(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -41,4 +42,4 @@ def init(
         with atomic_write(path) as stream:
             stream.write(text.encode())
         _console.say(f"wrote {path}")
-    _console.say(f"next: odtpack build --recipe {out}")
+    _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")

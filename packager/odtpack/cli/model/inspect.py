@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from odtpack.cli import _console
+from odtpack.cli import _completion, _console
 from odtpack.cli._options import AS_JSON
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def inspect(
         typer.Option(
             metavar="FORMAT:PATH",
             help="Of a package: write where its bytes go, html:FILE or json:FILE; may be repeated.",
+            autocompletion=_completion.size_reports,
         ),
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
@@ -38,6 +39,7 @@ def inspect(
     Of a forward model it lists the parameters that build's --train and --freeze can name,
     and which operators have a gradient.
     """
+    _console.results(as_json=as_json)
     kind = _kind(path)
     if kind == "package":
         content = _package(path, report or ())

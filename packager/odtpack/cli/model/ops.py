@@ -53,6 +53,7 @@ def coverage(
     from odtpack.errors import OdtpackError
     from odtpack.package.coverage import coverage as table
 
+    _console.results(as_json=as_json)
     rows = table()
     known = {row.op_type for row in rows}
     for name in operators or ():
@@ -113,6 +114,7 @@ def check(
     from odtpack.package.obstacles import find_obstacles
     from odtpack.package.patterns import resolve
 
+    _console.results(as_json=as_json)
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
     trained, _ = resolve(loaded, train or (), freeze or ())
     outputs = [str(value.name) for value in loaded.graph.outputs]

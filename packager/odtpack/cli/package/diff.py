@@ -31,7 +31,7 @@ def diff(
     ],
     form: Annotated[
         Format,
-        typer.Option("--format", help="Text on stderr; JSON or Markdown on stdout."),
+        typer.Option("--format", help="How to print the difference."),
     ] = Format.TEXT,
 ) -> None:
     """Compare two packages, and say whether devices that trained the old one go on.
@@ -50,6 +50,7 @@ def diff(
         sys.stdout.buffer.write(f"{markdown(found)}\n".encode())
         sys.stdout.flush()
     else:
+        _console.results()
         _console.say(headline(found.verdict), style="bold")
         for section in sections(found):
             _console.say(section.title.lower(), style="bold")

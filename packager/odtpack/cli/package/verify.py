@@ -48,6 +48,7 @@ def verify(
     from odtpack_simulator.values.units import format_bytes
 
     found = verify_package(package, public_key=public_key, require_signature=require_signature)
+    _console.results(as_json=as_json)
     steps = found.steps
     shapes = ", ".join(f"{name} {shape}" for name, shape in steps.shapes.items())
     _console.say(f"verified {found.path}", style="bold")
