@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +17,18 @@ from typing import TypeVar, get_args
 import onnx_ir as ir
 
 from odtpack import losses, optimizers, targets
-from odtpack.errors import OdtpackError, WrongTypeError
+from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
+from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import ModelLike, load_model
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort.choices import OrtFormat
 from odtpack.package.build import write_artifacts
+from odtpack.package.candidates import candidates
 from odtpack.package.training import TrainingGraphSpec
+from odtpack.shared_tensors import copies_of
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -44,6 +48,8 @@ class OptimType(enum.IntEnum):
     AdamW = 1
     SGD = 2
 
+
+_GLOB = re.compile(r"[*?\[]")
 
 _LOSSES = {
     LossType.MSELoss: "mse",
@@ -69,6 +75,7 @@ def generate_artifacts(
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
     target: targets.Runtime = targets.STOCK,
+    untie: Sequence[str] | None = None,
 ) -> None:
     """Generate the files that training on a device needs.
 
@@ -78,9 +85,10 @@ def generate_artifacts(
 
     Args:
         model: Forward model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
-        requires_grad: Names of the initializers to train; none by default.
-        frozen_params: Names of initializers that become inputs and checkpoint entries but
-            are not trained. All others stay inside the models.
+        requires_grad: Names of the initializers to train, or patterns as for ``--train``; none
+            by default. What a block creates to be trained is trained without being named.
+        frozen_params: Names or patterns of initializers that become inputs and checkpoint
+            entries but are not trained. All others stay inside the models.
         loss: Loss to attach, or a block that writes one; without one the model's first output
             must be a scalar loss. A block is called with the names of all outputs of the
             model, or with ``loss_input_names``; what it returns behind the loss are
@@ -100,6 +108,8 @@ def generate_artifacts(
             target. The first output by default; for a block all outputs.
         target: What is to run the files: ``"onnxruntime"``, or ``"ort-training"`` for
             onnxruntime-training 1.19.
+        untie: Patterns of tensors that several places of the model read, of which each place
+            gets its own, see :func:`odtpack.shared_tensors.untie`.
 
     Raises:
         OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
@@ -110,12 +120,6 @@ def generate_artifacts(
         chosen = losses.make_loss(_LOSSES[_enum(loss, LossType, "loss")])
     method = None if optimizer is None else _optimizer(optimizer)
     train, frozen = _names(requires_grad, "requires_grad"), _names(frozen_params, "frozen_params")
-    if method is not None and not train:
-        raise OdtpackError(
-            "nothing-to-train",
-            "an optimizer is asked for, but requires_grad names no parameter",
-            hint="pass requires_grad=[...], or leave the optimizer out",
-        )
     if prefix and Path(prefix).name != prefix:
         raise OdtpackError("bad-prefix", f"prefix {prefix!r} must be the start of a file name")
     library = None if custom_op_library is None else Path(custom_op_library)
@@ -124,17 +128,23 @@ def generate_artifacts(
     if target not in get_args(targets.Runtime):
         known = ", ".join(repr(name) for name in get_args(targets.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
+    loaded = load_model(model, named=(*train, *frozen), untie=_names(untie, "untie"))
     recipe = TrainingGraphSpec(
-        train,
-        frozen,
+        _initializers(loaded, train, "requires_grad"),
+        _initializers(loaded, frozen, "frozen_params"),
         chosen,
         _names(loss_input_names, "loss_input_names"),
         _names(additional_output_names, "additional_output_names"),
         runtime=target,
     )
-    loaded = load_model(model, named=(*train, *frozen))
     if isinstance(loss, Block):
         loaded, recipe = _attach(loaded, recipe, loss)
+    if method is not None and not recipe.train:
+        raise OdtpackError(
+            "nothing-to-train",
+            "an optimizer is asked for, but requires_grad names no parameter",
+            hint="pass requires_grad=[...], or leave the optimizer out",
+        )
     write_artifacts(
         loaded,
         recipe,
@@ -147,14 +157,38 @@ def generate_artifacts(
     )
 
 
+def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tuple[str, ...]:
+    """The initializers that names and patterns mean; a name that is unknown stays as it is.
+
+    A block may still create it.
+    """
+    graph = model.graph
+    known: list[str] = []
+    for pattern in patterns:
+        if pattern in graph.initializers or not _GLOB.search(pattern):
+            known += copies_of(graph, [pattern])
+            continue
+        hits = matching(pattern, candidates(model), module_names(graph))
+        if not hits:
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"{argument} {pattern!r} matches no parameter of the model",
+                hint="odtpack inspect MODEL.onnx lists them",
+            )
+        known += hits
+    return tuple(dict.fromkeys(known))
+
+
 def _attach(
     model: ir.Model, recipe: TrainingGraphSpec, block: Block
 ) -> tuple[ir.Model, TrainingGraphSpec]:
     """Let a block write the loss; the model then ends in it."""
     names = recipe.loss_inputs or [output.name or "" for output in model.graph.outputs]
-    model, results, info = attach_block(model, block, names)
+    model, results, info, created = attach_block(model, block, names)
+    named = {*recipe.train, *recipe.frozen}
     return model, dataclasses.replace(
         recipe,
+        train=(*recipe.train, *(name for name in created if name not in named)),
         loss_inputs=results[:1],
         additional_outputs=(*results[1:], *recipe.additional_outputs),
         attached=info,

@@ -24,6 +24,7 @@ class BuildOptions:
     outputs: Sequence[str] = ()
     train: Sequence[str] = ()
     freeze: Sequence[str] = ()
+    untie: Sequence[str] = ()
     optimizer: str | None = None
     optimizer_settings: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     optimizer_options: Sequence[str] = ()
@@ -62,6 +63,7 @@ class BuildOptions:
             "outputs": tuple(self.outputs),
             "train": tuple(self.train),
             "freeze": tuple(self.freeze),
+            "untie": tuple(self.untie),
             "groups": tuple(_read_group(text) for text in self.groups),
             "accumulation_steps": self.accumulate,
             "onnxruntime": self.onnxruntime,

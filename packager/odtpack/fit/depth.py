@@ -13,7 +13,6 @@ import glob
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
-import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph.graphs import reads
@@ -143,7 +142,7 @@ def patterns(model: ir.Model, chosen: Iterable[str]) -> tuple[str, ...]:
         prefixes = (".".join(parts[:count]) for count in range(1, len(parts)))
         globs = (f"{glob.escape(prefix)}.*" for prefix in prefixes)
         fitting = (each for each in globs if _matched(each, names, original) <= wanted)
-        found.append(next(fitting, _exactly(shown, model.graph.initializers.get(shown))))
+        found.append(next(fitting, glob.escape(shown)))
     return tuple(found)
 
 
@@ -153,22 +152,3 @@ def _matched(pattern: str, names: Sequence[str], original: dict[str, str]) -> se
         for name in names
         if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
     }
-
-
-def _exactly(name: str, value: ir.Value | None) -> str:
-    """A pattern of one name.
-
-    A tensor of one value may stand for several parameters of the file, which are told apart
-    unless one is called by its very name (see :mod:`odtpack.model.split_merged`): the pattern
-    is then another text.
-    """
-    last = name[-1:]
-    fill = value is not None and value.const_value is not None and _is_fill(value.const_value)
-    if not fill or not last.isalnum():
-        return glob.escape(name)
-    return f"{glob.escape(name[:-1])}[{last}]"
-
-
-def _is_fill(tensor: ir.TensorProtocol) -> bool:
-    array = tensor.numpy()
-    return array.size > 0 and bool(np.ptp(array) == 0)

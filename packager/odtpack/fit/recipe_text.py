@@ -66,7 +66,11 @@ def _content(settings: BuildSettings, batch_size: int, around: Surroundings) -> 
         "outputs": settings.outputs,
         "budgets": budgets,
         "loss": loss,
-        "parameters": {"train": settings.train, "freeze": settings.freeze},
+        "parameters": {
+            "train": settings.train,
+            "freeze": settings.freeze,
+            "untie": settings.untie,
+        },
         "optimizer": optimizer,
         "clip": {"norm": settings.clip_norm, "value": settings.clip_value},
         "groups": [

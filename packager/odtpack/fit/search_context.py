@@ -106,7 +106,7 @@ def make_search_context(
 
 def _freezes(base: BuildSettings) -> Sequence[Freeze]:
     """What may be frozen; nothing more where the recipe says what is trained."""
-    model = load_model(base.model, named=(*base.train, *base.freeze))
+    model = load_model(base.model, named=(*base.train, *base.freeze), untie=base.untie)
     read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     trained, frozen = resolve(model, base.train, base.freeze, read)
     found = freezes(model, trained, frozen)
@@ -119,6 +119,8 @@ def _with_scores(settings: BuildSettings) -> BuildSettings:
         return settings
     read = settings.loss_inputs[:1]
     if not read:
-        model = load_model(settings.model, named=(*settings.train, *settings.freeze))
+        model = load_model(
+            settings.model, named=(*settings.train, *settings.freeze), untie=settings.untie
+        )
         read = tuple(str(value.name) for value in model.graph.outputs[:1])
     return dataclasses.replace(settings, outputs=read)

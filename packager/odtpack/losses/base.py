@@ -97,6 +97,10 @@ class Loss(abc.ABC):
         """What a runtime must know to check targets, for the model's metadata."""
         return {}
 
+    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+        """What it takes for granted about predictions that could be meant otherwise."""
+        return None
+
     def settings(self) -> dict[str, object]:
         """Options in force, for the manifest; what is None is left out."""
         values = {name: plain(getattr(self, name)) for name in self.option_names()}

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Dims
 from odtpack.graph.ops import Ops
 from odtpack.losses.base import Loss, Target, dims, rank, require_rank, shaped
@@ -42,6 +43,18 @@ class NegativeLogLikelihood(Loss):
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Class numbers: the prediction's dimensions without axis 1."""
         return (label_target(self.name, predictions[0]),)
+
+    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+        """On which axis the classes are, where there are more than two."""
+        prediction = predictions[0]
+        shape = dims(prediction)
+        if len(shape) < 3:
+            return None
+        return (
+            f"{self.name} takes axis 1 of {prediction.name!r} {_text(shape)} for the classes, as "
+            f"PyTorch does, and labels {_text(_without_classes(shape))}; where the classes are on "
+            "the last axis, transpose the output in the model"
+        )
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
         """Number of classes, where it is known, and the label that does not count."""
@@ -174,6 +187,16 @@ def label_target(loss: str, prediction: ir.Value) -> Target:
         OdtpackError: The prediction has fewer than two axes.
     """
     require_rank(loss, prediction, "[N, C, ...]", 2, None)
+    shape = dims(prediction)
+    if not isinstance(shape[1], int) and any(isinstance(dim, int) for dim in shape[2:]):
+        raise OdtpackError(
+            "classes-unknown",
+            f"{loss} takes axis 1 of its prediction [N, C, ...] for the classes, and of "
+            f"{prediction.name!r} {_text(shape)} that axis has any length: the labels cannot be "
+            "known from it",
+            hint="transpose the output in the model so that the classes are on axis 1, or name "
+            "another value as the loss's input",
+        )
     return Target("labels", "labels", ir.DataType.INT64, _without_classes(dims(prediction)))
 
 
@@ -186,6 +209,10 @@ def label_metadata(prediction: ir.Value, ignore_index: int | None) -> dict[str, 
     if ignore_index is not None:
         found["odtpack.ignore_index"] = str(ignore_index)
     return found
+
+
+def _text(shape: Dims) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
 def _without_classes(shape: Dims) -> Dims:

@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 import onnx.defs
 import onnx_ir as ir
 
 # Names of what they compute from parameters and constants while they export.
-_GENERATED = re.compile(r"(val|tmp)(_\d+)?|onnx::\w+_\d+")
+_GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+")
+
+COMPUTED = "onnx::"
+"""Starts the names of what the older exporter computes."""
 
 # How torch.export notes what an initializer was in the module: PARAMETER, BUFFER, ...
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 _NUMBERED = re.compile(r"_\d+$")
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""How torch.export notes the modules around a node."""
+
 _AFFINE = {1: "weight", 2: "bias"}
 _ROLES = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _AFFINE),
@@ -32,8 +39,15 @@ _ROLES = {
     "MatMul": {0: "weight", 1: "weight"},
     "PRelu": {1: "weight"},
 }
+RECURRENT = ("GRU", "LSTM", "RNN")
+
 # Parts of a layer that is written in several nodes.
 _LOOSE = {"Mul": "weight", "Add": "bias"}
+
+
+def is_generated(name: str) -> bool:
+    """Whether a name is one that exporters give to what they compute."""
+    return _GENERATED.fullmatch(name) is not None
 
 
 def made_up(graph: ir.Graph) -> set[str]:
@@ -47,8 +61,7 @@ def made_up(graph: ir.Graph) -> set[str]:
     return {
         name
         for name, value in graph.initializers.items()
-        if _GENERATED.fullmatch(name)
-        or (noted and KIND not in value.metadata_props and "." not in name)
+        if is_generated(name) or (noted and KIND not in value.metadata_props and "." not in name)
     }
 
 
@@ -60,11 +73,26 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in sorted(made_up(graph)):
         uses = graph.initializers[name].uses()
-        guesses = {g for node, index in uses if (g := _beside(node) or _within(node, index))}
+        guesses = {g for node, index in uses if (g := beside(node) or _within(node, index))}
         if len(guesses) == 1:
             found[name] = guesses.pop()
     counts = Counter([*found.values(), *graph.initializers])
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
+
+
+def matching(pattern: str, names: Iterable[str], original: Mapping[str, str]) -> list[str]:
+    """The names that a pattern matches, as they are or as they were in the module.
+
+    Args:
+        pattern: A name, or a glob.
+        names: Names of initializers.
+        original: Names in the module, see :func:`module_names`.
+    """
+    return [
+        name
+        for name in names
+        if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
+    ]
 
 
 def origin(node: ir.Node, index: int) -> str | None:
@@ -73,15 +101,24 @@ def origin(node: ir.Node, index: int) -> str | None:
     The older exporter numbers what would have the same name, be it another call of the
     same module or another module, so that its numbers are left out.
     """
-    role = _role(node, index) or _LOOSE.get(node.op_type)
+    kind, path = role(node, index), _path(node)
+    return f"{path}.{kind}" if path and kind else None
+
+
+def place(node: ir.Node) -> str | None:
+    """Which node of which module a node is; one name for all calls of a module."""
+    path = _path(node)
+    return f"{path}/{(node.name or '').rpartition('/')[2]}" if path else None
+
+
+def _path(node: ir.Node) -> str:
     scopes = _scopes(node)
-    if _SCOPES not in node.metadata_props:
+    if SCOPES not in node.metadata_props:
         scopes = [_NUMBERED.sub("", scope) for scope in scopes]
-    path = _join(scopes)
-    return f"{path}.{role}" if path and role else None
+    return _join(scopes)
 
 
-def _beside(node: ir.Node) -> str | None:
+def beside(node: ir.Node) -> str | None:
     """``layer.weight`` where ``layer.bias`` is added to the product."""
     if node.op_type != "MatMul":
         return None
@@ -95,20 +132,26 @@ def _beside(node: ir.Node) -> str | None:
 
 def _within(node: ir.Node, index: int) -> str | None:
     """The module that a node was exported from, and which of its tensors this is."""
-    role = _role(node, index)
-    path = _join(_scopes(node)) if role else ""
-    return f"{path}.{role}" if path else None
+    kind = fixed_role(node, index)
+    path = _join(_scopes(node)) if kind else ""
+    return f"{path}.{kind}" if path else None
 
 
-def _role(node: ir.Node, index: int) -> str | None:
-    if node.op_type in ("GRU", "LSTM", "RNN"):
+def role(node: ir.Node, index: int) -> str | None:
+    """What a tensor is to its module, by the operator and the place among its inputs."""
+    return fixed_role(node, index) or _LOOSE.get(node.op_type)
+
+
+def fixed_role(node: ir.Node, index: int) -> str | None:
+    """The same, where the operator alone tells."""
+    if node.op_type in RECURRENT:
         return onnx.defs.get_schema(node.op_type).inputs[index].name
     return _ROLES.get(node.op_type, {}).get(index)
 
 
 def _scopes(node: ir.Node) -> list[str]:
     """Modules around a node, from the outside in, each named from the root or its parent."""
-    noted = node.metadata_props.get(_SCOPES)
+    noted = node.metadata_props.get(SCOPES)
     if noted is None:
         name = node.name or ""
         return name.split("/")[1:-1] if name.startswith("/") else []

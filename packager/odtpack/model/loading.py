@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ import onnx.numpy_helper
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack import targets
+from odtpack import shared_tensors, targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.graph.graphs import defined, nodes_of
+from odtpack.graph.graphs import defined, dims_of, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.model import external_data, source, split_merged, tie_weights
 from odtpack.model.source import ModelLike
+from odtpack.passes import restore_bias
 
 __all__ = [
     "ModelLike",
@@ -32,7 +33,9 @@ __all__ = [
 _LIFTED = "odtpack.lifted_constant"
 
 
-def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
+def load_model(
+    model: ModelLike, named: Collection[str] = (), untie: Sequence[str] = ()
+) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred.
 
     Contributed operators are written in standard ones where :mod:`odtpack.contrib` can.
@@ -41,18 +44,33 @@ def load_model(model: ModelLike, named: Collection[str] = ()) -> ir.Model:
     Args:
         model: Path of an ONNX file (external data beside it), or a model in memory,
             which is not changed.
-        named: Initializers that the caller goes by, which stay as they are stored (see
-            :mod:`odtpack.model.tie_weights` and :mod:`odtpack.model.split_merged`).
+        named: Initializers that the caller goes by, which are not taken for folded copies of
+            others (see :mod:`odtpack.model.tie_weights`).
+        untie: Patterns of shared tensors of which each place gets its own copy (see
+            :mod:`odtpack.shared_tensors`).
 
     Raises:
         OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
-            data outside the model's folder, or an initializer with missing bytes.
+            data outside the model's folder, or an initializer with missing bytes; or a
+            pattern matches no shared tensor.
     """
-    return load_source(source.open_model(model), named)
+    return load_source(source.open_model(model), named, untie)
 
 
-def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
+def load_source(
+    given: source.Source,
+    named: Collection[str] = (),
+    untie: Sequence[str] = (),
+    *,
+    as_stored: bool = False,
+) -> ir.Model:
     """:func:`load_model` of a model that is open already.
+
+    Args:
+        given: The model.
+        named: As :func:`load_model`.
+        untie: As :func:`load_model`.
+        as_stored: Whether equal parameters that were stored once stay one.
 
     Raises:
         OdtpackError: As :func:`load_model`.
@@ -86,9 +104,13 @@ def load_source(given: source.Source, named: Collection[str] = ()) -> ir.Model:
     _write_conditions(loaded.graph)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
+    if not as_stored:
+        restore_bias.restore(loaded.graph)
+        constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
+        split_merged.split(loaded.graph, constants)
     tie_weights.tie(loaded.graph, named)
-    constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
-    split_merged.split(loaded.graph, constants.union(named))
+    shared_tensors.untie(loaded.graph, untie)
+    _open_declared_sizes(loaded.graph)
     return decompose(infer_shapes(loaded))
 
 
@@ -98,6 +120,19 @@ def _open_negative_sizes(graph: onnx.GraphProto) -> None:
         for dim in info.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value < 0:
                 dim.ClearField("dim_value")
+
+
+def _open_declared_sizes(graph: ir.Graph) -> None:
+    """Leave it to inference whether an output has as many of something as an input.
+
+    Exporters write down the name that they are given: ``[batch, vocabulary]`` for what a
+    Reshape makes ``[batch * sequence, vocabulary]``. A target of that shape would be refused.
+    """
+    names = {dim for value in graph.inputs for dim in dims_of(value) or () if isinstance(dim, str)}
+    for value in graph.outputs:
+        dims = dims_of(value)
+        if dims is not None and value.producer() is not None and names.intersection(dims):
+            value.shape = ir.Shape([None if dim in names else dim for dim in dims])
 
 
 def _name_standard_domain(imports: dict[str, int]) -> None:

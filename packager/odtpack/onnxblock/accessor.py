@@ -45,12 +45,14 @@ class ModelAccessor:
     Attributes:
         targets: Role of each graph input that a loss block added.
         label_metadata: What the runtime must know of labels, for each input with labels.
+        created: Names of initializers that blocks created to be trained.
     """
 
     def __init__(self, model: onnx.ModelProto, path: str | None = None) -> None:
         self._model = model
         self._path = path
         self.targets: dict[str, TargetRole] = {}
+        self.created: list[str] = []
         self.label_metadata: dict[str, dict[str, str]] = {}
         self._names = Names()
         self._declared: dict[str, onnx.ValueInfoProto] = {}

@@ -331,6 +331,7 @@ class Linear(Block):
                 ir.serde.serialize_tensor(ir.tensor(values, name=name))
             )
             names.append(name)
+        accessor.created += names
         return accessor.write(
             layer,
             [linear_input_name, *names],

@@ -19,6 +19,7 @@ from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import Loss
 from odtpack.package.attach_loss import LossInfo
 from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.shared_tensors import copies_of
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -90,7 +91,8 @@ class TrainingBlock(Block):
         Args:
             argument_name: Name of an initializer, or of a float32 graph input.
             value: False for a parameter that becomes an input without a gradient.
-                Initializers that are never named stay constants inside the models.
+                Initializers of the model that are never named stay constants inside the
+                models; those that a block created to be trained are trained.
         """
         self._requires_grad[argument_name] = bool(value)
 
@@ -111,15 +113,16 @@ class TrainingBlock(Block):
         accessor = current(who)
         results = result_names(output, who)
         set_outputs(accessor, results, who)
-        model = load_model(accessor.model)
+        model = load_model(accessor.model, named=accessor.created)
         inputs = {value.name for value in model.graph.inputs}
         chosen = {
             wanted: tuple(n for n, value in self._requires_grad.items() if value is wanted)
             for wanted in (True, False)
         }
+        created = (name for name in accessor.created if name not in self._requires_grad)
         recipe = TrainingGraphSpec(
-            tuple(name for name in chosen[True] if name not in inputs),
-            chosen[False],
+            (*copies_of(model.graph, [n for n in chosen[True] if n not in inputs]), *created),
+            copies_of(model.graph, chosen[False]),
             None,
             results[:1],
             results[1:],
@@ -163,7 +166,7 @@ def parameters(graphs: Graphs) -> Parameters:
 
 def attach_block(
     model: ir.Model, block: Block, names: Sequence[str]
-) -> tuple[ir.Model, tuple[str, ...], LossInfo]:
+) -> tuple[ir.Model, tuple[str, ...], LossInfo, tuple[str, ...]]:
     """Let a block write a loss behind a model.
 
     Args:
@@ -172,7 +175,8 @@ def attach_block(
         names: Values of the model.
 
     Returns:
-        The model with the loss; names of the results; what is known of the loss.
+        The model with the loss; names of the results; what is known of the loss; names of
+        the initializers that blocks created to be trained.
 
     Raises:
         OdtpackError: A base is open already, or the block wrote an invalid model.
@@ -182,7 +186,8 @@ def attach_block(
         results = result_names(block(*names), who)
         kept = [output.name for output in accessor.model.graph.output]
         set_outputs(accessor, [*results, *(name for name in kept if name not in results)], who)
-        return load_model(accessor.model), results, loss_info(accessor, block)
+        model = load_model(accessor.model, named=accessor.created)
+        return model, results, loss_info(accessor, block), tuple(accessor.created)
 
 
 def loss_info(accessor: ModelAccessor, block: Block) -> LossInfo:

@@ -78,7 +78,7 @@ def import_artifacts(
 
 
 def _differentiate(artifacts: Artifacts) -> Graphs:
-    model = load_source(forward_model(artifacts), artifacts.parameters)
+    model = load_source(forward_model(artifacts), artifacts.parameters, as_stored=True)
     graph = model.graph
     name = graph.outputs[0].name or ""
     additional = [value.name or "" for value in graph.outputs[1:]]

@@ -32,6 +32,7 @@ from odtpack.package.optimizer_update import PLAIN_UPDATE, ResolvedUpdate, Updat
 from odtpack.package.patterns import resolve, unreached
 from odtpack.package.storage import Storage
 from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack.shared_tensors import shared_tensors
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest
 
@@ -50,6 +51,7 @@ def build_package(
     accumulation_steps: int = 1,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    untie: Sequence[str] = (),
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     frozen_storage: Storage | None = None,
@@ -73,6 +75,8 @@ def build_package(
         accumulation_steps: Batches whose gradients make one optimizer step.
         train: Patterns of the parameters to train, see :func:`odtpack.package.patterns.resolve`.
         freeze: Patterns of the parameters to freeze.
+        untie: Patterns of tensors that several places of the model read, of which each place
+            gets its own, see :func:`odtpack.shared_tensors.untie`.
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.package.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
@@ -81,8 +85,8 @@ def build_package(
             operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
         onnxruntime: Version of ONNX Runtime that must load the package, ``"1.20"``; any if None.
-        remark: Takes a sentence about each parameter that nobody froze and that still will
-            not train.
+        remark: Takes a sentence about each parameter that is not frozen and still will not
+            train, and about each that several places train as one.
         runtime: What is to run the package.
 
     Returns:
@@ -101,12 +105,18 @@ def build_package(
         )
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
-        loaded = load_model(model, named=(*train, *freeze))
+        loaded = load_model(model, named=(*train, *freeze), untie=untie)
         read = tuple(loss_inputs) or _first_outputs(loaded, chosen)
         trained, frozen = resolve(loaded, train, freeze, read)
         if remark is not None:
             for name in unreached(loaded, read):
                 remark(f"{name} is not reached from the loss: it stays a constant")
+            assumed = None if chosen is None else _assumption(loaded, chosen, read)
+            if assumed is not None:
+                remark(assumed)
+            for each in shared_tensors(loaded.graph, trained):
+                if not each.told:
+                    remark(each.sentence())
         if not trained:
             raise OdtpackError(
                 "nothing-to-train",
@@ -142,6 +152,17 @@ def build_package(
         raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     return manifest
+
+
+def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:
+    """What a loss takes for granted about the values that it reads."""
+    graph = model.graph
+    values = (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs))
+    known = {value.name: value for value in values}
+    predictions = [known[name] for name in read[: len(loss.reads)] if name in known]
+    if len(predictions) < len(loss.reads) or any(v.shape is None for v in predictions):
+        return None  # attaching the loss says what is wrong
+    return loss.assumption(predictions)
 
 
 def _first_outputs(model: ir.Model, loss: Loss | None) -> tuple[str, ...]:

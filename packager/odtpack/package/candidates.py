@@ -6,6 +6,7 @@ is named is trained or frozen as told; this is the guess for what is not named.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -31,6 +32,12 @@ _SETTINGS = {
     "SoftmaxCrossEntropyLoss": (2,),
 }
 
+# A name as a module gives it; converters write slashes, colons and running numbers.
+_PATH = re.compile(r"(?!.*__\d+$)[A-Za-z_]\w*(\.\w+)*")
+_GUARD = 1e-3  # up to here a number keeps a division or a root from its pole
+# The second input and those beyond are settings, where they are scalars.
+_ARITHMETIC_SETTINGS = ("DequantizeLinear", "Pow", "QuantizeLinear")
+
 _HUGE = 1e30  # beyond lie the values with which masks shut out
 _CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have billions
 
@@ -38,11 +45,13 @@ _CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have
 def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
     """Initializers that look like parameters, in the order of the model.
 
-    They are float vectors and larger that a gradient reaches, but no running statistics,
-    no settings of an operator, no masks, and nothing that the exporter noted as a buffer
-    or wrote as a constant (unless the model keeps everything in constants, as some
-    converters do). Scalars are left out too. A pattern that is the very name of an
-    initializer finds all of these.
+    They are float tensors that a gradient reaches, but no running statistics, no settings
+    of an operator, no masks, and nothing that the exporter noted as a buffer or wrote as a
+    constant (unless the model keeps everything in constants, as some converters do). A
+    scalar is one where the exporter noted it as a parameter, or where it has a name as a
+    module gives it and is neither an exponent, nor a whole factor, nor a small number that
+    guards a division or a root. A pattern that is the very name of an initializer finds all
+    of these.
 
     Args:
         model: As :func:`odtpack.model.loading.load_model` returns it.
@@ -70,7 +79,9 @@ def look_alikes(model: ir.Model) -> list[str]:
 
 
 def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
-    if value.dtype not in TRAINABLE_TYPES or value.shape is None or value.shape.rank() == 0:
+    if value.dtype not in TRAINABLE_TYPES or value.shape is None:
+        return False
+    if value.shape.rank() == 0 and not _is_named_scalar(value):
         return False
     if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
         return False
@@ -92,6 +103,22 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
         return True
     counted = all((part == part.round()).all() for part in _parts(array))  # positions, one-hot
     return not (fill or counted)
+
+
+def _is_named_scalar(value: ir.Value) -> bool:
+    """Whether a scalar is a parameter of a module, as ``logit_scale`` is in CLIP."""
+    if value.metadata_props.get(KIND) == "PARAMETER":
+        return True
+    name = str(value.name)
+    if is_lifted_constant(value) or value.const_value is None or not _PATH.fullmatch(name):
+        return False
+    if name.rpartition(".")[2].lower().startswith(("const", "eps")):
+        return False
+    number = float(value.const_value.numpy())
+    if 0 < abs(number) <= _GUARD or (number > 1 and number.is_integer()):
+        return False
+    uses = value.uses()
+    return all(use.node.op_type not in _ARITHMETIC_SETTINGS or use.idx == 0 for use in uses)
 
 
 def _parts(array: np.ndarray) -> Iterator[np.ndarray]:

@@ -43,7 +43,7 @@ class Parameter:
     def value(self) -> np.ndarray:
         """The value as the checkpoint holds it."""
         tensor = self.tensor if self.stored is None else self.stored
-        return np.ascontiguousarray(tensor.numpy(), self.dtype.numpy())
+        return np.asarray(tensor.numpy(), self.dtype.numpy(), order="C")
 
 
 def store_frozen(

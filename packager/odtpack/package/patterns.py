@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.model.exporters import module_names
+from odtpack.model.exporters import matching, module_names
 from odtpack.package.candidates import candidates, look_alikes
+
+_FREEZE = "--freeze"
 
 
 def resolve(
@@ -36,7 +37,7 @@ def resolve(
     names = candidates(model, read)
     _check_reached(model, names, train)
     trained = _matched(model, names, train, "--train")
-    frozen = _matched(model, names, freeze, "--freeze")
+    frozen = _matched(model, names, freeze, _FREEZE)
     both = [name for name in trained if name in frozen]
     if both:
         raise OdtpackError(
@@ -67,9 +68,7 @@ def _check_reached(model: ir.Model, names: Sequence[str], train: Sequence[str]) 
     reached, original = set(names), module_names(model.graph)
     for name in look_alikes(model):
         for pattern in train:
-            if name not in reached and (
-                fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
-            ):
+            if name not in reached and matching(pattern, [name], original):
                 raise OdtpackError(
                     "not-reached",
                     f"--train {pattern!r} asks to train {name!r}, but the loss does not depend on "
@@ -85,13 +84,11 @@ def _matched(
     found: dict[str, str] = {}
     original = module_names(model.graph)
     for pattern in patterns:
-        hits = [
-            name
-            for name in names
-            if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
-        ]
+        hits = matching(pattern, names, original)
         if not hits and pattern in model.graph.initializers:
             hits = [pattern]
+        if not hits and option == _FREEZE and matching(pattern, look_alikes(model), original):
+            continue  # no gradient reaches them: they stay as they are anyway
         if not hits:
             near = ", ".join(repr(original.get(name, name)) for name in names[:4])
             raise UnknownNameError(

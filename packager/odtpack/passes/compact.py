@@ -53,6 +53,7 @@ def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
     common_passes.ClearMetadataAndDocStringPass()(model)
     common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
     graphs = list(_graphs(model.graph))
+    _drop_notes(graphs)
     _drop_defaults(model.graph, graphs)
     if not keep_names:
         _narrow_constants(model.graph)
@@ -67,6 +68,17 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     for node in graph:
         for inner in subgraphs(node):
             yield from _graphs(inner)
+
+
+def _drop_notes(graphs: Sequence[ir.Graph]) -> None:
+    """Drop what exporters noted of values, which onnx-ir's pass leaves.
+
+    It would be written as a description without a type, which the ONNX checker refuses.
+    """
+    for graph in graphs:
+        outputs = (output for node in graph for output in node.outputs)
+        for value in (*graph.inputs, *graph.initializers.values(), *outputs):
+            value.metadata_props.clear()
 
 
 def _drop_defaults(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:

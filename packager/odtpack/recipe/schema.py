@@ -41,6 +41,8 @@ class ParametersTable(Table):
     """Patterns of the parameters to train."""
     freeze: tuple[Pattern, ...] = ()
     """Patterns of the parameters to freeze."""
+    untie: tuple[Pattern, ...] = ()
+    """Patterns of tensors that several places read, to give each place its own."""
 
 
 class BatchTable(Table):

@@ -37,6 +37,7 @@ class BuildSettings:
         outputs: Further values that the models return.
         train: Patterns of the parameters to train.
         freeze: Patterns of the parameters to freeze.
+        untie: Patterns of shared tensors of which each place gets its own.
         optimizer: Name of the optimizer.
         optimizer_options: Its settings that are not the defaults.
         decay_vectors: Whether parameters with less than two axes decay.
@@ -59,6 +60,7 @@ class BuildSettings:
     outputs: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
+    untie: tuple[str, ...] = ()
     optimizer: str = "adamw"
     optimizer_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     decay_vectors: bool = True
@@ -95,6 +97,7 @@ class BuildSettings:
             outputs=table.outputs,
             train=table.parameters.train,
             freeze=table.parameters.freeze,
+            untie=table.parameters.untie,
             optimizer=table.optimizer.kind,
             optimizer_options=_options(optimizer),
             decay_vectors=table.optimizer.decay_vectors,
@@ -150,6 +153,7 @@ class BuildSettings:
             accumulation_steps=self.accumulation_steps,
             train=self.train,
             freeze=self.freeze,
+            untie=self.untie,
             loss_inputs=self.loss_inputs,
             outputs=self.outputs,
             runtime=self.runtime,

@@ -156,7 +156,11 @@ def _keep_only(model: onnx.ModelProto, output_names: Sequence[str], where: str) 
         ),
         (
             graph.value_info,
-            [value for value in graph.value_info if value.name in needed - set(output_names)],
+            [
+                value
+                for value in graph.value_info
+                if value.name in needed - set(output_names) and value.HasField("type")
+            ],
         ),
         (graph.output, outputs),
     ):
@@ -179,12 +183,45 @@ def _describe(model: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueIn
     """Return type and shape of values, as the model states them or as inference finds out."""
     import onnx
 
-    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    described = (*model.graph.value_info, *model.graph.output)
+    known = {value.name: value for value in described if value.HasField("type")}
     if not all(name in known for name in names):
         inferred = onnx.shape_inference.infer_shapes(model).graph
-        known = {value.name: value for value in inferred.value_info} | known
-    # Where inference does not know an operator, ONNX Runtime does: it accepts a bare name.
+        found = {value.name: value for value in inferred.value_info if value.HasField("type")}
+        known = found | known
+    missing = [name for name in names if name not in known]
+    if missing:
+        known |= _described_by_runtime(model, missing)
     return [known.get(name, onnx.ValueInfoProto(name=name)) for name in names]
+
+
+def _described_by_runtime(
+    model: onnx.ModelProto, names: Sequence[str]
+) -> dict[str, onnx.ValueInfoProto]:
+    """Types of values behind operators that the ONNX library does not know."""
+    import onnx
+    import onnxruntime
+
+    probe = _copy(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(
+            probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception:  # ONNX Runtime's exceptions have no common base
+        return {}  # custom operators: the application's runtime has them
+    found = {}
+    for value in session.get_outputs():
+        kind = value.type.removeprefix("tensor(").removesuffix(")")
+        element = {"float": "FLOAT", "double": "DOUBLE"}.get(kind, kind.upper())
+        if element in dict(onnx.TensorProto.DataType.items()):
+            found[value.name] = onnx.helper.make_tensor_value_info(
+                value.name, onnx.TensorProto.DataType.Value(element), value.shape
+            )
+    return found
 
 
 def _in_own_type(model: onnx.ModelProto, parameters: Mapping[str, Array]) -> dict[str, Array]:

@@ -142,6 +142,7 @@ def _model(path: Path) -> dict[str, Any]:
     from odtpack.model.exporters import module_names
     from odtpack.model.loading import load_model
     from odtpack.package.candidates import candidates
+    from odtpack.shared_tensors import shared_tensors
 
     try:
         model = load_model(path)
@@ -157,6 +158,7 @@ def _model(path: Path) -> dict[str, Any]:
         for name, value in graph.initializers.items()
     ]
     original = module_names(graph)
+    shared = shared_tensors(graph, [row[0] for row in parameters if row[1] == "trainable"])
     values: dict[str, list[dict[str, Any]]] = {
         way: [{"name": v.name, "dtype": _dtype(v), "shape": list(dims_of(v) or ())} for v in found]
         for way, found in (("inputs", graph.inputs), ("outputs", graph.outputs))
@@ -178,6 +180,12 @@ def _model(path: Path) -> dict[str, Any]:
         _parameters([(_both_names(row[0], original), *row[1:]) for row in shown])
     else:
         _console.say("  none")
+    if shared:
+        _console.say("tensors that several places read, and that train as one", style="bold")
+        for each in shared:
+            known = " (one parameter of the module)" if each.told else ""
+            _console.say(f"  {each.name}{known}: {', '.join(each.places)}")
+        _console.say("  build --untie GLOB gives each place its own")
     _console.say("operators", style="bold")
     rows = [(o["domain"], o["operator"], str(o["nodes"]), _WORDS[o["gradient"]]) for o in operators]
     _console.table(rows, ("Domain", "Operator", "Nodes", "Gradient"), figures="Nodes")
@@ -196,6 +204,10 @@ def _model(path: Path) -> dict[str, Any]:
                 "size_bytes": byte_size(dtype, shape),
             }
             for name, role, dtype, shape in parameters
+        ],
+        "shared": [
+            {"name": each.name, "places": list(each.places), "one_parameter": each.told}
+            for each in shared
         ],
         "operators": operators,
     }

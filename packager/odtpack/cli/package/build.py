@@ -77,6 +77,14 @@ def build(
             "With both, what neither matches stays a constant inside the models.",
         ),
     ] = None,
+    untie: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Tensors that several places of the model read, to give each place its own; may "
+            "be repeated. odtpack inspect lists them.",
+        ),
+    ] = None,
     loss_input: Annotated[
         list[str] | None,
         typer.Option(
@@ -233,6 +241,7 @@ def build(
         outputs=output or (),
         train=train or (),
         freeze=freeze or (),
+        untie=untie or (),
         optimizer=None if optimizer is None else optimizer.value,
         optimizer_settings={
             "weight_decay": weight_decay,

@@ -1,0 +1,169 @@
+"""What a model file declares, names and leaves unsaid does not lead a build astray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.cli import main
+from odtpack.errors import OdtpackError
+from odtpack.model.loading import load_model
+from odtpack.onnxblock import TrainingBlock, base, blocks
+from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.loss import CrossEntropyLoss
+from odtpack.package.build import build_package
+from odtpack.package.candidates import candidates
+from odtpack_runtime.package.manifest import Manifest
+from tests.packaging_tools import open_training
+
+RANDOM = np.random.default_rng(2)
+
+
+def _model(text: str, **values: tuple[int, ...]) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    for name, shape in values.items():
+        array = RANDOM.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+def _roles(manifest: Manifest) -> dict[str, str]:
+    return {parameter.name: parameter.role for parameter in manifest.parameters}
+
+
+def test_declared_sizes_are_hints(tmp_path: Path) -> None:
+    """Logits that are declared [batch, vocabulary] and are [batch * sequence, vocabulary]."""
+    model = _model(
+        """g (int64[batch, sequence] input) => (float[batch, 7] logits) <int64[2] s = {-1, 4}> {
+            h = Gather(embed, input) f = Reshape(h, s) logits = MatMul(f, head) }""",
+        embed=(7, 4), head=(4, 7),
+    )  # fmt: skip
+    build_package(model, tmp_path / "package", loss="cross_entropy")
+    _, module, _ = open_training(tmp_path / "package")
+    tokens = RANDOM.integers(0, 7, (6, 10))
+    labels = RANDOM.integers(0, 7, 60)
+    values = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    scores = values["embed"][tokens].reshape(60, 4) @ values["head"]
+    expected = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(60), labels])
+    assert float(module(tokens, labels)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_sizes_that_inference_confirms_are_held_to(tmp_path: Path) -> None:
+    model = _model("g (float[batch, 4] x) => (float[batch, 3] y) { y = MatMul(x, w) }", w=(4, 3))
+    build_package(model, tmp_path / "package", loss="cross_entropy")
+    _, module, _ = open_training(tmp_path / "package")
+    with pytest.raises(OdtpackError, match="'batch' is 2 in input 'x' and 3 in input 'labels'"):
+        module(np.zeros((2, 4), np.float32), np.zeros(3, np.int64))
+
+
+TWO_HEADS = """g (float[N, 4] x) => (float[N, 3] y, float[N, 2] z) {
+    y = MatMul(x, first) z = MatMul(x, second) }"""
+
+
+def test_freeze_what_no_gradient_reaches(tmp_path: Path) -> None:
+    model = _model(TWO_HEADS, first=(4, 3), second=(4, 2))
+    manifest = build_package(model, tmp_path / "package", loss="cross_entropy", freeze=["sec*"])
+    assert _roles(manifest) == {"first": "trainable"}
+    with pytest.raises(OdtpackError, match="matches no parameter of the model"):
+        build_package(model, tmp_path / "other", loss="cross_entropy", freeze=["third*"])
+
+
+SCALED = """g (float[N, 4] x) => (float[N, 3] y)
+    <float logit_scale = {2.6}, float eps = {0.00001}, float power = {3}> {
+    h = MatMul(x, w) c = Mul(h, logit_scale) p = Pow(c, power) y = Add(p, eps) }"""
+
+
+def test_scalar_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = _model(SCALED, w=(4, 3))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert candidates(load_model(model)) == ["logit_scale", "w"]
+    for name, patterns in (("default", ()), ("star", ("*",))):
+        manifest = build_package(model, tmp_path / name, loss="mse", train=patterns)
+        assert _roles(manifest) == {"logit_scale": "trainable", "w": "trainable"}
+    assert main(["inspect", str(path), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["parameters"]
+    assert [p["name"] for p in listed if p["role"] == "trainable"] == ["logit_scale", "w"]
+    state, module, _ = open_training(tmp_path / "default")
+    x, target = np.ones((2, 4), np.float32), np.zeros((2, 3), np.float32)
+    module(x, target)
+    scores = x.astype(np.float64) @ numpy_helper.to_array(model.graph.initializer[-1])
+    predicted = (2.6 * scores) ** 3 + 1e-5
+    slope = np.mean(2 * predicted * 3 * (2.6 * scores) ** 2 * scores)
+    grads = {name: parameter.grad for name, parameter in state.parameters}
+    assert float(grads["logit_scale"]) == pytest.approx(slope, rel=1e-4)
+
+
+class _Head(Block):
+    def build(self, name: str) -> str:
+        result: str = CrossEntropyLoss()(blocks.Linear(3, 2)(name))
+        return result
+
+
+def _artifacts(folder: Path, **arguments: object) -> Manifest:
+    model = _model(
+        "g (float[N, 4] x) => (float[N, 3] y) { h = MatMul(x, body.a) y = MatMul(h, body.b) }"
+        .replace("body.a", '"body.a"').replace("body.b", '"body.b"'),
+        **{"body.a": (4, 3), "body.b": (3, 3)},
+    )  # fmt: skip
+    options = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW, **arguments}
+    generate_artifacts(model, artifact_directory=folder, **options)  # type: ignore[arg-type]
+    return Manifest.from_json((folder / "manifest.json").read_bytes(), "manifest.json")
+
+
+def test_what_a_block_creates_is_trained(tmp_path: Path) -> None:
+    head = {"linear.weight": "trainable", "linear.bias": "trainable"}
+    manifest = _artifacts(tmp_path / "one", requires_grad=["body.b"], loss=_Head())
+    assert _roles(manifest) == {"body.b": "trainable", **head}
+    assert _roles(_artifacts(tmp_path / "two", loss=_Head())) == head
+    manifest = _artifacts(tmp_path / "three", loss=_Head(), frozen_params=["linear.bias"])
+    assert _roles(manifest) == {"linear.weight": "trainable", "linear.bias": "frozen"}
+
+
+def test_what_a_training_block_creates_is_trained() -> None:
+    class Net(TrainingBlock):
+        def build(self, name: str) -> str:
+            result: str = CrossEntropyLoss()(blocks.Linear(4, 2)(name))
+            return result
+
+    net = Net()
+    with base(_model("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")):
+        net("y")
+    assert [tensor.name for tensor in net.parameters()[0]] == ["linear.weight", "linear.bias"]
+
+
+def test_globs_in_requires_grad(tmp_path: Path) -> None:
+    assert _roles(_artifacts(tmp_path / "all", requires_grad=["body.*"])) == {
+        "body.a": "trainable", "body.b": "trainable",
+    }  # fmt: skip
+    with pytest.raises(OdtpackError, match=r"requires_grad 'tail.\*' matches no parameter"):
+        _artifacts(tmp_path / "none", requires_grad=["tail.*"])
+
+
+SEQUENCE = "g (float[batch, %s, 4] x) => (float[batch, %s, 5] y) { y = MatMul(x, w) }"
+
+
+def test_cross_entropy_says_which_axis_it_takes(tmp_path: Path) -> None:
+    said: list[str] = []
+    model = _model(SEQUENCE % (6, 6), w=(4, 5))
+    build_package(model, tmp_path / "package", loss="cross_entropy", remark=said.append)
+    assert said == [
+        "cross_entropy takes axis 1 of 'y' [batch, 6, 5] for the classes, as PyTorch does, and "
+        "labels [batch, 5]; where the classes are on the last axis, transpose the output in the "
+        "model"
+    ]
+
+
+def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
+    model = _model(SEQUENCE % ("sequence", "sequence"), w=(4, 5))
+    with pytest.raises(OdtpackError) as caught:
+        build_package(model, tmp_path / "package", loss="cross_entropy")
+    assert caught.value.code == "classes-unknown"
+    assert "[batch, sequence, 5]" in caught.value.what
