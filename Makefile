@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format peer bench fidelity clean
+.PHONY: help setup demo test check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make check   lint, format check, strict types"
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
+	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
 	@echo "make bench   step time and peak memory against the reference"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
 	@echo "make clean   remove what these targets made"
@@ -22,7 +23,7 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+	@$(BIN)/python -m pytest -m "not runtimes" -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/.ready-full
 	@failed=0; \
@@ -41,6 +42,11 @@ setup: $(VENV)/.ready-full
 peer:
 	@scripts/setup_peer.sh .venv-peer
 
+runtimes: $(VENV)/.ready-full
+	@$(BIN)/python scripts/old_runtimes.py
+	@ODTPACK_RECORD=1 $(BIN)/python -m pytest -m runtimes tests/runtimes
+	@$(BIN)/python scripts/generate_docs.py
+
 bench: $(VENV)/.ready-full peer
 	@$(BIN)/python -m benchmarks.compare_peer
 
@@ -48,7 +54,7 @@ fidelity: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md
 
 clean:
-	rm -rf $(VENV) .venv-peer build
+	rm -rf $(VENV) .venv-peer .venv-runtimes build
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

@@ -10,13 +10,15 @@ import enum
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TypeVar, get_args
 
 import onnx_ir as ir
 
 from odtpack import losses, optimizers, targets
+from odtpack.arguments import check_type
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
 from odtpack.model.exporters import matching, module_names
@@ -115,6 +117,8 @@ def generate_artifacts(
         OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
             written then.
     """
+    check_type("artifact_directory", artifact_directory, (str, os.PathLike, NoneType), "'folder'")
+    check_type("prefix", prefix, str, "'small_'")
     chosen = None
     if loss is not None and not isinstance(loss, Block):
         chosen = losses.make_loss(_LOSSES[_enum(loss, LossType, "loss")])
@@ -220,7 +224,8 @@ def _enum(value: object, kind: type[_Kind], name: str) -> _Kind:
 def _names(names: Sequence[str] | None, argument: str) -> tuple[str, ...]:
     if names is None:
         return ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    listed = isinstance(names, Collection) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) for name in names):
         raise OdtpackError(
             f"bad-{argument.replace('_', '-')}", f"{argument} must be a list of names"
         )

@@ -29,19 +29,21 @@ class Target:
         return f"{self.version[0]}.{self.version[1]}"
 
 
-# Source: ONNX Runtime's compatibility table (docs/Versioning.md), oldest first.
+# What the releases loaded when scripts/kernel_table.py asked them, oldest first. The releases in
+# between load what the one before them loads.
 TARGETS = (
     Target((1, 8), ir_version=7, opset=14),
-    Target((1, 10), ir_version=8, opset=15),
+    Target((1, 9), ir_version=8, opset=15),
+    Target((1, 11), ir_version=8, opset=16),
     Target((1, 12), ir_version=8, opset=17),
     Target((1, 14), ir_version=8, opset=18),
     Target((1, 15), ir_version=9, opset=19),
     Target((1, 17), ir_version=9, opset=20),
     Target((1, 18), ir_version=10, opset=21),
-    Target((1, 20), ir_version=10, opset=21),
-    Target((1, 22), ir_version=11, opset=23),
-    Target((1, 24), ir_version=12, opset=24),
-    Target((1, 31), ir_version=13, opset=26),
+    Target((1, 21), ir_version=10, opset=22),
+    Target((1, 23), ir_version=11, opset=23),
+    Target((1, 24), ir_version=13, opset=25),
+    Target((1, 25), ir_version=13, opset=26),
 )
 
 Runtime = Literal["onnxruntime", "ort-training"]
@@ -77,7 +79,7 @@ def lowest_target(opset: int) -> Target:
             return target
     raise OdtpackError(
         "opset-too-new",
-        f"the model uses opset {opset}; ONNX Runtime {TARGETS[-1].name} loads at most {MAX_OPSET}",
+        f"the model uses opset {opset}; ONNX Runtime loads at most {MAX_OPSET}",
         hint=f"export it again with opset {MAX_OPSET} or older",
     )
 
@@ -123,6 +125,12 @@ def _newest(version: str) -> Target:
             hint='write for example: [target] onnxruntime = "1.20"',
         )
     return found[-1]
+
+
+def parsed(version: str) -> tuple[int, int, int]:
+    """The numbers of a release, ``"1.20"`` being ``"1.20.0"``."""
+    major, minor, patch = (*map(int, version.split(".")), 0)[:3]
+    return major, minor, patch
 
 
 def require(version: str, opset: int) -> None:

@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 
 from odtpack.ort.native_training import LIBRARY_VARIABLE
 from odtpack.ort.operator_config import read_config
@@ -157,6 +160,59 @@ class TestConfig:
         assert native["losses"][-1] < native["losses"][0]
         monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "c"))
         assert_refused(run("config", package, "--check", tmp_path / "c"), "native-run-failed")
+
+    def test_a_library_that_refuses_a_model_ends_with_code_1(
+        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+        monkeypatch.setenv(LIBRARY_VARIABLE, str(library))
+        assert run("config", package, "--out", tmp_path / "c").code == 0
+
+        def convert(source: Path, out: Path) -> None:
+            """Write a model with an operator that the library does not have."""
+            model = onnx.load(source)
+            model.graph.node[0].op_type = "NoSuchOperator"
+            onnx.save(model, out)
+
+        monkeypatch.setattr("odtpack.ort.format.convert_model", convert)
+        outcome = run("config", package, "--check", tmp_path / "c", "--json")
+        assert outcome.code == 1, outcome.err
+        content = outcome.json()
+        assert content["passed"] is False
+        (native,) = content["minimal_builds"]
+        assert native["agrees"] is False
+        assert "NoSuchOperator" in native["error"]
+        assert "NoSuchOperator" in outcome.err
+
+    def test_a_cast_of_bool_need_not_be_listed(self, run: Run, tmp_path: Path) -> None:
+        """Every build's Cast takes bool, so a file without it is enough; other types are not."""
+        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        forward (float[N, 4] x) => (float[N, 4] y) {
+          there = Cast<to = 9>(x) mask = Cast<to = 1>(there) y = Mul(mask, w)
+        }""")
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+        onnx.save(model, tmp_path / "m.onnx")
+        build = "build", tmp_path / "m.onnx", "--out", tmp_path / "p", "--loss", "mse"
+        assert run(*build, "--ort-format").code == 0
+        out = tmp_path / "c"
+        assert run("config", tmp_path / "p", "--types", "--out", out).code == 0
+        text = out.read_text()
+        assert '"bool", ' in text
+        out.write_text(text.replace('"bool", ', ""))
+        outcome = run("config", tmp_path / "p", "--check", out)
+        assert outcome.code == 0, outcome.err
+        assert '"double", ' in text
+        out.write_text(text.replace('"double", ', ""))
+        assert run("config", tmp_path / "p", "--check", out).code == 1
+
+    def test_kernel_counts_follow_types(self, run: Run, package: Path, tmp_path: Path) -> None:
+        counts = []
+        for limit in ((), ("--globally-allowed-types",), ("--types",)):
+            outcome = run("config", package, "--out", tmp_path / "c", "--json", *limit)
+            counts.append(outcome.json()["kernels"]["kept"])
+            operators = len(outcome.json()["operators"])
+        everything, of_all, of_each = counts
+        assert operators <= of_each < of_all < everything
 
     def test_options_that_exclude_each_other(self, run: Run, package: Path, tmp_path: Path) -> None:
         out = tmp_path / "c"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -170,10 +170,10 @@ class TestTarget:
     def test_a_model_that_is_too_new_for_it(self, run: Run, folder: Path, write: Write) -> None:
         _linear(folder / "factory.onnx", 23, 10)
         recipe = write('[target]\nonnxruntime = "1.20.1"\n')
-        words = "1.20.1", "opset 21", "opset 23", "1.22", "export the model with opset 21"
+        words = "1.20.1", "opset 21", "opset 23", "1.23", "export the model with opset 21"
         assert_refused(run("build", "--recipe", recipe), "target-cannot-load", *words)
         assert not (folder / "package").exists()
-        assert run("build", "--recipe", write('[target]\nonnxruntime = "1.22"\n')).code == 0
+        assert run("build", "--recipe", write('[target]\nonnxruntime = "1.23"\n')).code == 0
         assert run("build", "--recipe", write('[target]\nonnxruntime = "9.0"\n')).code == 0
 
     def test_odtpack_keeps_to_what_it_loads(self, run: Run, folder: Path, write: Write) -> None:
@@ -308,26 +308,28 @@ class TestCacheKey:
         outcome = run("cache-key", "--recipe", folder / "recipe.toml")
         assert_refused(outcome, "external-data-escapes")
 
-    def test_needs_no_large_import_and_less_than_a_second(self, folder: Path) -> None:
+    def test_needs_no_large_import(self, folder: Path) -> None:
+        """It runs before each build of an app: nothing that differentiates or trains is loaded."""
         probe = (
-            "import sys\nfrom odtpack.cli import main\n"
+            "import json, sys\nfrom odtpack.cli import main\n"
             f"code = main(['cache-key', '--recipe', {str(folder / 'recipe.toml')!r}])\n"
-            "large = {'onnx_ir', 'onnx.reference', 'jinja2', 'torch', 'odtpack.package.build',"
-            " 'odtpack.autodiff'}\n"
-            "sys.exit(code or ', '.join(large & set(sys.modules)) or 0)\n"
+            "print(json.dumps(sorted(sys.modules)))\n"
+            "sys.exit(code)\n"
         )
-        seconds = []  # of the processor: the machine may be busy with other things
-        for _ in range(3):
-            before = os.times()
-            done = subprocess.run(
-                [sys.executable, "-c", probe], capture_output=True, text=True, check=False
-            )
-            after = os.times()
-            seconds.append(
-                after.children_user
-                + after.children_system
-                - before.children_user
-                - before.children_system
-            )
-            assert done.returncode == 0, done.stderr
-        assert min(seconds) < 1.0
+        done = subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        loaded = set(json.loads(done.stdout.splitlines()[-1]))
+        unwanted = {
+            "jinja2", "odtpack.autodiff", "odtpack.package.build", "odtpack.model.loading", "onnx.reference",
+            "onnx_ir", "onnxruntime.tools", "rich", "scipy", "sklearn", "torch",
+        }  # fmt: skip
+        assert not loaded & unwanted
+
+    def test_opens_no_session(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("a session was opened")
+
+        monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+        assert len(_keys(folder)) == 64

@@ -128,17 +128,27 @@ def _complete(value: ir.Value, found: Found | None) -> bool:
 
 def infer_by_standard(model: ir.Model) -> ir.Model:
     """The same as far as the onnx library goes, which treats no loop bodies."""
+    inferred = inferred_proto(model)
+    if inferred is not None:
+        _merge(model.graph, inferred.graph)
+    return model
+
+
+def inferred_proto(model: ir.Model) -> onnx.ModelProto | None:
+    """What the onnx library makes of a model, without the values of large initializers.
+
+    Returns:
+        The model with types and shapes; None if its inference fails. Initializers are inputs.
+    """
     data_prop = all(map(_vectors_are_short, model.graphs()))
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
     try:
-        inferred = onnx.shape_inference.infer_shapes(
+        return onnx.shape_inference.infer_shapes(
             proto, check_type=False, strict_mode=False, data_prop=data_prop
         )
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        return model
-    _merge(model.graph, inferred.graph)
-    return model
+        return None
 
 
 def _type_initializers(graph: ir.Graph) -> None:

@@ -8,10 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx_ir as ir
+
+from odtpack.kernel_needs import newest, oldest_runtime
 from odtpack.ort.choices import OrtFormat, Platform, Style, Types
 from odtpack.ort.format import convert_models
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
 from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
+from odtpack.ort_needs import oldest_of_files
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
@@ -82,12 +86,18 @@ def write_ort_files(
     return made
 
 
-def with_ort_files(manifest: Manifest, made: Sequence[ExtraFile]) -> Manifest:
-    """Return a manifest that lists these files in place of those of the same roles."""
+def with_ort_files(manifest: Manifest, made: Sequence[ExtraFile], oldest: str) -> Manifest:
+    """Return a manifest that lists these files in place of those of the same roles.
+
+    Args:
+        manifest: The manifest.
+        made: The files.
+        oldest: The oldest ONNX Runtime that loads all models of the package.
+    """
     roles = ORT_ROLES | {file.role for file in made}
     kept = tuple(file for file in manifest.files.extra if file.role not in roles)
     files = manifest.files.model_copy(update={"extra": (*kept, *made)})
-    return manifest.model_copy(update={"files": files})
+    return manifest.model_copy(update={"files": files, "minimum_onnxruntime": oldest})
 
 
 def add_ort_files(
@@ -121,7 +131,9 @@ def add_ort_files(
             made.append(_entry(out, INFERENCE_MODEL, None))
             models[INFERENCE_MODEL] = out
         made += write_ort_files(models, formats, stage, prefix)
-        manifest = with_ort_files(before, made)
+        files = (stage / file.path for file in made if file.role == "ort_model")
+        oldest = newest([oldest_runtime(map(ir.load, models.values())), oldest_of_files(files)])
+        manifest = with_ort_files(before, made, oldest.name)
         (stage / package.manifest_name).write_bytes(manifest.to_json().encode())
     return made
 

@@ -29,9 +29,15 @@ LIBRARY_VARIABLE: Final = "ODTPACK_MINIMAL_ORT"
 STEPS: Final = 3
 RATE: Final = 1e-3
 _SECONDS: Final = 600
+_REFUSED: Final = 3
+"""Exit code of a job whose library was loaded, and refused a model."""
 _OPTIMIZERS: Final = ("adamw", "adam", "sgd", "lion")
 _TOLERANCE: Final = 1e-4
 """Relative; kernels of two releases sum in different orders."""
+
+
+class LibraryRefusedError(Exception):
+    """A library of ONNX Runtime does not load or run a model; its message."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,10 @@ def train_natively(
         data: Samples to train with; made-up ones if None.
 
     Raises:
-        OdtpackError: ``native-run-failed`` with the library's reason; ``native-optimizer``
-            if the package's optimizer is not one of flat float32 vectors, all alike.
+        LibraryRefusedError: The library lacks what a model needs.
+        OdtpackError: ``native-run-failed`` if it is not a library that can be loaded here, or
+            does not end; ``native-optimizer`` if the package's optimizer is not one of flat
+            float32 vectors, all alike.
     """
     from odtpack.errors import OdtpackError
     from odtpack.ort.sample_feeds import SampleFeeds
@@ -108,6 +116,9 @@ def train_natively(
         raise _failed(library, f"it did not end in {_SECONDS} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
+        # A build without exceptions aborts where others say what they lack.
+        if done.returncode == _REFUSED or done.returncode < 0:
+            raise LibraryRefusedError(lines[-1])
         raise _failed(library, lines[-1])
     result = json.loads(done.stdout)
     expected = _train_here(package, [feeds[item.name] for item in package.manifest.inputs])
@@ -207,11 +218,15 @@ def main(job_file: str) -> int:
         feeds = {name: stored[f"a{index}"] for index, name in enumerate(job["names"])}
     try:
         runtime = NativeRuntime(Path(job["library"]))
+    except NativeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    try:
         models = {key: Path(path) for key, path in job["models"].items()}
         losses = train(runtime, models, feeds, job["trainable"])
     except NativeError as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        return _REFUSED
     json.dump({"version": runtime.version, "losses": losses}, sys.stdout)
     return 0
 

@@ -19,6 +19,7 @@ import onnx
 import onnxruntime
 
 from odtpack.errors import OdtpackError
+from odtpack.kernel_count import CPP_NAMES
 from odtpack.ort.choices import Types
 from odtpack.ort.format import open_optimized, session_options
 from odtpack.ort.operator_config import Operator, OperatorConfig, config_of, main_graph
@@ -26,10 +27,8 @@ from odtpack.ort.session_runs import SessionRun, final_graph
 
 Feeds = Mapping[str, "np.ndarray[Any, np.dtype[Any]]"]
 
-_CPP_NAMES = {
-    "float16": "MLFloat16", "bfloat16": "BFloat16", "string": "std::string",
-    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+_ALWAYS_THERE = {("ai.onnx", "Cast", f"{side} 0", "bool") for side in ("inputs", "outputs")}
+"""Types that a build has in any case: every Cast to and from bool, which If and Where need."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def check_config(
         tracked = {entry[:3] for entry in given if entry[2] != "custom"}
         run_types = {entry for entry in seen if entry[:3] in tracked}
         wanted = {entry for entry in static if entry[:2] in listed} | run_types
-        missing += [_words(entry) for entry in sorted(wanted - given)]
+        missing += [_words(entry) for entry in sorted(wanted - given - _ALWAYS_THERE)]
         unused += [_words(entry) for entry in sorted(given - wanted)]
     if config.allowed_types is not None:
         in_graphs = config_of(graphs, Types.GLOBAL).allowed_types or frozenset()
@@ -211,7 +210,7 @@ def _types(
             for index, described in enumerate(arguments.get(f"{side}_type_shape", ())):
                 for type_ in described:
                     for domain in domains[arguments["op_name"]]:
-                        name = _CPP_NAMES.get(type_, type_)
+                        name = CPP_NAMES.get(type_, type_)
                         yield domain, arguments["op_name"], f"{side}s {index}", name
 
 

@@ -134,32 +134,6 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
     return OperatorConfig(operators)
 
 
-def count_kernels(config: OperatorConfig) -> tuple[int, int] | None:
-    """Return how many kernels of this ONNX Runtime's CPU provider a configuration keeps, of all.
-
-    As its build does, this keeps a kernel whose range of versions holds that of an operator;
-    types are not looked at. None if this ONNX Runtime does not tell its kernels.
-    """
-    from onnxruntime.capi import onnxruntime_pybind11_state
-
-    tell = getattr(onnxruntime_pybind11_state, "get_all_opkernel_def", None)
-    if tell is None:
-        return None
-    kernels = [kernel for kernel in tell() if kernel.provider == "CPUExecutionProvider"]
-    versions: dict[tuple[str, str], list[int]] = {}
-    for each in config.operators:
-        versions.setdefault((each.domain, each.name), []).append(each.version)
-    kept = [
-        kernel
-        for kernel in kernels
-        if any(
-            kernel.version_range[0] <= version <= kernel.version_range[1]
-            for version in versions.get((kernel.domain or "ai.onnx", kernel.op_name), ())
-        )
-    ]
-    return len(kept), len(kernels)
-
-
 def main_graph(model: Path) -> list[str]:
     """Return the operator names of the nodes of a model in ORT format, subgraphs left out."""
     import onnxruntime.tools.ort_format_model  # noqa: F401 - makes the bindings importable

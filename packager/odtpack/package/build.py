@@ -11,12 +11,16 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
+from typing import get_args
 
 import onnx_ir as ir
 
-from odtpack import optimizers, targets
+from odtpack import kernel_needs, optimizers, targets
+from odtpack.arguments import check_choice, check_names, check_type
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
+from odtpack.kernel_needs import oldest_runtime
 from odtpack.losses import Loss, make_loss
 from odtpack.model.loading import ModelLike, load_model
 from odtpack.onnxblock.models import parameters
@@ -24,13 +28,14 @@ from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import with_ort_files, write_ort_files
 from odtpack.ort.session_runs import TRAINING_MODELS
+from odtpack.ort_needs import oldest_of_files
 from odtpack.ort_training.optimizer import inexpressible
 from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
 from odtpack.package.digest import file_digest, model_digest, recipe_digest
 from odtpack.package.emit import listed_files, write_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack.package.patterns import resolve, unreached
-from odtpack.package.storage import Storage
+from odtpack.package.storage import STORAGES, Storage
 from odtpack.package.training import TrainingGraphSpec, build_graphs
 from odtpack.shared_tensors import shared_tensors
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
@@ -96,6 +101,21 @@ def build_package(
         OdtpackError: Bad input, or a folder that cannot be written or holds other things.
             Nothing has been written then.
     """
+    check_type("folder", folder, (str, os.PathLike), "'package'")
+    check_type("loss", loss, (str, NoneType), "'cross_entropy'")
+    check_type("loss_options", loss_options, (Mapping, NoneType), "{'reduction': 'sum'}")
+    check_type("optimizer", optimizer, (optimizers.Optimizer, NoneType), "odtpack.optimizers.SGD()")
+    check_type("update", update, Update, "odtpack.package.optimizer_update.Update()")
+    check_type("accumulation_steps", accumulation_steps, int, "4")
+    check_type("ort_format", ort_format, (OrtFormat, NoneType), "odtpack.ort.choices.OrtFormat()")
+    check_type("nominal", nominal, bool, "True")
+    check_type("onnxruntime", onnxruntime, (str, NoneType), "'1.20'")
+    check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
+    check_choice("runtime", runtime, get_args(targets.Runtime))
+    for name, names in {
+        "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
+    }.items():  # fmt: skip
+        check_names(name, names)
     destination = check_folder(folder)
     if loss is None and loss_options:
         raise OdtpackError(
@@ -246,17 +266,33 @@ def write_artifacts(
         ort_format=ort_format,
         custom_op_library=None if custom_op_library is None else file_digest(custom_op_library),
     )
+    oldest = None
+    if stock:
+        oldest = oldest_runtime(
+            [graphs.training, graphs.evaluation, *(() if pair is None else pair[1:])]
+        )
+        if onnxruntime is not None:
+            kernel_needs.require(onnxruntime, oldest)
     if ort_format is None:
-        return write_package(graphs, pair, folder, prefix, nominal=nominal, recipe_digest=digest)
+        return write_package(
+            graphs, pair, folder, prefix, nominal=nominal, recipe_digest=digest, oldest=oldest
+        )
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
     name = f"{prefix}{MANIFEST}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        manifest = write_package(graphs, pair, stage, prefix, nominal=nominal, recipe_digest=digest)
+        manifest = write_package(
+            graphs, pair, stage, prefix, nominal=nominal, recipe_digest=digest, oldest=oldest
+        )
         models = {key: stage / f"{prefix}{key}.onnx" for key in TRAINING_MODELS}
         present = {key: path for key, path in models.items() if path.exists()}
         made = write_ort_files(present, ort_format, stage, prefix, custom_op_library)
+        needed = oldest_of_files(stage / file.path for file in made if file.role == "ort_model")
+        if onnxruntime is not None:
+            kernel_needs.require(onnxruntime, needed)
         if manifest is not None:
-            manifest = with_ort_files(manifest, made)
+            assert oldest is not None  # noqa: S101 - the ORT format is for stock releases
+            least = kernel_needs.newest([oldest, needed]).name
+            manifest = with_ort_files(manifest, made, least)
             (stage / name).write_bytes(manifest.to_json().encode())
     return manifest
 

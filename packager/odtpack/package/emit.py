@@ -20,6 +20,7 @@ import odtpack
 from odtpack import targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.kernel_needs import Need, oldest_runtime
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.package.optimizer_update import ResolvedUpdate
 from odtpack.package.parameters import Parameter
@@ -44,6 +45,7 @@ def write_package(
     nominal: bool = False,
     recipe_digest: str | None = None,
     carried: CheckpointData | None = None,
+    oldest: Need | None = None,
 ) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names.
 
@@ -55,6 +57,7 @@ def write_package(
         nominal: Also write a nominal checkpoint: names and types without values.
         recipe_digest: What decided the build, see :mod:`odtpack.package.digest`.
         carried: Checkpoint whose optimizer state and properties the package's takes over.
+        oldest: The oldest ONNX Runtime that loads the models; found out if None.
 
     Returns:
         The manifest as written; None without an optimizer.
@@ -70,7 +73,7 @@ def write_package(
         staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
         if optimizer is None:
             return None
-        manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest)
+        manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest)
         with atomic_write(stage / name) as stream:
             stream.write(manifest.to_json().encode())
     return manifest
@@ -138,11 +141,14 @@ def _manifest(
     update: ResolvedUpdate | BlockOptimizer,
     staged: dict[str, Path],
     recipe_digest: str | None,
+    oldest: Need | None,
 ) -> Manifest:
     graph = graphs.training.graph
     peer = graphs.runtime == targets.ORT_TRAINING
-    opsets = (model.graph.opset_imports[""] for model in models.values())
-    lowest = targets.ORT_TRAINING_TARGET if peer else targets.lowest_target(max(opsets))
+    if peer:
+        lowest = targets.ORT_TRAINING_TARGET.name
+    else:
+        lowest = (oldest or oldest_runtime(models.values())).name
     inputs, outputs = _inputs(graphs), _outputs(graph)
     roles = [str(item["role"]) for item in (*inputs, *outputs)]
     roles += [parameter.role for parameter in graphs.parameters]
@@ -155,7 +161,7 @@ def _manifest(
         },
         "files": {key: _file(path) for key, path in staged.items()},
         **({"target": graphs.runtime} if peer else {}),
-        "minimum_onnxruntime": lowest.name,
+        "minimum_onnxruntime": lowest,
         "ir_version": graphs.training.ir_version,
         "opsets": dict(sorted(graph.opset_imports.items())),
         "inputs": inputs,

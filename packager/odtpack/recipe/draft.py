@@ -12,8 +12,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack import targets
 from odtpack.graph.graphs import dims_of
+from odtpack.kernel_needs import oldest_runtime
 from odtpack.model.exporters import module_names
 from odtpack.model.loading import load_model
 from odtpack.package.candidates import candidates
@@ -82,7 +82,7 @@ def draft(model: Path, folder: Path) -> str:
     modules = _modules(loaded, names)
     pattern = _text(next(reversed(modules)) if modules else "*")
     kind, reason = _guess_loss(loaded)
-    lowest = targets.lowest_target(loaded.graph.opset_imports[""])
+    lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
     relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
     optional = _OPTIONAL.format(pattern=pattern, version=version)

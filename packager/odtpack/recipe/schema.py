@@ -92,7 +92,7 @@ class TargetTable(Table):
 
     onnxruntime: Annotated[str, AfterValidator(_version)] | None = None
     """Oldest version of ONNX Runtime that must load the package, `"1.20"`. Without it, the
-    oldest that loads the model's opset; the manifest names it."""
+    oldest that has the kernels of the models; the manifest names it."""
     runtime: Literal["onnxruntime", "ort-training"] = "onnxruntime"
     """What runs the package: ONNX Runtime as it is, or onnxruntime-training 1.19."""
     platforms: tuple[OsClass, ...] = ()

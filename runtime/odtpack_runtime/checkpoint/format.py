@@ -141,7 +141,8 @@ def check_property(name: object, value: object) -> PropertyValue:
     try:
         name.encode()
         if isinstance(value, str | bytes):
-            text = value if isinstance(value, str) else value.decode()
+            # A plain str also of a kind of str such as numpy's.
+            text = str.__str__(value) if isinstance(value, str) else value.decode()
             text.encode()
             return text
     except UnicodeError as error:

@@ -135,10 +135,10 @@ def _setting(value: float | bool | str) -> str:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    from odtpack import targets
     from odtpack.cli._describe import byte_size, count_line, shape_text
     from odtpack.errors import OdtpackError
     from odtpack.graph.graphs import dims_of
+    from odtpack.kernel_needs import oldest_runtime
     from odtpack.model.exporters import module_names
     from odtpack.model.loading import load_model
     from odtpack.package.candidates import candidates
@@ -165,10 +165,9 @@ def _model(path: Path) -> dict[str, Any]:
     }
     operators = _gradients(graph)
     opset = graph.opset_imports[""]
+    oldest = oldest_runtime([model])
     _console.say(f"model {path}", style="bold")
-    _console.say(
-        f"  opset       {opset}, runs on ONNX Runtime {targets.lowest_target(opset).name} and newer"
-    )
+    _console.say(f"  opset       {opset}, runs on ONNX Runtime {oldest.name} and newer")
     for way, found in values.items():
         for item in found:
             text = shape_text(item["dtype"], item["shape"])
@@ -192,7 +191,7 @@ def _model(path: Path) -> dict[str, Any]:
     return {
         "kind": "model",
         "opsets": dict(sorted(graph.opset_imports.items())),
-        "minimum_onnxruntime": targets.lowest_target(opset).name,
+        "minimum_onnxruntime": oldest.name,
         **values,
         "parameters": [
             {

@@ -71,7 +71,8 @@ def config(
     The file is what ONNX Runtime's build takes as --include_ops_by_config. The check runs every
     model in every way that an app may run it, and compares the kernels that ran with the file;
     if ODTPACK_MINIMAL_ORT names the library of a minimal build, that build also trains the
-    package. The exit code is 1 if an operator or type is missing or unused.
+    package. The exit code is 1 if an operator or type is missing or unused, or
+    if that library refuses a model or trains otherwise.
     """
     _check_options(
         out,
@@ -166,7 +167,8 @@ def _runs(
 
 
 def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
-    from odtpack.ort.operator_config import config_of, count_kernels
+    from odtpack.kernel_count import count_kernels
+    from odtpack.ort.operator_config import config_of
     from odtpack.ort.session_runs import final_graph
     from odtpack_runtime.files.atomic import atomic_write
 
@@ -243,7 +245,12 @@ def _check(
 def _native(package: Package, mode: Mode, data: Path | None, scratch: Path) -> dict[str, Any]:
     """Train on the minimal build that the environment names, and say whether one was there."""
     from odtpack.ort.format import convert_model
-    from odtpack.ort.native_training import LIBRARY_VARIABLE, STEPS, train_natively
+    from odtpack.ort.native_training import (
+        LIBRARY_VARIABLE,
+        STEPS,
+        LibraryRefusedError,
+        train_natively,
+    )
     from odtpack.ort.session_runs import TRAINING_MODELS
 
     library = os.environ.get(LIBRARY_VARIABLE, "")
@@ -262,7 +269,18 @@ def _native(package: Package, mode: Mode, data: Path | None, scratch: Path) -> d
         models[key] = held[0] if held else scratch / f"{key}.ort"
         if not held:
             convert_model(getattr(package, key), models[key])
-    result = train_natively(package, models, Path(library), scratch, data)
+    try:
+        result = train_natively(package, models, Path(library), scratch, data)
+    except LibraryRefusedError as error:
+        _console.say(f"{package.path.name}: {library} cannot train it: {error}", style="bold")
+        _console.say("build it with the configuration of this package: odtpack config PKG --out "
+                     "FILE")  # fmt: skip
+        return {
+            "package": str(package.path),
+            "library": library,
+            "agrees": False,
+            "error": str(error),
+        }
     _console.say(
         f"{package.path.name}: {STEPS} steps on {library} (ONNX Runtime {result.version}): losses "
         f"{', '.join(f'{loss:.6g}' for loss in result.losses)}"

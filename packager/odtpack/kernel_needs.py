@@ -1,0 +1,177 @@
+"""The oldest ONNX Runtime that has the kernels of a model, with the types that it needs.
+
+A model whose opset a release knows may still not load there: ``Split`` of opset 13 takes bool
+from 1.14 on, though 1.8 knows that opset. ``kernels.json`` says since which release each CPU
+kernel takes which type; ``scripts/kernel_table.py`` wrote it and says how.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+import onnx_ir as ir
+
+from odtpack import targets
+from odtpack.errors import OdtpackError
+from odtpack.graph.inference import inferred_proto
+
+_TABLE: Final = Path(__file__).with_name("kernels.json")
+
+Types = tuple[str | None, ...]
+"""Types of a node's inputs or outputs, such as ``"float"``; None if missing or not known."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A release, and what needs it.
+
+    Attributes:
+        version: The release.
+        why: What it is the first to load, such as ``"Split of opset 13 with bool"``.
+    """
+
+    version: tuple[int, ...]
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The release as users write it."""
+        return ".".join(map(str, self.version))
+
+
+def oldest_runtime(models: Iterable[ir.Model]) -> Need:
+    """Return the oldest release of ONNX Runtime that loads all of some models.
+
+    Raises:
+        OdtpackError: As :func:`odtpack.targets.lowest_target`.
+    """
+    return newest(need for model in models for need in _of_model(model))
+
+
+def require(version: str, need: Need) -> None:
+    """Check that a release of ONNX Runtime is no older than what is needed.
+
+    Args:
+        version: The release, ``"1.20"`` or ``"1.20.1"``.
+        need: What is needed.
+
+    Raises:
+        OdtpackError: It is older.
+    """
+    if targets.parsed(version) < targets.parsed(need.name):
+        raise OdtpackError(
+            "target-cannot-load",
+            f"the target, ONNX Runtime {version}, does not load the package: it needs {need.why}, "
+            f"which {need.name} is the first to have",
+            hint=f'ship ONNX Runtime {need.name} and say so: [target] onnxruntime = "{need.name}"',
+        )
+
+
+def newest(needs: Iterable[Need]) -> Need:
+    """Return the first of those that need the newest release."""
+    return max(needs, key=lambda need: need.version)
+
+
+def _of_model(model: ir.Model) -> Iterator[Need]:
+    opsets = dict(model.graph.opset_imports)
+    yield Need(targets.lowest_target(opsets[""]).version, f"opset {opsets['']}")
+    proto = inferred_proto(model) or ir.to_proto(model)
+    yield from _of_graph(proto.graph, opsets, {})
+
+
+def _of_graph(
+    graph: onnx.GraphProto, opsets: Mapping[str, int], outer: Mapping[str, str]
+) -> Iterator[Need]:
+    types = dict(outer)
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+            types[value.name] = _type_name(value.type.tensor_type.elem_type)
+    types |= {tensor.name: _type_name(tensor.data_type) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.domain in opsets:
+            yield from of_operator(
+                node.domain,
+                node.op_type,
+                _since(node.domain, node.op_type, opsets[node.domain]),
+                tuple(map(types.get, node.input)),
+                tuple(map(types.get, node.output)),
+            )
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _of_graph(body, opsets, types)
+
+
+@functools.lru_cache(10_000)
+def of_operator(
+    domain: str, name: str, version: int, inputs: Types, outputs: Types
+) -> tuple[Need, ...]:
+    """Return what the kernel of one operator needs; nothing if no kernel is needed.
+
+    Args:
+        domain: Its domain; ``""`` is ai.onnx.
+        name: Its name.
+        version: Opset version in which it last changed.
+        inputs: Types of its inputs.
+        outputs: Types of its outputs.
+    """
+    kernel = _kernels().get(domain or "ai.onnx", {}).get(f"{name};{version}")
+    if kernel is None:
+        return ()  # folded when it is loaded, or written in other operators
+    (there,) = kernel[""]
+    needs = [Need(_parsed(there), f"{name} of opset {version}")]
+    for constraint, type_name in _constrained(domain, name, version, inputs, outputs):
+        since = {
+            each: _parsed(release)
+            for release, names in kernel.get(constraint, {}).items()
+            for each in names
+        }
+        # ONNX Runtime computes in float32 where there is no kernel for float16.
+        ways = [type_name, "float"] if type_name == "float16" else [type_name]
+        known = [since[way] for way in ways if way in since]
+        if known:
+            needs.append(Need(min(known), f"{name} of opset {version} with {type_name}"))
+    return tuple(needs)
+
+
+def _constrained(
+    domain: str, name: str, version: int, inputs: Types, outputs: Types
+) -> Iterator[tuple[str, str]]:
+    """Constraints of an operator, and the type that is bound to each."""
+    if not onnx.defs.has(name, version, domain):
+        return
+    schema = onnx.defs.get_schema(name, version, domain)
+    for types, formals in ((inputs, schema.inputs), (outputs, schema.outputs)):
+        for index, type_name in enumerate(types):
+            if type_name is not None and formals:
+                formal = formals[min(index, len(formals) - 1)]  # the last may be variadic
+                yield from ((key, type_name) for key in (formal.type_str, formal.name))
+
+
+@functools.lru_cache(10_000)
+def _since(domain: str, name: str, opset: int) -> int:
+    if not onnx.defs.has(name, opset, domain):
+        return opset
+    return int(onnx.defs.get_schema(name, opset, domain).since_version)
+
+
+@functools.lru_cache(100)
+def _type_name(number: int) -> str:
+    return ir.DataType(number).name.lower()
+
+
+def _parsed(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+@functools.cache
+def _kernels() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, list[str]]]]]:
+    """Types by domain, operator and version, constraint, and first release."""
+    content: dict[str, Any] = json.loads(_TABLE.read_bytes())
+    kernels: Mapping[str, Any] = content["kernels"]
+    return kernels

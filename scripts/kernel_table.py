@@ -1,0 +1,253 @@
+"""Writes packager/odtpack/kernels.json: since which release ONNX Runtime has which CPU kernel.
+
+Every release from 1.8 on is installed (scripts/old_runtimes.py) and asked. From 1.16 on its
+Python module lists its kernels with their types. Older ones are asked by loading models of one
+node, one for each type that 1.16 lists: a session is refused with NOT_IMPLEMENTED if there is no
+kernel. What gives any other error counts as not there, which errs towards a newer release.
+
+Only what opset 12 and newer can contain is in the table, and `com.microsoft…`, which ONNX Runtime
+writes into files in ORT format.
+
+usage: python -m scripts.kernel_table        takes minutes, and 3 GB of disk
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from scripts.old_runtimes import ROOT, environment
+
+RELEASES = [f"1.{minor}" for minor in range(8, 32)]
+TABLE = ROOT / "packager" / "odtpack" / "kernels.json"
+PROBE = Path(__file__).with_name("kernel_probe.py")
+OLDEST_OPSET = 12
+_CONTRIB = "com.microsoft"
+
+Kernel = tuple[str, str, tuple[int, int], dict[str, list[str]]]
+Found = set[tuple[str, str, int, str, str]]
+"""Domain, operator, version, constraint and type."""
+
+
+def ask(release: str, *arguments: str) -> Any:
+    command = [environment(release), PROBE, *arguments]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def versions() -> Iterator[tuple[str, str, int, onnx.defs.OpSchema | None]]:
+    """Operators with each version that a model of today may contain."""
+    history: dict[str, list[onnx.defs.OpSchema]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain and schema.support_level.name == "COMMON":
+            history.setdefault(schema.name, []).append(schema)
+    for name, schemas in sorted(history.items()):
+        schemas.sort(key=lambda schema: schema.since_version)
+        for schema, following in zip(schemas, [*schemas[1:], None], strict=True):
+            if following is None or following.since_version > OLDEST_OPSET:
+                yield "ai.onnx", name, schema.since_version, schema
+
+
+def listed(kernels: list[Kernel]) -> Found:
+    """What a list of kernels holds, as ONNX Runtime matches versions."""
+    by_name: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in kernels:
+        by_name.setdefault((kernel[0], kernel[1]), []).append(kernel)
+    wanted = [(domain, name, version) for domain, name, version, _ in versions()]
+    wanted += sorted(
+        {(_CONTRIB, name, 1) for domain, name in by_name if domain.startswith(_CONTRIB)}
+    )
+    found: Found = set()
+    for domain, name, version in wanted:
+        for _, _, (first, last), types in by_name.get((domain, name), ()):
+            if version == first or (last < 2**31 - 1 and first <= version <= last):
+                found.add((domain, name, version, "", ""))
+                for constraint, names in types.items():
+                    found |= {(domain, name, version, constraint, each) for each in names}
+    return found
+
+
+def probes(kernels: list[Kernel]) -> dict[tuple[str, str, int, str, str], bytes]:
+    """A model for each type of each kernel; domain, operator, version, constraint and type."""
+    made = {}
+    for domain, name, version, schema in versions():
+        for _, _, (first, last), types in (k for k in kernels if k[:2] == (domain, name)):
+            if schema is None or not (version == first or first <= version <= last < 2**31 - 1):
+                continue
+            for constraint, names in types.items() or {"": [""]}.items():
+                for each in names:
+                    others = {c: n[0] for c, n in types.items()}
+                    model = probe(schema, {**others, constraint: each})
+                    if model is not None:
+                        made[domain, name, version, constraint, each] = model
+    return made
+
+
+def probe(schema: onnx.defs.OpSchema, types: dict[str, str]) -> bytes | None:
+    """A model of one node; None if a type has no declaration or an attribute is a graph."""
+    allowed = {c.type_param_str: sorted(c.allowed_type_strs)[0] for c in schema.type_constraints}
+
+    def kind(formal: Any) -> str:
+        return types.get(
+            formal.type_str, types.get(formal.name, allowed.get(formal.type_str, formal.type_str))
+        )
+
+    needed = {formal.type_str for formal in schema.outputs}
+    last = max(
+        (index for index, formal in enumerate(schema.inputs)
+         if formal.option.name != "Optional" or formal.type_str in types.keys() - needed),
+        default=-1,
+    )  # fmt: skip
+    inputs = []
+    for index, formal in enumerate(schema.inputs[: last + 1]):
+        proto = declared(kind(formal))
+        if proto is None:
+            return None
+        inputs.append(helper.make_value_info(f"x{index}", proto))
+    outputs = [
+        f"y{i}" for i, formal in enumerate(schema.outputs) if formal.option.name != "Optional"
+    ]
+    attributes: dict[str, Any] = {}
+    if schema.name in _BODIES:
+        return with_bodies(schema, declared(types.get("V", "")))
+    for attribute in schema.attributes.values():
+        if not attribute.required:
+            continue
+        value = _ATTRIBUTES.get(attribute.type.name)
+        if value is None:
+            return None
+        attributes[attribute.name] = value
+    if schema.name == "Cast":
+        target = declared(types.get("T2", "tensor(float)"))
+        attributes["to"] = 1 if target is None else target.tensor_type.elem_type
+    if schema.name == "Einsum":
+        attributes["equation"] = "ij->ij"
+    node = helper.make_node(schema.name, [i.name for i in inputs], outputs or ["y0"], **attributes)
+    return model_of(schema, node, inputs)
+
+
+def model_of(
+    schema: onnx.defs.OpSchema, node: onnx.NodeProto, inputs: list[onnx.ValueInfoProto]
+) -> bytes:
+    nowhere = [helper.make_empty_tensor_value_info(name) for name in node.output]
+    graph = helper.make_graph([node], "probe", inputs, nowhere)
+    model = onnx.ModelProto(ir_version=7, graph=graph)
+    model.opset_import.add(domain="", version=schema.since_version)
+    return model.SerializeToString()
+
+
+_BODIES = ("If", "Loop", "Scan")
+
+
+def with_bodies(schema: onnx.defs.OpSchema, kind: onnx.TypeProto | None) -> bytes | None:
+    """A model of a node with subgraphs, through which a value of a type passes unchanged."""
+    if kind is None:
+        return None
+    value = helper.make_value_info
+    flag = helper.make_tensor_type_proto(TensorProto.BOOL, [])
+    count = helper.make_tensor_type_proto(TensorProto.INT64, [])
+    pass_v = helper.make_node("Identity", ["x"], ["y"])
+    if schema.name == "If":
+        branch = helper.make_graph([pass_v], "branch", [], [value("y", kind)])
+        node = helper.make_node("If", ["cond"], ["z"], then_branch=branch, else_branch=branch)
+        return model_of(schema, node, [value("cond", flag), value("x", kind)])
+    inside = [value("x", kind)]
+    if schema.name == "Scan":
+        body = helper.make_graph([pass_v], "body", inside, [value("y", kind)])
+        node = helper.make_node("Scan", ["xs"], ["z"], num_scan_inputs=1, body=body)
+        return model_of(schema, node, [value("xs", kind)])
+    inside = [value("i", count), value("go", flag), *inside]
+    nodes = [helper.make_node("Identity", ["go"], ["on"]), pass_v]
+    body = helper.make_graph(nodes, "body", inside, [value("on", flag), value("y", kind)])
+    node = helper.make_node("Loop", ["M", "start", "x0"], ["z"], body=body)
+    given = [value("M", count), value("start", flag), value("x0", kind)]
+    return model_of(schema, node, given)
+
+
+_ATTRIBUTES = {"INT": 1, "INTS": [1, 1], "FLOAT": 1.0, "STRING": "x", "STRINGS": ["x"]}
+
+
+def declared(type_name: str) -> onnx.TypeProto | None:
+    if type_name.startswith("seq("):
+        inner = declared(type_name[4:-1])
+        return inner and helper.make_sequence_type_proto(inner)
+    if not type_name.startswith("tensor("):
+        return None
+    try:
+        number = TensorProto.DataType.Value(type_name[7:-1].upper())
+    except ValueError:
+        return None
+    return helper.make_tensor_type_proto(number, None)
+
+
+def formats(release: str) -> dict[str, int]:
+    """The newest opset and IR version that a release loads."""
+    opsets, versions = range(OLDEST_OPSET, 30), range(3, 20)
+    loaded = load(release, [*(empty(o, 7) for o in opsets), *(empty(12, v) for v in versions)])
+    answers = dict(zip([*opsets, *(-v for v in versions)], loaded, strict=True))
+    held = [key for key, answer in answers.items() if answer == "yes"]
+    return {"opset": max(held), "ir_version": -min(held)}
+
+
+def empty(opset: int, ir_version: int) -> bytes:
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    ends = [helper.make_value_info(name, kind) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = onnx.ModelProto(ir_version=ir_version, graph=graph)
+    model.opset_import.add(domain="", version=opset)
+    return model.SerializeToString()
+
+
+def load(release: str, models: Iterable[bytes]) -> list[str]:
+    """Answers of a release, see kernel_probe.py."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as stream:
+        json.dump([base64.b64encode(model).decode() for model in models], stream)
+        stream.flush()
+        answers: list[str] = ask(release, "load", stream.name)
+    return answers
+
+
+def main() -> int:
+    lists = {release: ask(release, "list") for release in RELEASES}
+    telling = [release for release in RELEASES if lists[release] is not None]
+    first = [(d, n, tuple(r), t) for d, n, r, t in lists[telling[0]]]
+    models = probes(first)
+    since: dict[tuple[str, str, int, str, str], str] = {}
+    for release in RELEASES:
+        if release in telling:
+            found = listed([(d, n, tuple(r), t) for d, n, r, t in lists[release]])
+        else:
+            told = dict(zip(models, load(release, models.values()), strict=True))
+            found = {key for key, answer in told.items() if answer == "yes"}
+            found |= {(*key[:3], "", "") for key in found}
+            strange = Counter(a[:90] for a in told.values() if a not in ("yes", "no"))
+            print(release, len(found), f"{strange.total()} other errors", file=sys.stderr)
+            for message, count in strange.most_common(4):
+                print(f"  {count} {message}", file=sys.stderr)
+        gone = {key for key in since if key not in found}
+        print(release, len(found), "kernel types, gone:", sorted(gone)[:5], file=sys.stderr)
+        for key in found:
+            since.setdefault(key, release)
+    tree: dict[str, Any] = {}
+    for (domain, name, version, constraint, each), release in sorted(since.items()):
+        entry = tree.setdefault(domain, {}).setdefault(f"{name};{version}", {})
+        entry.setdefault(constraint, {}).setdefault(release, []).append(
+            each.removeprefix("tensor(").removesuffix(")") if each.startswith("tensor(") else each
+        )
+    content = {"formats": {each: formats(each) for each in RELEASES}, "kernels": tree}
+    TABLE.write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Sets up releases of ONNX Runtime, each in a virtual environment of its own.
+
+``python scripts/old_runtimes.py 1.14 1.20`` leaves ``.venv-runtimes/1.14`` and so on. A release
+has wheels for some versions of Python only; the newest of those that is installed is taken, from
+PATH or from pyenv.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".venv-runtimes"
+
+TRAINED = ("1.14", "1.16", "1.17", "1.19", "1.20", "1.22", "1.24")
+"""Releases on which ``make runtimes`` trains, besides the installed one."""
+
+REFUSING = ("1.12", "1.13")
+"""Releases that only show that what needs a newer one is refused."""
+
+# The oldest and the newest minor version of Python 3 with wheels, by the release since which.
+_PYTHONS = {
+    (1, 8): (6, 9), (1, 11): (6, 10), (1, 12): (7, 10), (1, 15): (8, 11), (1, 17): (8, 12),
+    (1, 20): (10, 13), (1, 23): (10, 13), (1, 24): (11, 14),
+}  # fmt: skip
+_FIRST_WITH_NUMPY_2 = (1, 19)
+
+
+class NoPythonError(RuntimeError):
+    """No installed Python has wheels of a release."""
+
+
+def environment(release: str) -> Path:
+    """Return the Python of an environment with a release, which is set up if it is not there.
+
+    Args:
+        release: Its first two numbers, such as ``"1.20"``.
+
+    Raises:
+        NoPythonError: No installed Python has wheels of it.
+        subprocess.CalledProcessError: pip cannot install it.
+    """
+    folder = CACHE / release
+    python = folder / "bin" / "python"
+    numpy = "numpy" if _version(release) >= _FIRST_WITH_NUMPY_2 else "numpy<2"
+    wanted = f"onnxruntime=={release}.*\n{numpy}\n"
+    stamp = folder / ".ready"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    print(f"setting up {folder}", file=sys.stderr)
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([_python_for(release), "-m", "venv", folder], check=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+         "--only-binary=:all:", *wanted.split()],
+        check=True,
+    )  # fmt: skip
+    stamp.write_text(wanted)  # last, so that an interrupted set-up is done again
+    return python
+
+
+def _version(release: str) -> tuple[int, int]:
+    major, minor = map(int, release.split("."))
+    return major, minor
+
+
+def _python_for(release: str) -> str:
+    oldest, newest = _PYTHONS[max(r for r in _PYTHONS if r <= _version(release))]
+    for minor in range(newest, oldest - 1, -1):
+        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+        installed = sorted(map(str, pyenv.glob(f"3.{minor}.*/bin/python")))
+        for candidate in (f"python3.{minor}", *installed):
+            if _works(candidate):
+                return candidate
+    raise NoPythonError(
+        f"ONNX Runtime {release} has wheels for Python 3.{oldest} to 3.{newest}, and none of them "
+        "is installed"
+    )
+
+
+@functools.cache
+def _works(python: str) -> bool:
+    """Whether it starts, which a shim of pyenv may not do, and makes environments."""
+    if shutil.which(python) is None:
+        return False
+    check = [python, "-c", "import ensurepip, venv"]
+    return subprocess.run(check, capture_output=True, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or (*REFUSING, *TRAINED):
+        environment(name)

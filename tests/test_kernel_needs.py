@@ -1,0 +1,121 @@
+"""The oldest ONNX Runtime that loads a package follows from its kernels and their types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state
+
+from odtpack import kernel_needs, targets
+from odtpack.errors import OdtpackError
+from odtpack.kernel_needs import oldest_runtime
+from odtpack.ort.choices import OrtFormat
+from odtpack.ort.files import add_ort_files
+from odtpack.package.build import build_package
+from odtpack_runtime.package.package import Package
+from scripts.kernel_table import listed
+from tests import zoo
+
+TABLE = json.loads(Path(kernel_needs.__file__).with_name("kernels.json").read_bytes())
+
+
+def model(text: str, opset: int = 13) -> ir.Model:
+    header = f'<ir_version: 7, opset_import: ["" : {opset}]>'
+    return ir.from_proto(onnx.parser.parse_model(f"{header} g {text}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        # The split value has no declared type: it is inferred.
+        ("(float[4] x) => (bool[2] y) { b = Cast<to=9>(x) y, z = Split(b) }", "1.14"),
+        ("(float[4] x) => (float[2] y) { y, z = Split(x) }", "1.8"),
+        ("(float16[4] x) => (float16[4] y) { y = Clip(x) }", "1.8"),  # computed as float
+        ("(int32[4] x) => (int32[4] y) { y = Clip(x) }", "1.14"),
+    ],
+)
+def test_types_count(text: str, release: str) -> None:
+    assert oldest_runtime([model(text)]).name == release
+
+
+def test_types_inside_bodies_count() -> None:
+    text = """(bool c, int32[4] x) => (int32[4] y) {
+      y = If (c) <then_branch = t () => (int32[4] a) { a = Clip(x) },
+                  else_branch = e () => (int32[4] b) { b = Identity(x) }> }"""
+    need = oldest_runtime([model(text)])
+    assert need.name == "1.14"
+    assert need.why == "Clip of opset 13 with int32"
+
+
+def test_a_release_that_knows_an_opset_may_lack_its_kernels() -> None:
+    need = oldest_runtime([model("(float[4] x) => (float[4] y) { y = Identity(x) }", opset=19)])
+    assert targets.lowest_target(19).name == "1.15"
+    assert (need.name, need.why) == ("1.16", "Identity of opset 19")
+
+
+def test_the_demo_says_what_loads_it(tmp_path: Path) -> None:
+    demo = zoo.cnn(size=8, width=(16, 32))
+    assert build_package(demo, tmp_path / "p", loss="cross_entropy").minimum_onnxruntime == "1.14"
+    with pytest.raises(OdtpackError, match=r"1\.13.*Split of opset 13 with bool.*1\.14") as error:
+        build_package(demo, tmp_path / "q", loss="cross_entropy", onnxruntime="1.13.1")
+    assert error.value.code == "target-cannot-load"
+    assert not (tmp_path / "q").exists()
+    build_package(demo, tmp_path / "q", loss="cross_entropy", onnxruntime="1.14")
+
+
+def test_files_in_ort_format_count(tmp_path: Path) -> None:
+    mlp = zoo.mlp((6, 5, 4))
+    built = build_package(
+        mlp, tmp_path / "p", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.16"
+    )
+    assert built.minimum_onnxruntime == "1.16"
+    with pytest.raises(OdtpackError, match="ORT format") as error:
+        build_package(
+            mlp, tmp_path / "q", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.15"
+        )
+    assert error.value.code == "target-cannot-load"
+    assert not (tmp_path / "q").exists()
+    later = build_package(mlp, tmp_path / "q", loss="cross_entropy")
+    assert later.minimum_onnxruntime == "1.12"
+    add_ort_files(Package.open(tmp_path / "q"), OrtFormat())
+    assert Package.open(tmp_path / "q").manifest.minimum_onnxruntime == "1.16"
+
+
+def test_the_targets_are_those_of_the_table() -> None:
+    for release, formats in TABLE["formats"].items():
+        version = targets.parsed(release)[:2]
+        newest = [target for target in targets.TARGETS if target.version <= version][-1]
+        assert (newest.opset, newest.ir_version) == (formats["opset"], formats["ir_version"])
+
+
+def test_the_table_has_the_kernels_of_the_installed_release() -> None:
+    """Every kernel that this ONNX Runtime lists is in the table, at some release."""
+    kernels = [
+        (k.domain or "ai.onnx", k.op_name, k.version_range, dict(k.type_constraints))
+        for k in onnxruntime_pybind11_state.get_all_opkernel_def()
+        if k.provider == "CPUExecutionProvider"
+    ]
+    held = {
+        (domain, *_name_and_version(key), constraint, name)
+        for domain, operators in TABLE["kernels"].items()
+        for key, constraints in operators.items()
+        for constraint, since in constraints.items()
+        for names in since.values()
+        for name in names
+    }
+    missing = {(*k[:4], _short(k[4])) for k in listed(kernels)} - held
+    assert not missing
+
+
+def _name_and_version(key: str) -> tuple[str, int]:
+    name, version = key.split(";")
+    return name, int(version)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("tensor(").removesuffix(")") if name.startswith("tensor(") else name
