@@ -20,7 +20,9 @@ from tests import zoo
 from tests.peer import client
 
 ROOT = Path(__file__).parents[1]
-GUIDES = [*sorted((ROOT / "docs" / "guides").glob("*.md")), ROOT / "docs" / "minimal-build.md"]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PYTHON = GUIDES.pop([page.stem for page in GUIDES].index("python"))
+GUIDES = [*GUIDES, ROOT / "docs" / "minimal-build.md"]
 GUIDES += [ROOT / "docs" / "losses.md", ROOT / "docs" / "onnxblock.md"]
 GUIDES += [ROOT / "docs" / "reports.md", ROOT / "docs" / "simulation.md"]
 MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -96,6 +98,19 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None
         reference = [str(client.ENVIRONMENT / "bin" / "python"), "-E", "-W", "ignore"]
         run([*(reference if of_reference else [sys.executable]), "-c", program], folder)
     assert commands or programs
+
+
+def test_the_python_guide_prints_what_it_shows(folder: Path) -> None:
+    """Its blocks are one program, and what stands under each is what that prints."""
+    text = PYTHON.read_text()
+    pairs = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.M | re.S)
+    assert len(pairs) == len(blocks(PYTHON, "python")) == len(blocks(PYTHON, "text"))
+    (folder / "guide.py").write_text("\n".join(program for program, _ in pairs))
+    done = subprocess.run(
+        [sys.executable, "guide.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(output for _, output in pairs)
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))

@@ -11,13 +11,15 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import onnx
 from odtpack_runtime.simulator.layer_order import trained_layers
+from odtpack_runtime.simulator.origin import find_origin
+from odtpack_runtime.simulator.paired_loss import held_out_fall
 from odtpack_runtime.simulator.planned_changes import MEMORY_CHECKS, plan_changes
 
 from odtpack_runtime.errors import OdtpackError
@@ -41,6 +43,7 @@ from odtpack_simulator.result.result import (
     DataInfo,
     MemoryInfo,
     PackageInfo,
+    PeakTensor,
     Policy,
     SimulationResult,
     TrainingInfo,
@@ -147,6 +150,7 @@ def simulate(
     by_piece = schedule.steps_by_piece()
     result = SimulationResult(
         tool_version=tool_version(),
+        origin=find_origin(package.path),
         package=_package_info(package, Path(package_path)),
         data=_data_info(schedule),
         policy=policy,
@@ -154,7 +158,7 @@ def simulate(
         training=_training_info(free, job),
         interruption=done[1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plan, free),
+        memory=_memory_info(plan, free, manifest.module_names()),
         devices=[
             device_result(p, policy, plan, free, done[0].settled, timing, by_piece)
             for p in profiles
@@ -265,14 +269,21 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
         metric_after=run.metric_after,
         metric_interval=wilson_interval(*counts) if counts is not None else None,
         curve=run.curve,
+        held_out_fall=held_out_fall(run.groups_before, run.groups_after),
     )
 
 
-def _memory_info(plan: MemoryPlan, free: ReplayResult) -> MemoryInfo:
+def _memory_info(plan: MemoryPlan, free: ReplayResult, modules: Mapping[str, str]) -> MemoryInfo:
     return MemoryInfo(
         predicted=plan.predicted(),
         measured_peak_bytes=free.peak_bytes,
         phases=plan.phase_peaks(free.phase_peaks),
         timeline=list(plan.timeline),
-        tensors_at_peak=plan.tensors_at_peak(),
+        tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
     )
+
+
+def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
+    """With the parameter's name in the module: ``gradient of onnx::MatMul_8`` tells nobody."""
+    what, of, name = tensor.name.rpartition(" of ")
+    return tensor.model_copy(update={"name": f"{what}{of}{modules.get(name, name)}"})

@@ -259,7 +259,7 @@ class TestExport:
         build = "build", shared.model, "--out", package, "--loss", "cross_entropy"
         assert run(*build, "--output", name).code == 0
         outcome = run("export", package, "--out", tmp_path / "m.onnx", "--json")
-        assert outcome.json()["outputs"] == [name]
+        assert outcome.json()["outputs"] == [name, "output"]
 
 
 class TestInspect:

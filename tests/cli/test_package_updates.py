@@ -19,7 +19,7 @@ from tests.packages.samples import small_model, with_values
 def newer(tmp_path: Path) -> Path:
     """The shared package with another head and a further output."""
     model = with_values(small_model(), "fc.bias")
-    build_package(model, tmp_path / "newer", loss="cross_entropy", outputs=["output"])
+    build_package(model, tmp_path / "newer", loss="cross_entropy", outputs=["flatten/Flatten"])
     return tmp_path / "newer"
 
 
@@ -28,7 +28,7 @@ class TestDiff:
         outcome = run("diff", shared.package, newer)
         assert (outcome.code, outcome.out) == (0, "")
         assert outcome.err.startswith("compatible: a trained checkpoint opens as it is")
-        for words in ("calls must change", "output 'output' is new", "fc.bias", "3 of 3"):
+        for words in ("calls must change", "output 'flatten/Flatten' is new", "fc.bias", "3 of 3"):
             assert words in outcome.err
 
     def test_json_is_as_the_schema_says(self, run: Run, shared: Shared, newer: Path) -> None:

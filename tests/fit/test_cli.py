@@ -13,7 +13,7 @@ from odtpack_simulator.budgets import parse_budgets
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.fit.conftest import Files
 
-NARROW = ["--batch-size", 16, "--optimizer", "sgd", "--lr", 0.1, "--trials", 2, "--finalists", 1]
+NARROW = ["--batch-size", 16, "--optimizer", "sgd", "--lr", 0.02, "--trials", 2, "--finalists", 1]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> 
     assert json.loads((out / "fit.json").read_text()) == outcome.json()
     count = len(result.pareto)
     assert count == 1
-    assert set(tree(out)) == {"fit.json", "recipe.schema.json", "recipe-1.toml"}
+    assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json", "recipe-1.toml"}
     assert (out / "recipe-1.toml").read_text() == result.pareto[0].recipe
     built = run("build", "--recipe", out / "recipe-1.toml", "--json")
     assert built.code == 0, built.err
@@ -44,7 +44,7 @@ def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> 
     assert manifest["optimizer"]["kind"] == choice.optimizer == "sgd"
     assert manifest["accumulation_steps"] == choice.batch_size // choice.micro_batch
     assert "raspberrypi/zero-2-w" in result.devices
-    assert f"{result.pareto[0].metric:.4g}" in outcome.err
+    assert f"{100 * (result.pareto[0].metric or 0):.1f} %" in outcome.err
     assert "Traceback" not in outcome.err
     # What the package makes of it, built into the folder, does not hinder the next search.
     assert (out / "package-1").is_dir()
@@ -75,7 +75,7 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
     assert "No candidate keeps every budget" in outcome.err
     assert "peak_memory: the measured peak is" in outcome.err
     assert f"it misses a limit by {100 * nearest.miss:.1f} %" in outcome.err
-    assert set(tree(out)) == {"fit.json", "recipe.schema.json"}
+    assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json"}
 
 
 class TestBadInput:
@@ -129,6 +129,9 @@ def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     )
     _write(result, tmp_path, _check_folder(tmp_path))
     found = tree(tmp_path)
-    assert set(found) == {"fit.json", "recipe.schema.json", "recipe-x.toml", "package-1"}
+    assert set(found) == {
+        *("fit.html", "fit.json", "recipe.schema.json"),
+        *("recipe-x.toml", "package-1"),
+    }
     assert found["fit.json"] == result.to_json().encode()
     assert found["recipe-x.toml"] == b"old"

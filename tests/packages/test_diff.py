@@ -122,7 +122,7 @@ def test_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ({}, {"outputs": ["output"]}, "output 'output' is new: float32[batch, 3] (additional)"),
+        ({"prediction": False}, {}, "output 'output' is new: float32[batch, 3] (prediction)"),
         (
             {}, {"model": small_model(classes=5)},
             "input 'labels' changes from int64[batch] (labels, class_count 3) to int64[batch] "

@@ -5,6 +5,7 @@ import pytest
 
 from odtpack_simulator.budgets import judge
 from odtpack_simulator.reports.html_report import render_html
+from odtpack_simulator.reports.view.campaign import unknown_rows
 from odtpack_simulator.reports.view.matrix import TOPICS
 from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result
@@ -144,15 +145,21 @@ def test_curves_of_a_few_devices_can_be_switched_without_scripts(html: str) -> N
     charts = [a["aria-label"] for tag, a in page.tags if tag == "svg" and "aria-label" in a]
     for against in ("time", "energy", "number of sessions"):
         assert sum(f"against {against} on" in label for label in charts) == 2 * 5
-    assert "95 % interval 0.9518 to 0.9762" in page.text
+    assert "95 % interval 95.2 % to 97.6 %" in page.text
     for radio in radios:  # each has its rule
         assert f"#{radio['id']}:checked" in html
 
 
 def test_reasons_of_what_is_not_judged(html: str) -> None:
-    text = Page(section(html, "campaign") + "</section>").text
-    assert "the device has no battery: battery, battery per session" in text
-    assert "the step time is unknown: active time" in text
+    rows = unknown_rows(stored_result())
+    assert {row.outcome for row in rows} == {"not judged"}
+    found = {(row.figures, row.reason) for row in rows}
+    assert ("battery, battery per session", "the device has no battery") in found
+    page = Page(section(html, "campaign") + "</section>")
+    assert [a for tag, a in page.tags if tag == "table" and a.get("class") == "cards dense"]
+    for row in rows:
+        assert row.figures in page.text
+        assert row.reason in page.text
 
 
 def test_interruptions_are_told_and_drawn(html: str, result: SimulationResult) -> None:

@@ -14,6 +14,7 @@ from odtpack_simulator.result.result import (
     DeviceMemory,
     DeviceResult,
     DeviceTraining,
+    HeldOutFall,
     HostInfo,
     HostLatency,
     MemoryBreakdown,
@@ -131,6 +132,7 @@ def make_result(
             metric_after=0.9659,
             metric_interval=(0.9518, 0.976),
             curve=evaluations(),
+            held_out_fall=HeldOutFall(groups=68, samples=880, fall=2.2038, low=2.1521, high=2.2555),
         ),
         interruption=interruption(),
         latency_host=HostLatency(
@@ -204,7 +206,11 @@ def _timeline(breakdown: MemoryBreakdown) -> list[TimelinePoint]:
         side = "features" if forward else "grad/features"
         points.append(
             TimelinePoint(
-                index=index, node=f"{side}.{index}/{op_type}", op_type=op_type, live_bytes=live
+                index=index,
+                node=f"{side}.{index}/{op_type}",
+                op_type=op_type,
+                live_bytes=live,
+                part="forward" if forward else "backward",
             )
         )
     return points

@@ -22,6 +22,7 @@ class BuildOptions:
     loss_options: Sequence[str] = ()
     loss_inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
+    no_prediction: bool = False
     train: Sequence[str] = ()
     freeze: Sequence[str] = ()
     untie: Sequence[str] = ()
@@ -76,6 +77,7 @@ class BuildOptions:
             key: turned_on
             for key, given_at_all, turned_on in (
                 ("nominal", self.nominal, True),
+                ("prediction", self.no_prediction, False),
                 ("decay_vectors", self.no_vector_decay, False),
             )
             if given_at_all

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from odtpack_runtime.simulator.accuracy import accuracy_inputs, count_right
 
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
@@ -70,23 +71,37 @@ def batches(indices: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
             yield batch
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Mean loss over samples, and the share of right labels where the package can tell it."""
+
+    loss: float | None
+    accuracy: float | None
+
+
 def evaluate(
-    module: Module, data: Data, indices: Indices, batch_size: int, *, whole: bool
-) -> float | None:
-    """Mean loss over samples in evaluation mode; None without a batch to evaluate on.
+    package: Package, module: Module, data: Data, indices: Indices, batch_size: int
+) -> Figures:
+    """Evaluate samples in evaluation mode; no figures without a batch to evaluate on.
 
     The losses of batches are means over their samples, so they are weighted by size.
     """
     was_training = module.training
     module.eval()
-    total, count = 0.0, 0
-    for batch in batches(indices, batch_size, whole=whole):
-        result = module(*(data[name][batch] for name in module.input_names()))
-        loss = result[0] if isinstance(result, tuple) else result
-        total += float(loss) * len(batch)
+    total, count, right, labelled = 0.0, 0, 0, 0
+    scores, labels = accuracy_inputs(package.manifest)
+    for batch in batches(indices, batch_size, whole=fixed_batch(package) is not None):
+        fed = [data[name][batch] for name in module.input_names()]
+        result = module(*fed)
+        results = result if isinstance(result, tuple) else (result,)
+        total += float(results[0]) * len(batch)
         count += len(batch)
+        if scores is not None and labels is not None:
+            ignored = package.manifest.ignored_label
+            hits, counted = count_right(results[scores], fed[labels], ignored)
+            right, labelled = right + hits, labelled + counted
     module.train(was_training)
-    return total / count if count else None
+    return Figures(total / count if count else None, right / labelled if labelled else None)
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,16 @@ class FitResult(Part):
     """Simulated, and over a limit; the nearest to its limits first."""
     left: list[Dropped]
 
+    def __repr__(self) -> str:
+        count = len(self.pareto)
+        trained = self.rungs[0].trained if self.rungs else 0
+        return (
+            f"FitResult({count} recipe{'s' * (count != 1)} within the budgets, {len(self.beaten)} "
+            f"beaten, {len(self.over_budget)} over a budget, of {trained} trained)"
+        )
+
+    __str__ = __repr__
+
     @property
     def found(self) -> bool:
         """Whether any candidate keeps every budget on every device."""

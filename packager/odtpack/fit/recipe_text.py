@@ -64,6 +64,7 @@ def _content(settings: BuildSettings, batch_size: int, around: Surroundings) -> 
         "model": _relative(settings.model, around.folder),
         "package": around.package,
         "outputs": settings.outputs,
+        **({} if settings.prediction else {"prediction": False}),
         "budgets": budgets,
         "loss": loss,
         "parameters": {

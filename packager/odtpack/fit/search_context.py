@@ -19,16 +19,13 @@ from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSettings
 
-_SCORED = ("cross_entropy", "nll")
-"""Losses whose first prediction has one score per class, so that accuracy can be told."""
-
 
 @dataclasses.dataclass(frozen=True)
 class SearchContext:
     """What all candidates share.
 
     Attributes:
-        base: What recipe and options say, with scores among the outputs of a classifier.
+        base: What recipe and options say.
         inputs: What the models take.
         files: For each input, the path of an ``.npy`` file that children map.
         shapes: Shape of one sample of each input.
@@ -82,8 +79,7 @@ def make_search_context(
     Raises:
         OdtpackError: The model, the recipe or the data are wrong.
     """
-    base = _with_scores(settings)
-    base.build(folder / "recipe")
+    settings.build(folder / "recipe")
     manifest = Package.open(folder / "recipe").manifest
     inputs = tuple(manifest.input_specs())
     arrays = load_dataset(
@@ -93,14 +89,14 @@ def make_search_context(
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
     return SearchContext(
-        base,
+        settings,
         inputs,
         files,
         {name: array.shape[1:] for name, array in arrays.items()},
         len(next(iter(arrays.values()))),
         seed,
         next((size for size in sizes if isinstance(size, int)), None),
-        tuple(_freezes(base)),
+        tuple(_freezes(settings)),
     )
 
 
@@ -111,16 +107,3 @@ def _freezes(base: BuildSettings) -> Sequence[Freeze]:
     trained, frozen = resolve(model, base.train, base.freeze, read)
     found = freezes(model, trained, frozen)
     return found[:1] if base.train else found
-
-
-def _with_scores(settings: BuildSettings) -> BuildSettings:
-    """Return the scores of a classifier, so that its accuracy can be told."""
-    if settings.loss not in _SCORED or settings.outputs:
-        return settings
-    read = settings.loss_inputs[:1]
-    if not read:
-        model = load_model(
-            settings.model, named=(*settings.train, *settings.freeze), untie=settings.untie
-        )
-        read = tuple(str(value.name) for value in model.graph.outputs[:1])
-    return dataclasses.replace(settings, outputs=read)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from odtpack import losses
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import nodes_of, static_dims
+from odtpack.graph.graphs import dims_of, nodes_of, static_dims
 from odtpack.graph.ops import Ops
 
 
@@ -160,3 +160,14 @@ def _write_loss(
         if value in graph.inputs
     }
     return result, LossInfo(loss.name, loss.settings(), roles, loss.metadata(values[:count]))
+
+
+def return_prediction(graph: ir.Graph, name: str) -> bool:
+    """Make the prediction an output, and say so, unless it is one or has no number of classes."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    value = values.get(name)
+    dims = None if value is None or value.is_graph_output() else dims_of(value)
+    if value is None or dims is None or len(dims) < 2 or not isinstance(dims[1], int):
+        return False
+    graph.outputs.append(value)
+    return True

@@ -59,6 +59,7 @@ def build_package(
     untie: Sequence[str] = (),
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
+    prediction: bool = True,
     frozen_storage: Storage | None = None,
     ort_format: OrtFormat | None = None,
     nominal: bool = False,
@@ -85,6 +86,8 @@ def build_package(
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.package.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
+        prediction: Let the evaluation model also return what the loss compares with labels, so
+            that the accuracy can be told. Training is not touched by it.
         frozen_storage: How large frozen weights are stored, see :mod:`odtpack.package.storage`.
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
@@ -155,6 +158,7 @@ def build_package(
             runtime=runtime,
             newest_opset=targets.newest_opset(onnxruntime),
             frozen_storage=frozen_storage,
+            prediction=prediction,
         )
         manifest = write_artifacts(
             loaded,
@@ -258,7 +262,10 @@ def write_artifacts(
         model,
         parameters={parameter.name: parameter.role for parameter in graphs.parameters},
         loss=graphs.loss,
-        recipe=dataclasses.replace(recipe, train=(), frozen=(), loss=None),  # resolved above
+        # What is resolved above, or had no effect, does not decide.
+        recipe=dataclasses.replace(
+            recipe, train=(), frozen=(), loss=None, prediction=graphs.returns_prediction
+        ),
         update=None if pair is None else pair[0].describe(),
         optimizer=None if pair is None else model_digest(pair[1]),
         prefix=prefix,

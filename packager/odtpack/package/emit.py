@@ -150,7 +150,10 @@ def _manifest(
     else:
         lowest = (oldest or oldest_runtime(models.values())).name
     inputs, outputs = _inputs(graphs), _outputs(graph)
-    roles = [str(item["role"]) for item in (*inputs, *outputs)]
+    predictions = [
+        _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
+    ]
+    roles = [str(item["role"]) for item in (*inputs, *outputs, *predictions)]
     roles += [parameter.role for parameter in graphs.parameters]
     content = {
         "schema_version": 1,
@@ -166,6 +169,7 @@ def _manifest(
         "opsets": dict(sorted(graph.opset_imports.items())),
         "inputs": inputs,
         "outputs": outputs,
+        "evaluation_outputs": predictions,
         "loss": graphs.loss.name,
         "loss_options": dict(graphs.loss.options) or None,
         **update.describe(),
@@ -173,6 +177,7 @@ def _manifest(
         "parameters": [
             {
                 "name": p.name,
+                **({"module": p.module} if p.module else {}),
                 "shape": list(p.tensor.shape.numpy()),
                 "dtype": p.dtype.numpy().name,
                 **(

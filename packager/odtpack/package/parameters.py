@@ -31,6 +31,7 @@ class Parameter:
             for a frozen weight that of its storage.
         stored: Frozen weights in another storage: the value as the checkpoint holds it.
         scale: Name of the parameter by which ``stored`` is to be multiplied.
+        module: Its name in the exported module, where the exporter made up ``name``.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Parameter:
     dtype: ir.DataType
     stored: ir.TensorProtocol | None = None
     scale: str | None = None
+    module: str | None = None
 
     def value(self) -> np.ndarray:
         """The value as the checkpoint holds it."""

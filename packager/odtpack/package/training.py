@@ -24,9 +24,10 @@ from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
+from odtpack.model.exporters import module_names
 from odtpack.ort_training import in_place
 from odtpack.package import storage
-from odtpack.package.attach_loss import LossInfo, attach_loss, value_names
+from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import (
     aliases,
@@ -69,6 +70,8 @@ class TrainingGraphSpec:
         runtime: What is to run the models.
         newest_opset: The newest opset that whoever loads the models knows.
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
+        prediction: Whether the evaluation model also returns what the loss compares with
+            labels, so that the share of right ones can be told.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -85,6 +88,7 @@ class TrainingGraphSpec:
     runtime: targets.Runtime = targets.STOCK
     newest_opset: int = targets.MAX_OPSET
     frozen_storage: storage.Storage | None = None
+    prediction: bool = False
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -97,7 +101,10 @@ class TrainingGraphSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Graphs:
-    """The training and evaluation models, the parameters that both take, and their loss."""
+    """The training and evaluation models, the parameters that both take, and their loss.
+
+    ``returns_prediction``: whether the evaluation model returns it besides what both return.
+    """
 
     training: ir.Model
     evaluation: ir.Model
@@ -105,6 +112,7 @@ class Graphs:
     accumulation_steps: int = 1
     loss: LossInfo = dataclasses.field(default_factory=LossInfo)
     runtime: targets.Runtime = targets.STOCK
+    returns_prediction: bool = False
 
     @property
     def master(self) -> ir.DataType:
@@ -126,11 +134,12 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
     forward = model.clone()
     if recipe.newest_opset >= upgrade_opset.TO:
         upgrade_opset.upgrade(forward.graph)
-    _refuse_bfloat16(forward.graph)
+    float16_fallback.refuse_bfloat16(forward.graph)
     float16_fallback.widen(forward.graph)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     _check_inputs(forward.graph, recipe.input_gradients)
+    prediction = (*recipe.loss_inputs, str(forward.graph.outputs[0].name))[0]
     info = attach_loss(
         forward.graph,
         recipe.loss,
@@ -145,6 +154,11 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
     if recipe.frozen_storage is not None:
         parameters = store_frozen(forward.graph, parameters, recipe.frozen_storage)
     evaluation = forward.clone()
+    returned = (
+        recipe.prediction
+        and "labels" in info.roles.values()
+        and return_prediction(evaluation.graph, prediction)
+    )
     batch_norm.to_evaluation(evaluation.graph)
     stop_gradient.lower(evaluation.graph)
     _dropout_off(evaluation.graph)
@@ -166,6 +180,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
         recipe.accumulation_steps,
         info,
         recipe.runtime,
+        returned,
     )
 
 
@@ -196,6 +211,7 @@ def _parameters(graph: ir.Graph, recipe: TrainingGraphSpec) -> tuple[Parameter, 
             hint="narrow one of the two patterns",
         )
     parameters = []
+    modules = module_names(graph)
     trained = (graph.initializers[name].dtype for name in recipe.train)
     master = _master({dtype for dtype in trained if dtype is not None})
     for name, value in graph.initializers.items():
@@ -206,7 +222,7 @@ def _parameters(graph: ir.Graph, recipe: TrainingGraphSpec) -> tuple[Parameter, 
             _check_trainable(name, tensor, state)
         role: Role = "trainable" if name in train else "state" if name in state else "frozen"
         dtype = master if role == "trainable" else tensor.dtype
-        parameters.append(Parameter(name, role, tensor, dtype))
+        parameters.append(Parameter(name, role, tensor, dtype, module=modules.get(name)))
     return tuple(parameters)
 
 
@@ -226,18 +242,6 @@ def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> N
             f"types {names}",
             hint=f"freeze it (--freeze {name!r})",
         )
-
-
-def _refuse_bfloat16(graph: ir.Graph) -> None:
-    values = (*graph.initializers.values(), *graph.inputs)
-    for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
-        if value.dtype == ir.DataType.BFLOAT16:
-            raise OdtpackError(
-                "bfloat16-not-supported",
-                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
-                "processor",
-                hint="export the model in float32 or float16",
-            )
 
 
 def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from odtpack.errors import OdtpackError
 from odtpack.graph import match
+from odtpack.graph.graphs import nodes_of
 from odtpack.graph.ops import Ops
 
 _RECURRENT = ("GRU", "LSTM", "RNN")
@@ -52,3 +54,16 @@ def _is_widened(node: ir.Node) -> bool:
     if node.op_type in _WIDENED_REDUCTIONS:
         return node.attributes.get_string("reduction", "none") != "none"
     return node.op_type in (*_RECURRENT, *_POSITIONED)
+
+
+def refuse_bfloat16(graph: ir.Graph) -> None:
+    """Refuse a type for which ONNX Runtime has no kernels on a processor."""
+    values = (*graph.initializers.values(), *graph.inputs)
+    for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
+        if value.dtype == ir.DataType.BFLOAT16:
+            raise OdtpackError(
+                "bfloat16-not-supported",
+                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
+                "processor",
+                hint="export the model in float32 or float16",
+            )

@@ -26,6 +26,7 @@ _USUAL_TARGET: Final = (1, 20)
 
 _OPTIONAL: Final = """
 # outputs = ["logits"]       # further values that the models return
+# prediction = false         # no accuracy: the evaluation model returns the loss only
 
 [optimizer]
 kind = "adamw"               # adamw, adam, sgd, lion or adafactor

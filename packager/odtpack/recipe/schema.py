@@ -129,6 +129,8 @@ class RecipeFile(Table):
     """Folder of the package, from the recipe's folder."""
     outputs: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Further values that the training and evaluation models return."""
+    prediction: bool = True
+    """Whether the evaluation model returns what the loss compares with labels: for accuracy."""
     loss: LossTable
     """What is made small."""
     parameters: ParametersTable = ParametersTable()

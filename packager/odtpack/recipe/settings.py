@@ -35,6 +35,7 @@ class BuildSettings:
         loss_options: Its options that are not the defaults.
         loss_inputs: Values that the loss reads.
         outputs: Further values that the models return.
+        prediction: Whether the evaluation model returns the prediction, too.
         train: Patterns of the parameters to train.
         freeze: Patterns of the parameters to freeze.
         untie: Patterns of shared tensors of which each place gets its own.
@@ -58,6 +59,7 @@ class BuildSettings:
     loss_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     loss_inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    prediction: bool = True
     train: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     untie: tuple[str, ...] = ()
@@ -95,6 +97,7 @@ class BuildSettings:
             loss_options=_options(loss),
             loss_inputs=tuple(loss.get("inputs", ())),
             outputs=table.outputs,
+            prediction=table.prediction,
             train=table.parameters.train,
             freeze=table.parameters.freeze,
             untie=table.parameters.untie,
@@ -156,6 +159,7 @@ class BuildSettings:
             untie=self.untie,
             loss_inputs=self.loss_inputs,
             outputs=self.outputs,
+            prediction=self.prediction,
             runtime=self.runtime,
             frozen_storage=self.frozen_storage,
             ort_format=self.ort_format,

@@ -71,7 +71,7 @@ def app_impact(old: Manifest, new: Manifest) -> AppImpact:
     """
     calls = [
         *_calls("input", old.inputs, new.inputs),
-        *_calls("output", old.outputs, new.outputs),
+        *_calls("output", old.all_outputs, new.all_outputs),
     ]
     missing = _new_operators(old, new)
     least = old.minimum_onnxruntime, new.minimum_onnxruntime

@@ -29,7 +29,7 @@ _MODELS: tuple[ModelName, ...] = ("training_model", "eval_model", "optimizer_mod
 # What the other parts of the comparison look at; all other keys are settings.
 _STRUCTURE = {
     "schema_version", "tool", "files", "minimum_onnxruntime", "ir_version", "opsets", "inputs",
-    "outputs", "parameters", "operators", "roles", "digest", "recipe_digest",
+    "outputs", "evaluation_outputs", "parameters", "operators", "roles", "digest", "recipe_digest",
 }  # fmt: skip
 
 

@@ -126,6 +126,20 @@ class CheckpointState:
         self.optimizer = data.optimizer
         self._flat: FlatState | None = None
 
+    def __repr__(self) -> str:
+        names = self._parameters.items
+        step = "" if self.optimizer is None else f", optimizer at step {self.optimizer.step:,}"
+        return f"CheckpointState({len(names)} parameters, {self.elements_text()}{step})"
+
+    def elements_text(self) -> str:
+        """How many elements of all parameters train, in words."""
+        if self.is_nominal and self._flat is None:
+            return "names without values"
+        arrays = [self.arrays(trainable=trainable).values() for trainable in (True, False)]
+        trained, frozen = (sum(array.size for array in group) for group in arrays)
+        without = ", no values yet" if self.is_nominal else ""
+        return f"{trained:,} of {trained + frozen:,} elements train{without}"
+
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
         """Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19.

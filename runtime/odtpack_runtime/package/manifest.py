@@ -116,12 +116,12 @@ class InputInfo(Part):
 
 
 class OutputInfo(Part):
-    """An output of the training model for the user; gradients and state updates are not."""
+    """An output for the user; gradients and state updates are not."""
 
     name: Name
     dtype: DType
     shape: Shape
-    role: Literal["loss", "additional"]
+    role: Literal["loss", "additional", "prediction"]
 
 
 class ParameterInfo(Part):
@@ -131,10 +131,12 @@ class ParameterInfo(Part):
     another type, and an exported model holds the parameter in it, ``model_dtype`` names that.
     ``size_bytes`` are those of its values in the checkpoint.
     A parameter stored as int8 is to be multiplied by the parameter that ``scale`` names, which
-    has its rank and one element for each channel.
+    has its rank and one element for each channel. ``module`` is its name in the module that was
+    exported, where the exporter made up another.
     """
 
     name: Name
+    module: Name | None = None
     shape: Annotated[tuple[NonNegativeInt, ...], Field(max_length=MAX_RANK)]
     dtype: DType
     model_dtype: DType | None = None
@@ -171,6 +173,7 @@ MEANINGS = {
     "target": "What the prediction should be, in the prediction's type and shape.",
     "loss": "The mean loss of the batch, a scalar.",
     "additional": "A value of the forward model that was asked for when the package was built.",
+    "prediction": "What the loss compares with the labels; the evaluation model returns it.",
     "trainable": "Changed by the optimizer, along the gradient of the loss.",
     "frozen": "Read from the checkpoint, and changed by nobody.",
     "state": "Changed by every training step from the data, without a gradient.",
@@ -202,6 +205,7 @@ class Manifest(Part):
         opsets: Opset version of the models by domain; ``""`` is ai.onnx.
         inputs: User inputs of the training model, in order.
         outputs: User outputs of the training model, in order; the loss is the first.
+        evaluation_outputs: Further outputs of the evaluation model, after those.
         loss: The loss by name.
         loss_options: Options of the loss in force, by name.
         optimizer: Optimizer and hyperparameters.
@@ -226,6 +230,7 @@ class Manifest(Part):
     opsets: dict[str, PositiveInt]
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
+    evaluation_outputs: tuple[OutputInfo, ...] = ()
     loss: LossName
     loss_options: dict[Name, JsonValue] | None = None
     optimizer: OptimizerInfo
@@ -262,7 +267,7 @@ class Manifest(Part):
     def _check_names(self) -> Manifest:
         for what, items in (
             ("inputs", self.inputs),
-            ("outputs", self.outputs),
+            ("outputs", (*self.outputs, *self.evaluation_outputs)),
             ("parameters", self.parameters),
         ):
             names = [item.name for item in items]
@@ -287,6 +292,15 @@ class Manifest(Part):
         """Number of classes that the labels may name, if the model fixes it."""
         counts = [item.class_count for item in self.inputs if item.role == "labels"]
         return counts[0] if counts else None
+
+    def module_names(self) -> dict[str, str]:
+        """Names of parameters in the exported module, by those that the exporter made up."""
+        return {item.name: item.module for item in self.parameters if item.module is not None}
+
+    @property
+    def all_outputs(self) -> tuple[OutputInfo, ...]:
+        """Every user output of the evaluation model, in order; those of training come first."""
+        return self.outputs + self.evaluation_outputs
 
     @property
     def ignored_label(self) -> int | None:

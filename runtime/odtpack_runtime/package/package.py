@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,13 @@ class Package:
     optimizer_model: Path
     checkpoint: Path
     nominal_checkpoint: Path | None
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        sizes = [(item.role, math.prod(item.shape)) for item in manifest.parameters]
+        trained = sum(size for role, size in sizes if role == "trainable")
+        elements = f"{trained:,} of {sum(size for _, size in sizes):,} elements train"
+        return f"Package({self.path.name}, {manifest.loss}, {manifest.optimizer.kind}, {elements})"
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Package:

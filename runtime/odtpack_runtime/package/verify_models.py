@@ -225,7 +225,7 @@ def _check_training(manifest: Manifest, model: onnx.ModelProto, where: Path) -> 
 def _check_evaluation(manifest: Manifest, model: onnx.ModelProto, where: Path) -> None:
     expected = [*_said(manifest.inputs), *_said(manifest.parameters)]
     _same(where, "inputs and parameters", _read(model.graph.input), expected)
-    _same(where, "outputs", _read(model.graph.output), _said(manifest.outputs))
+    _same(where, "outputs", _read(model.graph.output), _said(manifest.all_outputs))
 
 
 def _check_optimizer(manifest: Manifest, model: onnx.ModelProto, where: Path) -> None:

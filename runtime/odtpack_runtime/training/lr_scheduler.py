@@ -43,6 +43,11 @@ class LRScheduler:
         content = {"kind": schedule.kind, "initial_lr": float(initial_lr), **schedule.settings()}
         optimizer.checkpoint_state.properties[PROPERTY] = json.dumps(content, sort_keys=True)
 
+    def __repr__(self) -> str:
+        now, steps = self._optimizer.get_learning_rate(), self._optimizer.step_count
+        made = f"{now:g} after {steps:,} steps"
+        return f"{type(self).__name__}({self._schedule.kind} from {self._initial_lr:g}, {made})"
+
     @classmethod
     def restore(cls, optimizer: Optimizer) -> LRScheduler | None:
         """Return the scheduler that the optimizer's state was saved with, None without one.

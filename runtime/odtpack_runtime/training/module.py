@@ -75,6 +75,7 @@ class Module:
         self.state = state
         self.session_options = session_options or default_session_options(train_model_uri)
         self.training = True
+        self._name = Path(train_model_uri).name
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
         session = open_session(train_model_uri, self.session_options)
@@ -110,6 +111,11 @@ class Module:
         self._eval: BoundGraph | None = None
         if eval_signature is not None:
             self._eval = self._bound(evaluation, eval_signature, metadata)
+
+    def __repr__(self) -> str:
+        mode = "training" if self.training else "evaluation"
+        without = "" if self._eval_path else ", no evaluation model"
+        return f"Module({self._name}, {self.state.elements_text()}, {mode} mode{without})"
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch.

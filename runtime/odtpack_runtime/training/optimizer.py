@@ -104,6 +104,12 @@ class Optimizer:
             self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()
         ]
 
+    def __repr__(self) -> str:
+        rate = f"learning rate {self._state.learning_rate:g}"
+        return (
+            f"Optimizer({self._contract.kind or 'custom'}, {rate}, {self._state.step:,} steps made)"
+        )
+
     def step(self) -> None:
         """Make one step with the accumulated gradients; they remain as they are.
 

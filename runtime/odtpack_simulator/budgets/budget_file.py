@@ -25,12 +25,21 @@ from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounde
 MAX_BUDGET_BYTES: Final = 64 * 1024
 
 
+class _Overall(Section):
+    """The limits of the package and every device. An absent key sets no limit."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    learns: bool = True
+    """Whether the loss on held-out samples must fall beyond its noise."""
+
+
 class _File(Strict):
     """Limits that a simulation result must keep; the narrower table wins, key by key."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    budgets: Section = Field(default_factory=Section)
+    budgets: _Overall = Field(default_factory=_Overall)
     """For the package and every device."""
     classes: dict[OsClass, Section] = Field(default_factory=dict, alias="class")
     """`[class.android]`: for the devices of an operating system."""
@@ -54,10 +63,15 @@ class Budgets:
     """A budget file that was read. Without a file: no limits."""
 
     source: str = "budgets.toml"
-    defaults: Section = field(default_factory=Section)
+    defaults: _Overall = field(default_factory=_Overall)
     classes: Mapping[str, Section] = field(default_factory=dict)
     devices: Mapping[str, Section] = field(default_factory=dict)
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the loss on held-out samples must fall."""
+        return self.defaults.learns
 
     def overall(self) -> dict[str, tuple[PlacedLimit, ...]]:
         """Limits of ``[budgets]`` by key."""

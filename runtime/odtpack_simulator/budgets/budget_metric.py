@@ -42,13 +42,15 @@ class Subject:
 class Reading:
     """A figure in the unit of its metric. None is unknown, and ``text`` says why.
 
-    ``basis`` is how the figure was found, where there is more than one way.
+    ``basis`` is how the figure was found, where there is more than one way. ``share`` says that
+    people read a plain number as a percentage.
     """
 
     actual: float | None
     text: str
     interval: Interval | None = None
     basis: str = ""
+    share: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

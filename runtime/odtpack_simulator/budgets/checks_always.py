@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from odtpack_runtime.simulator.check_learns import learns_check
+
 from odtpack_simulator.budgets import advice, advice_campaign
 from odtpack_simulator.budgets.budget_metric import Subject, shortened
 from odtpack_simulator.result.result import (
@@ -16,9 +18,16 @@ from odtpack_simulator.result.result import (
 from odtpack_simulator.values.units import format_bytes, format_percent
 
 
-def package_checks(result: SimulationResult) -> list[Check]:
-    """Finite losses; and equal weights after interruptions, where there were any."""
+def package_checks(result: SimulationResult, *, learns: bool = True) -> list[Check]:
+    """Finite losses, one that falls, and equal weights after interruptions if there were any.
+
+    Args:
+        result: What a replay measured.
+        learns: Whether the loss on held-out samples has to fall.
+    """
     checks = [_finite_loss(result)]
+    if learns and not result.training.diverged:
+        checks.append(learns_check(result))
     if result.interruption is not None:
         checks.append(_interruption(result.interruption))
     return checks

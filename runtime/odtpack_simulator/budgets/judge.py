@@ -1,7 +1,7 @@
 """Judge a result: budgets become checks, checks become verdicts. Pure and deterministic.
 
-1. Without any budget (``checks_always.py``): the device's memory limit, finite
-   losses, equal weights after interruptions, a training that comes to its end.
+1. Without any budget (``checks_always.py``): the device's memory limit, finite losses,
+   a loss that falls, equal weights after interruptions, a training that comes to its end.
 2. Every limit of the budgets. What there is one of per package is judged once, and
    once more on a device whose class or own table sets it.
 3. A limit against a baseline becomes a figure first (``regression.py``).
@@ -31,7 +31,7 @@ from odtpack_simulator.result.result import (
     SimulationResult,
     Verdict,
 )
-from odtpack_simulator.values.units import format_limit, format_number, format_value
+from odtpack_simulator.values.units import format_limit, format_number, format_percent, format_value
 
 _Limits = Mapping[str, tuple[PlacedLimit, ...]]
 
@@ -57,7 +57,7 @@ def judge(
     if budgets.devices:
         budgets.check_devices([device.name for device in result.devices] + list_profiles())
     overall = budgets.overall()
-    checks = package_checks(result)
+    checks = package_checks(result, learns=budgets.learns)
     checks += _limit_checks("package", overall, Subject(result), baseline)
     if not result.devices:
         checks += [
@@ -154,12 +154,12 @@ def _check(
     elif actual is not None and limit is not None:
         status = "pass" if metric.keeps(actual, limit) else "fail"
         relation = "at least" if metric.better == "higher" else "at most"
-        allowed = format_limit(limit, metric.unit)
+        allowed = format_limit(*_in_percent(limit, metric, reading))
         text = f"{text}, allowed is {relation} {allowed}"
-        if status == "fail" and format_limit(actual, metric.unit) == allowed:
+        if status == "fail" and format_limit(*_in_percent(actual, metric, reading)) == allowed:
             text += ", and it is just beyond"  # the digits that are shown do not tell
         if resolved.baseline is not None:
-            text += f" ({_against(metric, placed, resolved.baseline)})"
+            text += f" ({_against(metric, placed, reading, resolved.baseline)})"
             # Figures of a package repeat with the seed; those of a device are measured.
             noise = resolved.noise if metric.scope == "device" else None
             change = abs(actual - resolved.baseline)
@@ -185,11 +185,17 @@ def _check(
     )
 
 
-def _against(metric: BudgetMetric, placed: PlacedLimit, baseline: float) -> str:
+def _in_percent(value: float, metric: BudgetMetric, reading: Reading) -> tuple[float, str]:
+    """A figure and its unit as people read it."""
+    return (100 * value, "%") if reading.share else (value, metric.unit)
+
+
+def _against(metric: BudgetMetric, placed: PlacedLimit, reading: Reading, baseline: float) -> str:
     sign = "-" if metric.better == "higher" else "+"
     amount = abs(placed.limit)
     change = f"{amount:g} %" if placed.kind == "percent" else _shown(amount, metric)
-    return f"{sign}{change} against the {_shown(baseline, metric)} of the baseline"
+    base = format_value(*_in_percent(baseline, metric, reading))
+    return f"{sign}{change} against the {base} of the baseline"
 
 
 def _shown(value: float, metric: BudgetMetric) -> str:
@@ -202,14 +208,16 @@ def _small_data(result: SimulationResult, placed: PlacedLimit, floor: float) -> 
     if interval is None or metric is None:
         return []
     inside = interval[0] < floor < interval[1]
-    ends = f"{format_number(interval[0])} to {format_number(interval[1])}"
+    share = result.training.metric_name == "accuracy"
+    shown = format_percent if share else format_number
+    ends, least = f"{shown(interval[0])} to {shown(interval[1])}", shown(floor)
     held = result.data.held_out_samples
     name = shortened(result.training.metric_name or "the metric", 100)
     message = (
-        f"the floor {format_number(floor)} lies inside the 95 % interval of {name}, {ends}: "
+        f"the floor {least} lies inside the 95 % interval of {name}, {ends}: "
         f"{held} held-out samples do not tell whether it is kept"
         if inside
-        else f"the floor {format_number(floor)} lies outside the 95 % interval of {name}, {ends}"
+        else f"the floor {least} lies outside the 95 % interval of {name}, {ends}"
     )
     needed = advice.samples_to_tell(metric, floor)
     return [

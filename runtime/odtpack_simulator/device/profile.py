@@ -38,7 +38,7 @@ from odtpack_simulator.values.quantities import (
 )
 from odtpack_simulator.values.schema_errors import all_problems, near_name
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
-from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, format_bytes
 
 SCHEMA_VERSION: Final = 1
 MAX_PROFILE_BYTES: Final = 64 * 1024
@@ -89,6 +89,14 @@ class DeviceProfile(Strict):
     cpu: CpuFigures = Field(default_factory=CpuFigures)
     storage: StorageFigures = Field(default_factory=StorageFigures)
     power: PowerFigures = Field(default_factory=PowerFigures)
+
+    def __repr__(self) -> str:
+        limit = self.memory_limit_bytes()
+        memory = "memory limit unknown" if limit is None else f"{format_bytes(limit)} for an app"
+        known = "validated" if self.validated else "not validated on hardware"
+        return f"DeviceProfile({self.name}, {self.os}, {memory}, {known})"
+
+    __str__ = __repr__
 
     @property
     def digest(self) -> str:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import onnx
@@ -83,6 +83,7 @@ def plan_memory(
     layout = _flat_layout(manifest)
     contract = _contract(package)
     additional = frozenset(o.name for o in manifest.outputs if o.role == "additional")
+    returned = additional | {output.name for output in manifest.evaluation_outputs}
     training, evaluation, optimizer = (
         _Session(name, load(path, sizes, threads=threads), session_bytes(path))
         for name, path, sizes in (
@@ -105,13 +106,14 @@ def plan_memory(
     # A step starts its gradients afresh; only the further batches of a step add to them.
     afresh = training.plan(threads, additional, {RESET_NAME: True})
     adding = training.plan(threads, additional, {RESET_NAME: False})
-    held_out = evaluation.plan(threads, additional, {})
+    held_out = evaluation.plan(threads, returned, {})
     update = optimizer.plan(threads, frozenset(), {})
     heap = max(plan.heap for plan in (afresh, held_out, update))
     loaded = [process, *parameters, *training.items()]
     placed = [*loaded, *evaluation.items()]
     names = {p.name for p in manifest.parameters}
-    step_labels = Labels(training.graph, names, later="grad/")
+    shown = manifest.module_names()
+    step_labels = Labels(training.graph, names, shown=shown, later="grad/")
     update_labels = Labels(optimizer.graph)
     saved = len(manifest.parameters) + len(moments) * len(layout.slots)
     phases = {
@@ -139,7 +141,7 @@ def plan_memory(
         ]
     base = sum(item.nbytes for item in running) + heap
     points = [*_points(training.graph, afresh, base, 0, step_labels)]
-    points += _points(optimizer.graph, update, base, len(points), update_labels)
+    points += _points(optimizer.graph, update, base, len(points), update_labels, "update")
     return MemoryPlan(
         tuple(Phase(name, tuple(items)) for name, items in phases.items()),
         tuple(points),
@@ -300,7 +302,12 @@ def _alive(
 
 
 def _points(
-    graph: RuntimeGraph, plan: Allocation, base: int, start: int, labels: Labels
+    graph: RuntimeGraph,
+    plan: Allocation,
+    base: int,
+    start: int,
+    labels: Labels,
+    part: Literal["update"] | None = None,
 ) -> Iterable[TimelinePoint]:
     for index, (node, use) in enumerate(zip(graph.nodes, plan.uses, strict=True)):
         yield TimelinePoint(
@@ -308,6 +315,7 @@ def _points(
             node=labels.node(index),
             op_type=node.op_type,
             live_bytes=base + use.total - use.small,
+            part=part or ("forward" if labels.is_forward(index) else "backward"),
         )
 
 

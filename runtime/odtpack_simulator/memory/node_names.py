@@ -8,7 +8,8 @@ node nearest to it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
@@ -20,18 +21,24 @@ class Labels:
     Args:
         graph: The graph.
         parameters: Names of those inputs that are parameters.
+        shown: What to call a parameter, by name, where it has a better name than its own.
         later: Start of the names of nodes that the first output does not need; in a training
             graph that is the gradient.
     """
 
     def __init__(
-        self, graph: RuntimeGraph, parameters: Collection[str] = (), *, later: str = ""
+        self,
+        graph: RuntimeGraph,
+        parameters: Collection[str] = (),
+        *,
+        shown: Mapping[str, str] = MappingProxyType({}),
+        later: str = "",
     ) -> None:
         self._fixed = {*graph.inputs, *graph.outputs}
         producers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
         neighbours = _neighbours(graph, producers)
-        layers = _layers(graph, frozenset(parameters), neighbours)
-        forward = _needed(graph, producers)
+        layers = _layers(graph, {name: shown.get(name, name) for name in parameters}, neighbours)
+        self._forward = forward = _needed(graph, producers)
         self._nodes: list[str] = []
         self._values: dict[str, str] = {}
         for index, (node, layer) in enumerate(zip(graph.nodes, layers, strict=True)):
@@ -44,6 +51,10 @@ class Labels:
     def node(self, index: int) -> str:
         """Name of a node by its place in the graph."""
         return self._nodes[index]
+
+    def is_forward(self, index: int) -> bool:
+        """Whether the first output needs a node."""
+        return index in self._forward
 
     def value(self, name: str) -> str:
         """Name of a value: that of its producer, unless it is an input or output."""
@@ -67,7 +78,7 @@ def _neighbours(graph: RuntimeGraph, producers: dict[str, int]) -> list[list[int
 
 
 def _layers(
-    graph: RuntimeGraph, parameters: Collection[str], neighbours: list[list[int]]
+    graph: RuntimeGraph, parameters: Mapping[str, str], neighbours: list[list[int]]
 ) -> list[str]:
     """The layer of each node; empty where no parameter can be reached."""
     layers = [""] * len(graph.nodes)
@@ -76,7 +87,8 @@ def _layers(
         for name in _reads(node):
             parameter = name.removesuffix(BUFFER_SUFFIX)
             if parameter in parameters and not layers[index]:
-                layers[index] = parameter.rpartition(".")[0] or parameter
+                shown = parameters[parameter]
+                layers[index] = shown.rpartition(".")[0] or shown
                 queue.append(index)
     while queue:
         index = queue.popleft()

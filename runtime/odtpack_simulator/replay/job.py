@@ -164,7 +164,8 @@ Message = dict[str, Any]
 - ``begun``: all is loaded; ``step`` is the number of optimizer steps made before: 0, or that of
   the checkpoint that the training goes on from;
 - ``evaluation``: ``when`` (``before``, ``during`` or ``after``), ``step`` (optimizer steps made),
-  ``loss``, ``metric``, ``right`` and ``total`` (labels; null without a metric);
+  ``loss``, ``metric``, ``right`` and ``total`` (labels; null without a metric), and
+  ``groups`` (losses and sizes of the batches);
 - ``step``: ``index`` from 0, ``loss``, ``ms``;
 - ``saved``: ``step`` (optimizer steps made), after each save;
 - ``paused``: ``step``, ``written`` (bytes of the save so far; null between two steps): the
@@ -175,6 +176,8 @@ Message = dict[str, Any]
 - ``out-of-memory``: ``message``;
 - ``trained``: ``peak_bytes`` (null if not measured), ``phase_peaks`` (bytes of ``loading``,
   ``evaluation``, ``step``, ``saving``), ``unmeasured`` (why not);
+- ``compared``, after a whole training: ``before`` and ``after``, the losses and sizes of finer
+  groups of held-out samples, empty where there are none;
 - ``timed``: see :mod:`odtpack_simulator.replay.child.timing_run`;
 - ``error``: ``code``, ``what``, ``where``, ``hint`` of an OdtpackError;
 - ``crash``: ``message``, for any other exception.

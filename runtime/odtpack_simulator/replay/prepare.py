@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from odtpack_runtime.simulator.accuracy import accuracy_inputs
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
@@ -111,18 +112,3 @@ def make_job(
         labels=labels,
         ignored_label=package.manifest.ignored_label,
     )
-
-
-def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
-    """Indices of the output with one score per class and of the labels; None without them."""
-    roles = [item.role for item in manifest.inputs]
-    classes = manifest.class_count
-    if "labels" not in roles or classes is None:
-        return None, None
-    labels = roles.index("labels")
-    rank = len(manifest.inputs[labels].shape)
-    for index, output in enumerate(manifest.outputs):
-        scores = output.dtype.startswith("float") and len(output.shape) == rank + 1
-        if output.role == "additional" and scores and output.shape[1] == classes:
-            return index, labels
-    return None, None

@@ -20,7 +20,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
+
+from odtpack_runtime.simulator.paired_loss import Groups
 
 import odtpack_runtime
 from odtpack_runtime.errors import OdtpackError
@@ -57,6 +59,9 @@ class ReplayResult:
         metric_after: The same after training.
         metric_counts: Labels that it counts as right, and all that it counts: see
             :func:`~odtpack_simulator.values.wilson.wilson_interval` for what they prove.
+        groups_before: Losses of held-out samples in ever smaller groups, see
+            :func:`~odtpack_simulator.paired_loss.held_out_fall`.
+        groups_after: The same after training.
         curve: Every evaluation, those before and after training included.
         peak_bytes: Peak of anonymous memory above the process's state before the
             package was loaded; None if killed, or if this system cannot tell.
@@ -76,6 +81,8 @@ class ReplayResult:
     metric_before: float | None = None
     metric_after: float | None = None
     metric_counts: tuple[int, int] | None = None
+    groups_before: list[Groups] = field(default_factory=list)
+    groups_after: list[Groups] = field(default_factory=list)
     curve: list[EvaluationPoint] = field(default_factory=list)
     peak_bytes: int | None = None
     phase_peaks: dict[str, int] = field(default_factory=dict)
@@ -132,6 +139,9 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             result.phase_peaks = message["phase_peaks"]
             result.detail = result.detail or message["unmeasured"] or ""
             return _ENDED
+        case "compared":
+            result.groups_before += _groups(message["before"])
+            result.groups_after += _groups(message["after"])
         case "exit" if phase != _ENDED:
             result.detail = _cause_of_exit(message, result.limit_bytes is not None, phase)
     return phase
@@ -140,13 +150,21 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
 def _take_evaluation(message: Message, result: ReplayResult) -> None:
     loss, metric = message["loss"], message["metric"]
     result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
+    groups = _groups(message["groups"])
     match message["when"]:
         case "before":
             result.eval_loss_before, result.metric_before = loss, metric
+            result.groups_before = groups
         case "after":
             result.eval_loss_after, result.metric_after = loss, metric
+            result.groups_after = groups
             if message["total"] is not None:
                 result.metric_counts = (message["right"], message["total"])
+
+
+def _groups(sent: list[list[Any]]) -> list[Groups]:
+    """Groups as JSON has them, which knows no tuples."""
+    return [(losses, sizes) for losses, sizes in sent]
 
 
 def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:

@@ -141,9 +141,9 @@ class SamplePlan:
                 piece, epoch = divmod(index, self.epochs)
                 yield from itertools.islice(self.training_steps(epoch, piece), skipped, None)
 
-    def held_out_batches(self) -> Iterator[Indices]:
-        """Indices of the held-out samples, in batches."""
-        yield from self._cut(self._permutation()[self.train_samples :])
+    def held_out_batches(self, size: int | None = None) -> Iterator[Indices]:
+        """Indices of the held-out samples, in batches of ``size``, or of the training's."""
+        yield from self._cut(self._permutation()[self.train_samples :], size)
 
     def _permutation(self) -> Indices:
         return np.random.default_rng([self.seed, 0]).permutation(self.samples)
@@ -155,8 +155,9 @@ class SamplePlan:
         smaller = pieces - larger
         return larger * self.piece_steps(0) + smaller * self.piece_steps(self.pieces - 1)
 
-    def _cut(self, order: Indices) -> Iterator[Indices]:
-        size = self.batch_size if self.full_batches else self.largest_batch
+    def _cut(self, order: Indices, size: int | None = None) -> Iterator[Indices]:
+        if size is None:
+            size = self.batch_size if self.full_batches else self.largest_batch
         for start in range(0, len(order), max(size, 1)):
             batch = order[start : start + size]
             if len(batch) == size or not self.full_batches:

@@ -37,6 +37,9 @@ def print_result(result: SimulationResult, console: Console | None = None) -> No
     console.print(_verdict(result.verdict, view.headline(result)))
     for verdict, text in view.tally(result):
         console.print(Text("  ") + _verdict(verdict, text))
+    learned = view.learned_words(result)
+    if learned:
+        console.print(Text(clean(learned).replace(" %", "\N{NO-BREAK SPACE}%")))
     if result.devices:
         console.print(_device_table(result, console.width))
     for fix in view.first_fixes(result):
@@ -87,6 +90,8 @@ def _cell(cell: matrix.Cell) -> Text:
     text = Text(
         f"{symbol} {clean(cell.figure)}".strip(), style="" if cell.state == "pass" else style
     )
+    if cell.ends:
+        text.append(f"\n{clean(cell.ends)}", style="dim")
     if cell.words and cell.words != "no budget":
         text.append(f"\n{clean(cell.words)}", style="dim")
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -41,8 +42,22 @@ def template_environment() -> Environment:
     )
 
 
-def render_html(result: SimulationResult) -> bytes:
-    """The report as UTF-8 HTML. The same result gives the same bytes."""
+@dataclass(frozen=True)
+class Again:
+    """The same measurement judged once more: by which budget, and what a CI job sees of it."""
+
+    result: SimulationResult
+    budget: str
+    outcome: str
+
+
+def render_html(result: SimulationResult, *, again: Again | None = None) -> bytes:
+    """The report as UTF-8 HTML. The same result gives the same bytes.
+
+    Args:
+        result: A judged result.
+        again: Another verdict on it, for a section of its own.
+    """
     training = result.training
     page = (
         template_environment()
@@ -52,10 +67,12 @@ def render_html(result: SimulationResult) -> bytes:
             view=view,
             words=view.VERDICT_WORDS,
             headline=view.headline(result),
+            subject=view.subject_words(result),
             tally=view.tally(result),
             not_validated=view.not_validated_words(result),
             key_figures=view.key_figures(result),
             fixes=view.first_fixes(result),
+            again=again,
             checks=view.check_rows(result),
             suggestion=_suggestion(result),
             topics=matrix.TOPICS,
@@ -67,8 +84,7 @@ def render_html(result: SimulationResult) -> bytes:
             memory=memory_section(result),
             latency=latency_section(result),
             campaign=campaign.campaign_rows(result),
-            missing=campaign.missing_figures(result),
-            left_out=campaign.left_out(result),
+            unknown=campaign.unknown_rows(result),
             policy=campaign.policy_words(result),
             interruption=campaign.interruption_words(result.interruption)
             if result.interruption

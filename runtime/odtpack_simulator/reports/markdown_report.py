@@ -61,7 +61,9 @@ def _fitted(block: _Block, room: int) -> str:
 def _blocks(result: SimulationResult) -> Iterator[_Block]:
     headline = f"## {_SYMBOLS[result.verdict]} {_text(view.headline(result))}\n\n"
     figures = [f"**{_text(name)}** {_text(value)}" for name, value, _ in view.key_figures(result)]
-    yield _Block(f"{headline}`{_code(result.package.path)}`: {', '.join(figures)}\n\n", ())
+    made = view.subject_words(result)
+    subject = f"`{_code(result.package.name)}`{f' ({_text(made)})' if made else ''}"
+    yield _Block(f"{headline}{subject}: {', '.join(figures)}\n\n", ())
     tally = [f"- {_SYMBOLS[state]} {_text(text)}\n" for state, text in view.tally(result)]
     if tally:
         yield _Block("", tally, "\n")
@@ -103,7 +105,8 @@ def _devices(result: SimulationResult) -> _Block:
         entries = [f"{_text(device.title)}{mark}", words]
         for cell in matrix.cells(result, device):
             symbol = f"{_SYMBOLS[cell.state]} " if cell.state not in {None, "pass"} else ""
-            extra = f"<br>{_text(cell.words)}" if cell.words and cell.state is not None else ""
+            extra = f"<br>{_text(cell.ends)}" if cell.ends else ""
+            extra += f"<br>{_text(cell.words)}" if cell.words and cell.state is not None else ""
             entries.append(f"{symbol}{_text(cell.figure)}{extra}")
         rows.append(f"| {' | '.join(entries)} |\n")
     tail = "\n"

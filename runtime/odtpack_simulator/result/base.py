@@ -31,3 +31,10 @@ class NotJudged(Part):
 
     figure: Text
     reason: Text
+
+
+class Origin(Part):
+    """When a result was made (UTC, ISO 8601), and from which commit; null where unknown."""
+
+    commit: str | None = Field(default=None, pattern="^[0-9a-f]{7,64}$")
+    date: str | None = Field(default=None, max_length=40)

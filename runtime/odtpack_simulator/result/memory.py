@@ -53,6 +53,7 @@ class TimelinePoint(Part):
     node: Text
     op_type: Text
     live_bytes: Bytes
+    part: Literal["forward", "backward", "update"] | None = None
 
 
 class PeakTensor(Part):

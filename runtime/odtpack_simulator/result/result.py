@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,7 +19,16 @@ from pydantic import Field, ValidationError, field_validator
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import OsClass, ProfileFigure
-from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, NotJudged, Part, Text
+from odtpack_simulator.result.base import (
+    Bytes,
+    Count,
+    Loss,
+    NonNegative,
+    NotJudged,
+    Origin,
+    Part,
+    Text,
+)
 from odtpack_simulator.result.campaign import CampaignPoint, DeviceCampaign, Policy
 from odtpack_simulator.result.latency import (
     ClassTime,
@@ -42,12 +52,14 @@ from odtpack_simulator.result.memory import (
 from odtpack_simulator.result.training import (
     DeviceTraining,
     EvaluationPoint,
+    HeldOutFall,
     Interruption,
     InterruptionInfo,
     TrainingInfo,
 )
 from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.textfile import read_bounded
+from odtpack_simulator.values.units import format_bytes
 
 __all__ = [
     "CampaignPoint",
@@ -60,6 +72,7 @@ __all__ = [
     "DeviceResult",
     "DeviceTraining",
     "EvaluationPoint",
+    "HeldOutFall",
     "HostInfo",
     "HostLatency",
     "Interruption",
@@ -72,6 +85,7 @@ __all__ = [
     "NotJudged",
     "OperatorClass",
     "OperatorCost",
+    "Origin",
     "PackageInfo",
     "PeakTensor",
     "PhasePeak",
@@ -109,6 +123,11 @@ class PackageInfo(Part):
     package_bytes: Bytes
     loss: Text
     optimizer: Text
+
+    @property
+    def name(self) -> str:
+        """The last part of the path: what the package is called wherever it lies."""
+        return re.split(r"[/\\]", self.path.rstrip("/\\"))[-1] or self.path
 
 
 class DataInfo(Part):
@@ -173,6 +192,12 @@ class DeviceResult(Part):
     checks: list[Check] = Field(default_factory=list)
     verdict: Verdict = "not judged"
 
+    def __repr__(self) -> str:
+        peak = format_bytes(self.memory.peak_bytes)
+        return f"DeviceResult({self.name}, peak {peak}: {self.verdict})"
+
+    __str__ = __repr__
+
 
 class SimulationResult(Part):
     """One replay of one package, for any number of devices, each named once."""
@@ -181,6 +206,7 @@ class SimulationResult(Part):
     tool_version: Text
     package: PackageInfo
     data: DataInfo
+    origin: Origin = Origin()
     policy: Policy = Policy()
     host: HostInfo
     training: TrainingInfo
@@ -201,6 +227,16 @@ class SimulationResult(Part):
                 msg = f"names {device.name[:100]!r} twice, as number {first + 1} and {index + 1}"
                 raise ValueError(msg)
         return devices
+
+    def __repr__(self) -> str:
+        verdicts = ", ".join(f"{device.name} {device.verdict}" for device in self.devices[:3])
+        more = f" and {len(self.devices) - 3} more" if len(self.devices) > 3 else ""
+        on = f" on {verdicts}{more}" if verdicts else ""
+        return (
+            f"SimulationResult({self.package.name}, {self.data.steps:,} steps{on}: {self.verdict})"
+        )
+
+    __str__ = __repr__
 
     @property
     def over_budget(self) -> bool:

@@ -17,6 +17,21 @@ class EvaluationPoint(Part):
     metric: float | None = None
 
 
+class HeldOutFall(Part):
+    """By how much the loss on held-out samples fell, with the interval that chance leaves open.
+
+    The ends of the interval are one-sided 95 % bounds, see
+    :mod:`odtpack_simulator.paired_loss`. ``groups`` of samples were compared, each
+    with itself.
+    """
+
+    groups: Count
+    samples: Count
+    fall: float
+    low: float
+    high: float
+
+
 class TrainingInfo(Part):
     """What the training did to the loss and to the metric on the held-out samples.
 
@@ -32,6 +47,7 @@ class TrainingInfo(Part):
     metric_after: float | None = None
     metric_interval: tuple[float, float] | None = None
     curve: list[EvaluationPoint] = Field(default_factory=list)
+    held_out_fall: HeldOutFall | None = None
 
     @property
     def diverged(self) -> bool:

@@ -277,7 +277,7 @@ def test_package_limits_of_a_class_are_judged_on_its_devices() -> None:
     text = '[class.android]\npackage_size = "1 MB"'
     result = judged(make_result([DEVICE, "raspberrypi/pi-5"]), text)
     assert [device.verdict for device in result.devices] == ["fail", "pass"]
-    assert [c.metric for c in result.checks] == ["finite_loss", "interruption"]
+    assert [c.metric for c in result.checks] == ["finite_loss", "learns", "interruption"]
 
 
 def test_entitlement_is_advised_where_it_is_enough() -> None:
@@ -345,7 +345,7 @@ def test_interruptions_must_end_in_equal_weights(
     assert "see the log" in found.message
     assert (found.advice is not None) == (status == "fail")
     without = judge(result.model_copy(update={"interruption": None}))
-    assert [c.metric for c in without.checks] == ["finite_loss"]
+    assert [c.metric for c in without.checks] == ["finite_loss", "learns"]
 
 
 @pytest.mark.parametrize(

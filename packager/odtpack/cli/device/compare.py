@@ -20,6 +20,7 @@ class Format(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
+    HTML = "html"
 
 
 def compare(
@@ -38,7 +39,7 @@ def compare(
     ] = None,
     form: Annotated[
         Format,
-        typer.Option("--format", help="Text on stderr; Markdown or JSON on stdout."),
+        typer.Option("--format", help="Text on stderr; Markdown, JSON or a page on stdout."),
     ] = Format.TEXT,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write there instead of printing.")
@@ -51,6 +52,8 @@ def compare(
     within noise, and times of different hosts are not compared. Markdown keeps the size of a
     comment on GitHub.
     """
+    from odtpack_runtime.reports.comparison_page import render_comparison
+
     from odtpack.cli._files import check_not_input, check_writable
     from odtpack_runtime.files.atomic import atomic_write
     from odtpack_simulator.budgets import read_budgets
@@ -71,6 +74,8 @@ def compare(
             text = render_markdown(comparison)
         case Format.JSON:
             text = json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+        case Format.HTML:
+            text = render_comparison(comparison).decode()
     if out is not None:
         with atomic_write(out) as stream:
             stream.write(text.encode())

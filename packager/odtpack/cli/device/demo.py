@@ -33,6 +33,7 @@ _BATCH: Final = 32
 _RATE: Final = 0.003
 _SEED: Final = 0
 _HELD_OUT: Final = 0.2
+FAILING_BUDGET: Final = "budgets-too-tight.toml"
 _INTERRUPTIONS: Final = 3  # one of each kind
 
 
@@ -74,12 +75,16 @@ def demo(
     _fine_tune(package, digits, parts.train, out / "trained.ckpt", epochs, before, after)
 
     _console.say("4. Replay that training under the limits of three devices", style="bold")
-    result = _replay(package, data, epochs)
-    reports = _write_reports(result, out)
+    measured = _replay(package, data, epochs)
+    result = _judge(measured, out)
+    _console.say("5. Judge the same measurement by a budget that one device breaks", style="bold")
+    failing = _judge_to_fail(measured, out)
+    reports = _write_reports(result, failing, out)
 
     held_out = {name: array[parts.held_out] for name, array in digits.items()}
     accuracy = [measure_accuracy(model, held_out) for model in (before, after)]
     _finish(accuracy, len(parts.held_out), reports, out, epochs, time.monotonic() - started)
+    broken = {} if failing is None else {device.name: device.verdict for device in failing.devices}
     if as_json:
         _console.print_json(
             {
@@ -87,6 +92,7 @@ def demo(
                 "accuracy_after": accuracy[1],
                 "held_out_samples": len(parts.held_out),
                 "devices": {device.name: device.verdict for device in result.devices},
+                "devices_by_failing_budget": broken,
                 "reports": [str(path) for path in reports],
             }
         )
@@ -182,8 +188,7 @@ def _build(model: Path, folder: Path) -> None:
     from odtpack.package.build import build_package
     from odtpack_simulator.values.units import format_bytes
 
-    # With the scores among its outputs, the replay can tell the accuracy too.
-    manifest = build_package(model, folder, loss="cross_entropy", outputs=["output"])
+    manifest = build_package(model, folder, loss="cross_entropy")
     size = sum(path.stat().st_size for path in folder.iterdir())
     for line in parameter_summary(manifest):
         _console.say(f"  {line}")
@@ -232,13 +237,12 @@ def _fine_tune(
 
 def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
     from odtpack.cli._replay import teller
-    from odtpack_simulator.budgets import judge
     from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.simulate import simulate
 
     with _console.Progress("replay") as progress:
-        measured = simulate(
+        return simulate(
             package,
             data,
             [load_profile(name) for name in DEVICES],
@@ -250,19 +254,64 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
             executor=make_executor(0),
             progress=teller(progress),
         )
-    return judge(measured)
 
 
-def _write_reports(result: SimulationResult, out: Path) -> list[Path]:
+def _judge(measured: SimulationResult, out: Path) -> SimulationResult:
+    """Judge by what needs no budget, show it, and write a budget that the result keeps."""
     from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.budgets import suggest_budget
-    from odtpack_simulator.reports import write_report
+    from odtpack_simulator.budgets import judge, suggest_budget
     from odtpack_simulator.reports.console import print_result
 
+    result = judge(measured)
     print_result(result, _console.console())
     with atomic_write(out / "budgets.toml") as stream:
         stream.write(suggest_budget(result).encode())
-    return [write_report(result, f"{kind}:{out / f'report.{kind}'}") for kind in ("html", "json")]
+    return result
+
+
+def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | None:
+    """Judge by a budget that one device breaks, and show it; None where none can be made."""
+    from odtpack.cli._failing import budget_that_one_breaks
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.budgets import judge, read_budgets
+    from odtpack_simulator.reports.console import print_result
+
+    text = budget_that_one_breaks(measured)
+    if not text:
+        _console.say("  no step time of two devices is known to set a limit between")
+        return None
+    budget = out / FAILING_BUDGET
+    with atomic_write(budget) as stream:
+        stream.write(text.encode())
+    _console.say(f"  {budget}: {text.splitlines()[-1]}")
+    result = judge(measured, read_budgets(budget))
+    print_result(result, _console.console())
+    _console.say(f"  {exit_words(result)}")
+    return result
+
+
+def exit_words(result: SimulationResult) -> str:
+    """What a CI job sees of a verdict."""
+    from odtpack.cli.device.simulate import OVER_BUDGET
+
+    if result.over_budget:
+        return f"A CI job sees exit code {OVER_BUDGET} from odtpack judge and simulate, and fails."
+    return "A CI job sees exit code 0 from odtpack judge and simulate, and goes on."
+
+
+def _write_reports(
+    result: SimulationResult, failing: SimulationResult | None, out: Path
+) -> list[Path]:
+    """The page with both verdicts, and the measurement that either was judged from."""
+    from odtpack_simulator.reports import write_out, write_report
+    from odtpack_simulator.reports.html_report import Again, render_html
+
+    again = None
+    if failing is not None:
+        budget = (out / FAILING_BUDGET).read_text(encoding="utf-8")
+        again = Again(failing, budget, exit_words(failing))
+    page = write_out(render_html(result, again=again), out / "report.html")
+    return [page, write_report(result, f"json:{out / 'report.json'}")]
 
 
 def _finish(

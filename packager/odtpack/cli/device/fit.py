@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NOTHING_FITS: Final = 1
 RESULT: Final = "fit.json"
+PAGE: Final = "fit.html"
 
 
 def fit(
@@ -113,7 +114,8 @@ def fit(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help=f"Write recipe-1.toml, recipe-2.toml, ... and {RESULT} here."
+            metavar="FOLDER",
+            help=f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here.",
         ),
     ] = None,
     as_json: Annotated[
@@ -268,7 +270,12 @@ def _table(
     result: FitResult, solutions: list[Solution], *, first: Literal["recipe", "beaten by"] | None
 ) -> None:
     """Print candidates: those of the Pareto set with their recipes, others with what beats them."""
-    from odtpack_simulator.values.units import format_bytes, format_number, format_value
+    from odtpack_simulator.values.units import (
+        format_bytes,
+        format_number,
+        format_percent,
+        format_value,
+    )
 
     metric = result.objectives[0].name
 
@@ -286,7 +293,11 @@ def _table(
             (
                 *((f"{index}" if first == "recipe" else beating,) if first else ()),
                 f"{each.number}",
-                "unknown" if quality is None else format_number(quality),
+                "unknown"
+                if quality is None
+                else format_percent(quality)
+                if metric == "accuracy"
+                else format_number(quality),
                 format_bytes(each.peak_bytes),
                 told(each.time_s, "s"),
                 told(each.energy_j, "J"),
@@ -322,6 +333,7 @@ def _check_folder(out: Path) -> list[str]:
 
 def _write(result: FitResult, out: Path, previous: list[str]) -> None:
     """Write the recipes and the result, all of them or none."""
+    from odtpack.fit.page import render_fit
     from odtpack.recipe.draft import SCHEMA_NAME, schema_text
     from odtpack_runtime.files.folder_update import update_folder
 
@@ -329,4 +341,5 @@ def _write(result: FitResult, out: Path, previous: list[str]) -> None:
         for index, each in enumerate(result.pareto, 1):
             (stage / f"recipe-{index}.toml").write_text(each.recipe, encoding="utf-8")
         (stage / SCHEMA_NAME).write_text(schema_text(), encoding="utf-8")
+        (stage / PAGE).write_bytes(render_fit(result))
         (stage / RESULT).write_text(result.to_json(), encoding="utf-8")

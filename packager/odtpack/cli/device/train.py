@@ -11,6 +11,7 @@ from odtpack.cli import _console
 from odtpack.cli._options import DATA, EPOCHS, PACKAGE
 
 if TYPE_CHECKING:
+    from odtpack.cli._fit import Figures
     from odtpack_runtime import CheckpointState
 
 EPOCHS_PROPERTY = "odtpack.epochs"
@@ -116,8 +117,8 @@ def train(
         tested, indices = held_out, _fit.split(len(next(iter(held_out.values()))), 0.0, seed).train
     on = "held-out" if held_out is not None or len(parts.held_out) else "training"
 
-    def evaluate() -> float | None:
-        return _fit.evaluate(module, tested, indices, size, whole=whole)
+    def evaluate() -> _fit.Figures:
+        return _fit.evaluate(opened, module, tested, indices, size)
 
     accumulated = f" x {module.accumulation_steps}" if module.accumulation_steps > 1 else ""
     rate = f"{optimizer.get_learning_rate():g}"
@@ -128,7 +129,7 @@ def train(
         f"{rate}; evaluating on {len(indices)} {on} samples"
     )
     before = evaluate()
-    _console.say(f"before       eval loss {_loss(before)}")
+    _console.say(f"before       {_figures(before)}")
     history: list[_fit.Epoch] = []
 
     def save() -> None:
@@ -153,7 +154,7 @@ def train(
             progress.line(f"epoch {epoch.number:>4}   loss {epoch.loss:.4f}")
             save()  # whoever stops the training keeps the epochs that are over
     after = evaluate()
-    _console.say(f"after        eval loss {_loss(after)}")
+    _console.say(f"after        {_figures(after)}")
     save()
     _console.say(f"wrote {destination}")
     if as_json:
@@ -169,8 +170,10 @@ def train(
                 "seed": seed,
                 "steps": optimizer.step_count,
                 "epochs": [{"epoch": epoch.number, "loss": epoch.loss} for epoch in history],
-                "eval_loss_before": before,
-                "eval_loss_after": after,
+                "eval_loss_before": before.loss,
+                "eval_loss_after": after.loss,
+                "accuracy_before": before.accuracy,
+                "accuracy_after": after.accuracy,
             }
         )
 
@@ -180,5 +183,8 @@ def _epochs_made(state: CheckpointState) -> int:
     return made if isinstance(made, int) and made >= 0 else 0
 
 
-def _loss(value: float | None) -> str:
-    return "unknown: fewer samples than a batch" if value is None else f"{value:.4f}"
+def _figures(figures: Figures) -> str:
+    if figures.loss is None:
+        return "eval loss unknown: fewer samples than a batch"
+    accuracy = "" if figures.accuracy is None else f"   accuracy {figures.accuracy:.1%}"
+    return f"eval loss {figures.loss:.4f}{accuracy}"

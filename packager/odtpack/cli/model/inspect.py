@@ -106,7 +106,7 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     for taken in manifest.inputs:
         text = shape_text(taken.dtype, taken.shape)
         _console.say(f"  input       {taken.name}: {text} ({taken.role})")
-    for given in manifest.outputs:
+    for given in manifest.all_outputs:
         text = shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")

@@ -97,6 +97,14 @@ def build(
         list[str] | None,
         typer.Option(metavar="NAME", help="Further value that the models return; may be repeated."),
     ] = None,
+    no_prediction: Annotated[
+        bool,
+        typer.Option(
+            "--no-prediction",
+            help="Let the evaluation model return the loss only, and not the prediction that it "
+            "compares with labels: no accuracy then.",
+        ),
+    ] = False,
     weight_decay: Annotated[
         float | None,
         typer.Option(metavar="X", help="Weight decay; adam and sgd: an L2 penalty.  [default: 0]"),
@@ -239,6 +247,7 @@ def build(
         loss_options=loss_option or (),
         loss_inputs=loss_input or (),
         outputs=output or (),
+        no_prediction=no_prediction,
         train=train or (),
         freeze=freeze or (),
         untie=untie or (),

@@ -138,7 +138,7 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
     from odtpack_runtime import OdtpackError, UnknownNameError
 
     available, predictions = forward_values(package)
-    own = [item.name for item in package.manifest.outputs if item.role == "additional"]
+    own = [item.name for item in package.manifest.all_outputs if item.role != "loss"]
     names = wanted or own or predictions
     near = ", ".join(available[:6]) + (", ..." if len(available) > 6 else "")
     if not names:

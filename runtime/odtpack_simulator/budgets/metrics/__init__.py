@@ -18,6 +18,7 @@ METRICS: Final = MappingProxyType({
 ALWAYS: Final = MappingProxyType({
     "memory_limit": "Device memory limit",
     "finite_loss": "Finite loss",
+    "learns": "Learns",
     "steps_done": "Replay completed",
     "finishes": "Training comes to its end",
     "interruption": "Interruption",

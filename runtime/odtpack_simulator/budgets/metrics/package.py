@@ -6,7 +6,7 @@ from typing import Final
 
 from odtpack_simulator.budgets import advice
 from odtpack_simulator.budgets.budget_metric import BudgetMetric, Reading, Subject, shortened
-from odtpack_simulator.values.units import format_bytes, format_number
+from odtpack_simulator.values.units import format_bytes, format_number, format_percent
 
 
 def _package_size(subject: Subject) -> Reading:
@@ -29,8 +29,12 @@ def _metric(subject: Subject) -> Reading:
     name = shortened(training.metric_name or "metric", 100)
     if training.metric_after is None:
         return Reading(None, f"no {name} at the end")
+    shown = format_percent if name == "accuracy" else format_number
     return Reading(
-        training.metric_after, f"{name} is {format_number(training.metric_after)}", basis=name
+        training.metric_after,
+        f"{name} is {shown(training.metric_after)}",
+        basis=name,
+        share=name == "accuracy",
     )
 
 

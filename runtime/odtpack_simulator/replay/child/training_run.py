@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.random  # numpy loads it on first use, which would count as the training's memory
 import onnxruntime
+from odtpack_runtime.simulator.accuracy import count_right
+from odtpack_runtime.simulator.paired_loss import GROUPS, Groups, pooled
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
@@ -81,6 +84,8 @@ def train(job: Job, send: Send) -> None:
         phase_peaks=training.peaks if measured else {},
         unmeasured=meter.unavailable,
     )
+    if job.evaluate and job.max_steps is None:  # what is not the app's work comes after it
+        send("compared", **training.compare())
 
 
 class _Training:
@@ -99,6 +104,7 @@ class _Training:
         self._phase = ""
         self._step = 0
         self._saved: int | None = None
+        self._whole: dict[str, float | None] = {}
         self._trainer = self._open(resume=job.resume)
 
     def go(self) -> None:
@@ -112,6 +118,15 @@ class _Training:
             self._evaluate("after")
         if self._saved != self._step:
             self._save()
+
+    def compare(self) -> dict[str, list[Groups]]:
+        """Evaluate finer groups of held-out samples; the parameters are then the package's."""
+        module, batches = self._trainer.module, self._trainer.batches
+        after = finer_groups(module, batches, self._job, self._whole.get("after"))
+        if after:
+            module.state.load_parameters(self._job.checkpoint)
+        whole = self._whole.get("before") if after else None
+        return {"before": finer_groups(module, batches, self._job, whole), "after": after}
 
     def _steps(self) -> None:
         """Make steps until the last one, or until the training starts anew in this process."""
@@ -160,7 +175,9 @@ class _Training:
 
     def _evaluate(self, when: str) -> None:
         self._enter(f"the evaluation {when} training")
-        figures = evaluate(self._trainer.module, self._trainer.batches, self._job)
+        module, batches, job = self._trainer.module, self._trainer.batches, self._job
+        figures = evaluate(module, batches, job)
+        self._whole[when] = figures["loss"]
         self._send("evaluation", when=when, step=self._step, **figures)
         self._mark("evaluation")
 
@@ -255,34 +272,64 @@ class Trainer:
         return losses / len(indices), seconds
 
 
-def evaluate(module: Module, batches: Batches, job: Job) -> dict[str, float | None]:
+def evaluate(module: Module, batches: Batches, job: Job) -> dict[str, Any]:
     """Mean loss per held-out sample, and the share of labels that the highest score names.
 
     Returns:
-        ``loss``, ``metric``, and the counts ``right`` and ``total`` that the metric is made of.
+        ``loss``, ``metric``, the counts ``right`` and ``total`` that the metric is made of, and
+        ``groups``, with the losses and sizes of the batches as its only entry.
     """
     module.eval()
-    losses = samples = 0.0
+    losses: list[float] = []
+    sizes: list[int] = []
     right = total = 0
     for indices in itertools.islice(job.schedule.held_out_batches(), job.max_steps):
         batch = batches.gather(indices)
         results: Any = module(*batch)
         outputs = results if isinstance(results, tuple) else (results,)
-        losses += float(outputs[0]) * len(indices)
-        samples += len(indices)
+        losses.append(float(outputs[0]))
+        sizes.append(len(indices))
         if job.logits is not None and job.labels is not None:
-            labels = batch[job.labels]
-            counted = labels != job.ignored_label
-            hits = (outputs[job.logits].argmax(axis=1) == labels) & counted
-            right += int(np.count_nonzero(hits))
-            total += int(np.count_nonzero(counted))
+            hits, counted = count_right(outputs[job.logits], batch[job.labels], job.ignored_label)
+            right += hits
+            total += counted
     module.train()
     return {
-        "loss": number(losses / samples),
+        "loss": number(sum(map(operator.mul, losses, sizes)) / sum(sizes)),
+        "groups": [pooled(losses, sizes)],
         "metric": right / total if total else None,
         "right": right if total else None,
         "total": total if total else None,
     }
+
+
+def finer_groups(module: Module, batches: Batches, job: Job, whole: float | None) -> list[Groups]:
+    """Loss and size of many small groups of held-out samples, see ``paired_loss``.
+
+    None where batches are small as they are or of a fixed size, and where the groups' losses
+    do not make up that of all samples, because each depends on what else is in its batch (as
+    with negatives from the batch, or weights of labels).
+
+    Args:
+        module: The module, in training mode.
+        batches: The data.
+        job: The training.
+        whole: Mean loss of the held-out samples in the training's batches.
+    """
+    schedule = job.schedule
+    size = max(1, schedule.held_out_samples // GROUPS)
+    if size >= schedule.largest_batch or schedule.full_batches or whole is None:
+        return []
+    module.eval()
+    losses, sizes = [], []
+    for indices in schedule.held_out_batches(size):
+        results: Any = module(*batches.gather(indices))
+        losses.append(float(results[0] if isinstance(results, tuple) else results))
+        sizes.append(len(indices))
+    module.train()
+    mean = float(np.average(losses, weights=sizes))
+    same = math.isclose(mean, whole, rel_tol=1e-3, abs_tol=1e-6)
+    return [pooled(losses, sizes)] if same else []
 
 
 def number(value: float) -> float | None:

@@ -52,8 +52,8 @@ def render_text(comparison: Comparison) -> str:
     """Lines for a terminal or a log, aligned, without colour."""
     lines = [headline(comparison)]
     lines += [f"  note: {clean(note)}" for note in comparison.notes]
-    lines += [f"  {line}" for line in _presence(comparison)]
-    changes = [f"  {how}: {names}" for how, names in _verdicts(comparison)]
+    lines += [f"  {line}" for line in presence(comparison)]
+    changes = [f"  {how}: {names}" for how, names in verdicts(comparison)]
     lines += ["", "Verdict changed:", *changes] if changes else []
     changed, same = rows(comparison)
     if changed:
@@ -67,7 +67,7 @@ def render_text(comparison: Comparison) -> str:
             ]
             lines.append("  ".join(cells).rstrip())
     checks = check_lines(comparison)
-    lines += ["", *_closing(comparison, same)]
+    lines += ["", *closing(comparison, same)]
     if any(names.others for names in [*(r.names for r in changed), *(c.names for c in checks)]):
         lines.append("Each device by itself: --format json")
     for check in checks:
@@ -89,13 +89,13 @@ def render_markdown(comparison: Comparison, *, limit: int = MAX_COMMENT) -> str:
     changed, same = rows(comparison)
     checks = check_lines(comparison)
     head = [f"### odtpack: {escape(headline(comparison))}", ""]
-    notes = [escape(note) for note in (*comparison.notes, *_presence(comparison))]
-    verdicts = [f"**{escape(how)}**: {escape(names)}" for how, names in _verdicts(comparison)]
-    for heading, lines in (("Verdict changed", verdicts), ("Notes", notes)):
+    notes = [escape(note) for note in (*comparison.notes, *presence(comparison))]
+    changes = [f"**{escape(how)}**: {escape(names)}" for how, names in verdicts(comparison)]
+    for heading, lines in (("Verdict changed", changes), ("Notes", notes)):
         head += [f"**{heading}**", "", *(f"- {line}" for line in lines), ""] if lines else []
     head += ["**Checks that did not pass**", ""] if checks else []
     table = [_line(_HEADER), "|---|---|---:|---:|---:|---|"] if changed else []
-    end = ["", *map(escape, _closing(comparison, same))]
+    end = ["", *map(escape, closing(comparison, same))]
     parts = _Parts(head, [], table, [], end)
     for fold in (_fold, _counted):
         parts = replace(
@@ -192,12 +192,13 @@ def escape(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", clean(text))
 
 
-def _verdicts(comparison: Comparison) -> list[tuple[str, str]]:
+def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
     """How verdicts changed, with the names of the devices in one line."""
     return [(how, clean(_listed(names))) for how, names in transitions(comparison)]
 
 
-def _presence(comparison: Comparison) -> list[str]:
+def presence(comparison: Comparison) -> list[str]:
+    """Devices that only one of the results has."""
     lines = []
     for presence, text in (("new", "only in the head"), ("removed", "only in the base")):
         names = [device.title for device in comparison.devices if device.presence == presence]
@@ -206,7 +207,8 @@ def _presence(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _closing(comparison: Comparison, same: int) -> list[str]:
+def closing(comparison: Comparison, same: int) -> list[str]:
+    """What is the same, what was not compared and why, and what was never validated."""
     lines = []
     if same:
         lines.append(f"{same} figures are the same.")

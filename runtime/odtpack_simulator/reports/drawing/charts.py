@@ -25,12 +25,14 @@ from odtpack_simulator.reports.drawing.plot import (
     vertical,
     x_ticks,
 )
+from odtpack_simulator.reports.drawing.svg import element, percent
 from odtpack_simulator.result.result import EvaluationPoint
 from odtpack_simulator.values.units import format_bytes, format_number
 
 _LABEL_ROOM: Final = 0.1  # share of a plot kept free above its highest value, for the label
 _NEAR: Final = 0.14  # share of a plot in which a label and a line would meet
 _LIMITS_WITHIN: Final = 1.7  # times the peak; a limit above that would flatten the drawing
+_NAMED_PART: Final = 0.1  # share of a plot that the name of a part needs
 _SAME_LINE: Final = 0.09  # share of a plot below which two letters would overlap
 
 
@@ -116,12 +118,17 @@ def limit_lines(
     return lines, ordered[len(inside) :]
 
 
-def timeline_chart(live_bytes: Sequence[int], limits: Sequence[LimitLine] = ()) -> Markup:
+def timeline_chart(
+    live_bytes: Sequence[int],
+    limits: Sequence[LimitLine] = (),
+    parts: Sequence[tuple[str, int]] = (),
+) -> Markup:
     """Working set over the nodes of the step in execution order, with the peak marked.
 
     Args:
         live_bytes: Bytes alive while each node runs.
         limits: Dashed lines, from :func:`limit_lines`.
+        parts: Name of each part of the step, and the node that it begins at, ascending.
     """
     megabytes = [value / 1e6 for value in live_bytes]
     tops = [line.limit_bytes / 1e6 for line in limits]
@@ -136,7 +143,9 @@ def timeline_chart(live_bytes: Sequence[int], limits: Sequence[LimitLine] = ()) 
         x_ticks(linear_axis(float(count), count=4), lambda tick: f"{tick:g}", most=float(count)),
         stretched(path(steps, "area", closed=True), path(steps, "series")),
     ]
+    layers += _parts(parts, count)
     alt = "Working set over the nodes of the training step"
+    alt += "".join(f", {name} from node {start}" for name, start in parts)
     for line in limits:
         y = axis.position(line.limit_bytes / 1e6)
         layers += [horizontal(y, "limit"), badge(0.985, y, line.letter)]
@@ -150,6 +159,33 @@ def timeline_chart(live_bytes: Sequence[int], limits: Sequence[LimitLine] = ()) 
     for line in limits:
         alt += f", limit {line.letter} {format_bytes(line.limit_bytes)}"
     return plot(alt, *layers)
+
+
+def _parts(parts: Sequence[tuple[str, int]], count: int) -> list[Markup]:
+    """A line where each part but the first begins, and its name in a strip above, if it fits."""
+    marks = []
+    for index, (name, start) in enumerate(parts):
+        end = parts[index + 1][1] if index + 1 < len(parts) else count
+        if start:
+            marks.append(vertical(start / count, "part"))
+        middle = (start + end) / 2 / count
+        anchor = "middle"
+        if (
+            end - start < _NAMED_PART * count
+        ):  # too narrow for its name: it ends where the part does
+            middle, anchor = end / count, "end"
+        marks.append(
+            element(
+                "text",
+                name,
+                x=percent(middle),
+                y=0,
+                dy="1em",
+                text_anchor=anchor,
+                class_="part-name",
+            )
+        )
+    return marks
 
 
 def curve_chart(
@@ -169,8 +205,8 @@ def curve_chart(
     """
     ys = [y for _, y in points]
     low, high = min([0.0, *ys]), max(ys, default=1.0)
-    if low == 0.0 and 0.5 < high <= 1.0:  # most likely a share of the samples
-        vertical_axis = Axis(0.0, 1.0, (0.0, 0.5, 1.0))
+    if low == 0.0 and 50.0 < high <= 100.0:  # most likely a percentage of the samples
+        vertical_axis = Axis(0.0, 100.0, (0.0, 50.0, 100.0))
     else:
         vertical_axis = linear_axis(high, low=low, count=3)
     most = max([x for x, _ in points], default=1.0) or 1.0
@@ -185,6 +221,47 @@ def curve_chart(
     if drawn:
         layers.append(marked_point(*drawn[-1], format_number(ys[-1]), beside=drawn[-1][1] > 0.8))
     return plot(alt, *layers, style="plot small-plot")
+
+
+@dataclass(frozen=True)
+class ScatterPoint:
+    """A numbered point; one that is not filled is drawn as an outline."""
+
+    label: str
+    x: float
+    y: float
+    filled: bool = True
+
+
+def scatter_chart(points: Sequence[ScatterPoint], alt: str) -> Markup:
+    """Numbered points over two linear axes, the filled ones on top.
+
+    Args:
+        points: At least one.
+        alt: What it shows, in words; the points follow.
+    """
+    x_axis, y_axis = (
+        linear_axis(max(values) + room, low=max(0.0, min(values) - room) if room else 0.0)
+        for values, room in (
+            (values, 0.15 * (max(values) - min(values)) or 0.05 * abs(values[0]))
+            for values in ([point.x for point in points], [point.y for point in points])
+        )
+    )
+    layers = [
+        horizontal_grid(y_axis, format_number),
+        *(vertical(x_axis.position(tick), "grid") for tick in x_axis.ticks),
+        x_ticks(x_axis, format_number),
+    ]
+    layers += [
+        badge(
+            x_axis.position(point.x), y_axis.position(point.y), point.label, open_=not point.filled
+        )
+        for point in sorted(points, key=lambda point: point.filled)
+    ]
+    words = "; ".join(
+        f"{point.label}: {format_number(point.y)} at {format_number(point.x)}" for point in points
+    )
+    return plot(f"{alt}; {words}", *layers)
 
 
 @dataclass(frozen=True)

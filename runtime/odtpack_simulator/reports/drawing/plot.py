@@ -105,10 +105,11 @@ def marked_point(x: float, y: float, label: str, *, beside: bool = False) -> Mar
     return ring + text
 
 
-def badge(x: float, y: float, text: str) -> Markup:
+def badge(x: float, y: float, text: str, *, open_: bool = False) -> Markup:
     """A numbered disc at a point, told apart by its text and not by its colour."""
     top = percent(1.0 - y)
-    disc = element("circle", cx=percent(x), cy=top, r=9, class_="badge-disc")
+    of = " open" if open_ else ""
+    disc = element("circle", cx=percent(x), cy=top, r=9, class_=f"badge-disc{of}")
     return disc + element(
         "text",
         text,
@@ -116,7 +117,7 @@ def badge(x: float, y: float, text: str) -> Markup:
         y=top,
         dy="0.35em",
         text_anchor="middle",
-        class_="badge-text",
+        class_=f"badge-text{of}",
     )
 
 

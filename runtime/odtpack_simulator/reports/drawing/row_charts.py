@@ -70,6 +70,26 @@ def pair_bar(predicted: float, measured: float | None, most: float) -> Markup:
     return row(*layers)
 
 
+def change_bar(change: float, axis: Axis, noise: float | None, *, worse: bool) -> Markup:
+    """A bar from no change to ``change``, over a band of what measurements scatter.
+
+    Args:
+        change: In the unit of the axis, in which 0 is no change.
+        axis: Common axis of all rows.
+        noise: Changes up to it can be chance; None where that is unknown or nothing.
+        worse: Whether it is a change for the worse.
+    """
+    zero, end = axis.position(0.0), axis.position(max(axis.low, min(axis.high, change)))
+    layers = []
+    if noise:
+        low, high = (axis.position(max(axis.low, min(axis.high, x))) for x in (-noise, noise))
+        layers.append(rectangle(low, high - low, "track", 0, ROW_HEIGHT))
+    style = "bar over" if worse else "bar"
+    layers.append(rectangle(min(zero, end), abs(end - zero), style, 4, ROW_HEIGHT - 8))
+    layers.append(vertical(zero, "tick-mark"))
+    return row(*layers)
+
+
 def interval_bar(
     interval: Interval, axis: Axis, limit: float | None, *, p90: float | None = None
 ) -> Markup:

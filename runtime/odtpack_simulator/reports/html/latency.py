@@ -90,7 +90,7 @@ def latency_section(result: SimulationResult) -> LatencySection:
 
 
 def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup] | None:
-    """Step time by device on a logarithmic axis, the host first; None without any figure."""
+    """Step time by device, the slowest first and the host last; None without any figure."""
     host = _host_interval(result)
     known = [d.latency.step_ms for d in result.devices if d.latency.step_ms is not None]
     spans = ([host] if host else []) + known
@@ -102,14 +102,13 @@ def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup] | None:
     axis = log_axis(
         min([span.low for span in positive] + marks), max([span.high for span in positive] + marks)
     )
-    rows = []
+    devices = sorted(result.devices, key=lambda d: (d.latency.step_ms is None, -_typical(d)))
+    rows = [_latency_row(device, axis, _step_budget(device)) for device in devices]
     if host is not None:
         p90 = result.latency_host.p90_ms
         drawing = row_charts.interval_bar(host, axis, None, p90=p90.typical if p90 else None)
         middle = format_duration(host.typical / 1e3)
-        rows.append(Bar("This host", "measured", drawing, middle, format_interval(host, "ms")))
-    devices = sorted(result.devices, key=lambda d: (d.latency.step_ms is None, _typical(d)))
-    rows += [_latency_row(device, axis, _step_budget(device)) for device in devices]
+        rows.append(Bar("This machine", "measured", drawing, middle, format_interval(host, "ms")))
     return rows, row_charts.axis_row(axis, duration_label)
 
 

@@ -56,9 +56,11 @@ def _active(device: DeviceResult) -> float:
 def _panel(result: SimulationResult, device: DeviceResult) -> Panel:
     curve = device.campaign.curve if device.campaign else []
     name = (result.training.metric_name or "metric").capitalize()
+    factor = 100.0 if name == "Accuracy" else 1.0
+    title = "Accuracy, %" if name == "Accuracy" else name
     curves = []
     rows: list[tuple[str, Callable[[CampaignPoint], float | None]]] = [
-        (name, lambda point: point.metric),
+        (title, lambda point: None if point.metric is None else factor * point.metric),
         ("Held-out loss", lambda point: point.loss),
     ]
     for title, pick in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,7 +65,7 @@ def memory_section(result: SimulationResult) -> MemorySection:
         limits=limits,
         limits_axis=axis,
         phases=_phases(result),
-        chart=charts.timeline_chart(live, lines),
+        chart=charts.timeline_chart(live, lines, parts_of_step(timeline)),
         lines=[
             (line.letter, format_bytes(line.limit_bytes), view.name_list(line.devices))
             for line in lines
@@ -75,6 +76,25 @@ def memory_section(result: SimulationResult) -> MemorySection:
         tensors=_tensors(result),
         tensors_left=max(0, len(result.memory.tensors_at_peak) - _TENSORS_SHOWN),
     )
+
+
+def parts_of_step(timeline: Sequence[TimelinePoint]) -> list[tuple[str, int]]:
+    """Forward, backward and update, each with the place of its first node.
+
+    Where ONNX Runtime runs some nodes of the backward pass between those of the forward pass,
+    it begins where the fewest nodes stand on the wrong side.
+    """
+    if any(point.part is None for point in timeline):
+        return []
+    step = [point.part == "backward" for point in timeline if point.part != "update"]
+    # Wrong at a cut: the backward nodes before it, and the forward nodes from there on.
+    wrong = [step.count(False)]
+    for is_backward in step:
+        wrong.append(wrong[-1] + (1 if is_backward else -1))
+    cut = min(range(len(wrong)), key=wrong.__getitem__)
+    starts = {"forward": (0, cut), "backward": (cut, len(step)), "update": (len(step), None)}
+    ends = {name: len(timeline) if end is None else end for name, (_, end) in starts.items()}
+    return [(name, start) for name, (start, _) in starts.items() if start < ends[name]]
 
 
 def _beyond(limits: list[tuple[str, int]], *, drawn: bool) -> str:

@@ -84,14 +84,35 @@ def campaign_rows(result: SimulationResult) -> list[CampaignRow]:
     return rows
 
 
-def missing_figures(result: SimulationResult) -> list[Missing]:
-    """What no campaign could judge, one entry per reason and set of figures."""
-    return _by_reason(result, lambda campaign: campaign.not_judged)
+@dataclass(frozen=True)
+class Unknown:
+    """Something that nobody knows, what it leads to, and on which devices."""
+
+    outcome: str
+    figures: str
+    devices: str
+    reason: str
 
 
-def left_out(result: SimulationResult) -> list[Missing]:
-    """What the figures of campaigns count as nothing because nobody knows it."""
-    return _by_reason(result, lambda campaign: campaign.left_out)
+NOT_JUDGED: Final = "not judged"
+AS_NOTHING: Final = "counted as nothing"
+
+
+def unknown_rows(result: SimulationResult) -> list[Unknown]:
+    """What is not judged, and what counts as nothing in the figures of campaigns.
+
+    Without a figure counted as nothing times and energy are too low by what it takes; without
+    the power that a device takes at rest energy is too high.
+    """
+    sources: tuple[tuple[str, Callable[[DeviceCampaign], list[NotJudged]]], ...] = (
+        (NOT_JUDGED, lambda campaign: campaign.not_judged),
+        (AS_NOTHING, lambda campaign: campaign.left_out),
+    )
+    return [
+        Unknown(outcome, entry.figures, entry.devices, entry.reason)
+        for outcome, pick in sources
+        for entry in _by_reason(result, pick)
+    ]
 
 
 def _by_reason(

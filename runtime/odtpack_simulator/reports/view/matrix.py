@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from odtpack_simulator.reports.view import device_text, view
 from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
-from odtpack_simulator.values.units import format_limit, format_number
+from odtpack_simulator.values.units import format_interval, format_number
 
 _TOPICS: Final = {
     "Memory": ("memory_limit", "peak_memory", "memory_headroom", "low_memory_warning"),
@@ -16,7 +16,7 @@ _TOPICS: Final = {
     "Finish": ("time_to_finish", "days", "finishes"),
     "Energy": ("energy", "battery_share", "battery_per_session"),
     "Sessions": ("sessions", "steps_done", "written_per_day", "repeated_steps"),
-    "Metric": ("metric_floor", "final_loss", "finite_loss", "small_data"),
+    "Metric": ("metric_floor", "final_loss", "finite_loss", "learns", "small_data"),
 }
 TOPICS: Final = tuple(_TOPICS)
 _OWN: Final = frozenset({
@@ -35,12 +35,14 @@ class Cell:
         figure: The figure that stands for the topic.
         words: What the check says of it, short: ``over 100 ms``, ``within 60 s``.
         detail: The message of the check, or why there is no figure.
+        ends: Both ends of the interval that the figure is the typical value of.
     """
 
     state: Verdict | None
     figure: str
     words: str
     detail: str
+    ends: str = ""
 
 
 def cells(result: SimulationResult, device: DeviceResult) -> list[Cell]:
@@ -50,7 +52,10 @@ def cells(result: SimulationResult, device: DeviceResult) -> list[Cell]:
         checks = [check for check in device.checks if check.metric in metrics]
         if topic == "Metric" and not _ended_early(device):
             checks += [check for check in result.checks if check.metric in metrics]
-        found.append(_cell(_FIGURES[topic](result, device), checks))
+        cell = _cell(result, _FIGURES[topic](result, device), checks)
+        if topic == "Step" and device.latency.step_ms is not None:
+            cell = replace(cell, ends=format_interval(device.latency.step_ms, "ms"))
+        found.append(cell)
     return found
 
 
@@ -58,7 +63,7 @@ def _ended_early(device: DeviceResult) -> bool:
     return device.training is not None and device.training.outcome == "killed"
 
 
-def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
+def _cell(result: SimulationResult, figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
     text, reason = figure
     if not checks:
         if text == "ended early":
@@ -75,16 +80,16 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
         return Cell(state, text, "not judged", worst.message)
     if state == "not judged":
         return Cell(state, "not judged", "", worst.message)
-    words = _words(worst, state)
+    words = _words(result, worst, state)
     if worst.metric not in _OWN:
         words = f"{view.metric_title(worst.metric)}: {words}"
     return Cell(state, text, words, worst.message)
 
 
-def _words(check: Check, state: Verdict) -> str:
-    if check.limit is None or check.metric in {"finite_loss", "steps_done"}:
+def _words(result: SimulationResult, check: Check, state: Verdict) -> str:
+    if check.limit is None or check.metric in {"finite_loss", "learns", "steps_done"}:
         return view.VERDICT_WORDS[state].lower()
-    limit = format_limit(check.limit, check.unit)
+    limit = view.figure_text(result, check, check.limit, chosen=True)
     kept = check.actual is not None and check.actual <= check.limit
     if state == "pass":
         return f"within {limit}" if kept else f"at least {limit}"
@@ -120,7 +125,7 @@ def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
         return "ended early", device.training.detail
     info = result.training
     if info.metric_name and info.metric_after is not None:
-        return format_number(info.metric_after), info.metric_name
+        return view.metric_text(result, info.metric_after), info.metric_name
     if info.eval_loss_after is not None:
         return f"loss {format_number(info.eval_loss_after)}", "held-out loss"
     return device_text.UNKNOWN, "no held-out samples"

@@ -9,13 +9,20 @@ from typing import Final, TypeVar
 
 from odtpack_simulator.budgets.metrics import METRICS, titles
 from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
-from odtpack_simulator.values.units import format_bytes, format_duration, format_limit, format_value
+from odtpack_simulator.values.units import (
+    format_bytes,
+    format_duration,
+    format_interval,
+    format_limit,
+    format_percent,
+    format_value,
+)
 
 METRIC_TITLES: Final = titles()
 """Titles in the order of reports; a metric without one is called by its own name."""
 
 AT_LEAST: Final = frozenset(
-    {"small_data"} | {key for key, metric in METRICS.items() if metric.better == "higher"}
+    {"small_data", "learns"} | {key for key, metric in METRICS.items() if metric.better == "higher"}
 )
 """Metrics whose limit is a floor."""
 
@@ -125,8 +132,8 @@ def check_rows(result: SimulationResult) -> list[CheckRow]:
             state=check_state(check),
             title=metric_title(check.metric),
             device=device.title if device else "Package",
-            actual="–" if check.actual is None else format_value(check.actual, check.unit),
-            limit="–" if check.limit is None else format_limit(check.limit, check.unit),
+            actual=figure_text(result, check, check.actual),
+            limit=figure_text(result, check, check.limit, chosen=True),
             message=check.message,
             advice=check.advice,
             location=check.budget_location,
@@ -135,6 +142,17 @@ def check_rows(result: SimulationResult) -> list[CheckRow]:
         for device, check in result.all_checks()
     ]
     return sorted(rows, key=lambda row: _SEVERITY[row.state])
+
+
+def figure_text(
+    result: SimulationResult, check: Check, value: float | None, *, chosen: bool = False
+) -> str:
+    """A figure of a check, or a limit that somebody chose; a dash where there is none."""
+    if value is None:
+        return "–"
+    share = check.metric == "metric_floor" and result.training.metric_name == "accuracy"
+    value, unit = (100 * value, "%") if share else (value, check.unit)
+    return format_limit(value, unit) if chosen else format_value(value, unit)
 
 
 def first_fixes(result: SimulationResult) -> list[FirstFix]:
@@ -223,52 +241,93 @@ def name_list(names: Sequence[str], most: int = 3) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def subject_words(result: SimulationResult) -> str:
+    """Of which commit the result is, and when it was made; empty where nobody knows."""
+    origin = result.origin
+    parts = [f"commit {origin.commit[:12]}"] if origin.commit else []
+    if origin.date:
+        parts.append(origin.date.replace("T", " ").replace("+00:00", " UTC"))
+    return ", ".join(parts)
+
+
+def metric_text(result: SimulationResult, value: float) -> str:
+    """A value of the training's metric: an accuracy in percent, any other as a number."""
+    if result.training.metric_name == "accuracy":
+        return format_percent(value)
+    return f"{value:.3g}"
+
+
+def learned_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
+    """Loss and metric before and after the training: (name, both, on what)."""
+    training, held = result.training, f"{result.data.held_out_samples} held-out samples"
+    figures = []
+    if training.losses:
+        first, last, where = training.eval_loss_before, training.eval_loss_after, held
+        if first is None or last is None:
+            first, last, where = training.losses[0], training.losses[-1], "training samples"
+        figures.append(("Loss", f"{_loss(first)} → {_loss(last)}", where))
+    if training.metric_name and training.metric_after is not None:
+        before = training.metric_before
+        start = ""
+        if before is not None:  # a unit stands once, behind both
+            start = f"{metric_text(result, before).removesuffix(' %')} → "
+        text = f"{start}{metric_text(result, training.metric_after)}"
+        figures.append((training.metric_name.capitalize(), text, held))
+    return figures
+
+
+def learned_words(result: SimulationResult) -> str:
+    """The same in a sentence; empty where nothing was trained."""
+    figures = learned_figures(result)
+    texts = ", ".join(f"{name.lower()} {text}" for name, text, _ in figures)
+    return f"On {figures[0][2]} in {result.data.steps} steps: {texts}" if figures else ""
+
+
 def key_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
-    """The handful of figures at the top: (name, figure, remark)."""
+    """The handful of figures at the top: (name, figure, remark).
+
+    Memory and time are those of the device that they are worst on; those of this machine
+    stand in the remark, or alone where no device has the figure.
+    """
+    figures = [("Package", format_bytes(result.package.package_bytes), _parameters(result))]
+    figures += [_peak_figure(result), *_step_figures(result)]
+    return [*figures, *learned_figures(result)]
+
+
+def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     memory = result.memory
     predicted = memory.predicted.peak_bytes
     peak = predicted if memory.measured_peak_bytes is None else memory.measured_peak_bytes
     if memory.measured_peak_bytes is None:
-        remark = "predicted, not measured"
+        how = "predicted, not measured"
     else:
         error = 100.0 * (predicted - peak) / max(1, peak)
-        remark = f"measured; predicted {format_bytes(predicted)} ({error:+.1f} %)"
-    figures = [
-        ("Package", format_bytes(result.package.package_bytes), _parameters(result)),
-        ("Peak memory", format_bytes(peak), remark),
-    ]
-    steps = result.latency_host.steps_ms
-    if steps:
-        first = result.latency_host.first_step_ms
-        later = f"first step {format_duration(first / 1e3)}" if first is not None else ""
-        figures.append(
-            ("Step on the host", format_duration(median(steps) / 1e3), f"median; {later}")
-        )
-    training = result.training
-    if training.losses:
-        first_loss: float | None
-        last_loss: float | None
-        if training.eval_loss_after is not None and training.eval_loss_before is not None:
-            first_loss, last_loss, where = (
-                training.eval_loss_before,
-                training.eval_loss_after,
-                "held-out samples",
-            )
-        else:
-            first_loss, last_loss, where = training.losses[0], training.losses[-1], "training steps"
-        text = f"{_loss(first_loss)} → {_loss(last_loss)}"
-        figures.append(("Loss", text, f"{where}, {result.data.steps} steps"))
-    if training.metric_name and training.metric_after is not None:
-        before = training.metric_before
-        start = f"{before:.3g} → " if before is not None else ""
-        figures.append(
-            (
-                training.metric_name.capitalize(),
-                f"{start}{training.metric_after:.3g}",
-                f"{result.data.held_out_samples} held-out samples",
-            )
-        )
-    return figures
+        how = f"measured; predicted {format_bytes(predicted)} ({error:+.1f} %)"
+    limited = [device for device in result.devices if device.memory.limit_bytes]
+    if not limited:
+        return "Peak memory", format_bytes(peak), how
+    least = min(limited, key=lambda device: (device.memory.limit_bytes or 0, device.name))
+    limit = least.memory.limit_bytes or 1
+    share = format_percent(peak / limit)
+    remark = f"{format_bytes(peak)} of {format_bytes(limit)} on {least.title}; {how}"
+    return "Peak memory, worst device", share, remark
+
+
+def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
+    host = result.latency_host.steps_ms
+    own = f"this machine {format_duration(median(host) / 1e3)}" if host else ""
+    known = [(device.latency.step_ms, device) for device in result.devices]
+    timed = [(step, device) for step, device in known if step is not None]
+    if timed:
+        step, device = max(timed, key=lambda pair: (pair[0].typical, pair[1].name))
+        ends = f"{format_interval(step, 'ms')} on {device.title}"
+        figure = format_duration(step.typical / 1e3)
+        return [("Step, slowest device", figure, "; ".join(filter(None, (ends, own))))]
+    if not host:
+        return []
+    first = result.latency_host.first_step_ms
+    later = f"; first step {format_duration(first / 1e3)}" if first is not None else ""
+    return [("Step on this machine", format_duration(median(host) / 1e3), f"median{later}")]
 
 
 def _parameters(result: SimulationResult) -> str:

@@ -1,0 +1,129 @@
+"""The result of a search as a page: what each candidate reaches, against what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from markupsafe import Markup
+
+from odtpack.fit.outcome import FitResult, Solution
+from odtpack_simulator.reports.drawing.charts import ScatterPoint, scatter_chart
+from odtpack_simulator.reports.html_report import template_environment
+from odtpack_simulator.values.units import (
+    format_bytes,
+    format_duration,
+    format_energy,
+    format_number,
+    format_percent,
+)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A candidate that was trained to the end."""
+
+    number: int
+    state: str
+    kind: str
+    quality: str
+    peak: str
+    time: str
+    energy: str
+    choice: str
+    failed: str
+
+
+def render_fit(result: FitResult) -> bytes:
+    """The page as UTF-8 HTML. The same result gives the same bytes."""
+    kinds = (
+        (result.pareto, "pass", "on the Pareto set"),
+        (result.beaten, "warn", "within the budgets, and beaten"),
+        (result.over_budget, "fail", "over a budget"),
+    )
+    rows = [
+        _row(result, each, state, kind)
+        for group, state, kind in kinds
+        for each in group
+    ]  # fmt: skip
+    page = (
+        template_environment()
+        .get_template("fit.html.j2")
+        .render(
+            result=result,
+            model=PurePath(result.model).name,
+            headline=_headline(result),
+            quality=_quality_name(result).capitalize(),
+            charts=_charts(result),
+            rows=rows,
+            recipe=result.pareto[0].recipe if result.pareto else "",
+        )
+    )
+    return page.encode("utf-8")
+
+
+def _headline(result: FitResult) -> str:
+    on = f"{len(result.devices)} device{'s' * (len(result.devices) != 1)}"
+    if not result.found:
+        return f"No candidate keeps every budget on {on}"
+    count = len(result.pareto)
+    verb = "recipe keeps" if count == 1 else "recipes keep"
+    return f"{count} {verb} every budget on {on}, and none of them beats another"
+
+
+def _quality_name(result: FitResult) -> str:
+    return "accuracy" if result.objectives[0].name == "accuracy" else "loss"
+
+
+def _quality(result: FitResult, each: Solution) -> float | None:
+    if _quality_name(result) == "loss":
+        return each.loss
+    return None if each.metric is None else 100 * each.metric
+
+
+def _charts(result: FitResult) -> list[tuple[str, Markup]]:
+    """Quality against memory, time and energy, where two candidates have both."""
+    name = "Accuracy, %" if _quality_name(result) == "accuracy" else "Loss"
+    axes: tuple[tuple[str, Callable[[Solution], float | None]], ...] = (
+        ("peak memory, MB", lambda each: each.peak_bytes / 1e6),
+        ("time of the training, s", lambda each: each.time_s),
+        ("energy of the training, J", lambda each: each.energy_j),
+    )
+    drawn = []
+    for title, pick in axes:
+        points = [
+            ScatterPoint(str(each.number), x, y, filled=each in result.pareto)
+            for each in _everyone(result)
+            if (x := pick(each)) is not None and (y := _quality(result, each)) is not None
+        ]
+        if len(points) > 1:
+            what = f"{name} against {title}"
+            drawn.append((what, scatter_chart(points, what)))
+    return drawn
+
+
+def _everyone(result: FitResult) -> Sequence[Solution]:
+    return [*result.pareto, *result.beaten, *result.over_budget]
+
+
+def _row(result: FitResult, each: Solution, state: str, kind: str) -> _Row:
+    value, choice = _quality(result, each), each.choice
+    shown = "unknown" if value is None else format_number(value)
+    if value is not None and _quality_name(result) == "accuracy":
+        shown = format_percent(value / 100)
+    cut = choice.micro_batch != choice.batch_size
+    stored = "" if choice.frozen_dtype == "float32" else f" as {choice.frozen_dtype}"
+    batch = f"batch {choice.batch_size}" + (f" in {choice.micro_batch}s" if cut else "")
+    checks = [*each.failed, *(check for device in each.devices for check in device.failed)]
+    return _Row(
+        each.number,
+        state,
+        kind,
+        shown,
+        format_bytes(each.peak_bytes),
+        "unknown" if each.time_s is None else format_duration(each.time_s),
+        "unknown" if each.energy_j is None else format_energy(each.energy_j),
+        f"{choice.optimizer} at {choice.learning_rate:g}, {batch}, frozen: {choice.frozen}{stored}",
+        "; ".join(dict.fromkeys(check.message for check in checks if check.level == "error")),
+    )
