@@ -242,7 +242,7 @@ Keep memory patterns off, as all runtimes here do (`enable_mem_pattern = False`)
 
 ## Where the minimum comes from
 
-`packager/odtpack/kernels.json` says since which release each CPU kernel takes which type, and
+`packager/odtpack/ort/kernels.json` says since which release each CPU kernel takes which type, and
 which opset and IR version each release loads. `scripts/kernel_table.py` writes it: it installs
 every release from 1.8 on and asks it. From 1.16 on the Python module lists its kernels. Older ones
 get a model of one node for each operator, version and type that 1.16 lists, and refuse it if they

@@ -1,4 +1,4 @@
-"""Writes packager/odtpack/kernels.json: since which release ONNX Runtime has which CPU kernel.
+"""Writes packager/odtpack/ort/kernels.json: since which release ONNX Runtime has which CPU kernel.
 
 Every release from 1.8 on is installed (scripts/old_runtimes.py) and asked. From 1.16 on its
 Python module lists its kernels with their types. Older ones are asked by loading models of one
@@ -29,7 +29,7 @@ from onnx import TensorProto, helper
 from scripts.old_runtimes import ROOT, environment
 
 RELEASES = [f"1.{minor}" for minor in range(8, 32)]
-TABLE = ROOT / "packager" / "odtpack" / "kernels.json"
+TABLE = ROOT / "packager" / "odtpack" / "ort" / "kernels.json"
 PROBE = Path(__file__).with_name("kernel_probe.py")
 OLDEST_OPSET = 12
 _CONTRIB = "com.microsoft"

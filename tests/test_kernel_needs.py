@@ -13,9 +13,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from odtpack import kernel_needs, targets
 from odtpack.errors import OdtpackError
-from odtpack.kernel_needs import oldest_runtime
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import add_ort_files
+from odtpack.ort.kernel_needs import oldest_runtime
 from odtpack.package.build import build_package
 from odtpack_runtime.package.package import Package
 from scripts.kernel_table import listed

@@ -18,19 +18,19 @@ from typing import TypeVar, get_args
 import onnx_ir as ir
 
 from odtpack import losses, optimizers, targets
-from odtpack.arguments import check_type
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import ModelLike, load_model
+from odtpack.model.shared_tensors import copies_of
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort.choices import OrtFormat
+from odtpack.package.arguments import check_type
 from odtpack.package.build import write_artifacts
 from odtpack.package.candidates import candidates
 from odtpack.package.training import TrainingGraphSpec
-from odtpack.shared_tensors import copies_of
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -111,7 +111,7 @@ def generate_artifacts(
         target: What is to run the files: ``"onnxruntime"``, or ``"ort-training"`` for
             onnxruntime-training 1.19.
         untie: Patterns of tensors that several places of the model read, of which each place
-            gets its own, see :func:`odtpack.shared_tensors.untie`.
+            gets its own, see :func:`odtpack.model.shared_tensors.untie`.
 
     Raises:
         OdtpackError: Bad input; the message says what and how to mend it. Nothing has been

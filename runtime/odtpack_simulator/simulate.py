@@ -17,10 +17,6 @@ from typing import Final
 
 import numpy as np
 import onnx
-from odtpack_runtime.simulator.layer_order import trained_layers
-from odtpack_runtime.simulator.origin import find_origin
-from odtpack_runtime.simulator.paired_loss import held_out_fall
-from odtpack_runtime.simulator.planned_changes import MEMORY_CHECKS, plan_changes
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
@@ -30,15 +26,19 @@ from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import device_result
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
+from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
 from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.prepare import choose_rate, make_job, write_data
 from odtpack_simulator.replay.progress import OnProgress, ProgressReporter
 from odtpack_simulator.replay.replay import ReplayResult, run_training_child
 from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
+from odtpack_simulator.result.origin import find_origin
 from odtpack_simulator.result.result import (
     DataInfo,
     MemoryInfo,

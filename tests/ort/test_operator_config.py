@@ -15,10 +15,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from onnxruntime.tools.reduced_build_config_parser import parse_config
 
 from odtpack.errors import OdtpackError
-from odtpack.kernel_count import count_kernels
 from odtpack.ort.choices import Format, Mode, OrtFormat, Types
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.format import convert_model
+from odtpack.ort.kernel_count import count_kernels
 from odtpack.ort.operator_check import Verdict, check_config
 from odtpack.ort.operator_config import Operator, OperatorConfig, config_of, read_config
 from odtpack.ort.sample_feeds import SampleFeeds

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from odtpack_runtime.reports.comparison_page import render_comparison
-from odtpack_runtime.simulator.origin import find_origin
 
 from odtpack.fit.outcome import FitResult
 from odtpack.fit.page import render_fit
 from odtpack.package.build import build_package
 from odtpack_simulator.budgets import judge, parse_budgets
 from odtpack_simulator.budgets.compare import compare
+from odtpack_simulator.reports.comparison.page import render_comparison
 from odtpack_simulator.reports.html.memory import parts_of_step
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.markdown_report import render_markdown
 from odtpack_simulator.reports.view import view
+from odtpack_simulator.result.origin import find_origin
 from odtpack_simulator.result.result import Origin, TimelinePoint
 from odtpack_simulator.simulate import simulate
 from odtpack_simulator.values.units import format_interval

@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from odtpack_runtime.simulator.layer_order import trained_layers
-from odtpack_runtime.simulator.planned_changes import plan_changes
 from onnx import numpy_helper
 
 from odtpack.artifacts import OptimType
@@ -18,7 +16,9 @@ from odtpack.optimizers.sgd import SGD
 from odtpack.package.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.budgets import advice, judge, parse_budgets
+from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.planned_changes import plan_changes
 from odtpack_simulator.result.result import Check, PlannedChange, SimulationResult
 from odtpack_simulator.simulate import simulate
 from tests import zoo

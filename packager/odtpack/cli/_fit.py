@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from odtpack_runtime.simulator.accuracy import accuracy_inputs, count_right
 
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.replay.accuracy import accuracy_inputs, count_right
 
 Indices = npt.NDArray[np.int64]
 Data = Mapping[str, np.ndarray]

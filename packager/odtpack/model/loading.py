@@ -47,7 +47,7 @@ def load_model(
         named: Initializers that the caller goes by, which are not taken for folded copies of
             others (see :mod:`odtpack.model.tie_weights`).
         untie: Patterns of shared tensors of which each place gets its own copy (see
-            :mod:`odtpack.shared_tensors`).
+            :mod:`odtpack.model.shared_tensors`).
 
     Raises:
         OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external

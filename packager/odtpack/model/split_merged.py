@@ -4,7 +4,7 @@ PyTorch's exporters store equal tensors once. Of a model that was not trained ye
 layer normalizations have a scale of ones and a bias of zeros, and all layers of an
 nn.TransformerEncoder, which copies the one that it is given, have the same weights. Trained
 as it stands, they would stay one. What the exporter noted tells the places apart, see
-:mod:`odtpack.exported_parameters`:
+:mod:`odtpack.model.exported_parameters`:
 
     LayerNormalization(x, norm1.weight)        LayerNormalization(x, norm1.weight)
     LayerNormalization(y, norm1.weight)   ->   LayerNormalization(y, norm2.weight)
@@ -24,9 +24,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.exported_parameters import ExportedParameters, noted
 from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import Names, used_names
+from odtpack.model.exported_parameters import ExportedParameters, noted
 from odtpack.model.exporters import COMPUTED, beside, made_up, origin, place
 
 _LEFT = re.compile(r"Identity_\d+")

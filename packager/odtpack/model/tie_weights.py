@@ -8,7 +8,7 @@ its made-up name and by its values, which are those of another initializer bit b
     y = MatMul(x, copy)   ->   copy = Transpose(weight)  y = MatMul(x, copy)
 
 Values may be equal because one module was copied from the other. What the exporter noted
-tells them apart, see :mod:`odtpack.exported_parameters`. Where it noted that two copies are
+tells them apart, see :mod:`odtpack.model.exported_parameters`. Where it noted that two copies are
 of one parameter, which a module that is used twice may leave, one copy takes the place of
 both.
 """
@@ -20,8 +20,8 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.exported_parameters import ExportedParameters
 from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.model.exported_parameters import ExportedParameters
 from odtpack.model.exporters import fixed_role, made_up
 
 

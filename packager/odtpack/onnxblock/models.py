@@ -13,13 +13,13 @@ from odtpack import targets
 from odtpack.autodiff import stop_gradient
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
+from odtpack.model.shared_tensors import copies_of
 from odtpack.onnxblock.accessor import ModelAccessor
 from odtpack.onnxblock.bases import base, current
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import Loss
 from odtpack.package.attach_loss import LossInfo
 from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
-from odtpack.shared_tensors import copies_of
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 

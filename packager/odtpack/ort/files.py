@@ -10,12 +10,12 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack.kernel_needs import newest, oldest_runtime
 from odtpack.ort.choices import OrtFormat, Platform, Style, Types
 from odtpack.ort.format import convert_models
+from odtpack.ort.kernel_needs import newest, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
+from odtpack.ort.ort_needs import oldest_of_files
 from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
-from odtpack.ort_needs import oldest_of_files
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.folder_update import update_folder

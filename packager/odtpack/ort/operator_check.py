@@ -19,9 +19,9 @@ import onnx
 import onnxruntime
 
 from odtpack.errors import OdtpackError
-from odtpack.kernel_count import CPP_NAMES
 from odtpack.ort.choices import Types
 from odtpack.ort.format import open_optimized, session_options
+from odtpack.ort.kernel_count import CPP_NAMES
 from odtpack.ort.operator_config import Operator, OperatorConfig, config_of, main_graph
 from odtpack.ort.session_runs import SessionRun, final_graph
 

@@ -17,27 +17,27 @@ from typing import get_args
 import onnx_ir as ir
 
 from odtpack import kernel_needs, optimizers, targets
-from odtpack.arguments import check_choice, check_names, check_type
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
-from odtpack.kernel_needs import oldest_runtime
 from odtpack.losses import Loss, make_loss
 from odtpack.model.loading import ModelLike, load_model
+from odtpack.model.shared_tensors import shared_tensors
 from odtpack.onnxblock.models import parameters
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import with_ort_files, write_ort_files
+from odtpack.ort.kernel_needs import oldest_runtime
+from odtpack.ort.ort_needs import oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.ort_needs import oldest_of_files
 from odtpack.ort_training.optimizer import inexpressible
 from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
+from odtpack.package.arguments import check_choice, check_names, check_type
 from odtpack.package.digest import file_digest, model_digest, recipe_digest
 from odtpack.package.emit import listed_files, write_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack.package.patterns import resolve, unreached
 from odtpack.package.storage import STORAGES, Storage
 from odtpack.package.training import TrainingGraphSpec, build_graphs
-from odtpack.shared_tensors import shared_tensors
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest
 
@@ -82,7 +82,7 @@ def build_package(
         train: Patterns of the parameters to train, see :func:`odtpack.package.patterns.resolve`.
         freeze: Patterns of the parameters to freeze.
         untie: Patterns of tensors that several places of the model read, of which each place
-            gets its own, see :func:`odtpack.shared_tensors.untie`.
+            gets its own, see :func:`odtpack.model.shared_tensors.untie`.
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.package.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.

@@ -20,8 +20,8 @@ import odtpack
 from odtpack import targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, nodes_of
-from odtpack.kernel_needs import Need, oldest_runtime
 from odtpack.onnxblock.optim import BlockOptimizer
+from odtpack.ort.kernel_needs import Need, oldest_runtime
 from odtpack.package.optimizer_update import ResolvedUpdate
 from odtpack.package.parameters import Parameter
 from odtpack.package.training import STATE_SUFFIX, Graphs

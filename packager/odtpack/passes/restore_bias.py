@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.exported_parameters import ExportedParameters
+from odtpack.model.exported_parameters import ExportedParameters
 from odtpack.model.exporters import KIND
 
 _BIAS = 2

@@ -13,9 +13,9 @@ from typing import Final
 import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of
-from odtpack.kernel_needs import oldest_runtime
 from odtpack.model.exporters import module_names
 from odtpack.model.loading import load_model
+from odtpack.ort.kernel_needs import oldest_runtime
 from odtpack.package.candidates import candidates
 from odtpack.recipe.schema import json_schema
 from odtpack_simulator.values.units import format_bytes

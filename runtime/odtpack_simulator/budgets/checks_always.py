@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from odtpack_runtime.simulator.check_learns import learns_check
-
 from odtpack_simulator.budgets import advice, advice_campaign
 from odtpack_simulator.budgets.budget_metric import Subject, shortened
+from odtpack_simulator.budgets.check_learns import learns_check
 from odtpack_simulator.result.result import (
     Check,
     CheckStatus,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from odtpack_runtime.simulator.accuracy import accuracy_inputs
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
@@ -15,6 +14,7 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.optimizer_state import DEFAULT_LEARNING_RATE
 from odtpack_runtime.training.schedules import LearningRateSchedule, ScheduleSpec
+from odtpack_simulator.replay.accuracy import accuracy_inputs
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.sample_plan import SamplePlan
 from odtpack_simulator.values.units import format_bytes

@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from odtpack_runtime.simulator.paired_loss import Groups
-
 import odtpack_runtime
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.limits import Limiter, LimitMethod
+from odtpack_simulator.replay.paired_loss import Groups
 from odtpack_simulator.result.training import EvaluationPoint
 
 STALL_SECONDS = 900.0
@@ -60,7 +59,7 @@ class ReplayResult:
         metric_counts: Labels that it counts as right, and all that it counts: see
             :func:`~odtpack_simulator.values.wilson.wilson_interval` for what they prove.
         groups_before: Losses of held-out samples in ever smaller groups, see
-            :func:`~odtpack_simulator.paired_loss.held_out_fall`.
+            :func:`~odtpack_simulator.replay.paired_loss.held_out_fall`.
         groups_after: The same after training.
         curve: Every evaluation, those before and after training included.
         peak_bytes: Peak of anonymous memory above the process's state before the

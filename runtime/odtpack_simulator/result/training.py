@@ -21,7 +21,7 @@ class HeldOutFall(Part):
     """By how much the loss on held-out samples fell, with the interval that chance leaves open.
 
     The ends of the interval are one-sided 95 % bounds, see
-    :mod:`odtpack_simulator.paired_loss`. ``groups`` of samples were compared, each
+    :mod:`odtpack_simulator.replay.paired_loss`. ``groups`` of samples were compared, each
     with itself.
     """
 

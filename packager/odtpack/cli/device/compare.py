@@ -52,12 +52,11 @@ def compare(
     within noise, and times of different hosts are not compared. Markdown keeps the size of a
     comment on GitHub.
     """
-    from odtpack_runtime.reports.comparison_page import render_comparison
-
     from odtpack.cli._files import check_not_input, check_writable
     from odtpack_runtime.files.atomic import atomic_write
     from odtpack_simulator.budgets import read_budgets
     from odtpack_simulator.budgets.compare import compare as compare_results
+    from odtpack_simulator.reports.comparison.page import render_comparison
     from odtpack_simulator.reports.comparison.report import render_markdown, render_text
     from odtpack_simulator.result.result import load_result
 

@@ -138,11 +138,11 @@ def _model(path: Path) -> dict[str, Any]:
     from odtpack.cli._describe import byte_size, count_line, shape_text
     from odtpack.errors import OdtpackError
     from odtpack.graph.graphs import dims_of
-    from odtpack.kernel_needs import oldest_runtime
     from odtpack.model.exporters import module_names
     from odtpack.model.loading import load_model
+    from odtpack.model.shared_tensors import shared_tensors
+    from odtpack.ort.kernel_needs import oldest_runtime
     from odtpack.package.candidates import candidates
-    from odtpack.shared_tensors import shared_tensors
 
     try:
         model = load_model(path)

@@ -167,7 +167,7 @@ def _runs(
 
 
 def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
-    from odtpack.kernel_count import count_kernels
+    from odtpack.ort.kernel_count import count_kernels
     from odtpack.ort.operator_config import config_of
     from odtpack.ort.session_runs import final_graph
     from odtpack_runtime.files.atomic import atomic_write

@@ -20,8 +20,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.random  # numpy loads it on first use, which would count as the training's memory
 import onnxruntime
-from odtpack_runtime.simulator.accuracy import count_right
-from odtpack_runtime.simulator.paired_loss import GROUPS, Groups, pooled
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
@@ -33,9 +31,11 @@ from odtpack_simulator.memory.process_memory import (
     give_back_freed_memory,
     memory_options,
 )
+from odtpack_simulator.replay.accuracy import count_right
 from odtpack_simulator.replay.child.pauses import stop_in_write, wait_to_be_killed
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.limits import hold_memory
+from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
 from odtpack_simulator.replay.position import Position, load_position, run_digest
 from odtpack_simulator.replay.sample_plan import Indices
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from odtpack.kernel_needs import Need, newest, of_operator
+from odtpack.ort.kernel_needs import Need, newest, of_operator
 
 _FORMAT: Final = Need((1, 16), "ORT format of version 6")
 """The first release that reads what the present converter writes; `make runtimes` holds it."""

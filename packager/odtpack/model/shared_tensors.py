@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from odtpack.errors import UnknownNameError
-from odtpack.exported_parameters import ExportedParameters
 from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import Names, used_names
+from odtpack.model.exported_parameters import ExportedParameters
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.split_merged import Use, separate, separated_from
 
