@@ -11,8 +11,9 @@ import onnx_ir as ir
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from odtpack import kernel_needs, targets
+from odtpack import targets
 from odtpack.errors import OdtpackError
+from odtpack.ort import kernel_needs
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.kernel_needs import oldest_runtime

@@ -12,14 +12,20 @@ import onnx.numpy_helper
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack import shared_tensors, targets
+from odtpack import targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import defined, dims_of, nodes_of
 from odtpack.graph.inference import infer_shapes
-from odtpack.model import external_data, source, split_merged, tie_weights
+from odtpack.model import (
+    external_data,
+    restore_bias,
+    shared_tensors,
+    source,
+    split_merged,
+    tie_weights,
+)
 from odtpack.model.source import ModelLike
-from odtpack.passes import restore_bias
 
 __all__ = [
     "ModelLike",

@@ -16,7 +16,7 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from odtpack import kernel_needs, optimizers, targets
+from odtpack import optimizers, targets
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
@@ -24,6 +24,7 @@ from odtpack.model.loading import ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.onnxblock.models import parameters
 from odtpack.onnxblock.optim import BlockOptimizer
+from odtpack.ort import kernel_needs
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import with_ort_files, write_ort_files
 from odtpack.ort.kernel_needs import oldest_runtime
