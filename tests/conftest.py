@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 
 import pytest
 
+NODE_CASES = "node cases "
 SWEEPS = ("test_gradient_is_that_of_both_oracles", "test_gradient_of_the_body_is_that_of_both")
 
 
@@ -20,7 +22,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many gradients were held to the oracles."""
+    """Say how many gradients were held to the oracles, and what became of the node cases."""
     passed = [
         report.nodeid
         for report in terminalreporter.getreports("passed")
@@ -32,3 +34,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"gradient sweep: {len(passed)} cases of {len(operators)} operators agree with "
             "PyTorch and finite differences"
         )
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    counts: collections.Counter[str] = collections.Counter()
+    for name, number in (each for report in reports for each in report.user_properties):
+        if name.startswith(NODE_CASES):
+            counts[name.removeprefix(NODE_CASES)] += number
+    if counts:
+        parts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+        terminalreporter.write_line(f"node cases of the onnx package: {counts.total()}: {parts}")

@@ -160,6 +160,35 @@ def test_random_draws_whose_number_is_unknown_are_refused() -> None:
     assert error.value.code == "unsupported-node"
 
 
+GROWING = """
+net (float[n, 3] h, float[3] w) => (float[m, 3] rows) {{
+  two = Constant <value = int64 {{2}}> () zero = Constant <value = int64[1] {{0}}> ()
+  one = Constant <value = int64[1] {{1}}> () many = Constant <value = int64[1] {{100}}> ()
+  nought = Constant <value = float {{0}}> ()
+  rows = Loop <body = turn (int64 i, bool go, {declared} s) => (bool on, {declared} t) {{
+    on = Identity(go) sw = Mul(s, w) {body} }}> (two, , h) }}"""
+# What a turn makes of sw [n, 3], whose number of rows is known only when the model runs.
+OTHER_ROWS = {
+    "twice as many": "t = Concat <axis = 0> (sw, s)",
+    "as many again as at first": "t = Concat <axis = 0> (sw, h)",
+    "one less": "t = Slice(sw, one, many, zero)",
+    "as many as the data has it": (
+        "k = ReduceSum <keepdims = 0> (sw, one) b = Greater(k, nought) "
+        "t = Compress <axis = 0> (sw, b)"
+    ),
+}
+
+
+@pytest.mark.parametrize("declared", ["float[]", "float[a, b]"])
+@pytest.mark.parametrize("rows", OTHER_ROWS)
+def test_a_carried_value_whose_number_of_rows_changes_is_refused(rows: str, declared: str) -> None:
+    text = GROWING.format(declared=declared, body=OTHER_ROWS[rows])
+    model = Case(rows, text, {}, torch.relu).model()
+    with pytest.raises(OdtpackError, match=r"carries and whose shape (may )?change") as error:
+        add_gradients(model, ["w"])
+    assert error.value.code == "unsupported-node"
+
+
 REFUSED = {
     "which it carries and whose shape changes": """
 net (int64 m, float[1, 3] h, float[3] w) => (float[n, 3] rows) {

@@ -96,3 +96,44 @@ def test_what_is_known_only_when_the_model_runs_is_refused(
     with pytest.raises(OdtpackError, match=f"operator {operator} .* has no gradient") as error:
         add_gradients(expanded, ["x"])
     assert error.value.code == "no-gradient"
+
+
+POSITIONS = {
+    "SequenceInsert": "t = SequenceInsert(s, z, p) y = ConcatFromSequence <axis = 0> (t)",
+    "SequenceErase": "t = SequenceErase(s, p) y = ConcatFromSequence <axis = 0> (t)",
+    "SequenceAt": "y = SequenceAt(s, p)",
+}
+
+
+@pytest.mark.parametrize("place", range(-4, 5))
+@pytest.mark.parametrize("operator", POSITIONS)
+def test_a_position_is_where_the_runtime_counts_it(operator: str, place: int) -> None:
+    """Against ONNX Runtime's own sequences; y is linear, so that differences are exact."""
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "g (float[1] a, float[1] b, float[1] c, float[1] z) => (float[n] y) { "
+        f"p = Constant <value = int64 {{{place}}}> () s = SequenceConstruct(a, b, c) "
+        f"{POSITIONS[operator]} }}"
+    )
+    proto = onnx.parser.parse_model(text)
+    x = {name: normal(1, seed=seed) for seed, name in enumerate("abcz")}
+    forward = session(proto, "off")
+    expanded = expand(infer_shapes(ir.from_proto(proto)), list(x))
+    first, last = -3, 3 if operator == "SequenceInsert" else 2
+    if not first <= place <= last:
+        with pytest.raises(Exception, match="Invalid sequence index"):
+            forward.run(None, x)
+        with pytest.raises(OdtpackError, match="has no gradient"):
+            add_gradients(expanded, list(x))
+        return
+    (y,) = forward.run(None, x)
+    live, names = add_gradients(expanded, list(x))
+    seed = normal(*y.shape, seed=5)
+    running = session(ir.to_proto(live), "all")
+    results = running.run(None, {**x, "seed_y": seed})
+    found = dict(zip((value.name for value in running.get_outputs()), results, strict=True))
+    np.testing.assert_array_equal(found["y"], y)
+    for name, array in x.items():
+        (moved,) = forward.run(None, {**x, name: array + 1})
+        gradient = found[names[name]] if name in names else np.zeros(1)
+        np.testing.assert_allclose(gradient, [((moved - y) * seed).sum()], atol=1e-6, err_msg=name)

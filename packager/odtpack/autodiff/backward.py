@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
+from odtpack.autodiff import discards
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import REGISTRY, Registry, Rule, WithCaptured
 from odtpack.errors import OdtpackError
@@ -129,6 +130,7 @@ def _walk(
     sources = list(wrt)
     needed = dependents(graph, sources, registry)
     upstream = ancestors(seeds, graph)
+    discarded = discards.find(graph, set(sources))
     contributions: dict[ir.Value, list[ir.Value]] = {y: [dy] for y, dy in seeds.items()}
 
     def total(value: ir.Value) -> ir.Value | None:
@@ -150,7 +152,9 @@ def _walk(
         wanted = [value is not None and value in needed for value in node.inputs]
         taken = dict.fromkeys(v for body in subgraphs(node) for v in captures(body) if v in needed)
         inner = functools.partial(_walk, registry=registry)
-        ctx = Context(node, ops, cotangents, wanted, list(taken), inner)
+        ctx = Context(
+            node, ops, cotangents, wanted, list(taken), inner, discarded=node in discarded
+        )
         try:
             if rule is None:
                 raise _NoRuleError(node, opset_of(node, graph))
@@ -210,8 +214,10 @@ def _apply(rule: Rule, ctx: Context) -> Iterable[tuple[ir.Value, ir.Value]]:
         if value is None or cotangent is None or not ctx.needs(index):
             continue
         result = cotangent
+        if ctx.discarded and ctx.node.op_type in discards.SCALING:
+            result = ctx.op.Where(ctx.op.Equal(ctx.dy(), 0), 0, cotangent)
         if rule.broadcasts:
-            result = ctx.op.sum_to(cotangent, dims_of(ctx.y()), value)
+            result = ctx.op.sum_to(result, dims_of(ctx.y()), value)
         if result.type is None:
             result.type = value.type
         yield value, result

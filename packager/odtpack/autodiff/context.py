@@ -25,6 +25,8 @@ class Context:
         op: Writes new nodes, as in ``ctx.op.Mul(ctx.dy(), ctx.y())``.
         captured: Values that the node's subgraphs read from around them and whose
             cotangents are wanted.
+        discarded: The output may be NaN or infinite in places where the model discards it;
+            there the cotangents are zero, and so are those of the inputs.
     """
 
     def __init__(
@@ -35,10 +37,13 @@ class Context:
         needed: Sequence[bool],
         captured: Sequence[ir.Value] = (),
         differentiate: Differentiate | None = None,
+        *,
+        discarded: bool = False,
     ) -> None:
         self.node = node
         self.op = op
         self.captured = captured
+        self.discarded = discarded
         self._cotangents = cotangents
         self._needed = needed
         self._differentiate = differentiate

@@ -122,9 +122,9 @@ class Turns(abc.ABC):
                 return slices
         if value in self._stacks:
             return self._stacks[value]
-        if value.meta.get(loop_shapes.VARIES):
+        if (how := self.changing(value)) is not None:
             raise self.ctx.unsupported(
-                f"its gradient reads {value.name!r}, which it carries and whose shape changes"
+                f"its gradient reads {value.name!r}, which it carries and whose shape {how}"
             )
         if not isinstance(value.type, ir.TensorType):
             raise self.ctx.unsupported(f"its gradient reads {value.name!r}, which is no tensor")
@@ -133,6 +133,10 @@ class Turns(abc.ABC):
         whole = add_output(self.ctx, index - self.first_output, f"{value.name}.stack", value, shape)
         self._stacks[value] = Slices(index, whole, value, 0, 0)
         return self._stacks[value]
+
+    def changing(self, value: ir.Value) -> str | None:
+        """How the shape of a carried value changes; None if it does not, as in every Scan."""
+        return None
 
 
 class ScanTurns(Turns):
@@ -203,6 +207,22 @@ class LoopTurns(Turns):
         if self.loop.length is not None:
             return op.constant(np.array(self.loop.length))
         return op.Gather(op.Shape(slices.whole), zero, axis=0)
+
+    def changing(self, value: ir.Value) -> str | None:
+        """See the base class."""
+        from odtpack.graph.inference import infer_by_standard
+
+        if self.is_fixed(value) or value not in self.loop.body.inputs[2:]:
+            return None
+        if value.meta.get(loop_shapes.VARIES):
+            return "changes from turn to turn"
+        outermost = self.ctx.op
+        while outermost.outer is not None:
+            outermost = outermost.outer
+        open_ = loop_shapes.may_change(outermost.graph, value, infer_by_standard)
+        if not open_:
+            return None
+        return "may change from turn to turn (declare it in the body where it does not)"
 
     def write(
         self, initial: Sequence[ir.Value], collected: Sequence[Slices]

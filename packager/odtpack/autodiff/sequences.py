@@ -41,14 +41,19 @@ class _Node:
         tensor = None if value is None else ir.convenience.get_const_tensor(value)
         return None if tensor is None else tensor.numpy()
 
-    def position(self, index: int, count: int) -> int | None:
-        """A constant position among ``count``, counted from the front; the last one if absent."""
+    def position(self, index: int, count: int, last: int) -> int | None:
+        """A constant position up to ``last``, which it is if absent.
+
+        A negative one counts back from ``count``, the number of members, in every operator:
+        SequenceInsert at -1 puts its tensor in front of the last member.
+        """
         if self.value(index) is None:
-            return count - 1
+            return last if last >= 0 else None
         constant = self.constant(index)
-        if constant is None or constant.size != 1 or not -count <= int(constant.item()) < count:
+        if constant is None or constant.size != 1 or not -count <= int(constant.item()) <= last:
             return None
-        return int(constant.item()) % count
+        place = int(constant.item())
+        return place if place >= 0 else place + count
 
     def integer(self, name: str, default: int) -> int:
         return self.node.attributes.get_int(name, default)
@@ -108,13 +113,13 @@ def _insert(call: _Node) -> Members | None:
     members, tensor = call.members(), call.value(1)
     if members is None or tensor is None:
         return None
-    place = call.position(2, len(members) + 1)
+    place = call.position(2, len(members), len(members))
     return None if place is None else (*members[:place], tensor, *members[place:])
 
 
 def _erase(call: _Node) -> Members | None:
     members = call.members()
-    place = None if members is None else call.position(1, len(members))
+    place = None if members is None else call.position(1, len(members), len(members) - 1)
     return None if members is None or place is None else members[:place] + members[place + 1 :]
 
 
@@ -153,7 +158,7 @@ def _split(call: _Node) -> Members | None:
 
 def _at(call: _Node) -> ir.Value | None:
     members = call.members()
-    place = None if members is None else call.position(1, len(members))
+    place = None if members is None else call.position(1, len(members), len(members) - 1)
     return None if members is None or place is None else members[place]
 
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import Dims, defined, dims_of, nodes_of
+from odtpack.graph.graphs import Dims, defined, dims_of, nodes_of, static_dims
 
 _ROUNDS = 10
+_SIZE = 5040  # of an axis that is known only when the model runs: it has many divisors
 VARIES = "odtpack.shape_varies"
 """Set in the meta data of an input of a body that is known to change its shape."""
 
@@ -97,6 +98,54 @@ def _states(model: ir.Model) -> Iterator[_State]:
         for first, before, after, last in rows:
             if first is not None:
                 yield _State(first, before, after, last)
+
+
+def may_change(
+    graph: ir.Graph, value: ir.Value, infer_others: Callable[[ir.Model], ir.Model]
+) -> bool:
+    """Whether a carried value may have another shape in another turn.
+
+    Sizes that are known only when the model runs are set to numbers for that: then inference
+    tells what has as many elements as before from what has more.
+
+    Args:
+        graph: The main graph; not changed.
+        value: Input of the body of a Loop in it.
+        infer_others: Infers all shapes but those of carried values.
+    """
+    model = ir.Model(graph, ir_version=8)
+    twin = model.clone()
+    numbers: dict[str, int] = {}
+    for given in twin.graph.inputs:
+        given.shape = _with_numbers(given, numbers, new=True)
+    for inner in twin.graphs():
+        for each in defined(inner) - set(twin.graph.inputs):
+            each.shape = _with_numbers(each, numbers, new=False)
+    states, twins = list(_states(model)), list(_states(twin))
+    for _ in range(_ROUNDS):  # a loop inside a loop begins with what the outer one carries
+        infer_others(twin)
+        unknown = [s for s in twins if static_dims(s.before) is None and static_dims(s.first)]
+        if not unknown:
+            break
+        for state in unknown:
+            state.before.shape = state.last.shape = state.first.shape
+    known = next(other for state, other in zip(states, twins, strict=True) if state.before is value)
+    dims = static_dims(known.first)
+    return dims is None or dims != static_dims(known.before) or dims != static_dims(known.after)
+
+
+def _with_numbers(value: ir.Value, numbers: dict[str, int], *, new: bool) -> ir.Shape | None:
+    """The shape with a number for each size, and None where one is not known."""
+    dims = dims_of(value)
+    if dims is None:
+        return None
+    found = []
+    for axis, dim in enumerate(dims):
+        name = f"{value.name}:{axis}" if dim is None else str(dim)
+        if not isinstance(dim, int) and new:
+            numbers.setdefault(name, _SIZE * (len(numbers) + 1))
+        found.append(dim if isinstance(dim, int) else numbers.get(name))
+    return None if None in found else ir.Shape([dim for dim in found if dim is not None])
 
 
 def _is_open(state: _State) -> bool:

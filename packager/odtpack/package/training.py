@@ -34,6 +34,7 @@ from odtpack.passes import (
     batch_norm,
     float16_fallback,
     float64_lowering,
+    keep_epsilon,
     pipeline,
     sparse_gradients,
     upgrade_opset,
@@ -368,6 +369,7 @@ def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
         for value in list(subgraph.initializers.values()):
             if not value.uses() and not value.is_graph_output():
                 subgraph.initializers.pop(str(value.name))
+    keep_epsilon.rewrite(Ops(model.graph, "sum/"), model.graph)
     model = float64_lowering.lower(model)
     if not _is_sorted(model.graph):
         common_passes.TopologicalSortPass()(model)

@@ -204,6 +204,23 @@ net (int64 m, float[2, 3] h, float[3, 3] w) => (float[2, 3] last, float[t, 2, 3]
   }> (m, , h)
 }"""
 
+# Each turn moves the first row to the end: inference alone loses their number.
+SLIDING = """
+net (int64 m, float[n, 3] h, float[3, 3] w) => (float[n, 3] last) {
+  zero = Constant <value = int64[1] {0}> () one = Constant <value = int64[1] {1}> ()
+  end = Constant <value = int64[1] {9223372036854775807}> ()
+  last = Loop <body = turn (int64 i, bool go, float[] s) => (bool on, float[] t) {
+    on = Identity(go) sw = MatMul(s, w) u = Tanh(sw) rest = Slice(u, one, end, zero)
+    first = Slice(s, zero, one, zero) t = Concat <axis = 0> (rest, first)
+  }> (m, , h)
+}"""
+
+
+def sliding(m: Tensor, h: Tensor, w: Tensor) -> Any:
+    for _ in range(int(m)):
+        h = torch.cat([torch.tanh(h @ w)[1:], h[:1]])
+    return h
+
 
 def powers(m: Tensor, h: Tensor, w: Tensor) -> Any:
     ys = []
@@ -485,6 +502,7 @@ CASES = [
     *cases("Loop-one-turn", POWERS, {"m": times(1), "h": H, "w": W}, powers),
     *cases("Loop-stacked", STACKED, {"m": times(3), "h": H, "w": W}, stacked, (12, 13, 21)),
     *cases("Loop-growing", GROWING, {"m": times(3), "h": H[:1], "w": W}, growing, (13, 17, 23)),
+    *cases("Loop-sliding", SLIDING, {"m": times(3), "h": H, "w": W}, sliding, (13, 17, 23)),
     *cases("Loop-until", until("", "", "", "40.0"), {"h": V, "b": SCALE}, until_torch(40.0),
            (13, 17, 23)),
     *cases("Loop-until-or-count", until("int64 m, ", "m", "", "1e9"),

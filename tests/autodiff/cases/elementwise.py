@@ -185,6 +185,11 @@ CASES: list[Case] = [
                     "hi": np.float32(7.5)}, torch.clamp, const=["lo", "hi"], label="no-lower"),
     *cases("Clip", {"x": spread(3, 4, avoid=[-1, 1]), "lo": np.float32(-1), "hi": np.float32(1)},
            torch.clamp, label="learnt"),
+    # Bounds that crossed: every element is the upper one
+    *(case for fed in ((), ("lo",), ("hi",)) for case in
+      cases("Clip", {"x": spread(3, 4, avoid=[-1, 1]), "lo": np.float32(1), "hi": np.float32(-1)},
+            lambda x, lo, hi: torch.minimum(torch.maximum(x, lo), hi), (12, 17, 24),
+            const=fed, label="crossed" + "".join(fed), double=True)),
     *cases("Clip", {"x": spread(3, 4, avoid=[-1, 1]), "lo": np.float32([-1])},
            lambda x, lo: torch.clamp(x, min=lo), label="learnt-vector"),
     # Softmax: one axis from opset 13, all axes from ``axis`` before

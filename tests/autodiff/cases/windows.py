@@ -157,6 +157,8 @@ EVERY = (12, 18, 23)
 SEVEN = spread(2, 2, 7, 6)
 PLANE = spread(2, 3, 6, 4)
 TIED = np.float32([[[[1, 1, 0, 2], [1, 0, 2, 2], [3, 0, 0, 0], [0, 3, 0, 0]]]])
+WIDE = spread(2, 2, 9, 12)
+WIDE_TIED = np.round(WIDE)
 
 CASES: list[Case] = [
     # Dense convolutions: pointwise, few channels (joined taps), many channels (tap by tap)
@@ -255,6 +257,26 @@ CASES: list[Case] = [
     *pool("MaxPool", TIED, "tiled-ties", kernel_shape=[2, 2], strides=[2, 2],
           differences="none"),
     *pool("MaxPool", TIED, "ties", kernel_shape=[3, 3], pads=[1, 1, 1, 1], differences="none"),
+    # Maxima of windows so large that the kernel reports their places
+    *pool("MaxPool", WIDE, "large", kernel_shape=[5, 5], pads=[2, 2, 2, 2], batch=["x"],
+          opsets=(12, 16, 17, 22, 26)),
+    *pool("MaxPool", WIDE, "large-uneven", kernel_shape=[5, 7], pads=[2, 3, 2, 3],
+          differences="torch"),
+    *pool("MaxPool", WIDE, "large-strided", kernel_shape=[5, 4], strides=[2, 3]),
+    *pool("MaxPool", WIDE, "large-dilated", kernel_shape=[4, 5], dilations=[3, 2],
+          pads=[3, 2, 2, 3], batch=["x"]),
+    *pool("MaxPool", WIDE, "large-ceil", kernel_shape=[5, 5], strides=[3, 4], ceil_mode=1,
+          pads=[1, 1, 1, 1]),
+    *pool("MaxPool", WIDE, "large-same", kernel_shape=[5, 6], auto_pad="SAME_LOWER"),
+    *pool("MaxPool", WIDE, "large-open", kernel_shape=[5, 5], symbols={"x": [0, 1, 2, 3]},
+          pads=[2, 2, 2, 2]),
+    *pool("MaxPool", WIDE, "large-columns-first", kernel_shape=[5, 5], storage_order=1),
+    *pool("MaxPool", WIDE, "large-with-indices", kernel_shape=[5, 5], outputs=2, used=[0]),
+    *pool("MaxPool", WIDE, "whole-plane", kernel_shape=[9, 12]),
+    *pool("MaxPool", spread(2, 3, 40), "large", kernel_shape=[17], strides=[2], pads=[8, 8]),
+    *pool("MaxPool", spread(1, 2, 4, 4, 5), "large", kernel_shape=[3, 3, 3]),
+    *pool("MaxPool", WIDE_TIED, "large-ties", kernel_shape=[5, 5], pads=[2, 2, 2, 2],
+          differences="none", opsets=(15, 17)),
     # Means
     *pool("AveragePool", PLANE, "tiled", kernel_shape=[2, 2], strides=[2, 2], opsets=EVERY,
           batch=["x"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -70,12 +71,19 @@ def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sig
 
 
 def _clip_bound(ctx: Context, index: int) -> ir.Value | None:
-    """A bound receives the cotangents of the elements that it holds."""
+    """A bound receives the cotangents of the elements that it holds.
+
+    The output is min(max(x, low), high): where the bounds cross, the upper one holds them all.
+    """
     if not ctx.needs(index):
         return None
-    op, x, bound = ctx.op, ctx.x(), ctx.x(index)
-    beyond = op.Sub(bound, x) if index == 1 else op.Sub(x, bound)
+    op, x, low, high = ctx.op, ctx.x(), ctx.maybe_x(1), ctx.maybe_x(2)
+    bound = ctx.x(index)
+    raised = x if low is None or index == 1 else op.Max(x, low)
+    beyond = op.Sub(bound, x) if index == 1 else op.Sub(raised, bound)
     held = op.Mul(ctx.dy(), op.heaviside(beyond))
+    if index == 1 and high is not None:
+        held = op.Mul(held, op.heaviside(op.Sub(high, bound)))
     return op.reshape_like(op.reduce_sum(op.reshape(held, -1), [0]), bound)
 
 
@@ -173,32 +181,42 @@ def _half_plus_half(op: Ops, value: ir.Value) -> ir.Value:
 @vjp("Softmax", since=13)
 def softmax(ctx: Context) -> Cotangents:
     """dx = y (dy - sum(y dy))."""
-    op, y, dy = ctx.op, ctx.y(), ctx.dy()
-    axis = ctx.axis(default=-1)
-    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), [axis])))
+    return _softmax(ctx, [ctx.axis(default=-1)])
 
 
 @vjp("LogSoftmax", since=13)
 def log_softmax(ctx: Context) -> Cotangents:
     """dx = dy - exp(y) sum(dy)."""
-    op, y, dy = ctx.op, ctx.y(), ctx.dy()
-    axis = ctx.axis(default=-1)
-    return op.Sub(dy, op.Mul(op.Exp(y), op.reduce_sum(dy, [axis])))
+    return _log_softmax(ctx, [ctx.axis(default=-1)])
 
 
 @vjp("Softmax", since=1)
 def softmax_flat(ctx: Context) -> Cotangents:
     """Before opset 13 all axes from ``axis`` on are one."""
-    op, y, dy = ctx.op, ctx.y(), ctx.dy()
-    axes = range(ctx.axis(default=1), ctx.rank(y))
+    return _softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
+
+
+def _softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
+    op, y, dy = ctx.op, _kept(ctx, ctx.y()), ctx.dy()
     return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), axes)))
+
+
+def _kept(ctx: Context, y: ir.Value) -> ir.Value:
+    """``y``, with zeros for the NaN of rows that the model discards.
+
+    A row whose scores are all masked with -inf is NaN, and its cotangent is zero.
+    """
+    return ctx.op.Where(ctx.op.IsNaN(y), 0, y) if ctx.discarded else y
 
 
 @vjp("LogSoftmax", since=1)
 def log_softmax_flat(ctx: Context) -> Cotangents:
-    op, y, dy = ctx.op, ctx.y(), ctx.dy()
-    axes = range(ctx.axis(default=1), ctx.rank(y))
-    return op.Sub(dy, op.Mul(op.Exp(y), op.reduce_sum(dy, axes)))
+    return _log_softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
+
+
+def _log_softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
+    op, dy = ctx.op, ctx.dy()
+    return op.Sub(dy, op.Mul(_kept(ctx, op.Exp(ctx.y())), op.reduce_sum(dy, axes)))
 
 
 @vjp("Dropout", since=12)

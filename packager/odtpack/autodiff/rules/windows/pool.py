@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import Cotangents, vjp
+from odtpack.autodiff.scatter_add import add_at
 from odtpack.autodiff.windows import dynamic_windows
-from odtpack.autodiff.windows.windows import Windows, padding, pool_windows, transposed_convolution
+from odtpack.autodiff.windows.windows import (
+    Windows,
+    check_lengths,
+    padding,
+    pool_windows,
+    transposed_convolution,
+)
 from odtpack.graph.ops import Ops
+
+MANY_TAPS = 16
+"""Kernel elements beyond which MaxPool's indices are quicker than comparing with each."""
+_TOO_MANY_TAPS = 1024  # to write nodes for each
+_ADDING_SINCE = 16  # ScatterElements
 
 
 @vjp("MaxPool", since=8)
@@ -19,12 +32,19 @@ def max_pool(ctx: Context) -> Cotangents:
     """Compare the output with each tap of the input; MaxPool's own indices are slow.
 
     Asking the kernel for its indices output makes it 25 times slower than without, on
-    all platforms that have a vectorized MaxPool.
+    all platforms that have a vectorized MaxPool. But the nodes for the taps of a large window
+    take longer than that.
     """
-    if dynamic_windows.is_open(ctx, ctx.x()):
-        return dynamic_windows.scatter_maxima(
-            ctx, dynamic_windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
+    kernel = ctx.ints("kernel_shape", ())
+    if math.prod(kernel) > MANY_TAPS and ctx.op.opset >= _ADDING_SINCE:
+        return _scatter_by_index(ctx)
+    if math.prod(kernel) > _TOO_MANY_TAPS:
+        raise ctx.unsupported(
+            f"before opset {_ADDING_SINCE} a window of {math.prod(kernel)} elements is too large "
+            "(export the model with opset 17 or newer)"
         )
+    if dynamic_windows.is_open(ctx, ctx.x()):
+        return dynamic_windows.scatter_maxima(ctx, dynamic_windows.open_windows(ctx, kernel))
     win = pool_windows(ctx)
     tiled = (
         win.rank == 2
@@ -85,6 +105,34 @@ def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
     for hit, position in reversed(list(zip(hits[:-1], offsets[:-1], strict=True))):
         offset = op.Where(hit, float(position), offset)
     return offset
+
+
+def _scatter_by_index(ctx: Context) -> ir.Value:
+    """Windows of any size: add each cotangent up at the index that the kernel reports.
+
+    A window that sees only padding or minus infinity reports none, and its maximum is the
+    lowest number.
+    """
+    op, x, y, dy = ctx.op, ctx.x(), ctx.y(), ctx.dy()
+    check_lengths(ctx, len(ctx.ints("kernel_shape", ())), ctx.rank(x) - 2)
+    if ctx.int("storage_order", 0):  # which only says how indices count
+        names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
+        given: dict[str, Any] = {n: ctx.node.attributes.get(n) for n in names}
+        index = op.emit("MaxPool", [x], outputs=2, **given)[1]
+        index.type = ir.TensorType(ir.DataType.INT64)
+    else:
+        index = ctx.extra_output(1, ir.DataType.INT64, ctx.dims(y))
+    lowest = float(np.finfo(ctx.dtype(x).numpy()).min)
+    found = op.reshape(op.Where(op.Greater(y, lowest), dy, 0), -1)
+    index = op.reshape(op.Max(index, op.constant(np.int64(0))), -1)
+    sizes = [dim for dim in ctx.dims(x)[1:] if isinstance(dim, int)]
+    if len(sizes) == ctx.rank(x) - 1:
+        # Not Shape(x): x would have to wait for it.
+        shape = op.Concat(op.Gather(op.Shape(dy), op.ints(0), axis=0), op.ints(*sizes), axis=0)
+    else:
+        shape = op.Shape(x)
+    size = op.ReduceProd(shape, keepdims=1)
+    return op.Reshape(add_at(op, size, index, found), shape)
 
 
 def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:

@@ -1,0 +1,176 @@
+"""What a model computes and discards, where it is NaN or infinite, takes no part in gradients.
+
+The gradients are held to central differences, in float64, of the ONNX reference
+implementation. PyTorch's autograd is no oracle here: it multiplies zero by NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from odtpack.autodiff.expand import expand
+from odtpack.model.loading import infer_shapes
+from tests.autodiff.oracle import LEVELS, STEP, add_gradients, cast_floats, normal, session
+
+Q, K, V = normal(2, 3, 4), normal(2, 5, 4, seed=1), normal(2, 5, 4, seed=2)
+MASK = np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], bool)
+BIAS = np.where(MASK, 0, -np.inf).astype(np.float32)
+X = np.array([-120, -2, -0.5, 0.5, 2, 120], np.float32)
+NUMBERS = (
+    "zero = Constant <value = float {0}> () one = Constant <value = float {1}> () "
+    "low = Constant <value = float {-inf}> () half = Constant <value = float {0.5}> () "
+)
+ATTEND = "kt = Transpose <perm = [0, 2, 1]> (k) qk = MatMul(q, kt) s = Mul(qk, half) "
+HEAD = "float[2, 3, 4] q, float[2, 5, 4] k, float[2, 5, 4] v, bool[3, 5] mask"
+# The inputs, the body, and what is differentiated.
+ATTENTION = {
+    "a row of NaN is zero": (
+        f"{HEAD}",
+        ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
+    ),
+    "a row of NaN is zero after a cast and a dropout": (
+        f"{HEAD}",
+        ATTEND
+        + "b = Where(mask, zero, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) p1 = Dropout(p0) "
+        "p2 = Cast <to = 1> (p1) nan = IsNaN(p2) p = Where(nan, zero, p2) y = MatMul(p, v)",
+    ),
+    "what is masked is zero": (
+        f"{HEAD}",
+        ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
+        "p = Where(mask, p0, zero) y = MatMul(p, v)",
+    ),
+    "the mask is padded": (
+        f"{HEAD}, bool[3, 4] short",
+        ATTEND + "m = Where(short, zero, low) pads = Constant <value = int64[4] {0, 0, 0, 1}> () "
+        "b = Pad(m, pads, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
+    ),
+    "the mask is given in numbers": (
+        f"{HEAD}, float[3, 5] bias",
+        ATTEND + "t = Add(s, bias) p0 = Softmax <axis = -1> (t) "
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
+    ),
+    "scores are normalized as logarithms": (
+        f"{HEAD}",
+        ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = LogSoftmax <axis = -1> (t) "
+        "p1 = Where(mask, p0, zero) p = Mul(p1, half) y = MatMul(p, v)",
+    ),
+    "the scale is divided by twice": (
+        f"{HEAD}, float[2, 3, 1] norm",
+        ATTEND
+        + "u = Div(s, norm) b = Where(mask, zero, low) t = Add(u, b) p0 = Softmax <axis = -1> (t) "
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
+    ),
+}
+FEEDS = {"short": MASK[:, :4], "q": Q, "k": K, "v": V, "mask": MASK, "bias": BIAS}
+FEEDS["norm"] = np.array([[[1], [2], [3]], [[2], [1], [0.5]]], np.float32)
+POSITIVE = "on = Greater(x, zero) "
+# y = ... of x, some of whose elements leave the domain of a function, and a weight w.
+FUNCTIONS = {
+    "Log": "l = Log(x) m = Mul(l, w) y = Where(on, m, zero)",
+    "Log of another view": "l = Log(x) r = Reshape(l, shape) b = Reshape(on, shape) "
+    "m = Mul(r, w) z = Where(b, m, zero) y = Reshape(z, flat)",
+    "Sqrt": "l = Sqrt(x) m = Mul(l, w) y = Where(on, m, zero)",
+    "Pow": "l = Pow(x, half) m = Mul(l, w) y = Where(on, m, zero)",
+    "Pow of a weight": "l = Pow(x, w) y = Where(on, l, zero)",
+    "Reciprocal": "r = Relu(x) l = Reciprocal(r) m = Mul(l, w) y = Where(on, m, zero)",
+    "Div": "r = Relu(x) l = Div(w, r) y = Where(on, l, zero)",
+    "Exp of large numbers": "e = Exp(x) l = Sub(e, one) m = Mul(l, w) y = Where(on, x, m)",
+    "Asin": "a = Abs(x) in = Less(a, one) l = Asin(x) m = Mul(l, w) y = Where(in, m, x)",
+    "Acosh": "in = Greater(x, one) l = Acosh(x) m = Mul(l, w) y = Where(in, m, x)",
+    "Cosh": "l = Cosh(x) a = Abs(x) in = Less(a, three) m = Mul(l, w) y = Where(in, m, x)",
+    "Log inside of Sin": "l = Log(x) s = Sin(l) m = Mul(s, w) y = Where(on, m, zero)",
+}
+
+
+def check(head: str, body: str, feeds: dict[str, np.ndarray], wrt: list[str]) -> None:
+    text = f"net ({head}) => (float[a] y) {{ {NUMBERS} {body} }}"
+    if "q" in wrt:
+        text = text.replace("float[a] y", "float[2, 3, 4] y")
+    header = '<ir_version: 8, opset_import: ["" : 17]> '
+    proto = onnx.parser.parse_model(header + text)
+    model, names = add_gradients(expand(infer_shapes(ir.from_proto(proto)), wrt), wrt)
+    seed = normal(*((2, 3, 4) if "q" in wrt else X.shape), seed=5)
+    double = onnx.parser.parse_model(
+        header + text.replace("float", "double").replace("= 1>", "= 11>")
+    )
+    evaluator = ReferenceEvaluator(double)
+    wide = {name: cast_floats(array, np.float64) for name, array in feeds.items()}
+
+    def loss(**moved: np.ndarray) -> float:
+        with np.errstate(all="ignore"):
+            (y,) = evaluator.run(None, {**wide, **moved})
+        return float((y * seed).sum())
+
+    for level in LEVELS:
+        running = session(ir.to_proto(model), level)
+        results = running.run(None, {**feeds, "seed_y": seed})
+        found = dict(zip((y.name for y in running.get_outputs()), results, strict=True))
+        for name in wrt:
+            x = wide[name]
+            steps = (d.reshape(x.shape) * STEP for d in np.eye(x.size))
+            slopes = [loss(**{name: x + d}) - loss(**{name: x - d}) for d in steps]
+            expected = np.reshape(slopes, x.shape) / (2 * STEP)
+            assert np.isfinite(expected).all()
+            np.testing.assert_allclose(
+                found[names[name]], expected, rtol=1e-4, atol=1e-5, err_msg=f"{name} ({level})"
+            )
+
+
+@pytest.mark.parametrize("form", ATTENTION)
+def test_gradients_of_attention_survive_a_row_that_is_masked_as_a_whole(form: str) -> None:
+    head, body = ATTENTION[form]
+    feeds = {name: array for name, array in FEEDS.items() if f" {name}" in head}
+    check(head, body, feeds, ["q", "k", "v"])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_survive_arguments_outside_of_a_domain(name: str) -> None:
+    body = FUNCTIONS[name]
+    more = (
+        POSITIVE + "three = Constant <value = float {3}> () "
+        "shape = Constant <value = int64[2] {2, 3}> () flat = Constant <value = int64[1] {6}> () "
+    )
+    w = np.array([0.5, 1.5, 2.5], np.float32)
+    if name != "Log of another view":
+        w = np.tile(w, 2)
+    head = f"float[6] x, float[{len(w)}] w"
+    check(head, more + body, {"x": X, "w": w}, ["x", "w"])
+
+
+UNCHANGED = {
+    "nothing is discarded": ("float[3, 5] x", "y = Softmax <axis = -1> (x)"),
+    "scores are masked with a large number": (
+        "float[3, 5] x, bool[3, 5] mask",
+        "big = Constant <value = float {-1e9}> () t = Where(mask, x, big) "
+        "p = Softmax <axis = -1> (t) y = Where(mask, p, zero)",
+    ),
+    "the slope is finite": (
+        "float[3, 5] x, bool[3, 5] mask", "p = Mul(x, half) t = Tanh(p) y = Where(mask, t, zero)"
+    ),
+    "the divisor is known": (
+        "float[3, 5] x, bool[3, 5] mask",
+        "n = Shape(x) f = Cast <to = 1> (n) d = ReduceMax <keepdims = 0> (f) r = Sqrt(d) "
+        "p = Div(x, r) y = Where(mask, p, low)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", UNCHANGED)
+def test_a_gradient_that_cannot_be_nan_is_not_guarded(why: str) -> None:
+    head, body = UNCHANGED[why]
+    text = f"net ({head}) => (float[3, 5] y) {{ {NUMBERS} {body} }}"
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> ' + text)
+    model = infer_shapes(ir.from_proto(proto))
+    before = len(model.graph)
+    add_gradients(model, ["x"])
+    added = [node.op_type for node in list(model.graph)[before:]]
+    assert "IsNaN" not in added
+    assert added.count("Where") == text.count(" Where(mask, p") + text.count("Where(mask, x") + (
+        text.count("Where(mask, t")
+    )
