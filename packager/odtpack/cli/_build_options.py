@@ -37,6 +37,7 @@ class BuildOptions:
     frozen_storage: str | None = None
     ort_format: OrtFormat | None = None
     nominal: bool = False
+    no_self_check: bool = False
     onnxruntime: str | None = None
 
     def over(self, recipe: BuildSettings | None) -> BuildSettings:
@@ -74,6 +75,7 @@ class BuildOptions:
             key: turned_on
             for key, given_at_all, turned_on in (
                 ("nominal", self.nominal, True),
+                ("self_check", self.no_self_check, False),
                 ("decay_vectors", self.no_vector_decay, False),
             )
             if given_at_all

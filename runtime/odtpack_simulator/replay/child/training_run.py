@@ -22,7 +22,7 @@ import onnxruntime
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.session.options import rest_between_runs
+from odtpack_runtime.session.options import RESTING_THREADS
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -49,7 +49,8 @@ def memory_options(threads: int) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    rest_between_runs(options)
+    for key, value in RESTING_THREADS.items():
+        options.add_session_config_entry(key, value)
     return options
 
 
