@@ -78,7 +78,10 @@ class Turns:
         self._batches = Batches(list(job.data.values()), job.schedule.largest_batch)
         with contextlib.ExitStack() as stack:
             if not rest:
-                stack.enter_context(mock.patch.object(options, "rest_between_runs"))
+                spinning = mock.patch.dict(options.RESTING_THREADS, clear=True)
+                stack.enter_context(spinning)
+                alone = mock.patch.object(options, "_session_beside", return_value=None)
+                stack.enter_context(alone)
             self._trainer: Trainer = open_trainer(job, self._batches)
         self._source: Iterator[list[Indices]] = whole_steps(job)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from odtpack.fit.outcome import json_schema as fit_json_schema
 from odtpack.package.coverage import coverage
+from odtpack.package.record_schema import record_schema
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack.update.diff_model import PackageDiff
@@ -68,7 +69,7 @@ def operators_page() -> str:
 
 def manifest_schema() -> str:
     """The JSON Schema of a package's manifest."""
-    return _schema(Manifest.model_json_schema(), "Manifest of an odtpack package")
+    return _schema(record_schema(Manifest), "Manifest of an odtpack package")
 
 
 def diff_schema() -> str:

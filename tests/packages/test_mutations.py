@@ -154,7 +154,7 @@ def test_forged_manifests(built: Path, tmp_path: Path) -> None:
 def _loose(manifest: Manifest, key: str) -> object:
     """A part of a manifest without what the files do not tell."""
     exclude = {"size_bytes", "role", "class_count"} if key in ("inputs", "parameters") else set()
-    part = manifest.model_dump()[key]
+    part = manifest.as_dict()[key]
     if isinstance(part, tuple | list):
         return [{k: v for k, v in item.items() if k not in exclude} for item in part]
     return part

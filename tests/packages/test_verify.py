@@ -64,7 +64,7 @@ def test_what_was_built_verifies(tmp_path: Path, name: str) -> None:
     build_package(MODELS[name](), tmp_path / "p", loss="cross_entropy")
     found = verify_package(tmp_path / "p")
     assert found.signature == "none"
-    assert found.files == 4
+    assert found.files == 5
     assert found.size_bytes == sum(file.stat().st_size for file in (tmp_path / "p").iterdir())
     assert found.steps.training_loss is not None
     assert found.steps.evaluation_loss is not None
@@ -211,8 +211,8 @@ class TestSignature:
         folder = Path(shutil.copytree(signed, tmp_path / "package"))
         build_package(zoo.mlp((6, 4, 3)), folder, loss="mse")
         assert sorted(path.name for path in folder.iterdir()) == [
-            "checkpoint", "eval_model.onnx", "manifest.json", "optimizer_model.onnx",
-            "training_model.onnx",
+            "checkpoint", "eval_model.onnx", "inference_template.onnx", "manifest.json",
+            "optimizer_model.onnx", "training_model.onnx",
         ]  # fmt: skip
 
     def test_damage_is_not_signed(self, package: Path, key: Path) -> None:

@@ -22,7 +22,7 @@ GRADLE = (EXAMPLES / "gradle" / "odtpack.gradle.kts").read_text()
 PHASE = EXAMPLES / "xcode" / "build-phase.sh"
 FASTFILE = (EXAMPLES / "fastlane" / "Fastfile").read_text()
 NEEDED = {"manifest.json", "checkpoint", "training_model.onnx", "eval_model.onnx",
-          "optimizer_model.onnx"}  # fmt: skip
+          "optimizer_model.onnx", "inference_template.onnx"}  # fmt: skip
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.cli.conftest import arrays, assert_refused, tree
 from tests.recipe.conftest import Run, Write
 
 NAMES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+TEMPLATE = "inference_template.onnx"
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def losses(path: Path) -> list[float]:
 def test_the_copy_trains_as_the_package(package: Path, tmp_path: Path, ort: bool) -> None:
     app = tmp_path / "app" / "assets" / "odtpack"
     done = install(package, app, ort=ort)
-    names = {name.replace(".onnx", ".ort") if ort else name for name in NAMES}
+    names = {name.replace(".onnx", ".ort") if ort else name for name in NAMES} | {TEMPLATE}
     assert done.changed
     assert set(tree(app)) == {*names, "manifest.json"} == set(done.names)
     assert losses(app) == pytest.approx(losses(package), rel=1e-5)
@@ -84,7 +85,7 @@ def test_what_is_not_of_this_package_is_replaced(package: Path, tmp_path: Path) 
     install(package, app, ort=True)
     assert install(package, app).changed
     whole = tree(app)
-    assert set(whole) == {*NAMES, "manifest.json"}
+    assert set(whole) == {*NAMES, TEMPLATE, "manifest.json"}
     for name in whole:
         (app / name).write_bytes(b"damaged")
         assert install(package, app).changed

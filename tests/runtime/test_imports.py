@@ -5,6 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from odtpack.package.build import build_package
+from tests import zoo
 
 FORBIDDEN = (
     "onnx", "onnx_ir", "onnxscript", "pydantic", "typer", "rich", "jinja2", "google", "torch",
@@ -33,13 +40,42 @@ def test_the_core_imports_numpy_onnxruntime_and_flatbuffers_only() -> None:
     assert tops - set(sys.stdlib_module_names) <= {"odtpack_runtime", "numpy"}
     assert not set(FORBIDDEN) & (set(everything) - set(allowed))
     inside = {name.split(".")[1] for name in added if name.startswith("odtpack_runtime.")}
-    assert not inside & {"manifest", "package", "simulator", "reports", "export", "data"}
+    assert not inside & {"simulator", "reports", "export", "data"}
+
+
+def test_a_package_opens_and_trains_without_them(tmp_path: Path) -> None:
+    """Whole: manifest, training, export and self-check where nothing of them can be imported."""
+    build_package(zoo.mlp((6, 5, 3)), tmp_path / "p", loss="cross_entropy")
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({FORBIDDEN!r}))\n"
+        "from odtpack_runtime import CheckpointState, Module, Optimizer\n"
+        "from odtpack_runtime.package.inference_template import write_inference_model\n"
+        "from odtpack_runtime.package.package import Package\n"
+        "from odtpack_runtime.package.self_check import self_check\n"
+        "package = Package.open(sys.argv[1])\n"
+        "assert self_check(package).largest_part <= 1\n"
+        "state = CheckpointState.load_checkpoint(package.checkpoint)\n"
+        "module = Module(package.training_model, state, package.eval_model)\n"
+        "module.export_model_for_inferencing(sys.argv[1] + '/a.onnx', ['output'])\n"
+        "values = {name: item.data for name, item in state.parameters}\n"
+        "write_inference_model(package, values, sys.argv[1] + '/b.onnx')\n"
+    )
+    folder = tmp_path / "p"
+    subprocess.run([sys.executable, "-W", "error", "-c", code, str(folder)], check=True)
+    x = np.random.default_rng(0).random((2, 6), np.float32)
+    one, other = (
+        onnxruntime.InferenceSession(str(folder / name)).run(None, {"input": x})[0]
+        for name in ("a.onnx", "b.onnx")
+    )
+    np.testing.assert_array_equal(one, other)
 
 
 def test_forbidden_modules_are_not_imported_at_all() -> None:
     code = (
         "import sys, odtpack_runtime, odtpack_runtime.training.data\n"
         "import odtpack_runtime.export.inference_model\n"
+        "import odtpack_runtime.package.self_check, odtpack_runtime.package.inference_template\n"
         f"print([name for name in {FORBIDDEN!r} if name in sys.modules])"
     )
     done = subprocess.run(

@@ -146,8 +146,8 @@ def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "code", "says"),
     [
         (_set("schema_version", 2), "manifest-version", "schema version 2"),
-        (_drop("schema_version"), "manifest-invalid", "schema_version: Field required"),
-        (_set("extra", 1), "manifest-invalid", "extra: Extra inputs"),
+        (_drop("schema_version"), "manifest-invalid", "schema_version: this key is missing"),
+        (_set("extra", 1), "manifest-invalid", "extra: there is no such key"),
         (_set("files", "checkpoint", "mode", 1), "manifest-invalid", r"files\.checkpoint\.mode"),
         (_drop("files", "eval_model"), "manifest-invalid", r"files\.eval_model"),
         (_set("files", "checkpoint", "sha256", "ABC"), "manifest-invalid", "sha256"),

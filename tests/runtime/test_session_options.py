@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -43,6 +45,36 @@ def test_threads_rest_between_runs(tmp_path: Path) -> None:
     assert default_session_options(write(tmp_path / "m.onnx")).get_session_config_entry(key) == "1"
     with pytest.raises(RuntimeError, match=key):
         onnxruntime.SessionOptions().get_session_config_entry(key)
+
+
+def test_the_manifest_beside_the_model_says_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a_training_model.onnx", **{"odtpack.optimization_level": "all"})
+    session = {
+        "optimization_level": "disabled", "memory_pattern": True, "arena": False,
+        "prepacking": False, "shared_allocator": True, "threads": 3,
+        "config": {"session.dynamic_block_base": "4"},
+    }  # fmt: skip
+    content = {"files": {"training_model": {"path": path.name}}, "session": session}
+    manifest = tmp_path / "a_manifest.json"
+    manifest.write_text(json.dumps(content))
+    options = default_session_options(path)
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert options.enable_mem_pattern
+    assert not options.enable_cpu_mem_arena
+    assert options.intra_op_num_threads == 3
+    entry = options.get_session_config_entry
+    assert entry("session.disable_prepacking") == "1"
+    assert entry("session.use_env_allocators") == "1"
+    assert entry("session.dynamic_block_base") == "4"
+    assert default_session_options(path, threads=2).intra_op_num_threads == 2
+    y = onnxruntime.InferenceSession(str(path), options).run(None, {"x": np.float32([-1])})
+    assert y[0] == 0
+    for damaged in ("", "[]", '{"files": 3}', json.dumps(content).replace("disabled", "odd")):
+        manifest.write_text(damaged)
+        assert default_session_options(path).graph_optimization_level == _ALL
+    content["files"]["training_model"]["path"] = "another.onnx"
+    manifest.write_text(json.dumps(content))
+    assert default_session_options(path).graph_optimization_level == _ALL
 
 
 def test_damaged_files_give_the_defaults(tmp_path: Path) -> None:

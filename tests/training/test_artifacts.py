@@ -22,6 +22,7 @@ from tests.packaging_tools import LOSSES, generate, open_training, statistic_nam
 from tests.training.forward import contents, linear, make, names, renamed
 
 FILES = {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"}
+OWN = {"manifest.json", "inference_template.onnx"}
 
 
 # What is written
@@ -29,7 +30,7 @@ FILES = {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "chec
 
 def test_files_and_names(tmp_path: Path) -> None:
     make(linear(), tmp_path)
-    assert set(contents(tmp_path)) == FILES | {"manifest.json"}
+    assert set(contents(tmp_path)) == FILES | OWN
     assert names(tmp_path / "training_model.onnx") == (
         [
             *("x", "target", "w", "b"),
@@ -100,7 +101,7 @@ def test_metadata_for_the_runtime(tmp_path: Path) -> None:
 
 def test_prefix(tmp_path: Path) -> None:
     make(linear(), tmp_path, prefix="digits_", nominal_checkpoint=True)
-    wanted = {f"digits_{name}" for name in (*FILES, "manifest.json", "nominal_checkpoint")}
+    wanted = {f"digits_{name}" for name in (*FILES, *OWN, "nominal_checkpoint")}
     assert set(contents(tmp_path)) == wanted
     manifest = json.loads((tmp_path / "digits_manifest.json").read_text())
     for entry in filter(None, manifest["files"].values()):

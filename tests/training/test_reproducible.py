@@ -95,7 +95,7 @@ def test_processes_write_the_same_bytes(
     usual: dict[str, bytes], tmp_path: Path, variant: str
 ) -> None:
     found = _build(tmp_path, VARIANTS[variant])
-    assert len(usual) == 3 * 6
+    assert len(usual) == 3 * 7
     assert [name for name in usual if usual[name] != found.get(name)] == []
     assert set(usual) == set(found)
 

@@ -39,6 +39,7 @@ class BuildOptions:
     frozen_storage: str | None = None
     ort_format: OrtFormat | None = None
     nominal: bool = False
+    no_self_check: bool = False
     onnxruntime: str | None = None
 
     def over(self, recipe: BuildSettings | None) -> BuildSettings:
@@ -78,6 +79,7 @@ class BuildOptions:
             for key, given_at_all, turned_on in (
                 ("nominal", self.nominal, True),
                 ("prediction", self.no_prediction, False),
+                ("self_check", self.no_self_check, False),
                 ("decay_vectors", self.no_vector_decay, False),
             )
             if given_at_all

@@ -45,7 +45,7 @@ def update_lines(manifest: Manifest) -> list[str]:
     """A line for each thing that happens around the optimizer."""
     lines = []
     if manifest.clip is not None:
-        kind, bound = next((k, v) for k, v in manifest.clip if v is not None)
+        kind, bound = next((k, v) for k, v in manifest.clip.as_dict().items() if v is not None)
         lines.append(f"clip        gradients by {kind}, {bound:g}")
     if manifest.accumulation_steps > 1:
         lines.append(f"accumulate  {manifest.accumulation_steps} batches per optimizer step")

@@ -91,6 +91,7 @@ def _content(settings: BuildSettings, batch_size: int, around: Surroundings) -> 
             "ort_platforms": [p.value for p in formats.platforms if p] if formats else (),
             "frozen_dtype": settings.frozen_storage,
             "nominal": settings.nominal or None,
+            "self_check": None if settings.self_check else False,
         },
         "target": {
             "onnxruntime": settings.onnxruntime,

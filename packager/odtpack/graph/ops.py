@@ -33,6 +33,7 @@ _BOOLEAN = {
 }
 _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 _LARGEST_EXPONENT = 126  # of the powers of two that float32 holds
+_MOST_JOINED = 7
 
 
 def _attribute(name: str, value: Any) -> Any:
@@ -286,6 +287,13 @@ class Ops:
     def squeeze(self, value: ir.Value, *axes: int) -> ir.Value:
         """Remove axes of length one."""
         return self._axes("Squeeze", 13, value, axes)
+
+    def join(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+        """Concatenate small values, a few at a time: on WebGPU eight inputs are too many."""
+        while len(parts) > 1:
+            groups = [parts[i : i + _MOST_JOINED] for i in range(0, len(parts), _MOST_JOINED)]
+            parts = [self.Concat(*g, axis=axis) if len(g) > 1 else g[0] for g in groups]
+        return parts[0]
 
     def split(self, value: ir.Value, axis: int, sizes: Sequence[int]) -> tuple[ir.Value, ...]:
         """Cut along ``axis`` into parts of the given sizes."""

@@ -73,8 +73,8 @@ class Adafactor(Optimizer):
         params, gradients, rate = values["params"], values["gradients"], values["learning_rate"]
         dtype = gradients.dtype or ir.DataType.FLOAT
         epsilon1 = float(np.finfo(dtype.numpy()).eps)
-        step = op.cast(values["step"], ir.DataType.DOUBLE)
-        weight = op.cast(op.Pow(step, self.beta2_decay), dtype)
+        step = op.cast(values["step"], dtype)
+        weight = op.Pow(step, self.beta2_decay)
         squares = op.Mul(gradients, gradients)
 
         def toward(old: ir.Value, new: ir.Value) -> ir.Value:
@@ -87,7 +87,7 @@ class Adafactor(Optimizer):
         variance = op.Max(op.Mul(ratio, columns), epsilon1**2)
         update = op.Div(gradients, op.Sqrt(variance))
 
-        early = op.cast(op.Div(1.0, op.Sqrt(step)), dtype)
+        early = op.Div(1.0, op.Sqrt(step))
         size = op.Mul(op.Max(_rms(op, params), self.epsilon2), op.Min(rate, early))
         excess = op.Max(op.Div(_rms(op, update), self.clip_threshold), 1.0)
         keep = keep_factor(op, rate, weight_decay)

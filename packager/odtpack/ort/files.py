@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,8 +97,8 @@ def with_ort_files(manifest: Manifest, made: Sequence[ExtraFile], oldest: str) -
     """
     roles = ORT_ROLES | {file.role for file in made}
     kept = tuple(file for file in manifest.files.extra if file.role not in roles)
-    files = manifest.files.model_copy(update={"extra": (*kept, *made)})
-    return manifest.model_copy(update={"files": files, "minimum_onnxruntime": oldest})
+    files = dataclasses.replace(manifest.files, extra=(*kept, *made))
+    return dataclasses.replace(manifest, files=files, minimum_onnxruntime=oldest)
 
 
 def add_ort_files(
@@ -152,7 +153,7 @@ def _entry(
     platform: Platform | None = None,
 ) -> ExtraFile:
     data = path.read_bytes()
-    return ExtraFile.model_validate(
+    return ExtraFile.read(
         {
             "path": path.name,
             "size_bytes": len(data),

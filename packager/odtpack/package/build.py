@@ -8,6 +8,7 @@ hyperparameters. Both end in :func:`write_artifacts`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ def build_package(
     frozen_storage: Storage | None = None,
     ort_format: OrtFormat | None = None,
     nominal: bool = False,
+    self_check: bool = True,
     onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
     runtime: targets.Runtime = targets.STOCK,
@@ -93,6 +95,7 @@ def build_package(
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
+        self_check: Run the first steps, for devices to compare theirs with.
         onnxruntime: Version of ONNX Runtime that must load the package, ``"1.20"``; any if None.
         remark: Takes a sentence about each parameter that is not frozen and still will not
             train, and about each that several places train as one.
@@ -169,6 +172,7 @@ def build_package(
             update=update,
             ort_format=ort_format,
             nominal=nominal,
+            self_check=self_check,
             onnxruntime=onnxruntime,
         )
     except OdtpackError as error:
@@ -207,6 +211,7 @@ def write_artifacts(
     ort_format: OrtFormat | None = None,
     custom_op_library: Path | None = None,
     nominal: bool = False,
+    self_check: bool = True,
     onnxruntime: str | None = None,
 ) -> Manifest | None:
     """Differentiate a loaded model and write everything that a recipe asks for.
@@ -222,6 +227,7 @@ def write_artifacts(
             operators that a reduced build needs.
         custom_op_library: Shared library with custom operators, for the conversion.
         nominal: Also write a checkpoint without values.
+        self_check: Run the first steps, for devices to compare theirs with.
         onnxruntime: Version of ONNX Runtime that must load the package; any if None.
 
     Returns:
@@ -271,6 +277,7 @@ def write_artifacts(
         optimizer=None if pair is None else model_digest(pair[1]),
         prefix=prefix,
         nominal=nominal,
+        self_check=self_check,
         ort_format=ort_format,
         custom_op_library=None if custom_op_library is None else file_digest(custom_op_library),
     )
@@ -281,16 +288,16 @@ def write_artifacts(
         )
         if onnxruntime is not None:
             kernel_needs.require(onnxruntime, oldest)
+    write = functools.partial(
+        write_package, graphs, pair, prefix=prefix, nominal=nominal, recipe_digest=digest,
+        self_check=self_check, oldest=oldest,
+    )  # fmt: skip
     if ort_format is None:
-        return write_package(
-            graphs, pair, folder, prefix, nominal=nominal, recipe_digest=digest, oldest=oldest
-        )
+        return write(folder=folder)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
     name = f"{prefix}{MANIFEST}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        manifest = write_package(
-            graphs, pair, stage, prefix, nominal=nominal, recipe_digest=digest, oldest=oldest
-        )
+        manifest = write(folder=stage)
         models = {key: stage / f"{prefix}{key}.onnx" for key in TRAINING_MODELS}
         present = {key: path for key, path in models.items() if path.exists()}
         made = write_ort_files(present, ort_format, stage, prefix, custom_op_library)

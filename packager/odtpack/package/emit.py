@@ -24,15 +24,20 @@ from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort.kernel_needs import Need, oldest_runtime
 from odtpack.package.optimizer_update import ResolvedUpdate
 from odtpack.package.parameters import Parameter
+from odtpack.package.self_check import with_self_check
 from odtpack.package.training import STATE_SUFFIX, Graphs
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
 from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.folder_update import update_folder
 from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
-from odtpack_runtime.package.manifest import MEANINGS, Manifest
+from odtpack_runtime.package.manifest import MEANINGS, Manifest, SessionInfo
+from odtpack_runtime.session.options import usual_session
+from odtpack_runtime.training.optimizer_contract import read_contract
 
+_TEMPLATE = "inference_template"
 _PROTOBUF_LIMIT = 2**31
 
 
@@ -46,6 +51,7 @@ def write_package(
     recipe_digest: str | None = None,
     carried: CheckpointData | None = None,
     oldest: Need | None = None,
+    self_check: bool = True,
 ) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names.
 
@@ -58,6 +64,7 @@ def write_package(
         recipe_digest: What decided the build, see :mod:`odtpack.package.digest`.
         carried: Checkpoint whose optimizer state and properties the package's takes over.
         oldest: The oldest ONNX Runtime that loads the models; found out if None.
+        self_check: Whether to run the first steps, so that a device can compare its own.
 
     Returns:
         The manifest as written; None without an optimizer.
@@ -68,12 +75,16 @@ def write_package(
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if optimizer is not None:
         models["optimizer_model"] = optimizer[1]
+        if graphs.inference is not None and graphs.runtime == targets.STOCK:
+            models[_TEMPLATE] = graphs.inference.model
     name = f"{prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
         staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
         if optimizer is None:
             return None
         manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest)
+        if self_check and graphs.runtime == targets.STOCK:
+            manifest = with_self_check(manifest, staged)
         with atomic_write(stage / name) as stream:
             stream.write(manifest.to_json().encode())
     return manifest
@@ -145,6 +156,7 @@ def _manifest(
 ) -> Manifest:
     graph = graphs.training.graph
     peer = graphs.runtime == targets.ORT_TRAINING
+    template = None if peer else graphs.inference
     if peer:
         lowest = targets.ORT_TRAINING_TARGET.name
     else:
@@ -155,6 +167,7 @@ def _manifest(
     ]
     roles = [str(item["role"]) for item in (*inputs, *outputs, *predictions)]
     roles += [parameter.role for parameter in graphs.parameters]
+    layout, offsets = (None, {}) if peer else _layout(graphs, models["optimizer_model"])
     content = {
         "schema_version": 1,
         "tool": {
@@ -186,16 +199,51 @@ def _manifest(
                     else {}
                 ),
                 **({"scale": p.scale} if p.scale else {}),
+                **({"offset": offsets[p.name]} if p.name in offsets else {}),
                 "role": p.role,
                 "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
             }
             for p in graphs.parameters
         ],
         "roles": {role: MEANINGS[role] for role in roles},
-        "operators": {key: operators(model.graph) for key, model in models.items()},
+        "operators": {
+            key: operators(model.graph) for key, model in models.items() if key != _TEMPLATE
+        },
         "recipe_digest": recipe_digest,
+        "session": None if peer else _session(graphs.training).as_dict(defaults=False),
+        "layout": layout,
+        "inference": template
+        and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
     }
     return Manifest.from_json(json.dumps(content).encode(), "manifest.json").sealed()
+
+
+def _session(training: ir.Model) -> SessionInfo:
+    return usual_session(training.metadata_props["odtpack.optimization_level"])
+
+
+def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:
+    """What a manifest says of the flat vectors, and where each parameter begins, in elements."""
+    inputs = [value.name or "" for value in model.graph.inputs]
+    contract = read_contract(model.metadata_props, inputs, "optimizer_model.onnx")
+    shapes = {
+        p.name: tuple(p.tensor.shape.numpy()) for p in graphs.parameters if p.role == "trainable"
+    }
+    order = json.loads(graphs.training.metadata_props.get("odtpack.parameter_order", "[]"))
+    dtype = graphs.master.numpy()
+    layout = Layout.pack((name, shapes[name], dtype) for name in order or shapes)
+    content = {
+        "dtype": dtype.name,
+        "elements": layout.nbytes // dtype.itemsize,
+        "run": contract.run,
+        "chunk_elements": CHUNK_ELEMENTS,
+        "inputs": inputs,
+        "state": [
+            {"name": vector.name} | ({} if vector.axes is None else {"axes": list(vector.axes)})
+            for vector in contract.state
+        ],
+    }
+    return content, {slot.name: slot.offset // dtype.itemsize for slot in layout.slots}
 
 
 def _file(path: Path) -> dict[str, object]:

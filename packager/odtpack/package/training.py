@@ -26,8 +26,9 @@ from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
 from odtpack.ort_training import in_place
-from odtpack.package import storage
+from odtpack.package import inference_template, storage
 from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
+from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import (
     aliases,
@@ -105,6 +106,7 @@ class Graphs:
     """The training and evaluation models, the parameters that both take, and their loss.
 
     ``returns_prediction``: whether the evaluation model returns it besides what both return.
+    ``inference`` is the forward model without them; None if it computes nothing but its loss.
     """
 
     training: ir.Model
@@ -114,6 +116,7 @@ class Graphs:
     loss: LossInfo = dataclasses.field(default_factory=LossInfo)
     runtime: targets.Runtime = targets.STOCK
     returns_prediction: bool = False
+    inference: InferenceTemplate | None = None
 
     @property
     def master(self) -> ir.DataType:
@@ -141,6 +144,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
     _check_names(forward.graph)
     _check_inputs(forward.graph, recipe.input_gradients)
     prediction = (*recipe.loss_inputs, str(forward.graph.outputs[0].name))[0]
+    plain = forward.clone()
     info = attach_loss(
         forward.graph,
         recipe.loss,
@@ -182,7 +186,27 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
         info,
         recipe.runtime,
         returned,
+        _inference(plain, forward.graph, recipe, parameters),
     )
+
+
+def _inference(
+    plain: ir.Model, training: ir.Graph, recipe: TrainingGraphSpec, parameters: Sequence[Parameter]
+) -> InferenceTemplate | None:
+    """The forward model as it was before a loss was attached, for inference."""
+    own_loss = training.outputs[0].name if recipe.loss is None else None
+    beyond = recipe.loss_inputs[len(recipe.loss.reads) :] if recipe.loss is not None else ()
+    wanted = [value.name or "" for value in plain.graph.outputs]
+    wanted += [*recipe.additional_outputs]
+    names = inference_template.select(plain.graph, wanted, own_loss, beyond)
+    if not names:
+        return None
+    batch_norm.to_evaluation(plain.graph)
+    stop_gradient.lower(plain.graph)
+    _dropout_off(plain.graph)
+    inputs, used = inference_template.detach(plain.graph, names, [p.name for p in parameters])
+    model = compact(_finish(plain, "inference", {}), keep_names=True)
+    return InferenceTemplate(model, inputs, tuple(names), used)
 
 
 def _parameters(graph: ir.Graph, recipe: TrainingGraphSpec) -> tuple[Parameter, ...]:

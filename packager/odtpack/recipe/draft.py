@@ -54,6 +54,7 @@ kind = "adamw"               # adamw, adam, sgd, lion or adafactor
 # [formats]
 # ort = true                 # models in ORT format, too
 # nominal = true             # a checkpoint without values, too
+# self_check = false         # no first steps for devices to compare theirs with
 
 # [target]
 # onnxruntime = "{version}"       # oldest version that must load the package

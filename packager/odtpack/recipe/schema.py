@@ -85,6 +85,8 @@ class FormatsTable(Table):
     """Store large frozen weights in fewer bytes; the models compute in float32."""
     nominal: Switch = False
     """A checkpoint without values too."""
+    self_check: Switch = True
+    """Run the first steps, and note their losses for devices to compare theirs with."""
 
 
 class TargetTable(Table):

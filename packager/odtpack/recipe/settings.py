@@ -51,6 +51,7 @@ class BuildSettings:
         frozen_storage: How large frozen weights are stored.
         ort_format: Which files in ORT format to write too.
         nominal: Also write a checkpoint without values.
+        self_check: Whether to run the first steps, for devices to compare theirs with.
         onnxruntime: Version of ONNX Runtime that must load the package.
     """
 
@@ -75,6 +76,7 @@ class BuildSettings:
     frozen_storage: Storage | None = None
     ort_format: OrtFormat | None = None
     nominal: bool = False
+    self_check: bool = True
     onnxruntime: str | None = None
 
     @classmethod
@@ -116,6 +118,7 @@ class BuildSettings:
             frozen_storage=table.formats.frozen_dtype,
             ort_format=_ort_format(table.formats),
             nominal=table.formats.nominal,
+            self_check=table.formats.self_check,
             onnxruntime=table.target.onnxruntime,
         )
 
@@ -164,6 +167,7 @@ class BuildSettings:
             frozen_storage=self.frozen_storage,
             ort_format=self.ort_format,
             nominal=self.nominal,
+            self_check=self.self_check,
             onnxruntime=self.onnxruntime,
             remark=remark,
         )

@@ -162,7 +162,7 @@ def _new_operators(old: Manifest, new: Manifest) -> list[str]:
     known, needed = (
         {
             (f"{domain}.{name}", version)
-            for domains in manifest.operators.model_dump().values()
+            for domains in manifest.operators.as_dict().values()
             for domain, names in domains.items()
             for name, version in names.items()
         }
@@ -214,7 +214,8 @@ def _text(item: InputInfo | OutputInfo) -> str:
 
 def _details(item: InputInfo | OutputInfo) -> dict[str, object]:
     """What is said of a tensor beyond its type and shape, such as the number of classes."""
-    return item.model_dump(exclude={"name", "dtype", "shape", "role"}, exclude_none=True)
+    known = ("name", "dtype", "shape", "role")
+    return {k: v for k, v in item.as_dict().items() if k not in known and v is not None}
 
 
 def _version(text: str) -> tuple[int, ...]:

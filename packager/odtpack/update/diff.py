@@ -30,6 +30,7 @@ _MODELS: tuple[ModelName, ...] = ("training_model", "eval_model", "optimizer_mod
 _STRUCTURE = {
     "schema_version", "tool", "files", "minimum_onnxruntime", "ir_version", "opsets", "inputs",
     "outputs", "evaluation_outputs", "parameters", "operators", "roles", "digest", "recipe_digest",
+    "layout", "inference", "self_check",
 }  # fmt: skip
 
 
@@ -110,8 +111,8 @@ def _versions(manifest: Manifest) -> dict[str, Any]:
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
-    content = manifest.model_dump(mode="json", exclude=_STRUCTURE)
-    return dict(_flat("", content))
+    content = manifest.as_dict()
+    return dict(_flat("", {key: content[key] for key in content if key not in _STRUCTURE}))
 
 
 def _flat(prefix: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ NEEDED: Final = (
     "optimizer_model",
     "checkpoint",
     "checkpoint_data",
+    "inference_template",
 )
 """Entries of a manifest's files that a phone needs."""
 
@@ -129,7 +131,7 @@ def _entries(files: PackageFiles) -> list[PackageFile]:
 def _manifest(package: Package, files: PackageFiles) -> dict[str, bytes]:
     """The package's own manifest and signature, unless it lists files that are not copied."""
     if files != package.manifest.files:
-        reduced = package.manifest.model_copy(update={"files": files})
+        reduced = dataclasses.replace(package.manifest, files=files)
         return {MANIFEST_NAME: reduced.to_json().encode()}
     own = (MANIFEST_NAME, SIGNATURE_NAME)
     paths = [package.path / name for name in own]

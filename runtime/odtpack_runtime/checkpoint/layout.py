@@ -24,6 +24,15 @@ import numpy.typing as npt
 ALIGNMENT = 64
 """Bytes; every buffer, and every tensor within one, starts at a multiple of it."""
 
+CHUNK_ELEMENTS = 128 * 1024
+"""Elements of the flat vectors per run of an optimizer model that takes them in chunks.
+
+Small enough that the vectors of a run, half a MiB each, stay in a processor's
+caches, large enough that starting a run costs little and that two threads share
+the work. AdamW over 20 million parameters takes half the time of one run over
+the whole; chunks of 64 K or 256 K differ by a few percent either way.
+"""
+
 Array = npt.NDArray[Any]
 
 

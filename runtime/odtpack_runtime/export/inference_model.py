@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import NoReturn
 
 import numpy as np
+import onnxruntime
 
 from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError, onnx_missing
+from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
+from odtpack_runtime.export import onnx_wire as wire
+from odtpack_runtime.export.onnx_wire import Node
 from odtpack_runtime.export.ort_conversion import is_ort_format, to_onnx, to_ort
+from odtpack_runtime.export.protobuf_wire import (
+    BYTES,
+    VARINT,
+    MalformedError,
+    Piece,
+    bytes_field,
+    fields,
+    number_field,
+    size,
+)
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
-
-if TYPE_CHECKING:
-    import onnx
+from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, TensorSpec
 
 MAX_MODEL_SIZE = 2**31 - 2**20
 """Bytes: the 2 GiB of one protobuf message, less room for names and sizes."""
 
-_Message = TypeVar("_Message", bound=Any)  # of protobuf
-
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4  # before, every initializer had to be an input too
+_TYPES = {code: dtype for dtype, code in wire.ONNX_TYPES.items()}
 
 
 def export_inference_model(
@@ -45,7 +55,7 @@ def export_inference_model(
             the new model's outputs.
 
     Raises:
-        OdtpackError: ``onnx-missing``; ``model-not-loadable`` if ``eval_model`` is no
+        OdtpackError: ``model-not-loadable`` if ``eval_model`` is no
             model; ``no-outputs``; ``model-too-large``; ``value-out-of-range`` for a parameter
             that the model's own type cannot hold; ``ort-conversion-failed``;
             ``file-not-written``.
@@ -59,214 +69,251 @@ def export_inference_model(
             "An exported model needs at least one output, and each only once.",
             hint='module.export_model_for_inferencing("inference.onnx", ["output"])',
         )
-    model = _load(eval_model)
-    _keep_only(model, output_names, str(eval_model))
-    parameters = _in_own_type(model, parameters)
-    used = [parameters[value.name] for value in model.graph.input if value.name in parameters]
-    size = model.ByteSize() + sum(array.nbytes for array in used)
-    if size > MAX_MODEL_SIZE:
+    try:
+        model = _load(eval_model)
+        model.keep_only(output_names, str(eval_model))
+        values = _in_own_type(model, parameters)
+        pieces = model.pieces(values)
+        if not all(model.outputs.values()):
+            _describe_outputs(model, b"".join(pieces), str(eval_model))
+            pieces = model.pieces(values)
+    except (MalformedError, RecursionError) as error:
+        reason = str(error) if isinstance(error, MalformedError) else "it nests too deeply"
+        _not_loadable(eval_model, reason, error)
+    if size(pieces) > MAX_MODEL_SIZE:
         raise OdtpackError(
             "model-too-large",
-            f"The model with its parameters has {size} bytes, and one ONNX file holds "
+            f"The model with its parameters has {size(pieces)} bytes, and one ONNX file holds "
             f"{MAX_MODEL_SIZE}.",
         )
-    _embed(model, parameters)
-    data = model.SerializeToString(deterministic=True)
     if Path(destination).suffix == ".ort":
-        data = to_ort(data, str(destination))
+        pieces = [to_ort(b"".join(pieces), str(destination))]
     with atomic_write(destination) as stream:
-        stream.write(data)
+        for piece in pieces:
+            stream.write(piece)
 
 
-def _load(path: Path) -> onnx.ModelProto:
-    try:
-        import onnx
-    except ImportError as error:
-        raise onnx_missing("Exporting a model") from error
+@dataclass
+class _Model:
+    """A model taken apart.
+
+    Attributes:
+        before: Fields before the graph.
+        after: Fields after it, without training metadata.
+        graph: Other fields of the graph, by number.
+        nodes: The nodes.
+        inputs: The inputs by name; so are outputs, of which those without a type are empty.
+        outputs: The outputs.
+        values: What is known of other values.
+        initializers: Constants, by number of their field and name.
+    """
+
+    before: list[Piece] = field(default_factory=list)
+    after: list[Piece] = field(default_factory=list)
+    graph: dict[int, list[Piece]] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[str, Piece] = field(default_factory=dict)
+    outputs: dict[str, Piece] = field(default_factory=dict)
+    values: dict[str, Piece] = field(default_factory=dict)
+    initializers: dict[tuple[int, str], Piece] = field(default_factory=dict)
+
+    def read_graph(self, graph: memoryview) -> None:
+        for found in fields(graph):
+            body = graph[found.body : found.end]
+            match found.number:
+                case wire.NODES:
+                    self.nodes.append(Node.read(body))
+                case wire.INPUTS:
+                    self.inputs[wire.value_name(body)] = body
+                case wire.OUTPUTS:
+                    self.outputs[wire.value_name(body)] = body
+                case wire.VALUE_INFO:
+                    self.values[wire.value_name(body)] = body
+                case wire.INITIALIZERS:
+                    self.initializers[found.number, wire.tensor_name(body)] = body
+                case wire.SPARSE:
+                    self.initializers[found.number, wire.sparse_name(body)] = body
+                case _:
+                    piece = graph[found.start : found.end]
+                    self.graph.setdefault(found.number, []).append(piece)
+
+    def keep_only(self, output_names: Sequence[str], where: str) -> None:
+        """Leave only what the named values need, and make them the outputs."""
+        producers = {
+            name: index for index, node in enumerate(self.nodes) for name in node.outputs if name
+        }
+        for name in output_names:
+            if name not in producers:
+                raise UnknownNameError(
+                    "unknown-output",
+                    f"The evaluation model computes no value '{name}'.",
+                    where=where,
+                    hint=f"its outputs are {', '.join(self.outputs)}",
+                )
+        needed: set[str] = set()
+        kept: set[int] = set()
+        wanted = list(output_names)
+        while wanted:
+            name = wanted.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            index = producers.get(name)
+            if index is not None and index not in kept:
+                kept.add(index)
+                wanted += self.nodes[index].names_read()
+        known = self.values | self.outputs
+        self.nodes = [self.nodes[index] for index in sorted(kept)]
+        self.inputs = {name: value for name, value in self.inputs.items() if name in needed}
+        self.initializers = {
+            key: tensor for key, tensor in self.initializers.items() if key[1] in needed
+        }
+        self.values = {
+            name: value
+            for name, value in self.values.items()
+            if name in needed and name not in output_names
+        }
+        self.outputs = {name: known.get(name, b"") for name in output_names}
+
+    def pieces(self, parameters: Mapping[str, Array]) -> list[Piece]:
+        """Return the model's bytes: inputs that are parameters have become initializers."""
+        tensors = [
+            bytes_field(wire.INITIALIZERS, wire.tensor_proto(name, parameters[name]))
+            for name in self.inputs
+            if name in parameters
+        ]
+        own: dict[int, list[Piece]] = {number: list(found) for number, found in self.graph.items()}
+        for (number, _), tensor in self.initializers.items():
+            own.setdefault(number, []).extend(bytes_field(number, [tensor]))
+        own.setdefault(wire.INITIALIZERS, []).extend(piece for each in tensors for piece in each)
+        bare = {
+            name: value or b"".join(bytes_field(1, [name.encode()]))
+            for name, value in self.outputs.items()
+        }
+        free = {name: value for name, value in self.inputs.items() if name not in parameters}
+        for number, values in (
+            (wire.NODES, [node.data for node in self.nodes]),
+            (wire.INPUTS, free.values()),
+            (wire.OUTPUTS, bare.values()),
+            (wire.VALUE_INFO, self.values.values()),
+        ):
+            own[number] = [piece for value in values for piece in bytes_field(number, [value])]
+        graph = [piece for number in sorted(own) for piece in own[number]]
+        return [*self.before, *bytes_field(wire.MODEL_GRAPH, graph), *self.after]
+
+
+def _load(path: Path) -> _Model:
     try:
         data = path.read_bytes()
-        if is_ort_format(data):
-            model = onnx.load_model_from_string(to_onnx(data, str(path)))
-            _tidy(model)
-        else:
-            model = onnx.load_model(str(path))
-    except OdtpackError:
-        raise
-    except Exception as error:  # protobuf's exceptions have no common base with onnx's
-        raise OdtpackError(
-            "model-not-loadable",
-            f"{path} is not a readable ONNX model: {error}",
-            where=str(path),
-            hint="export needs the eval_model.onnx or eval_model.ort of the package",
-        ) from error
-    if not model.HasField("graph"):
-        raise OdtpackError(
-            "model-not-loadable",
-            f"{path} is not a readable ONNX model: it has no graph.",
-            where=str(path),
-            hint="export needs the eval_model.onnx or eval_model.ort of the package",
-        )
+    except OSError as error:
+        _not_loadable(path, error.strerror or str(error), error)
+    converted = is_ort_format(data)
+    if converted:
+        data = to_onnx(data, str(path))
+    view = memoryview(data)
+    model = _Model()
+    graphs: list[memoryview] = []
+    version = 0
+    for found in fields(view):
+        body = view[found.body : found.end]
+        match found.number:
+            case wire.MODEL_GRAPH if found.kind == BYTES:
+                graphs.append(body)
+            case wire.MODEL_IR_VERSION if found.kind == VARINT:
+                version = found.value
+            case wire.MODEL_METADATA if wire.name_of(body, 1).startswith("odtpack."):
+                pass
+            case wire.MODEL_VERSION if converted:
+                pass
+            case _:
+                (model.after if graphs else model.before).append(view[found.start : found.end])
+    if not graphs:
+        _not_loadable(path, "it has no graph")
+    for graph in graphs:  # several are merged, as protobuf does
+        model.read_graph(graph)
+    version = max(version, _FIRST_IR_WITH_FREE_INITIALIZERS)
+    model.before.insert(0, number_field(wire.MODEL_IR_VERSION, version))
+    if converted:
+        _tidy(model)
     return model
 
 
-def _tidy(model: onnx.ModelProto) -> None:
+def _tidy(model: _Model) -> None:
     """ONNX Runtime imports every domain that it knows, and leaves the graph without a name."""
-    used = {node.domain for node in model.graph.node} | {""}
-    imports = [_copy(entry) for entry in model.opset_import if entry.domain in used]
-    del model.opset_import[:]
-    model.opset_import.extend(imports)
-    model.ClearField("model_version")
-    model.graph.name = "inference"
+    used = {wire.name_of(node.data, wire.NODE_DOMAIN) for node in model.nodes} | {""}
+    for pieces in (model.before, model.after):
+        pieces[:] = [piece for piece in pieces if _is_used(memoryview(piece), used)]
+    model.graph[wire.GRAPH_NAME] = bytes_field(wire.GRAPH_NAME, [b"inference"])
 
 
-def _keep_only(model: onnx.ModelProto, output_names: Sequence[str], where: str) -> None:
-    """Leave in a model only what the named values need, and make them its outputs."""
-    graph = model.graph
-    producers = {
-        name: index for index, node in enumerate(graph.node) for name in node.output if name
-    }
-    for name in output_names:
-        if name not in producers:
-            raise UnknownNameError(
-                "unknown-output",
-                f"The evaluation model computes no value '{name}'.",
-                where=where,
-                hint=f"its outputs are {', '.join(output.name for output in graph.output)}",
-            )
-    needed: set[str] = set()
-    kept: set[int] = set()
-    wanted = list(output_names)
-    while wanted:
-        name = wanted.pop()
-        if name in needed:
-            continue
-        needed.add(name)
-        index = producers.get(name)
-        if index is not None and index not in kept:
-            kept.add(index)
-            wanted += _names_read(graph.node[index])
-    outputs = _describe(model, output_names)
-    for field, values in (
-        (graph.node, [graph.node[index] for index in sorted(kept)]),
-        (graph.input, [value for value in graph.input if value.name in needed]),
-        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed]),
-        (
-            graph.sparse_initializer,
-            [tensor for tensor in graph.sparse_initializer if tensor.values.name in needed],
-        ),
-        (
-            graph.value_info,
-            [
-                value
-                for value in graph.value_info
-                if value.name in needed - set(output_names) and value.HasField("type")
-            ],
-        ),
-        (graph.output, outputs),
-    ):
-        copies = [_copy(value) for value in values]
-        del field[:]
-        field.extend(copies)
+def _is_used(piece: memoryview, domains: Iterable[str]) -> bool:
+    """Whether a field of a model is anything but the opset of a domain that no node is of."""
+    (entry,) = fields(piece)
+    return entry.number != wire.MODEL_OPSETS or (
+        wire.name_of(piece[entry.body : entry.end], 1) in domains
+    )
 
 
-def _names_read(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names a node reads; of its subgraphs all names, be they their own or captured."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            yield from (output.name for output in graph.output)
-            for inner in graph.node:
-                yield from _names_read(inner)
-
-
-def _describe(model: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-    """Return type and shape of values, as the model states them or as inference finds out."""
-    import onnx
-
-    described = (*model.graph.value_info, *model.graph.output)
-    known = {value.name: value for value in described if value.HasField("type")}
-    if not all(name in known for name in names):
-        inferred = onnx.shape_inference.infer_shapes(model).graph
-        found = {value.name: value for value in inferred.value_info if value.HasField("type")}
-        known = found | known
-    missing = [name for name in names if name not in known]
-    if missing:
-        known |= _described_by_runtime(model, missing)
-    return [known.get(name, onnx.ValueInfoProto(name=name)) for name in names]
-
-
-def _described_by_runtime(
-    model: onnx.ModelProto, names: Sequence[str]
-) -> dict[str, onnx.ValueInfoProto]:
-    """Types of values behind operators that the ONNX library does not know."""
-    import onnx
-    import onnxruntime
-
-    probe = _copy(model)
-    del probe.graph.output[:]
-    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+def _describe_outputs(model: _Model, data: bytes, where: str) -> None:
+    """Ask ONNX Runtime for type and shape of outputs about which the model says nothing."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(
-            probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        specs = [TensorSpec.of_node(node, where) for node in session.get_outputs()]
     except Exception:  # ONNX Runtime's exceptions have no common base
-        return {}  # custom operators: the application's runtime has them
-    found = {}
-    for value in session.get_outputs():
-        kind = value.type.removeprefix("tensor(").removesuffix(")")
-        element = {"float": "FLOAT", "double": "DOUBLE"}.get(kind, kind.upper())
-        if element in dict(onnx.TensorProto.DataType.items()):
-            found[value.name] = onnx.helper.make_tensor_value_info(
-                value.name, onnx.TensorProto.DataType.Value(element), value.shape
-            )
-    return found
+        return  # a bare name is enough for whoever loads the model
+    for spec in specs:
+        if not model.outputs[spec.name] and spec.dtype in wire.ONNX_TYPES:
+            model.outputs[spec.name] = wire.value_info(spec.name, spec.dtype, spec.shape)
 
 
-def _in_own_type(model: onnx.ModelProto, parameters: Mapping[str, Array]) -> dict[str, Array]:
+def _in_own_type(model: _Model, parameters: Mapping[str, Array]) -> dict[str, Array]:
     """Drop what brings parameters from their storage to the model's type; return the results."""
-    graph = model.graph
     renamed: dict[str, str] = {}
     unscaled: dict[str, tuple[str, Array]] = {}
     scales: set[str] = set()
     values = dict(parameters)
-    kept = []
-    for node in graph.node:
-        name = node.input[0] if node.input else ""
-        made = list(node.output)
+    kept: list[Node] = []
+    for node in model.nodes:
+        name = node.inputs[0] if node.inputs else ""
+        made = node.outputs
         if node.op_type == "Cast" and name in parameters and made == [f"{name}{OWN_TYPE_SUFFIX}"]:
             values[name] = _cast(node, name, parameters[name])
             renamed[made[0]] = name
         elif node.op_type == "Cast" and name in parameters and made == [f"{name}{UNSCALED_SUFFIX}"]:
             unscaled[made[0]] = name, _cast(node, name, parameters[name])
-        elif node.op_type == "Mul" and name in unscaled and node.input[1] in parameters:
+        elif node.op_type == "Mul" and name in unscaled and node.inputs[1] in parameters:
             name, array = unscaled.pop(name)
-            values[name] = array * parameters[node.input[1]]
+            values[name] = array * parameters[node.inputs[1]]
             renamed[made[0]] = name
-            scales.add(node.input[1])
+            scales.add(node.inputs[1])
         else:
-            kept.append(_copy(node))
-    if unscaled or any(output.name in renamed for output in graph.output):
+            kept.append(node)
+    if unscaled or any(name in renamed for name in model.outputs):
         return dict(parameters)
-    inputs = [_copy(value) for value in graph.input if value.name not in scales]
-    for field, left in ((graph.node, kept), (graph.input, inputs)):
-        del field[:]
-        field.extend(left)
-    for node in graph.node:
-        _rename(node, renamed)
+    if renamed:
+        model.nodes = [
+            Node.read(memoryview(b"".join(wire.renamed(node.data, renamed)))) for node in kept
+        ]
+    model.inputs = {name: value for name, value in model.inputs.items() if name not in scales}
     return values
 
 
-def _cast(node: onnx.NodeProto, name: str, array: Array) -> Array:
-    """What a Cast makes of a parameter.
+def _cast(node: Node, name: str, array: Array) -> Array:
+    dtype = _TYPES.get(node.integer("to") or 0)
+    if dtype is None:
+        raise MalformedError(f"'{name}' is cast to no type that numpy has")
+    return cast_parameter(name, array, dtype)
+
+
+def cast_parameter(name: str, array: Array, dtype: np.dtype[np.generic]) -> Array:
+    """Convert a parameter, rounding to nearest, ties to even.
 
     Raises:
-        OdtpackError: ``value-out-of-range``.
+        OdtpackError: ``value-out-of-range`` for a finite value that becomes infinite.
     """
-    from onnx import helper
-
-    dtype = helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
     with np.errstate(over="ignore"):
         result = array.astype(dtype)
     if not np.array_equal(np.isfinite(result), np.isfinite(array)):
@@ -278,37 +325,10 @@ def _cast(node: onnx.NodeProto, name: str, array: Array) -> Array:
     return result
 
 
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    node.input[:] = [names.get(name, name) for name in node.input]
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for output in graph.output:
-                output.name = names.get(output.name, output.name)
-            for inner in graph.node:
-                _rename(inner, names)
-
-
-def _embed(model: onnx.ModelProto, parameters: Mapping[str, Array]) -> None:
-    """Turn the inputs that are parameters into initializers, and drop training metadata."""
-    from onnx import numpy_helper
-
-    graph = model.graph
-    inputs = [_copy(value) for value in graph.input if value.name not in parameters]
-    graph.initializer.extend(
-        numpy_helper.from_array(parameters[value.name], value.name)
-        for value in graph.input
-        if value.name in parameters
-    )
-    del graph.input[:]
-    graph.input.extend(inputs)
-    model.ir_version = max(model.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
-    entries = [_copy(e) for e in model.metadata_props if not e.key.startswith("odtpack.")]
-    del model.metadata_props[:]
-    model.metadata_props.extend(entries)
-
-
-def _copy(message: _Message) -> _Message:
-    # Emptying a repeated field invalidates what is taken from it.
-    copied: _Message = type(message)()
-    copied.CopyFrom(message)
-    return copied
+def _not_loadable(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
+    raise OdtpackError(
+        "model-not-loadable",
+        f"{path} is not a readable ONNX model: {reason}.",
+        where=str(path),
+        hint="export needs the eval_model.onnx or eval_model.ort of the package",
+    ) from cause

@@ -1,31 +1,38 @@
 """The manifest of a package: ``manifest.json``, which names and describes its files.
 
-This module imports pydantic; the training core does not import this module.
+The declarations below are its schema: what reads it checks by them, and
+``docs/schemas/manifest.schema.json`` is made from them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
-import re
-from collections import Counter
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, JsonValue, StringConstraints, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.records import InvalidRecordError, Part, Path, Rule, parse_json
 from odtpack_runtime.package.manifest_base import (
-    MAX_RANK,
     SHA256,
     DType,
+    FixedShape,
     Name,
     NonNegativeInt,
-    Part,
     PositiveInt,
     Shape,
 )
+from odtpack_runtime.package.manifest_device import (
+    InferenceInfo,
+    LayoutInfo,
+    SelfCheckInfo,
+    SessionInfo,
+)
+from odtpack_runtime.package.manifest_files import ExtraFile, PackageFile, PackageFiles
 from odtpack_runtime.package.manifest_training import (
     ClipInfo,
     GroupInfo,
@@ -33,6 +40,12 @@ from odtpack_runtime.package.manifest_training import (
     ScheduleInfo,
 )
 from odtpack_runtime.session.graph_signature import TensorSpec
+
+__all__ = [
+    "MEANINGS", "SCHEMA_VERSION", "ClipInfo", "ExtraFile", "GroupInfo", "InferenceInfo",
+    "InputInfo", "LayoutInfo", "LossName", "Manifest", "Operators", "OptimizerInfo", "OutputInfo",
+    "PackageFile", "PackageFiles", "ParameterInfo", "ScheduleInfo", "SelfCheckInfo", "SessionInfo",
+]  # fmt: skip
 
 SCHEMA_VERSION = 1
 _MOST_CHARACTERS = 300
@@ -43,62 +56,7 @@ LossName = Literal[
 ]  # fmt: skip
 
 
-class PackageFile(Part):
-    """One file of a package: path relative to the manifest with ``/``, size, SHA-256 in hex."""
-
-    path: Name
-    size_bytes: NonNegativeInt
-    sha256: SHA256
-
-
-class ExtraFile(PackageFile):
-    """A file that was made from the others, or says how they were made.
-
-    Attributes:
-        role: What it is.
-        of: The entry of ``files`` that it was made from, or None.
-        style: ORT format: optimized ahead of time for good, or with optimizations left to
-            the runtime.
-        platform: ORT format: processors that it was optimized for; None for all.
-    """
-
-    role: Literal[
-        "ort_model",
-        "inference_model",
-        "operators_config",
-        "operators_and_types_config",
-        "recipe",
-    ]
-    of: Name | None = None
-    style: Literal["fixed", "runtime"] | None = None
-    platform: Literal["arm", "amd64"] | None = None
-
-
-class PackageFiles(Part):
-    """The files of a package, each of them once; the manifest and its signature are not.
-
-    A nominal checkpoint is there if it was asked for, and the checkpoint has a second file
-    if its tensors exceed what one file may hold.
-    """
-
-    training_model: PackageFile
-    eval_model: PackageFile
-    optimizer_model: PackageFile
-    checkpoint: PackageFile
-    checkpoint_data: PackageFile | None = None
-    nominal_checkpoint: PackageFile | None = None
-    extra: tuple[ExtraFile, ...] = ()
-
-    def named(self) -> dict[str, PackageFile]:
-        """Return the files that have an entry of their own, by its name."""
-        entries = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: file for name, file in entries.items() if isinstance(file, PackageFile)}
-
-    def all(self) -> tuple[PackageFile, ...]:
-        """Return every file."""
-        return (*self.named().values(), *self.extra)
-
-
+@dataclass(frozen=True, kw_only=True)
 class InputInfo(Part):
     """A user input of the training model. Sizes that may vary have a name, or null."""
 
@@ -115,6 +73,7 @@ class InputInfo(Part):
         return TensorSpec(self.name, dtype, self.shape)
 
 
+@dataclass(frozen=True, kw_only=True)
 class OutputInfo(Part):
     """An output for the user; gradients and state updates are not."""
 
@@ -124,6 +83,7 @@ class OutputInfo(Part):
     role: Literal["loss", "additional", "prediction"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class ParameterInfo(Part):
     """A parameter: trainable, frozen, or state that the step updates without a gradient.
 
@@ -131,30 +91,32 @@ class ParameterInfo(Part):
     another type, and an exported model holds the parameter in it, ``model_dtype`` names that.
     ``size_bytes`` are those of its values in the checkpoint.
     A parameter stored as int8 is to be multiplied by the parameter that ``scale`` names, which
-    has its rank and one element for each channel. ``module`` is its name in the module that was
-    exported, where the exporter made up another.
+    has its rank and one element for each channel. ``offset`` is the place of a trainable one's
+    first element in the flat vectors. ``module`` is its name in the module that was exported, where
+    the exporter made up another.
     """
 
     name: Name
     module: Name | None = None
-    shape: Annotated[tuple[NonNegativeInt, ...], Field(max_length=MAX_RANK)]
+    shape: FixedShape
     dtype: DType
     model_dtype: DType | None = None
     scale: Name | None = None
     role: Literal["trainable", "frozen", "state"]
     size_bytes: NonNegativeInt | None = None
+    offset: NonNegativeInt | None = None
 
-    @model_validator(mode="after")
-    def _check_size(self) -> ParameterInfo:
+    def check(self, path: Path) -> None:
+        """Check that its size follows from its shape."""
         itemsize = np.dtype(object if self.dtype == "string" else self.dtype).itemsize
         if self.size_bytes not in (None, math.prod(self.shape) * itemsize):
-            raise ValueError("size_bytes is not that of its shape and dtype")
-        return self
+            raise InvalidRecordError("size_bytes is not that of its shape and dtype", path)
 
 
 OperatorVersions = dict[Name, dict[Name, PositiveInt]]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Operators(Part):
     """Operators of each model, by domain: what a reduced build of ONNX Runtime must contain.
 
@@ -191,6 +153,7 @@ def _lines(value: object) -> str:
     return json.dumps(value)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Part):
     """Everything a runtime, a simulator or a person needs to know without opening a model.
 
@@ -219,39 +182,77 @@ class Manifest(Part):
         groups: Parameter groups; none if all parameters are updated alike.
         accumulation_steps: Batches whose gradients make one optimizer step.
         schedule: Schedule of the learning rate that the recipe proposes.
+        session: Options of ONNX Runtime for every session.
+        layout: The flat vectors of the parameters, and how the optimizer runs over them.
+        inference: What the inference template takes, gives and lacks.
+        self_check: Training steps whose losses are known.
     """
 
     schema_version: Literal[1]
     tool: dict[str, str]
     files: PackageFiles
     target: Literal["ort-training"] | None = None
-    minimum_onnxruntime: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+(\.\d+)?$")]
+    minimum_onnxruntime: Annotated[str, Rule(pattern=r"^\d+\.\d+(\.\d+)?$")]
     ir_version: PositiveInt
     opsets: dict[str, PositiveInt]
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
     evaluation_outputs: tuple[OutputInfo, ...] = ()
     loss: LossName
-    loss_options: dict[Name, JsonValue] | None = None
+    loss_options: dict[Name, Any] | None = None
     optimizer: OptimizerInfo
     parameters: tuple[ParameterInfo, ...]
     operators: Operators
-    roles: dict[Name, Name] = Field({})
+    roles: dict[Name, Name] = field(default_factory=dict)
     recipe_digest: SHA256 | None = None
     clip: ClipInfo | None = None
     groups: tuple[GroupInfo, ...] = ()
     accumulation_steps: PositiveInt = 1
     schedule: ScheduleInfo | None = None
+    session: SessionInfo | None = None
+    layout: LayoutInfo | None = None
+    inference: InferenceInfo | None = None
+    self_check: SelfCheckInfo | None = None
     digest: SHA256 | None = None
 
-    @model_validator(mode="after")
-    def _check_digest(self) -> Manifest:
-        if self.digest not in (None, self._content_digest()):
-            raise ValueError("the digest is not that of the content, which was changed or damaged")
-        return self
+    def check(self, path: Path) -> None:
+        """Check that the parts go together, and the digest."""
+        problem = self._problem()
+        if problem is None and self.digest not in (None, self._content_digest()):
+            problem = "the digest is not that of the content, which was changed or damaged"
+        if problem is not None:
+            raise InvalidRecordError(problem, path)
+
+    def _problem(self) -> str | None:
+        for what, items in (
+            ("inputs", self.inputs),
+            ("outputs", (*self.outputs, *self.evaluation_outputs)),
+            ("parameters", self.parameters),
+        ):
+            names = [item.name for item in items]
+            if len(set(names)) != len(names):
+                return f"two {what} have the same name"
+        known = {item.name for item in self.parameters}
+        if any(item.scale is not None and item.scale not in known for item in self.parameters):
+            return "a scale must be one of the parameters"
+        data = self.files.checkpoint_data
+        if data is not None and data.path != f"{self.files.checkpoint.path}.data":
+            return "checkpoint_data must be named after the checkpoint"
+        if not self.outputs or self.outputs[0].role != "loss":
+            return "the first output must be the loss"
+        trainable = [item.name for item in self.parameters if item.role == "trainable"]
+        grouped = [name for group in self.groups for name in group.parameters]
+        if grouped and sorted(grouped) != sorted(trainable):
+            return "the groups do not hold each trainable parameter once"
+        if (self.files.inference_template is None) != (self.inference is None):
+            return "an inference template needs both its file and the key inference"
+        if self.inference is not None and not set(self.inference.parameters) <= known:
+            return "inference names a parameter that there is none of"
+        return None
 
     def _content_digest(self) -> str:
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"digest"})
+        content = self.as_dict(defaults=False)
+        content.pop("digest", None)
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -261,31 +262,7 @@ class Manifest(Part):
         The digest is that of canonical JSON: keys sorted, no spaces, ASCII, and what has its
         default left out.
         """
-        return self.model_copy(update={"digest": self._content_digest()})
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Manifest:
-        for what, items in (
-            ("inputs", self.inputs),
-            ("outputs", (*self.outputs, *self.evaluation_outputs)),
-            ("parameters", self.parameters),
-        ):
-            names = [item.name for item in items]
-            if len(set(names)) != len(names):
-                raise ValueError(f"two {what} have the same name")
-        known = {item.name for item in self.parameters}
-        if any(item.scale is not None and item.scale not in known for item in self.parameters):
-            raise ValueError("a scale must be one of the parameters")
-        data = self.files.checkpoint_data
-        if data is not None and data.path != f"{self.files.checkpoint.path}.data":
-            raise ValueError("checkpoint_data must be named after the checkpoint")
-        if not self.outputs or self.outputs[0].role != "loss":
-            raise ValueError("the first output must be the loss")
-        trainable = [item.name for item in self.parameters if item.role == "trainable"]
-        grouped = [name for group in self.groups for name in group.parameters]
-        if grouped and sorted(grouped) != sorted(trainable):
-            raise ValueError("the groups do not hold each trainable parameter once")
-        return self
+        return dataclasses.replace(self, digest=self._content_digest())
 
     @property
     def class_count(self) -> int | None:
@@ -318,7 +295,7 @@ class Manifest(Part):
         What has its default is left out. An entry of a list or mapping takes a line: long
         enough to be read, and small.
         """
-        content = self.sealed().model_dump(mode="json", exclude_defaults=True)
+        content = self.sealed().as_dict(defaults=False)
         lines = (f"{json.dumps(key)}: {_lines(value)}" for key, value in content.items())
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -331,37 +308,19 @@ class Manifest(Part):
                 ``manifest-invalid`` for anything else, naming the key.
         """
         try:
-            version = json.loads(data, object_pairs_hook=_unique_keys)["schema_version"]
-        except _KeyTwiceError as error:
-            raise _invalid(f"the key {error.args[0]!r} occurs twice in one object", where) from None
-        except (ValueError, TypeError, KeyError, RecursionError):
-            version = SCHEMA_VERSION  # no version to speak of: validation says what is wrong
-        if isinstance(version, int) and version != SCHEMA_VERSION:
-            raise OdtpackError(
-                "manifest-version",
-                f"The manifest has schema version {version!r}, and this odtpack reads "
-                f"{SCHEMA_VERSION}.",
-                where=where,
-                hint="update odtpack, or build the package again",
-            )
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            key = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in problem["loc"]))
-            message = str(problem["msg"]).removeprefix("Value error, ")
-            raise _invalid(f"{key + ': ' if key else ''}{message}", where) from error
-
-
-class _KeyTwiceError(ValueError):
-    """Readers differ in which of two equal keys they take."""
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise _KeyTwiceError(Counter(key for key, _ in pairs).most_common(1)[0][0])
-    return found
+            content = parse_json(data)
+            version = content.get("schema_version") if isinstance(content, dict) else None
+            if type(version) is int and version != SCHEMA_VERSION:
+                raise OdtpackError(
+                    "manifest-version",
+                    f"The manifest has schema version {version!r}, and this odtpack reads "
+                    f"{SCHEMA_VERSION}.",
+                    where=where,
+                    hint="update odtpack, or build the package again",
+                )
+            return cls.read(content)
+        except InvalidRecordError as error:
+            raise _invalid(str(error), where) from error
 
 
 def _invalid(problem: str, where: str) -> OdtpackError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
-from pydantic import Field
+from odtpack_runtime.files.records import Part
+from odtpack_runtime.package.manifest_base import Name
 
-from odtpack_runtime.package.manifest_base import Name, Part
 
-
+@dataclass(frozen=True, kw_only=True)
 class AdamWInfo(Part):
     """Hyperparameters of AdamW."""
 
@@ -21,6 +22,7 @@ class AdamWInfo(Part):
     bias_correction: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
 class AdamInfo(Part):
     """Hyperparameters of Adam with an L2 penalty."""
 
@@ -32,12 +34,14 @@ class AdamInfo(Part):
     bias_correction: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
 class CustomOptimizerInfo(Part):
     """An optimizer that is described by its model only."""
 
     kind: Literal["custom"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class SGDInfo(Part):
     """Hyperparameters of SGD."""
 
@@ -48,6 +52,7 @@ class SGDInfo(Part):
     weight_decay: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class LionInfo(Part):
     """Hyperparameters of Lion."""
 
@@ -57,6 +62,7 @@ class LionInfo(Part):
     weight_decay: float
 
 
+@dataclass(frozen=True, kw_only=True)
 class AdafactorInfo(Part):
     """Hyperparameters of Adafactor."""
 
@@ -67,12 +73,10 @@ class AdafactorInfo(Part):
     weight_decay: float
 
 
-OptimizerInfo = Annotated[
-    AdamWInfo | AdamInfo | SGDInfo | LionInfo | AdafactorInfo | CustomOptimizerInfo,
-    Field(discriminator="kind"),
-]
+OptimizerInfo = AdamWInfo | AdamInfo | SGDInfo | LionInfo | AdafactorInfo | CustomOptimizerInfo
 
 
+@dataclass(frozen=True, kw_only=True)
 class ClipInfo(Part):
     """How gradients are clipped: by the norm of all of them, or each element by its value."""
 
@@ -80,6 +84,7 @@ class ClipInfo(Part):
     value: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class GroupInfo(Part):
     """Parameters with a learning rate and a weight decay of their own."""
 
@@ -88,6 +93,7 @@ class GroupInfo(Part):
     parameters: tuple[Name, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
 class ScheduleInfo(Part):
     """The schedule of the learning rate that the recipe proposes.
 
@@ -97,5 +103,5 @@ class ScheduleInfo(Part):
     """
 
     kind: Name
-    settings: dict[str, int | float | tuple[int, ...]] = Field({})
+    settings: dict[str, int | float | tuple[int, ...]] = field(default_factory=dict)
     learning_rate: float | None = None

@@ -6,6 +6,7 @@ with the code that wrote the manifest.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.layout import Layout
 from odtpack_runtime.errors import OdtpackError, onnx_missing
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
@@ -22,6 +24,7 @@ from odtpack_runtime.session.graph_signature import (
     RESET_NAME,
     UPDATE_SUFFIX,
 )
+from odtpack_runtime.training.optimizer_contract import read_contract
 
 if TYPE_CHECKING:
     import onnx
@@ -59,6 +62,10 @@ def check_models(package: Package) -> None:
     _check_training(manifest, training, package.training_model)
     _check_evaluation(manifest, evaluation, package.eval_model)
     _check_optimizer(manifest, optimizer, package.optimizer_model)
+    _check_device_parts(package, training, optimizer)
+    if manifest.files.inference_template is not None and manifest.inference is not None:
+        path = package.path / manifest.files.inference_template.path
+        _check_template(manifest, _load(path), path)
 
 
 def check_checkpoints(package: Package) -> None:
@@ -232,6 +239,69 @@ def _check_optimizer(manifest: Manifest, model: onnx.ModelProto, where: Path) ->
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     kind = metadata.get("odtpack.optimizer", "custom")
     _same(where, "odtpack.optimizer in its metadata", kind, manifest.optimizer.kind)
+
+
+def _check_device_parts(
+    package: Package, training: onnx.ModelProto, optimizer: onnx.ModelProto
+) -> None:
+    """Check session options and layout against what the models say of themselves."""
+    manifest, where = package.manifest, package.training_model
+    metadata = {entry.key: entry.value for entry in training.metadata_props}
+    if manifest.session is not None:
+        level = metadata.get("odtpack.optimization_level")
+        _same(where, "optimization level", level, manifest.session.optimization_level)
+    if manifest.layout is None:
+        return
+    inputs = [value.name for value in optimizer.graph.input]
+    about = {entry.key: entry.value for entry in optimizer.metadata_props}
+    contract = read_contract(about, inputs, str(package.optimizer_model))
+    trained = {item.name: item for item in manifest.parameters if item.role == "trainable"}
+    try:
+        order = json.loads(metadata.get("odtpack.parameter_order", "[]")) or list(trained)
+        dtype = np.dtype(manifest.layout.dtype)
+        layout = Layout.pack((name, trained[name].shape, dtype) for name in order)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _contradiction(where, "parameter order", "another", "one of its own") from error
+    offsets = {slot.name: slot.offset // dtype.itemsize for slot in layout.slots}
+    said = {name: item.offset for name, item in trained.items()}
+    _same(where, "offsets of the parameters", offsets, said)
+    found = (
+        layout.nbytes // dtype.itemsize,
+        contract.run,
+        tuple(inputs),
+        tuple((vector.name, vector.axes) for vector in contract.state),
+    )
+    _same(
+        package.optimizer_model,
+        "the layout",
+        found,
+        (
+            manifest.layout.elements,
+            manifest.layout.run,
+            manifest.layout.inputs,
+            tuple((vector.name, vector.axes) for vector in manifest.layout.state),
+        ),
+    )
+
+
+def _check_template(manifest: Manifest, model: onnx.ModelProto, where: Path) -> None:
+    """Check that what an inference template takes and lacks is what the manifest says."""
+    info, graph = manifest.inference, model.graph
+    assert info is not None  # noqa: S101 - the caller has looked
+    _same(where, "inputs", tuple(value.name for value in graph.input), info.inputs)
+    _same(where, "outputs", tuple(value.name for value in graph.output), info.outputs)
+    known = {domain or "ai.onnx": version for domain, version in manifest.opsets.items()}
+    if wrong := _opsets(model, where).items() - known.items():
+        raise _contradiction(where, "opsets", dict(wrong), known)
+    held: set[str] = set()
+    read: set[str] = set()
+    for inner, nodes in _graphs(model):
+        held |= {tensor.name for tensor in getattr(inner, "initializer", ())}
+        held |= {getattr(value, "name", value) for value in inner.input}
+        for node in nodes:
+            held.update(node.output)
+            read.update(name for name in node.input if name)
+    _same(where, "parameters", read - held, set(info.parameters))
 
 
 def _read(values: Iterable[onnx.ValueInfoProto]) -> list[Tensor]:

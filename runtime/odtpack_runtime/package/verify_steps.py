@@ -6,33 +6,36 @@ of JSON: what ran, or the error.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.manifest import InputInfo, Manifest
+from odtpack_runtime.package.manifest_device import SelfCheckInput
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import (
+    loss_of,
+    made_up_batch,
+    run_first_that_fits,
+    self_check,
+)
 from odtpack_runtime.session.session import first_line, open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
 STALL_SECONDS = 600.0
-_BATCH = 2
-_OTHER_SIZES = (2, 8, 32, 224)
-"""What a size that may vary is taken to be, until the models run: images need room."""
+_SAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class StepFigures:
 
     Attributes:
         onnxruntime: Version that ran them.
-        training_loss: Loss of the training step; None if it is not finite.
-        evaluation_loss: Loss of the same batch after the optimizer step, in evaluation mode.
+        training_loss: Loss of the first training step; None if it is not finite.
+        evaluation_loss: Loss of the same batch after the optimizer steps, in evaluation mode.
         shapes: Shape of each input.
     """
 
@@ -96,41 +99,39 @@ def run_steps_apart(package: Package) -> StepFigures:
 def run_steps(package: Package) -> StepFigures:
     """Load every model, and make a training, an optimizer and an evaluation step.
 
+    A package with a self-check has to pass that.
+
     Raises:
         OdtpackError: A model does not load, does not go with the checkpoint, or does not
-            run with any of the sizes that were tried.
+            run with any of the sizes that were tried; ``self-check-failed``.
     """
-    failed: OdtpackError | None = None
-    for batch in _batches(package.manifest):
-        try:
-            figures = _steps(package, batch)
-            break
-        except OdtpackError as error:
-            if error.code != "run-failed":
-                raise
-            failed = failed or error
+    info = package.manifest.self_check
+    if info is not None and info.reason is None:
+        result = self_check(package)
+        shapes = {item.name: list(item.shape) for item in info.inputs}
+        figures = StepFigures(
+            onnxruntime.__version__, result.losses[0], result.evaluation_loss, shapes
+        )
     else:
-        assert failed is not None  # noqa: S101 - there are batches
-        raise failed
+        figures = run_first_that_fits(package.manifest, _SAMPLES, partial(_steps, package))
     _load_converted(package)
     return figures
 
 
-def _steps(package: Package, batch: Sequence[Array]) -> StepFigures:
-    manifest = package.manifest
+def _steps(package: Package, chosen: Sequence[SelfCheckInput]) -> StepFigures:
+    batch = made_up_batch(package.manifest.inputs, chosen)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = Module(package.training_model, state, package.eval_model)
     optimizer = Optimizer(package.optimizer_model, module)
-    loss = _loss(module(*batch))
+    loss = loss_of(module(*batch))
     optimizer.step()
     module.lazy_reset_grad()
     module.eval()
-    names = [spec.name for spec in manifest.input_specs()]
     return StepFigures(
         onnxruntime.__version__,
         _finite(loss),
-        _finite(_loss(module(*batch))),
-        {name: list(array.shape) for name, array in zip(names, batch, strict=True)},
+        _finite(loss_of(module(*batch))),
+        {item.name: list(item.shape) for item in chosen},
     )
 
 
@@ -144,55 +145,8 @@ def _load_converted(package: Package) -> None:
             open_session(package.path / file.path, options)
 
 
-def _loss(results: Any) -> float:
-    return float(np.ravel(results[0] if isinstance(results, tuple) else results)[0])
-
-
 def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
-
-
-def _batches(manifest: Manifest) -> Iterator[list[Array]]:
-    """Batches of made-up data, the likeliest to fit first."""
-    seen = set()
-    for other, low in itertools.product(_OTHER_SIZES, (False, True)):
-        batch = _batch(manifest.inputs, other, low=low)
-        key = (low, *(array.shape for array in batch))
-        if key not in seen:
-            seen.add(key)
-            yield batch
-
-
-def _batch(inputs: Sequence[InputInfo], other: int, *, low: bool) -> list[Array]:
-    """Make one batch.
-
-    Args:
-        inputs: What is wanted.
-        other: Size of every axis that may vary but that of the samples.
-        low: Whole numbers are all 0, for indices into something that has one entry.
-    """
-    samples = {item.shape[0] for item in inputs if item.shape and isinstance(item.shape[0], str)}
-    generator = np.random.default_rng(0)
-    batch = []
-    for item in inputs:
-        sizes = [
-            dim if isinstance(dim, int) else _BATCH if dim in samples or not axis else other
-            for axis, dim in enumerate(item.shape)
-        ]
-        batch.append(_array(item, sizes, generator, low=low))
-    return batch
-
-
-def _array(
-    item: InputInfo, sizes: Sequence[int], generator: np.random.Generator, *, low: bool
-) -> Array:
-    if item.dtype == "string":
-        return np.full(sizes, "a", dtype=object)
-    dtype = np.dtype(item.dtype)
-    if dtype.kind == "f":
-        return generator.random(sizes).astype(dtype)
-    limit = item.class_count or 2
-    return np.asarray(generator.integers(0, 1 if low else limit, sizes)).astype(dtype)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,58 +1,124 @@
-"""How ONNX Runtime runs a training model best, where the user asks for nothing else."""
+"""The session options of a package: one place that turns them into ONNX Runtime's."""
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import BinaryIO
 
 import onnxruntime
 
+from odtpack_runtime.files.records import InvalidRecordError, parse_json
+from odtpack_runtime.package.manifest_device import SessionInfo
+
 _METADATA = 14  # number of the field metadata_props in ModelProto
+_MAX_MANIFEST_BYTES = 64 * 2**20
 _LEVELS = {
+    "disabled": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+RESTING_THREADS = {"session.force_spinning_stop": "1"}
+"""Lets the threads of a session stop to spin as soon as its run ends.
+
+A training has a session for the training model and one for the optimizer, each with
+threads of its own. By default they go on to spin for a while after a run, to be there
+for the next one, and so take the cores from the other session, whose turn it is.
+"""
+
+
+def usual_session(optimization_level: str) -> SessionInfo:
+    """Return the options that suit a training.
+
+    - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
+      the arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of
+      218 without it, as fast.
+    - Threads rest between runs, see :data:`RESTING_THREADS`.
+
+    Args:
+        optimization_level: What suits the training model. ``extended`` leaves out the layout
+            for constant convolution weights, which a model whose weights are all inputs pays
+            for and does not gain from. ``basic`` is for float64, which fused operators would
+            round to float32 in places. What is not known counts as ``all``.
+    """
+    level = optimization_level if optimization_level in _LEVELS else "all"
+    content = {"optimization_level": level, "memory_pattern": False, "config": RESTING_THREADS}
+    return SessionInfo.read(content)
 
 
 def default_session_options(
     train_model_uri: str | os.PathLike[str], threads: int | None = None
 ) -> onnxruntime.SessionOptions:
-    """Return ONNX Runtime's defaults, with three exceptions.
+    """Return the options that the package of a training model asks for.
 
-    - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
-      the arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of
-      218 without it, as fast.
-    - The optimization level is the one that the packager recorded in the model. ``extended``
-      leaves out the layout for constant convolution weights, which a model whose weights
-      are all inputs pays for and does not gain from. ``basic`` is for float64, which fused
-      operators would round to float32 in places.
-    - Threads rest between runs, see :func:`rest_between_runs`.
+    They are those of the manifest beside it. Without one they are :func:`usual_session`, with
+    the optimization level that the packager recorded in the model.
 
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.
-        threads: Threads within an operator; ONNX Runtime's choice if None.
+        threads: Threads within an operator; the package's choice if None.
+    """
+    path = Path(train_model_uri)
+    info = _session_beside(path)
+    if info is None:
+        info = usual_session(read_metadata(path).get("odtpack.optimization_level", ""))
+    return session_options(info, threads)
+
+
+def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntime.SessionOptions:
+    """Return options of a package as ONNX Runtime takes them.
+
+    Args:
+        info: What the manifest says.
+        threads: Threads within an operator, in place of the manifest's.
     """
     options = onnxruntime.SessionOptions()
-    options.enable_mem_pattern = False
-    level = _LEVELS.get(read_metadata(Path(train_model_uri)).get("odtpack.optimization_level", ""))
-    if level is not None:
-        options.graph_optimization_level = level
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    rest_between_runs(options)
+    options.graph_optimization_level = _LEVELS[info.optimization_level]
+    options.enable_mem_pattern = info.memory_pattern
+    options.enable_cpu_mem_arena = info.arena
+    options.intra_op_num_threads = threads or info.threads or 0
+    if not info.prepacking:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if info.shared_allocator:
+        _share_allocator(info.arena)
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    for key, value in info.config.items():
+        options.add_session_config_entry(key, value)
     return options
 
 
-def rest_between_runs(options: onnxruntime.SessionOptions) -> None:
-    """Let the threads of a session stop to spin as soon as its run ends.
+@functools.cache
+def _share_allocator(arena: bool) -> None:
+    """Give the process one allocator that sessions may take their memory from."""
+    kind = onnxruntime.OrtAllocatorType
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu",
+        kind.ORT_ARENA_ALLOCATOR if arena else kind.ORT_DEVICE_ALLOCATOR,
+        0,
+        onnxruntime.OrtMemType.DEFAULT,
+    )
+    onnxruntime.create_and_register_allocator(memory, None)
 
-    A training has a session for the training model and one for the optimizer, each with
-    threads of its own. By default they go on to spin for a while after a run, to be there
-    for the next one, and so take the cores from the other session, whose turn it is.
+
+def _session_beside(model: Path) -> SessionInfo | None:
+    """What the manifest in the folder of a model says, if there is one that names the model.
+
+    It is not the manifest's reader that judges it: a model may be opened without its package.
     """
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    prefix, found, _ = model.name.partition("training_model")
+    manifest = model.with_name(f"{prefix if found else ''}manifest.json")
+    try:
+        with manifest.open("rb") as stream:
+            content = parse_json(stream.read(_MAX_MANIFEST_BYTES))
+        files = content["files"]
+        named = [files["training_model"], *files.get("extra", ())]
+        if model.name in (entry["path"] for entry in named) and "session" in content:
+            return SessionInfo.read(content["session"])
+    except (OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
+        pass
+    return None
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -256,8 +256,8 @@ class Module:
                 the evaluation model computes. What they do not need is left out.
 
         Raises:
-            OdtpackError: No evaluation model was given, a name is unknown, or the
-                ``onnx`` package is missing.
+            OdtpackError: No evaluation model was given, a name is unknown, or the file cannot
+                be written.
         """
         if self._eval_path is None:
             raise _no_eval_model("A model can be exported only")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from odtpack_runtime.checkpoint.layout import Array, Layout, Slot, address, view
+from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Array, Layout, Slot, address, view
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.session import first_line, open_session
@@ -22,18 +22,9 @@ from odtpack_runtime.training.optimizer_contract import (
 )
 from odtpack_runtime.training.optimizer_state import place_state, to_float32
 
-CHUNK_ELEMENTS = 128 * 1024
-"""Elements per run of the optimizer model.
-
-Small enough that the vectors of a run, half a MiB each, stay in a processor's
-caches, large enough that starting a run costs little and that two threads share
-the work. AdamW over 20 million parameters takes half the time of one run over
-the whole; chunks of 64 K or 256 K differ by a few percent either way.
-"""
-
-_NORM_ELEMENTS = 4 * 1024
-"""Elements whose squares are summed in their own type: few enough for float32 to hold the sum
-to seven digits, and for one thread, so that the sum is the same in every run."""
+_NORM_ELEMENTS = 32 * 1024
+"""Elements whose squares are summed at once: few enough for a cache, and for one thread, so that
+the sum is the same in every run."""
 
 
 class Optimizer:
@@ -217,18 +208,19 @@ class Optimizer:
 def gradient_norm(gradients: npt.NDArray[Any]) -> float:
     """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes.
 
+    Squares and sum are float64, so that every language has the same float32, whatever the
+    order in which it adds.
+
     Args:
         gradients: All gradients, float32 or float64; the gaps between them are zero.
     """
-    whole = gradients.size // _NORM_ELEMENTS * _NORM_ELEMENTS
+    wide = np.empty(min(gradients.size, _NORM_ELEMENTS))
     total = 0.0
-    for part in (gradients[:whole].reshape(-1, _NORM_ELEMENTS), gradients[whole:].reshape(1, -1)):
-        with np.errstate(over="ignore"):
-            squares = np.matmul(part[:, np.newaxis], part[:, :, np.newaxis]).astype(np.float64)
-        for row in np.flatnonzero(np.isinf(squares)):
-            # float32 cannot hold the square of what is above 1e19.
-            squares[row] = (part[row].astype(np.float64) ** 2).sum()
-        total += float(squares.sum())
+    for start in range(0, gradients.size, _NORM_ELEMENTS):
+        part = gradients[start : start + _NORM_ELEMENTS]
+        values = wide[: part.size]
+        np.copyto(values, part)
+        total += float(np.dot(values, values))
     return math.sqrt(total)
 
 

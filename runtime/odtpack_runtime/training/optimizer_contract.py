@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -89,6 +89,11 @@ class OptimizerContract:
     clips_norm: bool
     takes_decay: bool
     kind: str | None = None
+
+    @property
+    def run(self) -> Literal["chunks", "whole", "parameters"]:
+        """What one run of the model is over."""
+        return "parameters" if self.by_parameter else "whole" if self.whole else "chunks"
 
     def check_groups(self, names: Collection[str], where: str) -> None:
         """Check that the groups cover these parameters.

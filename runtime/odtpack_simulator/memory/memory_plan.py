@@ -27,11 +27,10 @@ from typing import Final, Literal, Protocol
 import numpy as np
 import onnx
 
-from odtpack_runtime.checkpoint.layout import Layout
+from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import GRADIENT_SUFFIX, RESET_NAME
-from odtpack_runtime.training.optimizer import CHUNK_ELEMENTS
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_runtime.training.optimizer_state import state_layout
 from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size

@@ -134,13 +134,13 @@ class _Variants:
             batch = _batch(manifest, shapes)
             shapes = {name: (size, *shape[1:]) for name, shape in shapes.items()}
             steps = manifest.accumulation_steps * batch // size
-            manifest = manifest.model_copy(update={"accumulation_steps": steps})
+            manifest = dataclasses.replace(manifest, accumulation_steps=steps)
         if freeze is not None:
             parameters = tuple(
-                p.model_copy(update={"role": "frozen"}) if p.name in freeze.names else p
+                dataclasses.replace(p, role="frozen", offset=None) if p.name in freeze.names else p
                 for p in manifest.parameters
             )
-            manifest = manifest.model_copy(update={"parameters": parameters, "groups": ()})
+            manifest = dataclasses.replace(manifest, parameters=parameters, groups=())
             package = dataclasses.replace(package, training_model=self._without(freeze.names))
         if stateless:
             package = dataclasses.replace(package, optimizer_model=self._stateless(manifest))

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from odtpack_runtime.session.options import rest_between_runs
+from odtpack_runtime.session.options import RESTING_THREADS
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -69,7 +69,8 @@ def memory_options(threads: int) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    rest_between_runs(options)
+    for key, value in RESTING_THREADS.items():
+        options.add_session_config_entry(key, value)
     return options
 
 

@@ -50,4 +50,4 @@ def import_(
     manifest = import_artifacts(artifacts, out, checkpoint=checkpoint, prefix=prefix)
     print_built(manifest, out)
     if as_json:
-        _console.print_json({"path": str(out), **manifest.model_dump(mode="json")})
+        _console.print_json({"path": str(out), **manifest.as_dict()})

@@ -96,7 +96,8 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     check_reports(reports, package)
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
-    settings = manifest.optimizer.model_dump(exclude={"kind"})
+    settings = manifest.optimizer.as_dict()
+    del settings["kind"]
     shown = ", ".join(f"{key} {_setting(value)}" for key, value in settings.items())
     _console.say(f"  loss        {manifest.loss}")
     _console.say(f"  optimizer   {manifest.optimizer.kind}{f' ({shown})' if shown else ''}")
@@ -119,11 +120,11 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
         _console.say(f"  {count} of them are {dtype} in the model, and stored as shown")
     _parameters([(p.name, p.role, p.dtype, p.shape) for p in manifest.parameters])
     _console.say("operators", style="bold")
-    for name, domains in manifest.operators.model_dump().items():
+    for name, domains in manifest.operators.as_dict().items():
         for domain, operators in domains.items():
             _console.say(f"  {name} ({domain}): {', '.join(operators)}")
     sizes = {p.name: byte_size(p.dtype, p.shape) for p in manifest.parameters}
-    content: dict[str, Any] = {"kind": "package", **manifest.model_dump(mode="json")}
+    content: dict[str, Any] = {"kind": "package", **manifest.as_dict()}
     content["sizes"] = sizes_of_parts
     for entry in content["parameters"]:
         entry["size_bytes"] = sizes[entry["name"]]

@@ -202,6 +202,13 @@ def build(
     nominal: Annotated[
         bool, typer.Option("--nominal", help="Also write a checkpoint without values.")
     ] = False,
+    no_self_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-self-check",
+            help="Do not run the first steps, whose losses a device can compare with its own.",
+        ),
+    ] = False,
     onnxruntime: Annotated[
         str | None,
         typer.Option(
@@ -226,7 +233,8 @@ def build(
 
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
     manifest.json. The same model and options give the same bytes, but for ORT format, in
-    which ONNX Runtime orders initializers as it likes.
+    which ONNX Runtime orders initializers as it likes, and the losses of the self-check, which
+    are measured.
     """
     from odtpack.cli._build_options import BuildOptions
     from odtpack.recipe import BuildSettings, read_recipe
@@ -270,6 +278,7 @@ def build(
         frozen_storage=None if frozen_dtype is None else frozen_dtype.value,
         ort_format=read_formats(ort_format, ort_style, ort_platform),
         nominal=nominal,
+        no_self_check=no_self_check,
         onnxruntime=onnxruntime,
     ).over(None if read is None else BuildSettings.of(read))
     folder = out or (None if read is None else read.package)
@@ -293,7 +302,7 @@ def _build(settings: BuildSettings, folder: Path) -> dict[str, Any]:
         folder, remark=lambda text: _console.say(f"note: {text}", style="yellow")
     )
     print_built(manifest, folder)
-    return manifest.model_dump(mode="json")
+    return manifest.as_dict()
 
 
 def _build_if_changed(settings: BuildSettings, folder: Path) -> dict[str, Any]:
@@ -307,7 +316,7 @@ def _build_if_changed(settings: BuildSettings, folder: Path) -> dict[str, Any]:
     if is_current(folder, key):
         name = folder / MANIFEST
         with suppress(OdtpackError):  # of a schema that this version does not read
-            content = Manifest.from_json(name.read_bytes(), str(name)).model_dump(mode="json")
+            content = Manifest.from_json(name.read_bytes(), str(name)).as_dict()
     built = content is None
     if content is None:
         content = _build(settings, folder)

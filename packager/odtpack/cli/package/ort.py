@@ -72,4 +72,4 @@ def ort(
     for file in made:
         _console.say(f"  {file.path:<{width}} {format_bytes(file.size_bytes):>10}")
     if as_json:
-        _console.print_json({"path": str(package), "files": [f.model_dump() for f in made]})
+        _console.print_json({"path": str(package), "files": [f.as_dict() for f in made]})

@@ -39,8 +39,9 @@ def verify(
     """Verify a package.
 
     Checks the signature, the manifest, the hash of every file, that there are no others,
-    that models and checkpoint are what the manifest says, and that a training, an optimizer
-    and an evaluation step run on made-up data. Exit code 2 says what is wrong first.
+    that models and checkpoint are what the manifest says, and that the first training steps on
+    made-up data give the losses that they gave when the package was built. Exit code 2 says
+    what is wrong first.
     """
     import dataclasses
 

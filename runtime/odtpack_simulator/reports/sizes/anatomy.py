@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def package_anatomy(package: Package, manifest: Path) -> Part:
         OdtpackError: The checkpoint is not valid.
     """
     files = package.manifest.files
-    entries = {name: getattr(files, name) for name in type(files).model_fields}
+    entries = {each.name: getattr(files, each.name) for each in fields(files)}
     parts = []
     for key, value in entries.items():
         for entry in value if isinstance(value, tuple) else (value,):

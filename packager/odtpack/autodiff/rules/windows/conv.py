@@ -133,8 +133,7 @@ def _tap_by_tap(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     for tap in win.taps():
         columns = op.reshape(win.tap(op, padded, axes, tap), -1, win.channels)
         products.append(op.MatMul(rows, columns))
-    joined = op.Concat(*products, axis=0) if len(products) > 1 else products[0]
-    by_tap = op.reshape(joined, len(products), win.features, win.channels)
+    by_tap = op.reshape(op.join(products, 0), len(products), win.features, win.channels)
     shape = (win.features, win.channels, *win.kernel)
     return op.reshape(op.transpose(by_tap, 1, 2, 0), *shape)
 

@@ -48,8 +48,7 @@ def weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Valu
         band = op.MatMul(op.transpose(rows, 0, 2, 1), grads)  # [C, W, out_w]
         flat = op.reshape(band, win.channels, win.size[1] * win.out[1])
         weights.append(op.unsqueeze(op.MatMul(flat, pattern), 1))  # [C, 1, kw]
-    joined = op.Concat(*weights, axis=1) if len(weights) > 1 else weights[0]
-    return op.reshape(joined, win.channels, 1, *win.kernel)
+    return op.reshape(op.join(weights, 1), win.channels, 1, *win.kernel)
 
 
 def input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
@@ -120,5 +119,4 @@ def _sum_of_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     for offset in win.taps():
         product = op.Mul(win.tap(op, padded, win.spatial, offset), dy)
         sums.append(op.unsqueeze(op.reduce_sum(product, [0, 2, 3], keepdims=False), 1))
-    joined = op.Concat(*sums, axis=1) if len(sums) > 1 else sums[0]
-    return op.reshape(joined, win.channels, 1, *win.kernel)
+    return op.reshape(op.join(sums, 1), win.channels, 1, *win.kernel)

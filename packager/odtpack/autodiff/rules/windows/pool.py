@@ -98,7 +98,9 @@ def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
     peak = op.reshape(y, 1, -1)
     hits: list[ir.Value] = []
     for row in by_row:
-        hits += op.split(op.Equal(op.reshape(row, size, -1), peak), 0, [1] * size)
+        equal = op.Equal(op.reshape(row, size, -1), peak)
+        # Not a Split, for which older runtimes and WebGPU have no kernel of bool.
+        hits += [op.slice(equal, [0], [i], [i + 1]) for i in range(size)]
     offsets = [row * width + column for row in range(size) for column in range(size)]
     # From the last tap to the first, so that the first of equal ones wins.
     offset = op.constant(np.float32(offsets[-1]))

@@ -1,0 +1,207 @@
+"""The parts of an ONNX model that an export needs, on the wire.
+
+Field numbers are those of onnx.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.export.protobuf_wire import (
+    BYTES,
+    VARINT,
+    Field,
+    MalformedError,
+    Piece,
+    bytes_field,
+    fields,
+    number_field,
+)
+
+MODEL_IR_VERSION, MODEL_VERSION, MODEL_GRAPH, MODEL_OPSETS, MODEL_METADATA = 1, 5, 7, 8, 14
+NODES, GRAPH_NAME, INITIALIZERS, INPUTS, OUTPUTS, VALUE_INFO, SPARSE = 1, 2, 5, 11, 12, 13, 15
+NODE_INPUT, NODE_OUTPUT, NODE_TYPE, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 4, 5, 7
+ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 1, 3, 6, 11
+_TENSOR_DIMS, _TENSOR_TYPE, TENSOR_NAME, _TENSOR_RAW, TENSOR_LOCATION = 1, 2, 8, 9, 14
+_VALUE_NAME, _SPARSE_VALUES = 1, 1
+
+ONNX_TYPES: dict[np.dtype[np.generic], int] = {
+    np.dtype(name): code
+    for name, code in (
+        ("float32", 1), ("uint8", 2), ("int8", 3), ("uint16", 4), ("int16", 5), ("int32", 6),
+        ("int64", 7), ("bool", 9), ("float16", 10), ("float64", 11), ("uint32", 12),
+        ("uint64", 13),
+    )
+}  # fmt: skip
+"""Codes of element types in ``TensorProto.DataType``."""
+
+
+def text(data: memoryview, found: Field) -> str:
+    """Return the text of a field.
+
+    Raises:
+        MalformedError: It is not UTF-8, or not a text.
+    """
+    if found.kind != BYTES:
+        raise MalformedError("a field that should be a text is a number")
+    try:
+        return bytes(data[found.body : found.end]).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedError("a name is not UTF-8") from error
+
+
+def texts(data: memoryview, number: int) -> list[str]:
+    """Return the texts of all fields of a message that have this number."""
+    return [text(data, found) for found in fields(data) if found.number == number]
+
+
+def name_of(data: memoryview, number: int) -> str:
+    """Return the one text of a field; the last one if there are several, as protobuf does."""
+    return (texts(data, number) or [""])[-1]
+
+
+def value_name(data: memoryview) -> str:
+    """Return the name of a ``ValueInfoProto``."""
+    return name_of(data, _VALUE_NAME)
+
+
+def tensor_name(data: memoryview) -> str:
+    """Return the name of a ``TensorProto``."""
+    return name_of(data, TENSOR_NAME)
+
+
+def sparse_name(data: memoryview) -> str:
+    """Return the name of a ``SparseTensorProto``: that of its values."""
+    return "".join(tensor_name(values) for values in messages(data, _SPARSE_VALUES)[-1:])
+
+
+def messages(data: memoryview, number: int) -> list[memoryview]:
+    """Return the contents of all fields of a message that have this number."""
+    return [
+        data[found.body : found.end]
+        for found in fields(data)
+        if found.number == number and found.kind == BYTES
+    ]
+
+
+@dataclass
+class Node:
+    """A node, and its bytes as they stand in the file."""
+
+    data: memoryview
+    op_type: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    attributes: list[memoryview] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, data: memoryview) -> Node:
+        """Read a ``NodeProto``."""
+        node = cls(data)
+        for found in fields(data):
+            if found.number == NODE_INPUT:
+                node.inputs.append(text(data, found))
+            elif found.number == NODE_OUTPUT:
+                node.outputs.append(text(data, found))
+            elif found.number == NODE_TYPE:
+                node.op_type = text(data, found)
+            elif found.number == NODE_ATTRIBUTE and found.kind == BYTES:
+                node.attributes.append(data[found.body : found.end])
+        return node
+
+    def graphs(self) -> Iterator[memoryview]:
+        """Yield the node's subgraphs."""
+        for attribute in self.attributes:
+            for number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+                yield from messages(attribute, number)
+
+    def integer(self, name: str) -> int | None:
+        """Return an attribute that is a whole number."""
+        for attribute in self.attributes:
+            if name_of(attribute, ATTRIBUTE_NAME) == name:
+                values = [
+                    found.value
+                    for found in fields(attribute)
+                    if found.number == ATTRIBUTE_INT and found.kind == VARINT
+                ]
+                return values[-1] if values else None
+        return None
+
+    def names_read(self) -> Iterator[str]:
+        """Yield the names it reads; of its subgraphs all, be they their own or captured."""
+        yield from self.inputs
+        for graph in self.graphs():
+            for output in messages(graph, OUTPUTS):
+                yield value_name(output)
+            for inner in messages(graph, NODES):
+                yield from Node.read(inner).names_read()
+
+
+def renamed(node: memoryview, names: Mapping[str, str]) -> list[Piece]:
+    """Return the pieces of a node in which values have other names."""
+    pieces: list[Piece] = []
+    for found in fields(node):
+        body = node[found.body : found.end]
+        if found.number == NODE_INPUT:
+            name = text(node, found)
+            pieces += bytes_field(NODE_INPUT, [names.get(name, name).encode()])
+        elif found.number == NODE_ATTRIBUTE and found.kind == BYTES:
+            pieces += bytes_field(NODE_ATTRIBUTE, _renamed_attribute(body, names))
+        else:
+            pieces.append(node[found.start : found.end])
+    return pieces
+
+
+def _renamed_attribute(attribute: memoryview, names: Mapping[str, str]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for found in fields(attribute):
+        if found.number not in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS) or found.kind != BYTES:
+            pieces.append(attribute[found.start : found.end])
+            continue
+        graph = attribute[found.body : found.end]
+        inner: list[Piece] = []
+        for part in fields(graph):
+            body = graph[part.body : part.end]
+            if part.number == NODES and part.kind == BYTES:
+                inner += bytes_field(NODES, renamed(body, names))
+            elif part.number == OUTPUTS and value_name(body) in names:
+                kept = (body[f.start : f.end] for f in fields(body) if f.number != _VALUE_NAME)
+                name = bytes_field(_VALUE_NAME, [names[value_name(body)].encode()])
+                inner += bytes_field(OUTPUTS, [*name, *kept])
+            else:
+                inner.append(graph[part.start : part.end])
+        pieces += bytes_field(found.number, inner)
+    return pieces
+
+
+def tensor_proto(name: str, array: Array) -> list[Piece]:
+    """Return the pieces of a ``TensorProto`` with raw data; the last one views the array."""
+    head = b"".join(number_field(_TENSOR_DIMS, dim) for dim in array.shape)
+    head += number_field(_TENSOR_TYPE, ONNX_TYPES[array.dtype])
+    flat = np.ascontiguousarray(array).reshape(-1)
+    raw = flat.view(np.uint8).data if flat.size else b""
+    label = bytes_field(TENSOR_NAME, [name.encode()])
+    return [head, *label, *bytes_field(_TENSOR_RAW, [raw])]
+
+
+def value_info(
+    name: str, dtype: np.dtype[np.generic], shape: tuple[int | str | None, ...]
+) -> bytes:
+    """Return a ``ValueInfoProto``; an empty shape is left out, for it may be unknown."""
+    dims: list[Piece] = []
+    for dim in shape:
+        content: list[Piece] = []
+        if isinstance(dim, int):
+            content = [number_field(1, dim)]
+        elif dim:
+            content = bytes_field(2, [dim.encode()])
+        dims += bytes_field(1, content)
+    tensor: list[Piece] = [number_field(1, ONNX_TYPES[dtype])]
+    if shape:
+        tensor += bytes_field(2, dims)
+    kind = bytes_field(2, bytes_field(1, tensor))
+    return b"".join([*bytes_field(_VALUE_NAME, [name.encode()]), *kind])

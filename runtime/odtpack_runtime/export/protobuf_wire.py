@@ -1,0 +1,121 @@
+"""Protobuf messages as bytes: read field by field, written piece by piece.
+
+To cut an ONNX model, to rename a value or to append a tensor, it is enough to know the numbers
+of a few fields; everything else is copied as it stands. Large tensors are never copied more
+than once, and no protobuf library is needed.
+
+Source of the format: https://protobuf.dev/programming-guides/encoding/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+Piece = bytes | memoryview
+
+
+class MalformedError(ValueError):
+    """The bytes are not a protobuf message that this walk understands."""
+
+
+class Field(NamedTuple):
+    """A field of a message.
+
+    Attributes:
+        number: Its number.
+        kind: Its wire type.
+        start: Where its tag stands.
+        body: Where its content begins; the same as ``start`` for no content of its own length.
+        end: Where it ends.
+        value: The number that a varint holds, or 0.
+    """
+
+    number: int
+    kind: int
+    start: int
+    body: int
+    end: int
+    value: int
+
+
+def fields(data: memoryview, at: int = 0, end: int | None = None) -> Iterator[Field]:
+    """Yield the fields of a message in order.
+
+    Args:
+        data: Bytes that hold the message; they may be anything.
+        at: Where it begins.
+        end: Where it ends; the end of the bytes if None.
+
+    Raises:
+        MalformedError: A field is cut off, or of a kind that ONNX does not use.
+    """
+    end = len(data) if end is None else end
+    while at < end:
+        start = at
+        tag, at = varint(data, at, end)
+        number, kind = tag >> 3, tag & 7
+        body, value = at, 0
+        if kind == VARINT:
+            value, at = varint(data, at, end)
+        elif kind == FIXED64:
+            at += 8
+        elif kind == FIXED32:
+            at += 4
+        elif kind == BYTES:
+            length, body = varint(data, at, end)
+            at = body + length
+        else:
+            raise MalformedError("a field is of an unknown kind")
+        if at > end or number == 0:
+            raise MalformedError("a field reaches beyond its message")
+        yield Field(number, kind, start, body, at, value)
+
+
+def varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return the number at a place, and the place after it.
+
+    Raises:
+        MalformedError: It is cut off, or longer than 64 bits.
+    """
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise MalformedError("a number is cut off")
+
+
+def number_field(number: int, value: int) -> bytes:
+    """Return a field that holds a whole number, 0 or more."""
+    return _varint(number << 3 | VARINT) + _varint(value)
+
+
+def header(number: int, length: int) -> bytes:
+    """Return tag and length of a field of bytes, text or a message."""
+    return _varint(number << 3 | BYTES) + _varint(length)
+
+
+def bytes_field(number: int, pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces of a field that holds these pieces one after the other."""
+    content = list(pieces)
+    return [header(number, size(content)), *content]
+
+
+def size(pieces: Iterable[Piece]) -> int:
+    """Return the number of bytes of pieces together."""
+    return sum(len(piece) for piece in pieces)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,286 @@
+"""Records that come from outside as JSON: declared as dataclasses, checked strictly, no library.
+
+A record is a frozen dataclass that inherits :class:`Part`. Its annotations say what each key
+may hold: ``bool``, ``int``, ``float``, ``str``, ``None``, ``Literal``, ``tuple[T, ...]``,
+``dict[str, T]``, other records, unions of these, ``Any`` for whatever JSON holds, and
+``Annotated[T, Rule(...)]`` for bounds, in the words of JSON Schema. Nothing is converted: a
+number in quotes is not a number, and true is not 1. Only a whole number may stand for a
+fraction. Records in a union are told apart by their key ``kind``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import types
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+Path = tuple[str | int, ...]
+
+_HINTS: dict[type[Part], dict[str, Any]] = {}
+"""Annotations of the records that were asked for: to evaluate them takes longer than to check."""
+
+
+class InvalidRecordError(ValueError):
+    """Content that does not follow its declaration.
+
+    Attributes:
+        problem: What is wrong.
+        path: Keys and indices that lead to it.
+    """
+
+    def __init__(self, problem: str, path: Path = ()) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path = path
+
+    def __str__(self) -> str:
+        place = ""
+        for part in self.path:
+            place += f"[{part}]" if isinstance(part, int) else f"{'.' if place else ''}{part}"
+        return f"{place}: {self.problem}" if place else self.problem
+
+
+class Rule:
+    """Bounds of a value, in keywords of JSON Schema.
+
+    Args:
+        keywords: ``minimum``, ``maximum``, ``minLength``, ``pattern`` or ``maxItems``.
+    """
+
+    def __init__(self, **keywords: Any) -> None:
+        self.keywords = keywords
+
+    def check(self, value: Any, path: Path) -> None:
+        """Check a value of the right type.
+
+        Raises:
+            InvalidRecordError: It is out of bounds.
+        """
+        for keyword, bound in self.keywords.items():
+            good, words = _RULES[keyword]
+            if not good(value, bound):
+                raise InvalidRecordError(f"it must {words.format(bound)}", path)
+
+
+_RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "minimum": (lambda value, bound: value >= bound, "be {} or more"),
+    "maximum": (lambda value, bound: value <= bound, "be {} or less"),
+    "minLength": (lambda value, bound: len(value) >= bound, "not be empty"),
+    "pattern": (lambda value, bound: bool(re.fullmatch(bound, value, re.ASCII)), "match {}"),
+    "maxItems": (lambda value, bound: len(value) <= bound, "have {} entries or fewer"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """The base of all records: no unknown keys or other types, finite numbers, never changed."""
+
+    @classmethod
+    def read(cls, content: object, path: Path = ()) -> Self:
+        """Check what a JSON text held, and return it as a record.
+
+        Raises:
+            InvalidRecordError: It does not follow the declaration.
+        """
+        if not isinstance(content, dict):
+            raise InvalidRecordError("it must be an object", path)
+        hints = record_hints(cls)
+        values = {}
+        for field in dataclasses.fields(cls):
+            if field.name in content:
+                hint = hints[field.name]
+                values[field.name] = _read(hint, content[field.name], (*path, field.name))
+            elif is_required(field):
+                raise InvalidRecordError("this key is missing", (*path, field.name))
+        for key in content:
+            if key not in hints:
+                raise InvalidRecordError("there is no such key", (*path, key))
+        record = cls(**values)
+        record.check(path)
+        return record
+
+    def check(self, path: Path) -> None:
+        """Check what the annotations do not say.
+
+        Raises:
+            InvalidRecordError: The values do not go together.
+        """
+
+    def as_dict(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Return the content as JSON has it: lists for tuples, dictionaries for records.
+
+        Args:
+            defaults: Whether to keep keys that have their default.
+        """
+        return {
+            field.name: _plain(value, defaults)
+            for field in dataclasses.fields(self)
+            for value in (getattr(self, field.name),)
+            if defaults or is_required(field) or value != default_of(field)
+        }
+
+
+def record_hints(record: type[Part]) -> dict[str, Any]:
+    """Return the annotation of each key."""
+    if record not in _HINTS:
+        _HINTS[record] = get_type_hints(record, include_extras=True)
+    return _HINTS[record]
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a key has no default."""
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a key that has one."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def kind_of(record: type[Part]) -> str:
+    """Return what the key ``kind`` of a record in a union must hold."""
+    return str(get_args(record_hints(record)["kind"])[0])
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON in UTF-8: no key twice, no NaN, no number beyond the range of float64.
+
+    Raises:
+        InvalidRecordError: It is not such a text.
+    """
+    try:
+        return json.loads(
+            data.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+        )
+    except InvalidRecordError:
+        raise
+    except (ValueError, RecursionError) as error:  # also what is not UTF-8
+        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRecordError(f"it is not JSON in UTF-8: {reason}") from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # readers differ in which of two equal keys they take
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise InvalidRecordError(f"the key {key!r} occurs twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise InvalidRecordError(f"{name} is not a number of JSON")
+
+
+def _read(hint: Any, value: Any, path: Path) -> Any:
+    """Check a value against an annotation."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        found = _read(options[0], value, path)
+        for rule in options[1:]:
+            rule.check(found, path)
+        return found
+    if origin is Union or origin is types.UnionType:
+        return _read_union(options, value, path)
+    if origin is Literal:
+        if not any(type(value) is type(option) and value == option for option in options):
+            raise InvalidRecordError(f"it must be {_words(map(repr, options))}", path)
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise InvalidRecordError("it must be a list", path)
+        return tuple(_read(options[0], item, (*path, i)) for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise InvalidRecordError("it must be an object", path)
+        return {
+            _read(options[0], key, path): _read(options[1], item, (*path, key))
+            for key, item in value.items()
+        }
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return hint.read(value, path)
+    return _read_plain(hint, value, path)
+
+
+def _read_union(options: tuple[Any, ...], value: Any, path: Path) -> Any:
+    if value is None and type(None) in options:
+        return None
+    options = tuple(option for option in options if option is not type(None))
+    if len(options) == 1:
+        return _read(options[0], value, path)
+    if all(isinstance(option, type) and issubclass(option, Part) for option in options):
+        kinds = {kind_of(option): option for option in options}
+        kind = value.get("kind") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            raise InvalidRecordError(f"its kind must be {_words(map(repr, kinds))}", path)
+        return kinds[kind].read(value, path)
+    problems: list[str] = []
+    for option in options:
+        try:
+            return _read(option, value, path)
+        except InvalidRecordError as error:
+            problems.append(error.problem)
+    raise InvalidRecordError(", or ".join(dict.fromkeys(problems)), path)
+
+
+def _read_plain(hint: Any, value: Any, path: Path) -> Any:
+    if hint is Any:
+        _check_json(value, path)
+        return value
+    if hint is float and type(value) in (int, float):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise InvalidRecordError("it must be a finite number", path)
+        return number
+    if type(value) is not hint:
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        raise InvalidRecordError(f"it must be {names[hint]}", path)
+    if hint is str:
+        _check_text(value, path)
+    return value
+
+
+def _check_json(value: Any, path: Path) -> None:
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRecordError("it must be a finite number", path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_json(item, (*path, index))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_text(key, path)
+            _check_json(item, (*path, key))
+
+
+def _check_text(value: str, path: Path) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can write
+        raise InvalidRecordError("it holds characters that do not exist", path) from None
+
+
+def _plain(value: Any, defaults: bool) -> Any:
+    if isinstance(value, Part):
+        return value.as_dict(defaults=defaults)
+    if isinstance(value, list | tuple):
+        return [_plain(item, defaults) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, defaults) for key, item in value.items()}
+    return value
+
+
+def _words(options: Any) -> str:
+    *first, last = options
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,200 @@
+"""Whether training is right on this device: five steps whose losses are known.
+
+A package's manifest holds the losses that its builder saw with a made-up batch. Whoever gets
+the same losses, within a tolerance, has an ONNX Runtime and a loop that train rightly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.manifest import InputInfo, Manifest
+from odtpack_runtime.package.manifest_device import SELF_CHECK_STEPS, SelfCheckInput
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer import Optimizer
+
+_MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
+_HALF = 2**23
+_OTHER_SIZES = (2, 8, 32, 224)
+"""What a size that may vary is taken to be, until the models run: images need room."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheckResult:
+    """What a self-check saw, beside what it expected.
+
+    Attributes:
+        losses: Loss of each training step.
+        evaluation_loss: Loss of the same batch after them, in evaluation mode.
+        expected: The same from the manifest, the evaluation loss at the end.
+        largest_part: The largest difference as a part of its tolerance.
+    """
+
+    losses: tuple[float, ...]
+    evaluation_loss: float
+    expected: tuple[float, ...]
+    largest_part: float
+
+
+def self_check(package: Package) -> SelfCheckResult:
+    """Make the steps of a package's self-check, from its own checkpoint.
+
+    Raises:
+        OdtpackError: ``self-check-failed`` if a loss is not the one that was seen when the
+            package was built, within its tolerance; ``no-self-check`` if the package has
+            none; and whatever a step raises.
+    """
+    info = package.manifest.self_check
+    if info is None or info.learning_rate is None or info.evaluation_loss is None:
+        reason = "it was built without one" if info is None else info.reason
+        raise OdtpackError(
+            "no-self-check",
+            f"The package has no self-check: {reason}.",
+            where=str(package.path),
+            hint="odtpack build without --no-self-check" if info is None else None,
+        )
+    batch = made_up_batch(package.manifest.inputs, info.inputs)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, package.eval_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    found = first_losses(module, optimizer, batch, info.learning_rate)
+    expected = (*info.losses, info.evaluation_loss)
+    parts = []
+    for step, (loss, wanted, tolerance) in enumerate(
+        zip(found, expected, info.tolerances, strict=True), 1
+    ):
+        if not abs(loss - wanted) <= tolerance:  # NaN is not within any
+            what = f"training step {step}" if step <= SELF_CHECK_STEPS else "the evaluation"
+            raise OdtpackError(
+                "self-check-failed",
+                f"The loss of {what} is {loss:.7g}, and should be {wanted:.7g} within "
+                f"{tolerance:g}.",
+                where=str(package.path),
+                hint="training is not right with this build of ONNX Runtime: use another one",
+            )
+        parts.append(abs(loss - wanted) / tolerance if tolerance else 0.0)
+    return SelfCheckResult(tuple(found[:-1]), found[-1], expected, max(parts))
+
+
+def first_losses(
+    module: Module, optimizer: Optimizer, batch: Sequence[Array], learning_rate: float
+) -> list[float]:
+    """Return the losses of five training steps, and of an evaluation after them."""
+    optimizer.set_learning_rate(learning_rate)
+    losses = []
+    for _ in range(SELF_CHECK_STEPS):
+        losses.append(loss_of(module(*batch)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    module.eval()
+    losses.append(loss_of(module(*batch)))
+    module.train()
+    return losses
+
+
+def loss_of(results: Any) -> float:
+    """Return the loss among the results of a call."""
+    return float(np.ravel(results[0] if isinstance(results, tuple) else results)[0])
+
+
+def made_up_batch(inputs: Sequence[InputInfo], chosen: Sequence[SelfCheckInput]) -> list[Array]:
+    """Return a batch that every language makes alike.
+
+    One counter i runs from 0 over the elements of all inputs. With u = (i + 1) 2654435761
+    modulo 2^32 and v = u >> 8, a floating-point element is (v - 2^23) / 2^23, which float32
+    holds exactly, an integer v modulo its bound, and a bool whether v is odd. Text, which a
+    self-check does not have, is "a".
+
+    Args:
+        inputs: The inputs of the training model.
+        chosen: The same inputs, with sizes and bounds.
+    """
+    start, batch = 0, []
+    for item, wanted in zip(inputs, chosen, strict=True):
+        count = math.prod(wanted.shape)
+        index = np.arange(start + 1, start + 1 + count, dtype=np.uint64)
+        start += count
+        number = (index * np.uint64(_MULTIPLIER) & np.uint64(2**32 - 1)) >> np.uint64(8)
+        batch.append(_array(item.dtype, number.astype(np.int64), wanted.bound, wanted.shape))
+    return batch
+
+
+def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -> Array:
+    if dtype == "string":
+        return np.full(shape, "a", dtype=object)
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        values = ((number - _HALF) / _HALF).astype(kind)
+    elif kind.kind == "b":
+        values = number % 2 == 1
+    else:
+        values = (number % (bound or 1)).astype(kind)
+    return values.reshape(shape)
+
+
+def possible_inputs(manifest: Manifest, samples: int) -> Iterator[tuple[SelfCheckInput, ...]]:
+    """Yield sizes and bounds of batches of made-up data, the likeliest to fit first.
+
+    Args:
+        manifest: Says which inputs there are.
+        samples: Samples of a batch, where their number may vary.
+    """
+    seen = set()
+    for other, low in itertools.product(_OTHER_SIZES, (False, True)):
+        chosen = tuple(_sized(manifest.inputs, samples, other, low=low))
+        key = tuple((item.shape, item.bound) for item in chosen)
+        if key not in seen:
+            seen.add(key)
+            yield chosen
+
+
+def _sized(
+    inputs: Sequence[InputInfo], samples: int, other: int, *, low: bool
+) -> Iterable[SelfCheckInput]:
+    """Give every input its sizes.
+
+    Args:
+        inputs: What is wanted.
+        samples: Size of the axis of the samples.
+        other: Size of every other axis that may vary.
+        low: Whole numbers are all 0, for indices into something that has one entry.
+    """
+    names = {item.shape[0] for item in inputs if item.shape and isinstance(item.shape[0], str)}
+    for item in inputs:
+        shape = tuple(
+            dim if isinstance(dim, int) else samples if dim in names or not axis else other
+            for axis, dim in enumerate(item.shape)
+        )
+        whole = item.dtype not in ("string", "bool") and np.dtype(item.dtype).kind != "f"
+        bound = (1 if low else item.class_count or 2) if whole else None
+        yield SelfCheckInput(name=item.name, shape=shape, bound=bound)
+
+
+def run_first_that_fits(
+    manifest: Manifest, samples: int, run: Callable[[tuple[SelfCheckInput, ...]], Any]
+) -> Any:
+    """Return what a function makes of the first batch of made-up data with which it runs.
+
+    Raises:
+        OdtpackError: What it raised with the first, if the models run with none.
+    """
+    failed: OdtpackError | None = None
+    for chosen in possible_inputs(manifest, samples):
+        try:
+            return run(chosen)
+        except OdtpackError as error:
+            if error.code != "run-failed":
+                raise
+            failed = failed or error
+    assert failed is not None  # noqa: S101 - there is always a batch to try
+    raise failed

@@ -1,0 +1,94 @@
+"""Small networks for the conformance suite of the training kits."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import TensorProto, numpy_helper
+
+from tests import zoo
+
+_HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
+
+
+def cnn() -> onnx.ModelProto:
+    """The network of ``odtpack demo``: digits of 8 x 8 pixels."""
+    return zoo.cnn(size=8, width=(16, 32), seed=0)
+
+
+def mlp() -> onnx.ModelProto:
+    """Two layers, for what does not depend on the network."""
+    return zoo.mlp((16, 12, 4), seed=1)
+
+
+def mobilenet() -> onnx.ModelProto:
+    """MobileNetV2 with batch normalization in training mode."""
+    return zoo.mobilenet_v2(size=32, classes=4, width_mult=0.25, batch_norm="train", seed=2)
+
+
+def transformer() -> onnx.ModelProto:
+    """An encoder of two layers."""
+    return zoo.transformer_encoder(vocab=50, d=16, layers=2, heads=2, T=12, ff=32, classes=4)
+
+
+def recommender() -> onnx.ModelProto:
+    """Users and items as rows of tables; a product of their features and two layers."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    recommender (int64[batch] user, int64[batch] item) => (float[batch, 1] score)
+    {{
+        of_user = Gather(user_table, user)
+        of_item = Gather(item_table, item)
+        product = Mul(of_user, of_item)
+        both = Concat<axis = 1>(of_user, of_item, product)
+        hidden = Gemm<transB = 1>(both, hidden_weight, hidden_bias)
+        active = Relu(hidden)
+        score = Gemm<transB = 1>(active, score_weight, score_bias)
+    }}""")
+    shapes = {
+        "user_table": (30, 8), "item_table": (40, 8), "hidden_weight": (16, 24),
+        "hidden_bias": (16,), "score_weight": (1, 16), "score_bias": (1,),
+    }  # fmt: skip
+    return _with_values(model, shapes, seed=3)
+
+
+def gru() -> onnx.ModelProto:
+    """Letters, a GRU, and its last state classified."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    gru (int64[batch, time] letters) => (float[batch, 5] output)
+    {{
+        embedded = Gather(table, letters)
+        turned = Transpose<perm = [1, 0, 2]>(embedded)
+        states, last = GRU<hidden_size = 12, linear_before_reset = 1>(turned, w, r, b)
+        axis = Constant<value_ints = [0]>()
+        state = Squeeze(last, axis)
+        output = Gemm<transB = 1>(state, classifier_weight, classifier_bias)
+    }}""")
+    shapes = {
+        "table": (20, 8), "w": (1, 36, 8), "r": (1, 36, 12), "b": (1, 72),
+        "classifier_weight": (5, 12), "classifier_bias": (5,),
+    }  # fmt: skip
+    return _with_values(model, shapes, seed=4)
+
+
+def in_type(model: onnx.ModelProto, dtype: type[np.generic]) -> onnx.ModelProto:
+    """A network of float32 whose weights, inputs and outputs are of another type."""
+    code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(dtype)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = code
+    return model
+
+
+def _with_values(
+    model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]], seed: int
+) -> onnx.ModelProto:
+    random = np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        array = (random.standard_normal(shape) * 0.3).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model

@@ -1,0 +1,210 @@
+"""Python runs the conformance suite: ``odtpack_runtime``, and a kit that only knows manifests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.inference_template import write_inference_model
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import loss_of, self_check
+from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.training.schedules import make_schedule
+from tests.kits.plain_kit import PlainKit
+
+THREADS = 1
+
+
+def cases(suite: Path, *kinds: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and content of every case of some kinds."""
+    index = json.loads((suite / "index.json").read_text())
+    assert index["threads"] == THREADS
+    found = [entry["name"] for entry in index["cases"] if entry["kind"] in kinds]
+    assert found
+    for name in found:
+        yield suite / name, json.loads((suite / name / "case.json").read_text(encoding="utf-8"))
+
+
+def tensor(folder: Path, entry: dict[str, Any]) -> Array:
+    """A tensor of a case."""
+    dtype = np.dtype(entry["dtype"])
+    count = int(np.prod(entry["shape"], dtype=np.int64))
+    data = np.fromfile(folder / entry["file"], dtype, count, offset=entry["offset"])
+    return data.reshape(entry["shape"])
+
+
+def tensors(folder: Path, entries: list[dict[str, Any]]) -> list[Array]:
+    return [tensor(folder, entry) for entry in entries]
+
+
+def open_module(folder: Path, case: dict[str, Any]) -> tuple[Package, Module, Optimizer]:
+    """What a case trains, and on what."""
+    package = Package.open(folder / case["package"])
+    models = {key: folder / path for key, path in case.get("models", {}).items()}
+    training = models.get("training_model", package.training_model)
+    module = Module(
+        training,
+        CheckpointState.load_checkpoint(folder / case["checkpoint"]),
+        models.get("eval_model", package.eval_model),
+        session_options=default_session_options(training, threads=THREADS),
+    )
+    return (
+        package,
+        module,
+        Optimizer(models.get("optimizer_model", package.optimizer_model), module),
+    )
+
+
+def test_runs(suite: Path, tmp_path: Path) -> None:
+    for folder, case in cases(suite, "train", "resume", "nominal"):
+        package, module, optimizer = open_module(folder, case)
+        if case["kind"] == "nominal":
+            with pytest.raises(OdtpackError) as caught:
+                module(*tensors(folder, case["steps"][0]["inputs"]))
+            assert caught.value.code == "nominal-state"
+            values = tensor(folder, case["values"])
+            module.copy_buffer_to_parameters(values, trainable_only=False)
+        if case["learning_rate"] is not None:
+            optimizer.set_learning_rate(case["learning_rate"])
+        scheduler = LRScheduler.restore(optimizer)
+        if case["schedule"] is not None:
+            said = case["schedule"]
+            settings = {k: tuple(v) if isinstance(v, list) else v
+                        for k, v in said["settings"].items()}  # fmt: skip
+            schedule = make_schedule(said["kind"], settings)
+            scheduler = LRScheduler(optimizer, schedule, said["initial_lr"])
+        for step in case["steps"]:
+            results = module(*tensors(folder, step["inputs"]))
+            assert loss_of(results) == step["loss"], folder.name
+            outputs = results[1:] if isinstance(results, tuple) else ()
+            for entry, found in zip(step["outputs"], outputs, strict=True):
+                np.testing.assert_array_equal(found, tensor(folder, entry))
+            if step["update"]:
+                assert optimizer.get_learning_rate() == step["rate"]
+                optimizer.step()
+                if scheduler is not None:
+                    scheduler.step()
+            if step["reset"]:
+                module.lazy_reset_grad()
+        module.eval()
+        found = module(*tensors(folder, case["evaluation"]["inputs"]))
+        assert loss_of(found) == case["evaluation"]["loss"], folder.name
+        for name, value in case["properties"].items():
+            module.state.properties[name] = value
+        path = tmp_path / "after.ckpt"
+        CheckpointState.save_checkpoint(module.state, path, include_optimizer_state=True)
+        same(read_checkpoint(path), read_checkpoint(folder / case["after"]), folder.name)
+        values = {**module.state.arrays(trainable=True), **module.state.arrays(trainable=False)}
+        write_inference_model(package, values, tmp_path / "m.onnx")
+        assert (tmp_path / "m.onnx").read_bytes() == (folder / "export.onnx").read_bytes()
+
+
+def test_the_manifest_is_enough(suite: Path, tmp_path: Path) -> None:
+    """A kit that reads no metadata and binds no memory gives the same, bit by bit."""
+    for folder, case in cases(suite, "train", "resume"):
+        models = {key: path.removeprefix("package/") for key, path in case["models"].items()}
+        kit = PlainKit(folder / "package", folder / case["checkpoint"], models, THREADS)
+        for step in case["steps"]:
+            batch = {entry["name"]: tensor(folder, entry) for entry in step["inputs"]}
+            loss, *outputs = kit.train_step(batch)
+            assert float(loss) == step["loss"], folder.name
+            for entry, found in zip(step["outputs"], outputs, strict=True):
+                np.testing.assert_array_equal(found, tensor(folder, entry))
+            if step["update"]:
+                kit.rate = np.float32(step["rate"])
+                kit.optimizer_step()
+        inputs = case["evaluation"]["inputs"]
+        batch = {entry["name"]: tensor(folder, entry) for entry in inputs}
+        assert float(kit.evaluate(batch)[0]) == case["evaluation"]["loss"], folder.name
+        after = read_checkpoint(folder / case["after"])
+        assert after.optimizer is not None
+        kit.rate = np.float32(after.optimizer.learning_rate)
+        kit.properties |= case["properties"]
+        kit.properties |= {k: v for k, v in after.properties.items() if k == "odtpack.schedule"}
+        write_checkpoint(tmp_path / "plain.ckpt", kit.content())
+        same(read_checkpoint(tmp_path / "plain.ckpt"), after, folder.name)
+        assert kit.export() == (folder / "export.onnx").read_bytes(), folder.name
+
+
+def same(found: CheckpointData, expected: CheckpointData, where: str) -> None:
+    """Check that two checkpoints hold the same, to the bit."""
+    for one, other in ((found.trainable, expected.trainable), (found.frozen, expected.frozen)):
+        assert one.keys() == other.keys(), where
+        for name, array in one.items():
+            assert array.dtype == other[name].dtype
+            np.testing.assert_array_equal(array, other[name], f"{where}: {name}")
+    assert found.properties == expected.properties, where
+    assert found.optimizer is not None
+    assert expected.optimizer is not None
+    for key in ("step", "learning_rate", "groups", "kind"):
+        assert getattr(found.optimizer, key) == getattr(expected.optimizer, key), (where, key)
+    assert found.optimizer.moments.keys() == expected.optimizer.moments.keys(), where
+    for name, moments in found.optimizer.moments.items():
+        for moment, other in zip(moments, expected.optimizer.moments[name], strict=True):
+            np.testing.assert_array_equal(moment, other, f"{where}: moment of {name}")
+
+
+def test_exported_models(suite: Path) -> None:
+    for folder, case in cases(suite, "train", "resume", "nominal"):
+        path = folder / case["export"]["file"]
+        onnx.checker.check_model(str(path), full_check=True)
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        fed = {entry["name"]: tensor(folder, entry) for entry in case["export"]["inputs"]}
+        assert [node.name for node in session.get_inputs()] == list(fed)
+        outputs = {entry["name"]: tensor(folder, entry) for entry in case["export"]["outputs"]}
+        assert [node.name for node in session.get_outputs()] == list(outputs)
+        for expected, result in zip(outputs.values(), session.run(None, fed), strict=True):
+            np.testing.assert_array_equal(result, expected, folder.name)
+
+
+def test_self_checks(suite: Path) -> None:
+    for folder, case in cases(suite, "self_check"):
+        package = Package.open(folder / case["package"])
+        if case["code"] is None:
+            assert self_check(package).largest_part <= 1
+            continue
+        with pytest.raises(OdtpackError) as caught:
+            self_check(package)
+        assert caught.value.code == case["code"], folder.name
+
+
+def test_errors(suite: Path, tmp_path: Path) -> None:
+    for folder, case in cases(suite, "error"):
+        with pytest.raises(OdtpackError) as caught:
+            _fail(folder, case, tmp_path)
+        assert caught.value.code == case["code"], folder.name
+
+
+def _fail(folder: Path, case: dict[str, Any], scratch: Path) -> None:
+    match case["action"]:
+        case "open":
+            Package.open(folder / case["package"]).require_stock()
+        case "load_checkpoint":
+            CheckpointState.load_checkpoint(folder / case["checkpoint"])
+        case "session":
+            open_module(folder, case)
+        case "step":
+            _, module, _ = open_module(folder, case)
+            module(*tensors(folder, case["inputs"]))
+        case "export":
+            package, module, _ = open_module(folder, case)
+            values = {**module.state.arrays(trainable=True)}
+            write_inference_model(package, values, scratch / "m.onnx", case["outputs"])
+
+
+def test_buffers(suite: Path) -> None:
+    for folder, case in cases(suite, "buffer"):
+        _, module, _ = open_module(folder, case)
+        values = module.get_contiguous_parameters(trainable_only=False).numpy()
+        np.testing.assert_array_equal(values, tensor(folder, case["values"]))

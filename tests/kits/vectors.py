@@ -1,0 +1,306 @@
+"""Write the conformance suite of the training kits: ``python -m tests.kits.vectors --out DIR``.
+
+Every case is a folder with packages, checkpoints, raw tensors and a ``case.json`` that says what
+must come out; docs/formats/kits.md describes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from odtpack.package.build import build_package
+from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer, default_session_options
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.package.inference_template import write_inference_model
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import loss_of
+from odtpack_runtime.training.schedules import make_schedule
+from tests.kits.cases import CASES, Batch, Case
+from tests.kits.errors import write_errors
+
+FORMAT = 1
+THREADS = 1
+"""With one thread the order of all sums is fixed, and equal means equal to the bit."""
+
+
+@dataclass
+class Folder:
+    """A case while it is written."""
+
+    path: Path
+    content: dict[str, Any]
+    data: bytearray = field(default_factory=bytearray)
+
+    def tensor(self, name: str, array: Array) -> dict[str, Any]:
+        """Append a tensor to the raw data; return how ``case.json`` refers to it."""
+        entry = {
+            "name": name,
+            "dtype": array.dtype.name,
+            "shape": list(array.shape),
+            "file": "data.bin",
+            "offset": len(self.data),
+        }
+        self.data += np.ascontiguousarray(array).tobytes()
+        return entry
+
+    def tensors(self, names: Sequence[str], arrays: Sequence[Array]) -> list[dict[str, Any]]:
+        """Append several."""
+        return [self.tensor(*pair) for pair in zip(names, arrays, strict=True)]
+
+    def close(self) -> dict[str, Any]:
+        """Write what was gathered; return the entry of the index."""
+        (self.path / "data.bin").write_bytes(self.data)
+        text = json.dumps({"name": self.path.name, **self.content}, indent=1, ensure_ascii=False)
+        (self.path / "case.json").write_text(text + "\n", encoding="utf-8")
+        return {"name": self.path.name, "kind": self.content["kind"]}
+
+
+class Run:
+    """A package in training, as the case tells it."""
+
+    def __init__(self, case: Case, package: Package, checkpoint: Path | None = None) -> None:
+        self.case, self.package = case, package
+        paths = {key: package.path / name for key, name in case.through.items()}
+        training = paths.get("training_model", package.training_model)
+        self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
+        self.module = Module(
+            training,
+            self.state,
+            paths.get("eval_model", package.eval_model),
+            session_options=default_session_options(training, threads=THREADS),
+        )
+        self.optimizer = Optimizer(
+            paths.get("optimizer_model", package.optimizer_model), self.module
+        )
+        self.scheduler = None
+        if case.learning_rate is not None:
+            self.optimizer.set_learning_rate(case.learning_rate)
+        if case.schedule is not None:
+            kind, settings, rate = case.schedule
+            self.scheduler = LRScheduler(self.optimizer, make_schedule(kind, settings), rate)
+
+    def step(self, folder: Folder, batch: Batch, *, update: bool) -> dict[str, Any]:
+        """Make a step; return what ``case.json`` says of it."""
+        results = self.module(*batch)
+        outputs = results[1:] if isinstance(results, tuple) else ()
+        names = self.module.output_names()[1:]
+        entry = {
+            "inputs": folder.tensors(self.module.input_names(), batch),
+            "loss": loss_of(results),
+            "outputs": folder.tensors(names, outputs),
+            "update": update,
+            "reset": update,
+        }
+        if update:
+            entry["rate"] = self.optimizer.get_learning_rate()
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
+            self.module.lazy_reset_grad()
+        return entry
+
+    def finish(self, folder: Folder, batch: Batch) -> dict[str, Any]:
+        """Evaluate, save and export."""
+        self.module.eval()
+        results = self.module(*batch)
+        for name, value in self.case.properties.items():
+            self.state.properties[name] = value
+        CheckpointState.save_checkpoint(
+            self.state, folder.path / "after.ckpt", include_optimizer_state=True
+        )
+        evaluation = {
+            "inputs": folder.tensors(self.module.input_names(), batch),
+            "loss": loss_of(results),
+        }
+        return {
+            "evaluation": evaluation,
+            "properties": dict(self.case.properties),
+            "after": "after.ckpt",
+            "export": self._export(folder, batch),
+        }
+
+    def _export(self, folder: Folder, batch: Batch) -> dict[str, Any] | None:
+        info = self.package.manifest.inference
+        if info is None:
+            return None
+        values = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
+        path = folder.path / "export.onnx"
+        write_inference_model(self.package, values, path)
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        fed = dict(zip(self.module.input_names(), batch, strict=True))
+        fed = {name: fed[name] for name in info.inputs}
+        outputs = session.run(list(info.outputs), fed)
+        return {
+            "file": path.name,
+            "inputs": folder.tensors(list(fed), list(fed.values())),
+            "outputs": folder.tensors(info.outputs, outputs),
+        }
+
+
+def build(case: Case, folder: Path) -> Package:
+    """Build the package of a case."""
+    build_package(case.model(), folder, **{"loss": "cross_entropy", **case.build})
+    return Package.open(folder)
+
+
+def write_train(name: str, case: Case, out: Path) -> Iterator[dict[str, Any]]:
+    """Write a run, and the same run cut in two."""
+    folder = open_folder(out, name)
+    run = Run(case, build(case, folder.path / "package"))
+    batches = list(_batches(case, case.steps + 1))
+    folder.content = _head("train", case, "package/checkpoint")
+    steps = []
+    for index, batch in enumerate(batches[:-1], 1):
+        steps.append(run.step(folder, batch, update=index % case.update_every == 0))
+    folder.content |= {"steps": steps, **run.finish(folder, batches[-1])}
+    yield folder.close()
+
+
+def write_resume(name: str, case: Case, out: Path) -> Iterator[dict[str, Any]]:
+    """Write a run that begins with a checkpoint in the middle of another."""
+    folder = open_folder(out, f"resume_{name}")
+    package = build(case, folder.path / "package")
+    first, batches = Run(case, package), list(_batches(case, case.steps + 1))
+    for batch in batches[:3]:
+        first.step(Folder(folder.path, {}), batch, update=True)
+    start = folder.path / "before.ckpt"
+    CheckpointState.save_checkpoint(first.state, start, include_optimizer_state=True)
+    resumed = dataclasses.replace(case, learning_rate=None, schedule=None)
+    run = Run(resumed, package, start)
+    run.scheduler = LRScheduler.restore(run.optimizer)
+    folder.content = _head("resume", resumed, start.name)
+    steps = [run.step(folder, batch, update=True) for batch in batches[3:-1]]
+    folder.content |= {"steps": steps, **run.finish(folder, batches[-1])}
+    yield folder.close()
+
+
+def write_nominal(out: Path) -> Iterator[dict[str, Any]]:
+    """Write a run whose parameters come as one vector, and that vector."""
+    case = dataclasses.replace(CASES["cnn"], properties={}, steps=2)
+    case = dataclasses.replace(case, build={**case.build, "nominal": True})
+    folder = open_folder(out, "nominal")
+    package = build(case, folder.path / "package")
+    assert package.nominal_checkpoint is not None
+    full = Run(case, package)
+    values = full.module.get_contiguous_parameters(trainable_only=False).numpy()
+    run = Run(case, package, package.nominal_checkpoint)
+    run.module.copy_buffer_to_parameters(values, trainable_only=False)
+    batches = list(_batches(case, 3))
+    head = _head("nominal", case, f"package/{package.nominal_checkpoint.name}")
+    folder.content = head | {"values": folder.tensor("values", values)}
+    steps = [run.step(folder, batch, update=True) for batch in batches[:2]]
+    folder.content |= {"steps": steps, **run.finish(folder, batches[-1])}
+    yield folder.close()
+    folder = open_folder(out, "buffer")
+    shutil.copytree(package.path, folder.path / "package")
+    folder.content = {"kind": "buffer", "package": "package", "checkpoint": "package/checkpoint"}
+    folder.content["values"] = folder.tensor("values", values)
+    yield folder.close()
+
+
+def write_self_checks(out: Path) -> Iterator[dict[str, Any]]:
+    """Write packages whose self-check passes, and some where it cannot."""
+    for name in ("cnn", "mobilenet_batch_norm", "transformer", "recommender", "float16_model"):
+        folder = open_folder(out, f"self_check_{name}")
+        build(CASES[name], folder.path / "package")
+        folder.content = {"kind": "self_check", "package": "package", "code": None}
+        yield folder.close()
+    folder = open_folder(out, "self_check_failed")
+    package = build(CASES["sgd"], folder.path / "package")
+    info = package.manifest.self_check
+    assert info is not None
+    losses = (*info.losses[:3], info.losses[3] + 1.0, info.losses[4])
+    wrong = dataclasses.replace(
+        package.manifest, self_check=dataclasses.replace(info, losses=losses)
+    )
+    (package.path / "manifest.json").write_text(wrong.to_json())
+    folder.content = {"kind": "self_check", "package": "package", "code": "self-check-failed"}
+    yield folder.close()
+    folder = open_folder(out, "self_check_missing")
+    case = CASES["sgd"]
+    without = dataclasses.replace(case, build={**case.build, "self_check": False})
+    build(without, folder.path / "package")
+    folder.content = {"kind": "self_check", "package": "package", "code": "no-self-check"}
+    yield folder.close()
+
+
+def open_folder(out: Path, name: str) -> Folder:
+    """Make the folder of a case."""
+    path = out / name
+    path.mkdir(parents=True)
+    return Folder(path, {})
+
+
+def write_suite(out: Path, names: Sequence[str] | None = None) -> None:
+    """Write the suite into a folder, in place of one that is there.
+
+    Args:
+        out: The folder.
+        names: Runs to write; all of them, and everything else, if None.
+    """
+    stage = out.with_name(f".{out.name}.new")
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    entries: list[Mapping[str, Any]] = []
+    for name in names if names is not None else CASES:
+        entries += write_train(name, CASES[name], stage)
+    if names is None:
+        for name in ("adam", "groups", "adafactor", "schedule_cosine"):
+            entries += write_resume(name, CASES[name], stage)
+        entries += write_nominal(stage)
+        entries += write_self_checks(stage)
+        entries += write_errors(stage)
+    index = {
+        "format": FORMAT,
+        "onnxruntime": onnxruntime.__version__,
+        "threads": THREADS,
+        "cases": entries,
+    }
+    (stage / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    if out.exists():
+        shutil.rmtree(out)
+    stage.rename(out)
+
+
+def _head(kind: str, case: Case, checkpoint: str) -> dict[str, Any]:
+    schedule = None
+    if case.schedule is not None:
+        name, settings, rate = case.schedule
+        schedule = {"kind": name, "settings": dict(settings), "initial_lr": rate}
+    return {
+        "kind": kind,
+        "package": "package",
+        "models": {key: f"package/{name}" for key, name in case.through.items()},
+        "checkpoint": checkpoint,
+        "exact": True,
+        "tolerance": case.tolerance,
+        "learning_rate": case.learning_rate,
+        "schedule": schedule,
+    }
+
+
+def _batches(case: Case, count: int) -> Iterator[Batch]:
+    random = np.random.default_rng(0)
+    for index in range(count):
+        yield case.data(random, case.samples[index % len(case.samples)])
+
+
+def main() -> None:
+    """Write the suite where the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kits.vectors")
+    parser.add_argument("--out", type=Path, required=True)
+    write_suite(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The self-check of a package, and the inference template that it carries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+from odtpack.optimizers import SGD
+from odtpack.package.build import build_package
+from odtpack_runtime import CheckpointState, OdtpackError, UnknownNameError
+from odtpack_runtime.package.inference_template import write_inference_model
+from odtpack_runtime.package.manifest import SelfCheckInfo
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import made_up_batch, self_check
+from odtpack_runtime.package.verify import verify_package
+from tests import zoo
+from tests.packages.samples import build, small_model
+
+
+def checked(folder: Path, **options: object) -> SelfCheckInfo:
+    """The self-check of the small network's package."""
+    info = Package.open(build(folder, **options)).manifest.self_check
+    assert info is not None
+    return info
+
+
+def test_the_batch_follows_its_formula(tmp_path: Path) -> None:
+    """Against whole numbers of any size, one by one."""
+    manifest = Package.open(build(tmp_path / "p")).manifest
+    assert manifest.self_check is not None
+    images, labels = made_up_batch(manifest.inputs, manifest.self_check.inputs)
+    v = [((i + 1) * 2654435761) % 2**32 // 256 for i in range(images.size + labels.size)]
+    assert images.dtype == np.float32
+    assert images.ravel().tolist() == [x / 2**23 - 1 for x in v[: images.size]]
+    assert labels.dtype == np.int64
+    assert labels.tolist() == [x % 3 for x in v[images.size :]]
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer_encoder"])
+def test_a_loop_that_does_not_learn_is_seen(name: str, tmp_path: Path) -> None:
+    """Losses move by far more than they may be off."""
+    model = {
+        "mlp": lambda: zoo.mlp((12, 8, 3)),
+        "cnn": small_model,
+        "transformer_encoder": lambda: zoo.transformer_encoder(
+            vocab=20, d=8, layers=1, heads=2, T=6, ff=16, classes=3
+        ),
+    }[name]()
+    for optimizer in (None, SGD()):
+        info = checked(tmp_path / str(optimizer), model=model, optimizer=optimizer)
+        assert info.reason is None
+        assert max(info.tolerances) <= 1e-3
+        assert abs(info.losses[0] - info.losses[4]) >= 10 * max(info.tolerances)
+
+
+def test_batch_normalization_widens_the_tolerance(tmp_path: Path) -> None:
+    model = zoo.mobilenet_v2(size=32, classes=3, width_mult=0.25, batch_norm="train")
+    info = checked(tmp_path / "p", model=model, optimizer=SGD())
+    assert info.tolerances[0] <= 1e-3
+    assert info.tolerances[4] > 10 * info.tolerances[0]
+
+
+TEXT = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
+words (string[batch] word) => (float[batch, 2] output)
+<float[4, 2] table>
+{
+    number = ai.onnx.ml.LabelEncoder<keys_strings = ["a", "b"], values_int64s = [0, 1],
+        default_int64 = 2>(word)
+    output = Gather(table, number)
+}"""
+
+
+def test_why_there_is_none(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(TEXT)
+    table = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    info = checked(tmp_path / "text", model=model)
+    assert info == SelfCheckInfo(reason="an input is text")
+    with pytest.raises(OdtpackError, match="an input is text") as caught:
+        self_check(Package.open(tmp_path / "text"))
+    assert caught.value.code == "no-self-check"
+    assert verify_package(tmp_path / "text").steps.training_loss is not None
+    build(tmp_path / "without", self_check=False)
+    assert Package.open(tmp_path / "without").manifest.self_check is None
+    with pytest.raises(OdtpackError, match="built without one"):
+        self_check(Package.open(tmp_path / "without"))
+
+
+def test_verify_compares_the_losses(tmp_path: Path) -> None:
+    build(tmp_path / "p")
+    found = verify_package(tmp_path / "p")
+    path = tmp_path / "p" / "manifest.json"
+    content = json.loads(path.read_text())
+    assert found.steps.training_loss == pytest.approx(content["self_check"]["losses"][0], rel=1e-5)
+    content["self_check"]["losses"][2] += 0.01
+    del content["digest"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(OdtpackError, match="training step 3") as caught:
+        verify_package(tmp_path / "p")
+    assert caught.value.code == "self-check-failed"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("losses", [1.0]),
+        ("tolerances", []),
+        ("learning_rate", None),
+        ("inputs", []),
+        ("reason", "both"),
+    ],
+)
+def test_half_a_self_check_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    build(tmp_path / "p")
+    path = tmp_path / "p" / "manifest.json"
+    content = json.loads(path.read_text())
+    content["self_check"][key] = value
+    del content["digest"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(OdtpackError, match="self_check") as caught:
+        Package.open(tmp_path / "p")
+    assert caught.value.code == "manifest-invalid"
+
+
+def test_some_outputs_of_the_template(tmp_path: Path) -> None:
+    """The forward model has two outputs; one of them, and its inputs, remain."""
+    model = small_model()
+    hidden = model.graph.node[-2].output[0]
+    model.graph.output.append(onnx.ValueInfoProto(name=hidden))
+    model = onnx.shape_inference.infer_shapes(model)
+    build_package(model, tmp_path / "p", loss="cross_entropy")
+    package = Package.open(tmp_path / "p")
+    assert package.manifest.inference is not None
+    assert package.manifest.inference.outputs == ("output", hidden)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    values = {name: item.data for name, item in state.parameters}
+    forward = onnxruntime.InferenceSession(model.SerializeToString())
+    x = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+    for names in (["output"], [hidden], [hidden, "output"], None):
+        path = tmp_path / "m.onnx"
+        write_inference_model(package, values, path, names)
+        onnx.checker.check_model(str(path), full_check=True)
+        session = onnxruntime.InferenceSession(str(path))
+        kept = [node.name for node in session.get_outputs()]
+        assert kept == [n for n in ("output", hidden) if names is None or n in names]
+        for name in kept:
+            np.testing.assert_allclose(
+                session.run([name], {"input": x})[0], forward.run([name], {"input": x})[0], 1e-5
+            )
+    with pytest.raises(UnknownNameError):
+        write_inference_model(package, values, tmp_path / "no.onnx", ["conv1.weight"])
+    del values["fc.bias"]
+    with pytest.raises(OdtpackError, match=r"fc\.bias.*none") as caught:
+        write_inference_model(package, values, tmp_path / "no.onnx")
+    assert caught.value.code == "model-mismatch"
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_a_model_that_ends_in_its_loss_has_no_template(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 3] x) => (float loss) <float[3] w = {1, 2, 3}>
+    {
+        y = Mul(x, w)
+        loss = ReduceSumSquare<keepdims = 0>(y)
+    }""")
+    package = Package.open(build(tmp_path / "p", model=model, loss=None))
+    assert package.manifest.inference is None
+    assert package.manifest.files.inference_template is None
+    with pytest.raises(OdtpackError) as caught:
+        write_inference_model(package, {}, tmp_path / "m.onnx")
+    assert caught.value.code == "no-outputs"
