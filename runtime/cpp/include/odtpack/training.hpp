@@ -1,6 +1,7 @@
 // Training on stock ONNX Runtime, under the names of its former training API.
 #pragma once
 
+#include "odtpack/inference.hpp"
 #include "odtpack/optimizer.hpp"
 #include "odtpack/schedule.hpp"
 
@@ -130,6 +131,12 @@ class TrainingSession {
     SetLearningRate(static_cast<float>(initial_rate_ * schedule_->Factor(StepCount())));
   }
 
+  ONNXTensorElementDataType InputType(const std::string& name) const {
+    for (const auto& spec : inputs_) {
+      if (spec.name == name) return static_cast<ONNXTensorElementDataType>(spec.type);
+    }
+    throw Error("manifest-invalid", "The package has no input '" + name + "'.");
+  }
   std::vector<std::string> InputNames(bool = true) const { return Names(inputs_); }
   std::vector<std::string> OutputNames(bool = true) const { return Names(outputs_); }
 
@@ -156,6 +163,35 @@ class TrainingSession {
     Exchange(static_cast<uint8_t*>(const_cast<void*>(buffer.GetTensorRawData())), only_trainable,
              false);
     state_.nominal = false;
+  }
+
+  /// Write an inference model with the current parameters inside, whole or not at all.
+  void ExportModelForInferencing(const std::string& path, const std::vector<std::string>& outputs) {
+    detail::WriteAtomically(path, [&](detail::File& file) {
+      const auto write = [&file](const void* data, size_t size) { file.Write(data, size); };
+      detail::WriteInference(package_, state_, specs_, outputs, write);
+    });
+  }
+  /// A session that predicts with a copy of the current parameters.
+  Ort::Session InferenceSession(const Ort::Env& env, const std::vector<std::string>& outputs) {
+    std::string model;
+    detail::WriteInference(package_, state_, specs_, outputs, [&model](const void* data, size_t size) {
+      model.append(static_cast<const char*>(data), size);
+    });
+    return Ort::Session(env, model.data(), model.size(), Ort::SessionOptions());
+  }
+
+  /// Batches per optimizer step: the gradient of each is divided by this number.
+  int64_t AccumulationSteps() const { return package_.Manifest().Whole("accumulation_steps", 1); }
+
+  /// The schedule that the package proposes, over so many steps if it does not say; with its rate.
+  std::optional<std::pair<Schedule, double>> ProposedSchedule(int64_t total_steps) const {
+    const detail::Json& json = package_.Manifest()["schedule"];
+    if (json.IsNull()) return {};
+    const detail::Json settings = json["settings"].IsNull() ? detail::Json{detail::Json::Object{}}
+                                                            : json["settings"];
+    return {{Schedule::FromJson(json.Get<std::string>("kind"), settings, total_steps),
+             json.Get<double>("learning_rate", 0.001)}};
   }
 
   const CheckpointState& State() const { return handle_; }
