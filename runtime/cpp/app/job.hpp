@@ -25,10 +25,9 @@ inline Json ReadJson(const fs::path& path) {
 
 /// A tensor {"name", "dtype", "shape", "file", "offset"} whose bytes lie in a file of `folder`.
 inline Tensor ReadTensor(const Json& json, const fs::path& folder) {
-  odtpack::detail::Shape shape;
-  for (const Json& size : json.Get<Json::List>("shape")) shape.push_back(size.Whole("a size"));
-  const auto type = odtpack::detail::Spec::TypeOf(json, "dtype");
-  Tensor tensor = odtpack::detail::Zeros(static_cast<ONNXTensorElementDataType>(type), shape);
+  const auto type = odtpack::detail::Spec::TypeOf(json.Get<std::string>("dtype"));
+  Tensor tensor = odtpack::detail::Zeros(type, json.Wholes("shape"));
+  if (tensor.Bytes() == 0) return tensor;
   std::ifstream stream(folder / json.Get<std::string>("file"), std::ios::binary);
   stream.seekg(json.Whole("offset", 0));
   stream.read(tensor.As<char>(), static_cast<std::streamsize>(tensor.Bytes()));
@@ -48,24 +47,24 @@ struct Batch {
   std::vector<Ort::Value> values;
 };
 
-/// The session of a job: {"package", "models", "checkpoint", "learning_rate", "schedule",
-/// "threads"}; paths are relative to `folder`.
+/// The session of a job: {"package", "models", "checkpoint", "learning_rate", "schedule"};
+/// paths are relative to `folder`.
 struct Training {
-  Training(const Ort::Env& env, const Json& json, const fs::path& folder,
+  Training(const Ort::Env& env, const Json& json, const fs::path& folder, int threads,
            const std::string& checkpoint = "")
       : package(odtpack::Package::Open((folder / json.Get<std::string>("package")).string())),
         state(odtpack::CheckpointState::LoadCheckpoint(
             !checkpoint.empty() ? checkpoint
-            : json["checkpoint"].IsNull()
+            : !json["checkpoint"]
                 ? package.Path("checkpoint")
                 : (folder / json.Get<std::string>("checkpoint")).string())),
-        session(env, package.SessionOptions(env, static_cast<int>(json.Whole("threads", 0))), state,
+        session(env, package.SessionOptions(env, threads), state,
                 package, Model(json, folder, "training_model"), Model(json, folder, "eval_model"),
                 Model(json, folder, "optimizer_model")) {
-    if (!json["learning_rate"].IsNull()) {
+    if (json["learning_rate"]) {
       session.SetLearningRate(static_cast<float>(json.Get<double>("learning_rate")));
     }
-    if (json["schedule"].IsNull()) {
+    if (!json["schedule"]) {
       scheduled = session.RestoreSchedule();
       return;
     }
@@ -83,7 +82,7 @@ struct Training {
 
  private:
   std::string Model(const Json& json, const fs::path& folder, const std::string& key) const {
-    const bool given = !json["models"].IsNull() && !json["models"][key].IsNull();
+    const bool given = json["models"] && json["models"][key];
     return given ? (folder / json["models"].Get<std::string>(key)).string() : package.Path(key);
   }
 };

@@ -6,6 +6,7 @@
 //
 // A job is that of a training (see job.hpp) and
 //     "steps": [{"inputs": [tensors]}, ...]   batches, taken in turn
+//     "threads": 1                            by default the package's choice
 //     "count": 100                            training steps; by default one for each batch
 //     "accumulate": 1                         batches for each optimizer step
 //     "evaluation": {"inputs": [tensors]}     evaluated after the training, if given
@@ -106,6 +107,7 @@ int Measure(const std::string& path) {
   std::vector<job::Batch> batches;
   for (const Json& step : json.Get<Json::List>("steps")) batches.emplace_back(step["inputs"], folder);
   const auto count = static_cast<size_t>(json.Whole("count", static_cast<int64_t>(batches.size())));
+  const auto threads = static_cast<int>(json.Whole("threads", 0));
   const auto accumulate = static_cast<size_t>(json.Whole("accumulate", 1));
   std::optional<job::Training> training;
   std::vector<double> losses, seconds, evaluation;
@@ -127,30 +129,32 @@ int Measure(const std::string& path) {
     }
     processor += ProcessorSeconds() - begin;
   };
-  losses.reserve(2 * count);
-  seconds.reserve(2 * count);
+  for (auto* list : {&losses, &seconds}) {  // its pages are touched before anything is measured
+    list->assign(2 * count, 0);
+    list->clear();
+  }
   const size_t before = Anonymous();
-  phases.Run("load", [&] { training.emplace(env, json, folder); });
+  phases.Run("load", [&] { training.emplace(env, json, folder, threads); });
   phases.Run("train", [&] { train(count); });
-  if (!json["evaluation"].IsNull()) {
+  if (json["evaluation"]) {
     const job::Batch batch(json["evaluation"]["inputs"], folder);
     phases.Run("evaluate", [&] {
       evaluation.push_back(odtpack::detail::AsDouble(training->session.EvalStep(batch.values)[0]));
     });
   }
-  if (!json["save"].IsNull()) {
+  if (json["save"]) {
     const std::string saved = (folder / json.Get<std::string>("save")).string();
     phases.Run("save", [&] {
       odtpack::CheckpointState::SaveCheckpoint(training->state, saved, true);
     });
-    if (!json["wait"].IsNull()) {
+    if (json["wait"]) {
       std::ofstream(folder / json.Get<std::string>("wait")) << "saved\n";
       for (;;) ::pause();
     }
-    if (!json["resume"].IsNull()) {
+    if (json["resume"]) {
       training.reset();
       phases.Run("resume", [&] {
-        training.emplace(env, json, folder, saved);
+        training.emplace(env, json, folder, threads, saved);
         train(static_cast<size_t>(json.Whole("resume", 0)));
       });
     }

@@ -16,6 +16,7 @@ using odtpack::detail::Tensor;
 namespace fs = std::filesystem;
 
 bool tolerant = false;
+int threads = 0;  // with which the vectors were made
 
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -96,7 +97,7 @@ Tensor Copy(const Ort::Value& value) {
 
 void CompareOutputs(const Comparison& compare, const std::vector<Ort::Value>& found, size_t first,
                     const Json& wanted, const fs::path& folder) {
-  if (wanted.IsNull()) return;
+  if (!wanted) return;
   const auto& list = wanted.As<Json::List>();
   Require(found.size() == list.size() + first, "another number of outputs");
   for (size_t i = 0; i < list.size(); ++i) {
@@ -115,7 +116,7 @@ void Steps(odtpack::TrainingSession& session, const Json& test, const fs::path& 
     compare.Loss(odtpack::detail::AsDouble(results[0]), step.Get<double>("loss"), where);
     CompareOutputs(compare, results, 1, step["outputs"], folder);
     if (step.Get<bool>("update", true)) {
-      if (!step["rate"].IsNull()) {
+      if (step["rate"]) {
         Require(session.GetLearningRate() == static_cast<float>(step.Get<double>("rate")),
                 where + ": the learning rate is " + std::to_string(session.GetLearningRate()));
       }
@@ -129,14 +130,20 @@ void Steps(odtpack::TrainingSession& session, const Json& test, const fs::path& 
 void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const fs::path& scratch) {
   const Comparison compare{test.Get<bool>("exact", true) && !tolerant,
                            test.Get<double>("tolerance", 2e-6)};
-  job::Training training(env, test, folder);
+  job::Training training(env, test, folder, threads);
   Steps(training.session, test, folder, compare, training.scheduled);
-  if (!test["evaluation"].IsNull()) {
+  if (test["evaluation"]) {
     const job::Batch batch(test["evaluation"]["inputs"], folder);
     compare.Loss(odtpack::detail::AsDouble(training.session.EvalStep(batch.values)[0]),
                  test["evaluation"].Get<double>("loss"), "the evaluation's loss");
   }
-  if (!test["after"].IsNull()) {
+  for (const auto& [name, value] : test.Get<Json::Object>("properties", {})) {
+    const auto* number = std::get_if<double>(&value.value);
+    if (number == nullptr) training.state.AddProperty(name, value.As<std::string>());
+    else if (*number == std::floor(*number)) training.state.AddProperty(name, value.Whole());
+    else training.state.AddProperty(name, static_cast<float>(*number));
+  }
+  if (test["after"]) {
     const std::string saved = (scratch / (test.Get<std::string>("name") + ".ckpt")).string();
     CheckpointState::SaveCheckpoint(training.state, saved, true);
     const auto wanted = odtpack::detail::ReadCheckpoint(
@@ -144,7 +151,7 @@ void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const 
     compare.Same(odtpack::detail::ReadCheckpoint(saved), wanted);
   }
   const Json& exported = test["export"];
-  if (exported.IsNull()) return;
+  if (!exported) return;
   std::vector<std::string> names;
   for (const Json& output : exported.Get<Json::List>("outputs")) {
     names.push_back(output.Get<std::string>("name"));
@@ -167,7 +174,7 @@ void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const 
 }
 
 void Nominal(const Ort::Env& env, const Json& test, const fs::path& folder) {
-  job::Training training(env, test, folder);
+  job::Training training(env, test, folder, threads);
   const auto& steps = test.Get<Json::List>("steps");
   const job::Batch batch(steps.at(0)["inputs"], folder);
   try {
@@ -192,7 +199,11 @@ void Refused(const Ort::Env& env, const Json& test, const fs::path& folder) {
     } else if (action == "load_checkpoint") {
       CheckpointState::LoadCheckpoint((folder / test.Get<std::string>("checkpoint")).string());
     } else {
-      job::Training training(env, test, folder);
+      job::Training training(env, test, folder, threads);
+      if (action == "export") {
+        const fs::path file = fs::temp_directory_path() / "odtpack-refused.onnx";
+        training.session.ExportModelForInferencing(file.string(), test.Texts("outputs"));
+      }
       if (action == "step") training.session.TrainStep(job::Batch(test["inputs"], folder).values);
     }
   } catch (const odtpack::Error& error) {
@@ -209,7 +220,7 @@ void Run(const Ort::Env& env, const fs::path& folder, const fs::path& scratch) {
   if (kind == "nominal") return Nominal(env, test, folder);
   if (kind == "error") return Refused(env, test, folder);
   if (kind == "buffer") {
-    job::Training training(env, test, folder);
+    job::Training training(env, test, folder, threads);
     return Comparison{true, 0}.Same(Copy(training.session.ToBuffer(false)),
                                     job::ReadTensor(test["values"], folder), "the buffer");
   }
@@ -237,7 +248,9 @@ int main(int count, char** arguments) {
   const fs::path scratch = fs::temp_directory_path() / ("odtpack-" + std::to_string(::getpid()));
   fs::create_directories(scratch);
   bool failed = false;
-  for (const Json& test : job::ReadJson(folder / "index.json").Get<Json::List>("cases")) {
+  const Json index = job::ReadJson(folder / "index.json");
+  threads = static_cast<int>(index.Whole("threads", 0));
+  for (const Json& test : index.Get<Json::List>("cases")) {
     const auto name = test.Get<std::string>("name");
     if (!chosen.empty() && chosen.count(name) == 0) continue;
     try {

@@ -20,7 +20,7 @@ void UsePackage(const Ort::Env& env, const std::string& path) {
     int64_t count = 1;
     for (int64_t& size : shape) count *= std::min<int64_t>(size = size < 0 ? 2 : size, 1 << 20);
     if (count > 1 << 20) throw odtpack::Error("input-shape", "too large for a test");
-    tensors.push_back(odtpack::detail::Zeros(session.InputType(spec.name), shape));
+    tensors.push_back(odtpack::detail::Zeros(spec.type, shape));
     values.push_back(tensors.back().Value());
   }
   session.TrainStep(values);
