@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from odtpack import zoo
@@ -260,14 +261,25 @@ def _corrupt() -> dict[str, Any]:
     return test_checkpoint_hostile.CORRUPT
 
 
+def readable(path: Path) -> bool:
+    """Whether Python reads a checkpoint."""
+    try:
+        read_checkpoint(path)
+    except OdtpackError:
+        return False
+    return True
+
+
 def hostile_packages(folder: Path, package: Path) -> list[Path]:
     """Packages that were damaged or tampered with, and manifests forged with right digests."""
     names = sorted(path.name for path in package.iterdir())
     paths = []
-    changes = [change for _, change in mutations.damage(names, 320, seed=7)]
     content = json.loads((package / "manifest.json").read_text())
-    for forged in mutations.forged_manifests(content, 120, seed=9):
-        changes.append(lambda target, data=forged: (target / "manifest.json").write_bytes(data))
+    changes = [change for _, change in mutations.damage(names, 320, seed=7)]
+    changes += [
+        lambda target, data=forged: (target / "manifest.json").write_bytes(data)
+        for forged in mutations.forged_manifests(content, 120, seed=9)
+    ]
     for index, change in enumerate(changes):
         path = folder / f"package-{index:03}"
         shutil.copytree(package, path)
@@ -285,18 +297,17 @@ def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
     folders = hostile_packages(tmp_path, packages["adamw"])
     lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
     assert len(lines) >= 500
-    done = run("hostile", variant="sanitized", stdin="\n".join([*lines, f"package {packages['adamw']}"]))
+    done = run(
+        "hostile", variant="sanitized", stdin="\n".join([*lines, f"package {packages['adamw']}"])
+    )
     answers = done.stdout.splitlines()
     assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
     assert answers.pop() == "accepted"
     for path, answer in zip(checkpoints, answers, strict=False):
-        try:
-            read_checkpoint(path)
-        except OdtpackError as error:
-            # A file that is wrong in two ways is refused for either.
-            assert answer.startswith("refused checkpoint-"), f"{path.name}: {error.what}"
-        # What Python reads is read, or refused as the reference's verifier would: by alignment.
+        # What Python reads is read, or refused as the reference would: by its verifier.
         assert re.fullmatch(r"accepted|refused [a-z-]+", answer)
+        if not readable(path):
+            assert answer.startswith("refused checkpoint-"), path.name
     refused = sum(answer.startswith("refused") for answer in answers)
     assert refused > 0.7 * len(answers)
 
@@ -344,7 +355,7 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
     content = json.loads((packages["adamw"] / "manifest.json").read_text())
     assert "losses" in content["self_check"]
     content["self_check"]["losses"][2] += 0.01
-    for name, package, code in (("right", packages["adamw"], None), ("wrong", tmp_path, "self-check-failed")):
+    for name, code in (("right", None), ("wrong", "self-check-failed")):
         folder = tmp_path / name
         shutil.copytree(packages["adamw"], folder / "package")
         if code:
@@ -375,7 +386,9 @@ def test_code_for_the_former_api_compiles_and_trains(
     assert carried == wanted
 
 
-def test_the_guide_builds_and_trains(packages: dict[str, Path], batches: list[Any], tmp_path: Path) -> None:
+def test_the_guide_builds_and_trains(
+    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+) -> None:
     """What the guide shows, as it stands there."""
     text = (ROOT / "docs" / "guides" / "cpp.md").read_text()
     blocks = dict(re.findall(r"`(CMakeLists\.txt|main\.cpp)`:\n\n```\w+\n(.*?)```", text, re.S))
@@ -388,13 +401,12 @@ def test_the_guide_builds_and_trains(packages: dict[str, Path], batches: list[An
     rng.standard_normal((320, *shape), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     make(tmp_path, tmp_path / "build", cpp_kit.cmake_options(), "app")
-    first = subprocess.run([tmp_path / "build" / "app"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert first.returncode == 0, first.stderr
-    assert read_checkpoint(tmp_path / "trained.ckpt").properties["app.step"] == 100
-    again = subprocess.run([tmp_path / "build" / "app"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    import onnxruntime
-
+    for _ in range(2):  # the second time it goes on from the end
+        done = subprocess.run(
+            [tmp_path / "build" / "app"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert read_checkpoint(tmp_path / "trained.ckpt").properties["app.step"] == 100
     personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
     image = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *shape)[:4]
     (output,) = personal.run(None, {personal.get_inputs()[0].name: image})

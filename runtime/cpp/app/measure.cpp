@@ -49,10 +49,11 @@ size_t Anonymous() {
 /// Looks at the memory every 200 microseconds and keeps the highest figure of a phase.
 class Phases {
  public:
-  Phases() : statm_("/proc/self/statm", O_RDONLY), thread_([this] { Watch(); }) {}
+  Phases() : statm_(::open("/proc/self/statm", O_RDONLY)), thread_([this] { Watch(); }) {}
   ~Phases() {
     done_ = true;
     thread_.join();
+    ::close(statm_);
   }
   template <class Body>
   void Run(const std::string& name, Body body) {
@@ -72,12 +73,12 @@ class Phases {
  private:
   void Watch() {
     while (!done_) {
-      const size_t now = ResidentNow(statm_.handle);
+      const size_t now = ResidentNow(statm_);
       if (now > peak_) peak_ = now;
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }
-  odtpack::detail::File statm_;
+  const int statm_;
   std::atomic<bool> done_{false};
   std::atomic<size_t> peak_{0};
   std::string json_;
