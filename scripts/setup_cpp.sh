@@ -20,7 +20,8 @@ stamp="onnxruntime $version, setup 1"
 
 privileged=()
 if [[ $(id -u) -ne 0 ]]; then privileged=(sudo -n); fi
-packages=(cmake g++ libflatbuffers-dev qemu-user-static g++-aarch64-linux-gnu libc6-dev-arm64-cross)
+packages=(cmake g++ flatbuffers-compiler libflatbuffers-dev qemu-user-static
+  g++-aarch64-linux-gnu libc6-dev-arm64-cross)
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok' || missing+=("$package")
@@ -88,5 +89,7 @@ for processor in 0 1; do
     'CPU variant : 0x0' 'CPU part : 0xd03' 'CPU revision : 4' ''
 done >"$target/arm64/proc/cpuinfo"
 
-cp -r /usr/include/flatbuffers "$target/include/"  # for ARM64 too: a cross compiler must not see /usr/include
+# A cross compiler must not see /usr/include.
+cp -r /usr/include/flatbuffers "$target/include/"
+
 printf '%s\n' "$stamp" >"$target/.ready"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import resource
@@ -312,16 +313,6 @@ def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
     assert refused > 0.7 * len(answers)
 
 
-@pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The conformance suite of all kits."""
-    from tests.kits.vectors import write_suite
-
-    folder = tmp_path_factory.mktemp("suite") / "vectors"
-    write_suite(folder)
-    return folder
-
-
 def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
     passes(suite, run("conformance", suite))
 
@@ -413,6 +404,24 @@ def test_the_guide_builds_and_trains(
     assert output.shape == (4, 3)
 
 
+def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
+    done = run("benchmark", tmp_path, 1, 5 * 10**8)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found.pop("format"), found.pop("kit")) == (1, "cpp")
+    assert found.pop("onnxruntime") == onnxruntime.__version__
+    assert found.pop("memory_limit_bytes") == 5 * 10**8
+    assert found.pop("memory_bytes") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    assert (found.pop("threads"), found.pop("file_bytes")) == (1, 64 * 2**20)
+    rates = {"gemm_flops", "gemm_single_flops", "convolution_flops", "copy_bytes_per_second",
+             "write_bytes_per_second", "read_bytes_per_second", "sync_seconds"}  # fmt: skip
+    assert found.keys() == rates
+    for name, values in found.items():
+        assert len(values) == (40 if name == "sync_seconds" else 5), name
+        assert min(values) > 0, name
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_generated_header_is_that_of_the_schema(tmp_path: Path) -> None:
     if shutil.which("flatc") is None:
         pytest.skip("there is no flatc on this machine")
@@ -420,12 +429,3 @@ def test_the_generated_header_is_that_of_the_schema(tmp_path: Path) -> None:
     name = "checkpoint_generated.h"
     assert (tmp_path / name).read_text() == (KIT / "include" / "odtpack" / name).read_text()
 
-
-def test_the_kit_is_small() -> None:
-    lines = [
-        line
-        for path in (KIT / "include" / "odtpack").glob("*.hpp")
-        for line in path.read_text().splitlines()
-        if line.strip() and not line.strip().startswith("//")
-    ]
-    assert len(lines) <= 900

@@ -54,12 +54,11 @@ struct Training {
            const std::string& checkpoint = "")
       : package(odtpack::Package::Open((folder / json.Get<std::string>("package")).string())),
         state(odtpack::CheckpointState::LoadCheckpoint(
-            !checkpoint.empty() ? checkpoint
-            : !json["checkpoint"]
-                ? package.Path("checkpoint")
-                : (folder / json.Get<std::string>("checkpoint")).string())),
-        session(env, package.SessionOptions(env, threads), state,
-                package, Model(json, folder, "training_model"), Model(json, folder, "eval_model"),
+            !checkpoint.empty()   ? checkpoint
+            : !json["checkpoint"] ? package.Path("checkpoint")
+                                  : (folder / json.Get<std::string>("checkpoint")).string())),
+        session(env, package.SessionOptions(env, threads), state, package,
+                Model(json, folder, "training_model"), Model(json, folder, "eval_model"),
                 Model(json, folder, "optimizer_model")) {
     if (json["learning_rate"]) {
       session.SetLearningRate(static_cast<float>(json.Get<double>("learning_rate")));
@@ -69,9 +68,9 @@ struct Training {
       return;
     }
     const Json& schedule = json["schedule"];
-    session.SetSchedule(odtpack::Schedule::FromJson(schedule.Get<std::string>("kind"),
-                                                    schedule["settings"], 0),
-                        schedule.Get<double>("initial_lr"));
+    session.SetSchedule(
+        odtpack::Schedule::FromJson(schedule.Get<std::string>("kind"), schedule["settings"], 0),
+        schedule.Get<double>("initial_lr"));
     scheduled = true;
   }
 

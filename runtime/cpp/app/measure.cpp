@@ -11,8 +11,9 @@
 //     "accumulate": 1                         batches for each optimizer step
 //     "evaluation": {"inputs": [tensors]}     evaluated after the training, if given
 //     "save": "trained.ckpt"                  saved with the optimizer's state, if given
-//     "wait": "saved"                         a file to make once it is saved; then wait for the end
-//     "resume": 10                            steps to make from the saved file, in a new session
+//     "wait": "saved"                         a file to make once it is saved; then wait for the
+//     end "resume": 10                            steps to make from the saved file, in a new
+//     session
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -63,9 +64,9 @@ class Phases {
     const std::chrono::duration<double> seconds = Clock::now() - start;
     const size_t end = Anonymous();
     std::ostringstream json;
-    json << (json_.empty() ? "" : ", ") << "\"" << name << "\": {\"peak_anonymous_bytes\": "
-         << std::max(peak_.load(), end) << ", \"end_anonymous_bytes\": " << end
-         << ", \"seconds\": " << seconds.count() << "}";
+    json << (json_.empty() ? "" : ", ") << "\"" << name
+         << "\": {\"peak_anonymous_bytes\": " << std::max(peak_.load(), end)
+         << ", \"end_anonymous_bytes\": " << end << ", \"seconds\": " << seconds.count() << "}";
     json_ += json.str();
   }
   const std::string& Json() const { return json_; }
@@ -106,7 +107,8 @@ int Measure(const std::string& path) {
   const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "odtpack");
   Phases phases;
   std::vector<job::Batch> batches;
-  for (const Json& step : json.Get<Json::List>("steps")) batches.emplace_back(step["inputs"], folder);
+  for (const Json& step : json.Get<Json::List>("steps"))
+    batches.emplace_back(step["inputs"], folder);
   const auto count = static_cast<size_t>(json.Whole("count", static_cast<int64_t>(batches.size())));
   const auto threads = static_cast<int>(json.Whole("threads", 0));
   const auto accumulate = static_cast<size_t>(json.Whole("accumulate", 1));
@@ -145,9 +147,8 @@ int Measure(const std::string& path) {
   }
   if (json["save"]) {
     const std::string saved = (folder / json.Get<std::string>("save")).string();
-    phases.Run("save", [&] {
-      odtpack::CheckpointState::SaveCheckpoint(training->state, saved, true);
-    });
+    phases.Run("save",
+               [&] { odtpack::CheckpointState::SaveCheckpoint(training->state, saved, true); });
     if (json["wait"]) {
       std::ofstream(folder / json.Get<std::string>("wait")) << "saved\n";
       for (;;) ::pause();

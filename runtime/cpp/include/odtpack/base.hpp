@@ -29,7 +29,9 @@ class Error : public Ort::Exception {
   Error(const std::string& code, const std::string& what, const std::string& where = "",
         const std::string& hint = "")
       : Ort::Exception(what + (where.empty() ? "" : "\n  in: " + where) +
-                           (hint.empty() ? "" : "\n  help: " + hint), ORT_FAIL), code_(code) {}
+                           (hint.empty() ? "" : "\n  help: " + hint),
+                       ORT_FAIL),
+        code_(code) {}
   /// Stable kebab-case identifier, such as "checkpoint-corrupt".
   const std::string& Code() const { return code_; }
 
@@ -43,17 +45,20 @@ namespace fs = std::filesystem;
 using Memory = std::shared_ptr<uint8_t>;
 using Shape = std::vector<int64_t>;
 using Type = ONNXTensorElementDataType;
-constexpr Type kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, kHalf = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
-               kDouble = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, kInt64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
-               kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, kBool = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
+constexpr Type kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+               kHalf = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+               kDouble = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE,
+               kInt64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+               kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
+               kBool = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
 constexpr size_t kAlignment = 64;  // a cache line, and the widest vector load
 
 /// Name and bytes of an element type, 0 for text and for what numpy has no type for.
 inline std::pair<const char*, size_t> TypeInfo(int64_t type) {
   constexpr std::pair<const char*, size_t> known[] = {
-      {"unknown", 0}, {"float32", 4}, {"uint8", 1}, {"int8", 1}, {"uint16", 2}, {"int16", 2},
-      {"int32", 4}, {"int64", 8}, {"string", 0}, {"bool", 1}, {"float16", 2}, {"float64", 8},
-      {"uint32", 4}, {"uint64", 8}};
+      {"unknown", 0}, {"float32", 4}, {"uint8", 1},  {"int8", 1},   {"uint16", 2},
+      {"int16", 2},   {"int32", 4},   {"int64", 8},  {"string", 0}, {"bool", 1},
+      {"float16", 2}, {"float64", 8}, {"uint32", 4}, {"uint64", 8}};
   return known[type < 0 || type > 13 ? 0 : type];
 }
 
@@ -76,10 +81,14 @@ struct Tensor {
   size_t Bytes() const { return Count() * TypeInfo(type).second; }
   std::string Description() const { return TypeInfo(type).first + Text(shape); }
   template <class T>
-  T* As() const { return reinterpret_cast<T*>(data.get()); }
+  T* As() const {
+    return reinterpret_cast<T*>(data.get());
+  }
   /// A part of the same memory, from an element on.
   Tensor From(int64_t offset, Shape part) const {
-    return {type, std::move(part), {data, data.get() + static_cast<size_t>(offset) * TypeInfo(type).second}};
+    return {type,
+            std::move(part),
+            {data, data.get() + static_cast<size_t>(offset) * TypeInfo(type).second}};
   }
   void CopyFrom(const void* source) const {
     if (Bytes() > 0) std::memcpy(data.get(), source, Bytes());
@@ -117,8 +126,10 @@ inline void Check(bool done) {
 using File = std::unique_ptr<FILE, int (*)(FILE*)>;
 
 inline File Open(const fs::path& path, const char* mode) {
-  if (fs::exists(path) && !fs::is_regular_file(path)) errno = EISDIR;  // a pipe would block
-  else if (FILE* file = std::fopen(path.c_str(), mode)) return File(file, std::fclose);
+  if (fs::exists(path) && !fs::is_regular_file(path))
+    errno = EISDIR;  // a pipe would block
+  else if (FILE* file = std::fopen(path.c_str(), mode))
+    return File(file, std::fclose);
   throw std::system_error(errno, std::generic_category());
 }
 inline void Write(const File& file, const void* data, size_t size) {
@@ -139,8 +150,8 @@ inline void SyncFolder(const fs::path& path) {
 inline std::shared_ptr<const std::string_view> Map(const fs::path& path) {
   const File file = Open(path, "rbe");
   const size_t size = fs::file_size(path);
-  void* data = size == 0 ? nullptr
-                         : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, ::fileno(file.get()), 0);
+  void* data =
+      size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, ::fileno(file.get()), 0);
   Check(data != MAP_FAILED);
   const auto unmap = [data, size](const std::string_view* view) {
     if (size > 0) ::munmap(data, size);
@@ -157,30 +168,32 @@ inline void RemoveStale(const fs::path& folder, const std::string& start) {
     int pid = 0, end = 0;
     if (name.compare(0, start.size(), start) == 0 &&
         std::sscanf(name.c_str() + start.size(), "%9d-%*12[0-9a-f].tmp%n", &pid, &end) == 1 &&
-        start.size() + static_cast<size_t>(end) == name.size() && pid > 0 &&
-        ::kill(pid, 0) != 0 && errno == ESRCH) {
+        start.size() + static_cast<size_t>(end) == name.size() && pid > 0 && ::kill(pid, 0) != 0 &&
+        errno == ESRCH) {
       fs::remove(entry.path(), ignored);
     }
   }
 }
 
 [[noreturn]] inline void ThrowNotWritten(const fs::path& path, const std::system_error& error) {
-  throw Error("file-not-written", path.string() + " could not be written: " + error.code().message(),
-              "", "check that the folder exists, is writable and has space left");
+  throw Error("file-not-written",
+              path.string() + " could not be written: " + error.code().message(), "",
+              "check that the folder exists, is writable and has space left");
 }
 
 /// Write a file whole or not at all: temporary, fsync, rename. `body` gets the open File.
 template <class Body>
 void WriteAtomically(const fs::path& target, Body body) {
-  if (fs::is_directory(target)) throw Error("path-is-a-folder", target.string() + " is a folder.");
-  const std::string start = "." + target.filename().string() + ".";
-  RemoveStale(fs::absolute(target).parent_path(), start);
-  char mark[40];
-  std::random_device random;
-  std::snprintf(mark, sizeof mark, "%d-%06x%06x.tmp", static_cast<int>(::getpid()),
-                random() & 0xFFFFFFu, random() & 0xFFFFFFu);
-  const fs::path temporary = target.parent_path() / (start + mark);
   try {
+    if (fs::is_directory(target))
+      throw Error("path-is-a-folder", target.string() + " is a folder.");
+    const std::string start = "." + target.filename().string() + ".";
+    RemoveStale(fs::absolute(target).parent_path(), start);
+    char mark[40];
+    std::random_device random;
+    std::snprintf(mark, sizeof mark, "%d-%06x%06x.tmp", static_cast<int>(::getpid()),
+                  random() & 0xFFFFFFu, random() & 0xFFFFFFu);
+    const fs::path temporary = target.parent_path() / (start + mark);
     try {
       const File file = Open(temporary, "wbxe");
       body(file);

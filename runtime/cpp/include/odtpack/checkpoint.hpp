@@ -41,8 +41,9 @@ struct State {
   Tensor flat, gradients;
 
   void RequireValues() const {
-    if (nominal) throw Error("nominal-state", "The parameters of a nominal checkpoint have no values.",
-                             "", "load a complete checkpoint, or all parameters with FromBuffer");
+    if (nominal)
+      throw Error("nominal-state", "The parameters of a nominal checkpoint have no values.", "",
+                  "load a complete checkpoint, or all parameters with FromBuffer");
   }
 };
 
@@ -80,8 +81,8 @@ class CheckpointReader {
     }
     external_left_ = values_ ? data_size_ : SIZE_MAX;
     for (const bool trainable : {true, false}) {
-      for (auto& [name, tensor] : Tensors(trainable ? module->requires_grad_params()
-                                                    : module->frozen_params())) {
+      for (auto& [name, tensor] :
+           Tensors(trainable ? module->requires_grad_params() : module->frozen_params())) {
         Require(state.parameters.emplace(name, Parameter{tensor, trainable}).second,
                 "parameter '" + name + "' is both trainable and frozen");
       }
@@ -95,8 +96,9 @@ class CheckpointReader {
 
  private:
   void Require(bool good, const std::string& reason) const {
-    if (!good) throw Error("checkpoint-corrupt", "It is not a readable checkpoint: " + reason + ".",
-                           where_, "copy or download the file again, or fall back to an earlier one");
+    if (!good)
+      throw Error("checkpoint-corrupt", "It is not a readable checkpoint: " + reason + ".", where_,
+                  "copy or download the file again, or fall back to an earlier one");
   }
 
   std::string String(const flatbuffers::String* text) {
@@ -120,16 +122,19 @@ class CheckpointReader {
   }
 
   Tensor ReadTensor(const std::string& name, const fbs::Tensor& table) {
-    Tensor tensor{static_cast<Type>(table.data_type()), {}, nullptr};
-    if (TypeInfo(tensor.type).second == 0) {
-      throw Error("checkpoint-dtype", "'" + name + "' has elements of ONNX type " +
-                  std::to_string(table.data_type()) + ", which are not supported.", where_);
+    if (TypeInfo(table.data_type()).second == 0) {
+      throw Error("checkpoint-dtype",
+                  "'" + name + "' has elements of ONNX type " + std::to_string(table.data_type()) +
+                      ", which are not supported.",
+                  where_);
     }
+    Tensor tensor{static_cast<Type>(table.data_type()), {}, nullptr};
     double most = 1;  // the product itself would be 0 for a zero beside any size
     for (size_t i = 0; table.dims() != nullptr && i < table.dims()->size(); ++i) {
       const int64_t size = table.dims()->Get(i);
       most *= std::max(1.0, static_cast<double>(size));
-      Require(i < 32 && size >= 0 && most <= kMostElements, "'" + name + "' has an impossible shape");
+      Require(i < 32 && size >= 0 && most <= kMostElements,
+              "'" + name + "' has an impossible shape");
       tensor.shape.push_back(size);
     }
     const size_t stored = table.raw_data() == nullptr ? 0 : table.raw_data()->size();
@@ -152,7 +157,8 @@ class CheckpointReader {
     if (!external) {
       if (bytes > 0) tensor.CopyFrom(table.raw_data()->data());
     } else {
-      Require(offset <= data_size_ - bytes && ::fseeko(data_.get(), table.external_data_offset(), SEEK_SET) == 0 &&
+      Require(offset <= data_size_ - bytes &&
+                  ::fseeko(data_.get(), table.external_data_offset(), SEEK_SET) == 0 &&
                   std::fread(tensor.data.get(), 1, bytes, data_.get()) == bytes,
               "'" + name + "' lies outside of its data file");
     }
@@ -176,13 +182,15 @@ class CheckpointReader {
       for (const auto* entry : Each(group->optimizer_states())) {
         const std::string of = String(entry->param_name());
         const auto owner = state.parameters.find(of);
-        Require(owner != state.parameters.end() && owner->second.trainable && seen.insert(of).second,
-                "the optimizer state of '" + of + "' occurs twice or belongs to no parameter");
+        Require(
+            owner != state.parameters.end() && owner->second.trainable && seen.insert(of).second,
+            "the optimizer state of '" + of + "' occurs twice or belongs to no parameter");
         std::vector<Tensor> moments;
         for (auto& [label, moment] : Tensors(entry->momentums())) {
           const Shape& shape = owner->second.value.shape;
           bool fits = label == "momentum" + std::to_string(moments.size()) &&
-                      moment.type == owner->second.value.type && moment.shape.size() == shape.size();
+                      moment.type == owner->second.value.type &&
+                      moment.shape.size() == shape.size();
           for (size_t i = 0; fits && i < shape.size(); ++i) {
             fits = moment.shape[i] == 1 || moment.shape[i] == shape[i];
           }
@@ -251,14 +259,16 @@ class CheckpointWriter {
                                                to_.CreateVector(tensors[1]), nominal_, external);
     std::vector<flatbuffers::Offset<fbs::OptimizerGroup>> groups;
     auto properties = state.properties;
-    if (optimizer != nullptr && !optimizer->kind.empty()) properties[kOptimizerProperty] = optimizer->kind;
+    if (optimizer != nullptr && !optimizer->kind.empty())
+      properties[kOptimizerProperty] = optimizer->kind;
     for (size_t i = 0; optimizer != nullptr && i < optimizer->groups.size(); ++i) {
       std::vector<flatbuffers::Offset<fbs::ParameterOptimizerState>> entries;
       for (const auto& name : optimizer->groups[i]) {
         for (const auto& [owner, moments] : optimizer->moments) {
           if (owner != name) continue;
           std::vector<flatbuffers::Offset<fbs::Tensor>> own;
-          for (const Tensor& one : moments) own.push_back(Add("momentum" + std::to_string(own.size()), one));
+          for (const Tensor& one : moments)
+            own.push_back(Add("momentum" + std::to_string(own.size()), one));
           entries.push_back(fbs::CreateParameterOptimizerState(to_, to_.CreateSharedString(name),
                                                                to_.CreateVector(own)));
         }
@@ -309,7 +319,8 @@ class CheckpointWriter {
       const auto label = to_.CreateString(name);
       if (number != nullptr) ints.push_back(fbs::CreateIntProperty(to_, label, *number));
       if (real != nullptr) floats.push_back(fbs::CreateFloatProperty(to_, label, *real));
-      if (text != nullptr) texts.push_back(fbs::CreateStringProperty(to_, label, to_.CreateString(*text)));
+      if (text != nullptr)
+        texts.push_back(fbs::CreateStringProperty(to_, label, to_.CreateString(*text)));
     }
     if (properties.empty()) return 0;
     return fbs::CreatePropertyBag(to_, to_.CreateVector(ints), to_.CreateVector(floats),
@@ -325,7 +336,8 @@ class CheckpointWriter {
       uint8_t* slot = fields->GetAddressOf(fbs::Tensor::VT_RAW_DATA);
       const size_t position = (end + 4 + 15) / 16 * 16;
       gaps_.push_back(position - 4 - end);
-      flatbuffers::WriteScalar(slot, static_cast<flatbuffers::uoffset_t>(position - 4 - (slot - head)));
+      flatbuffers::WriteScalar(slot,
+                               static_cast<flatbuffers::uoffset_t>(position - 4 - (slot - head)));
       end = position + tensor->Bytes();
     }
   }
@@ -342,7 +354,8 @@ class CheckpointWriter {
 /// `<path>.data`, where the current checkpoint has none: killed at any moment, it is whole.
 inline void WriteCheckpoint(const std::string& path, const State& state, bool with_optimizer,
                             size_t external_above = kExternalAbove) {
-  const auto* optimizer = with_optimizer && !state.nominal && state.optimizer ? &*state.optimizer : nullptr;
+  const auto* optimizer =
+      with_optimizer && !state.nominal && state.optimizer ? &*state.optimizer : nullptr;
   size_t total = 0;
   for (const auto& item : state.parameters) total += state.nominal ? 0 : item.second.value.Bytes();
   for (size_t i = 0; optimizer != nullptr && i < optimizer->moments.size(); ++i) {
@@ -424,8 +437,9 @@ class CheckpointState {
     const auto info = value.GetTensorTypeAndShapeInfo();
     const bool same_type = info.GetElementType() == target.type;
     if (!same_type || info.GetShape() != target.shape) {
-      throw Error(same_type ? "parameter-shape" : "parameter-type",
-                  "Parameter '" + name + "' is " + target.Description() + ", unlike the new value.");
+      throw Error(
+          same_type ? "parameter-shape" : "parameter-type",
+          "Parameter '" + name + "' is " + target.Description() + ", unlike the new value.");
     }
     target.CopyFrom(value.GetTensorRawData());
   }
@@ -450,8 +464,10 @@ class CheckpointState {
     }
     for (auto& [name, parameter] : state_->parameters) {
       const detail::Tensor& value = other.parameters.at(name).value;
-      if (free) parameter.value = value;
-      else parameter.value.CopyFrom(value.data.get());
+      if (free)
+        parameter.value = value;
+      else
+        parameter.value.CopyFrom(value.data.get());
     }
     state_->nominal = false;
   }

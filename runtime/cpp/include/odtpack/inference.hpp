@@ -15,9 +15,12 @@ inline Tensor Convert(const Tensor& tensor, Type type) {
     const double value = tensor.type == kDouble  ? tensor.As<double>()[i]
                          : tensor.type == kFloat ? tensor.As<float>()[i]
                                                  : tensor.As<Ort::Float16_t>()[i].ToFloat();
-    if (type == kDouble) result.As<double>()[i] = value;
-    else if (type == kFloat) result.As<float>()[i] = static_cast<float>(value);
-    else result.As<Ort::Float16_t>()[i] = Ort::Float16_t(static_cast<float>(value));
+    if (type == kDouble)
+      result.As<double>()[i] = value;
+    else if (type == kFloat)
+      result.As<float>()[i] = static_cast<float>(value);
+    else
+      result.As<Ort::Float16_t>()[i] = Ort::Float16_t(static_cast<float>(value));
     if (type == kHalf && std::isfinite(value) && std::abs(value) >= 65520) {
       throw Error("value-out-of-range", "A parameter has grown beyond float16.", "",
                   "train with a lower learning rate, or from a float32 model");
@@ -37,15 +40,16 @@ inline Tensor InModelType(const Spec& spec, const State& state) {
     return Convert(value, spec.model_type);
   }
   const auto found = state.parameters.find(spec.scale);
-  if (found == state.parameters.end() || found->second.value.type != kFloat || value.type != kInt8 ||
-      found->second.value.Count() == 0) {
+  if (found == state.parameters.end() || found->second.value.type != kFloat ||
+      value.type != kInt8 || found->second.value.Count() == 0) {
     Json::Fail("the scale of '" + spec.name + "'");
   }
   const Tensor& scale = found->second.value;
   Tensor result = Zeros(kFloat, value.shape);
   size_t inner = 1, axis = 0;  // elements that share a scale
   while (axis + 1 < scale.shape.size() && scale.shape[axis] == 1) ++axis;
-  for (size_t i = axis + 1; i < value.shape.size(); ++i) inner *= static_cast<size_t>(value.shape[i]);
+  for (size_t i = axis + 1; i < value.shape.size(); ++i)
+    inner *= static_cast<size_t>(value.shape[i]);
   for (size_t i = 0; i < result.Count(); ++i) {
     const float by = scale.As<float>()[i / inner % scale.Count()];
     result.As<float>()[i] = static_cast<float>(value.As<int8_t>()[i]) * by;

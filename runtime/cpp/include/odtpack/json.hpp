@@ -30,7 +30,9 @@ class Json {
     return found == object.end() ? null : found->second;
   }
   template <class T>
-  const T& Get(const std::string& key) const { return (*this)[key].As<T>(key); }
+  const T& Get(const std::string& key) const {
+    return (*this)[key].As<T>(key);
+  }
   template <class T>
   T Get(const std::string& key, const T& otherwise) const {
     return (*this)[key] ? Get<T>(key) : otherwise;
@@ -134,7 +136,8 @@ class JsonReader {
 
   uint32_t Hex() {
     const std::string digits = text_.substr(at_, 4);
-    Require(digits.size() == 4 && digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos);
+    Require(digits.size() == 4 &&
+            digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos);
     at_ += 4;
     return static_cast<uint32_t>(std::stoul(digits, nullptr, 16));
   }

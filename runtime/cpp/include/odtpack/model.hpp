@@ -17,8 +17,9 @@ inline Ort::Session OpenSession(const Ort::Env& env, const std::string& path,
   try {
     return Ort::Session(env, path.c_str(), options);
   } catch (const Ort::Exception& error) {
-    throw Error("model-not-loadable", "ONNX Runtime " + Ort::GetVersionString() +
-                " cannot load it: " + error.what(), path, "build the package for this ONNX Runtime");
+    throw Error("model-not-loadable",
+                "ONNX Runtime " + Ort::GetVersionString() + " cannot load it: " + error.what(),
+                path, "build the package for this ONNX Runtime");
   }
 }
 
@@ -29,10 +30,11 @@ struct Arguments {
   std::vector<OrtValue*> outputs;
 
   void Run(Ort::Session& session, const char* hint) {
-    const Ort::Status status(Ort::GetApi().Run(
-        session, nullptr, input_names.data(), inputs.data(), inputs.size(), output_names.data(),
-        output_names.size(), outputs.data()));
-    if (!status.IsOK()) throw Error("run-failed", "ONNX Runtime: " + status.GetErrorMessage(), "", hint);
+    const Ort::Status status(Ort::GetApi().Run(session, nullptr, input_names.data(), inputs.data(),
+                                               inputs.size(), output_names.data(),
+                                               output_names.size(), outputs.data()));
+    if (!status.IsOK())
+      throw Error("run-failed", "ONNX Runtime: " + status.GetErrorMessage(), "", hint);
   }
 };
 
@@ -56,17 +58,20 @@ class Graph {
  public:
   /// Refers to the package, and to the tensors in `bound`.
   Graph(Ort::Session session, const Package& package, const Bound& bound)
-      : session_(std::move(session)), inputs_(package.Inputs()),
+      : session_(std::move(session)),
+        inputs_(package.Inputs()),
         loss_(Zeros(package.Outputs()[0].type, {})) {
     const auto& outputs = package.Outputs();
     for (size_t i = 0; i < session_.GetInputCount(); ++i) {
       names_.push_back(session_.GetInputNameAllocated(i, allocator_).get());
-      arguments_.inputs.push_back(Bind(inputs_, input_places_, i, session_.GetInputTypeInfo(i), bound));
+      arguments_.inputs.push_back(
+          Bind(inputs_, input_places_, i, session_.GetInputTypeInfo(i), bound));
       arguments_.input_names.push_back(names_.back().c_str());
     }
     for (size_t i = 0; i < session_.GetOutputCount(); ++i) {
       names_.push_back(session_.GetOutputNameAllocated(i, allocator_).get());
-      arguments_.outputs.push_back(Bind(outputs, output_places_, i, session_.GetOutputTypeInfo(i), bound));
+      arguments_.outputs.push_back(
+          Bind(outputs, output_places_, i, session_.GetOutputTypeInfo(i), bound));
       arguments_.output_names.push_back(names_.back().c_str());
     }
     if (input_places_.size() != inputs_.size() || output_places_.size() != outputs.size()) {
@@ -131,8 +136,9 @@ class Graph {
     for (size_t i = 0; i < values.size(); ++i) {
       const Spec& spec = inputs_[i];
       const auto require = [&spec](bool good, const char* code, const std::string& problem) {
-        if (!good) throw Error(code, "Input '" + spec.name + "' must be " + spec.Description() +
-                               ", and " + problem + ".");
+        if (!good)
+          throw Error(code, "Input '" + spec.name + "' must be " + spec.Description() + ", and " +
+                                problem + ".");
       };
       require(values[i] && values[i].IsTensor(), "input-type", "it is no tensor");
       const auto info = values[i].GetTensorTypeAndShapeInfo();
@@ -154,8 +160,9 @@ class Graph {
       for (size_t k = 0; k < values[i].GetTensorTypeAndShapeInfo().GetElementCount(); ++k) {
         if ((labels[k] >= 0 && labels[k] < spec.class_count) || labels[k] == spec.ignored) continue;
         throw Error("label-out-of-range", "Element " + std::to_string(k) + " of 'labels' is " +
-                    std::to_string(labels[k]) + ", and the classes are numbered 0 to " +
-                    std::to_string(spec.class_count - 1) + ".");
+                                              std::to_string(labels[k]) +
+                                              ", and the classes are numbered 0 to " +
+                                              std::to_string(spec.class_count - 1) + ".");
       }
     }
   }
@@ -174,8 +181,9 @@ class Graph {
 /// axes the one with the fewest of them together.
 inline std::pair<size_t, Shape> MatrixOf(const Shape& shape) {
   const auto product = [&shape](size_t from, size_t to) {
-    return std::accumulate(shape.begin() + static_cast<long>(from), shape.begin() + static_cast<long>(to),
-                           int64_t{1}, std::multiplies<int64_t>());
+    return std::accumulate(shape.begin() + static_cast<long>(from),
+                           shape.begin() + static_cast<long>(to), int64_t{1},
+                           std::multiplies<int64_t>());
   };
   std::pair<size_t, Shape> best = {0, {1, product(0, shape.size())}};
   for (size_t i = 1; i < shape.size(); ++i) {
@@ -198,8 +206,10 @@ class Optimizer {
     vectors_.push_back({"gradients", {0, 1}, state.gradients, {}});
     for (const Json& entry : layout.Get<Json::List>("state", {})) {
       const auto axes = entry["axes"] ? entry.Wholes("axes") : Shape{0, 1};
-      vectors_.push_back({entry.Get<std::string>("name"), {axes.begin(), axes.end()},
-                          run == "parameters" ? Tensor{} : Zeros(state.flat.type, state.flat.shape), {}});
+      vectors_.push_back({entry.Get<std::string>("name"),
+                          {axes.begin(), axes.end()},
+                          run == "parameters" ? Tensor{} : Zeros(state.flat.type, state.flat.shape),
+                          {}});
     }
     for (const Vector& vector : vectors_) {
       if (vector.name != "gradients") output_names_.push_back(vector.name + ".out");
@@ -242,8 +252,10 @@ class Optimizer {
   void Step() {
     *step_.As<int64_t>() = state_.optimizer->step + 1;
     if (std::count(inputs_.begin(), inputs_.end(), "gradient_norm") > 0) {
-      if (norm_.type == kDouble) *norm_.As<double>() = Norm(state_.gradients.As<double>());
-      else *norm_.As<float>() = static_cast<float>(Norm(state_.gradients.As<float>()));
+      if (norm_.type == kDouble)
+        *norm_.As<double>() = Norm(state_.gradients.As<double>());
+      else
+        *norm_.As<float>() = static_cast<float>(Norm(state_.gradients.As<float>()));
     }
     for (Arguments& run : runs_) {
       run.Run(session_, "load the last checkpoint: parameters may hold part of the step");
@@ -254,7 +266,8 @@ class Optimizer {
   void SetRate(float rate) {
     if (!std::isfinite(rate)) throw Error("bad-learning-rate", "The learning rate is not finite.");
     state_.optimizer->rate = rate;
-    for (const auto& [tensor, scale] : rates_) *tensor.As<float>() = static_cast<float>(double{rate} * scale);
+    for (const auto& [tensor, scale] : rates_)
+      *tensor.As<float>() = static_cast<float>(double{rate} * scale);
   }
 
  private:
@@ -308,8 +321,10 @@ class Optimizer {
     state_.optimizer->groups.push_back(names);
     rates_.emplace_back(Zeros(kFloat, {1}), scale);
     decays_.push_back(Zeros(state_.flat.type, {1}));
-    if (state_.flat.type == kDouble) *decays_.back().As<double>() = decay;
-    else *decays_.back().As<float>() = static_cast<float>(decay);
+    if (state_.flat.type == kDouble)
+      *decays_.back().As<double>() = decay;
+    else
+      *decays_.back().As<float>() = static_cast<float>(decay);
   }
 
   void AddParameterRun(const Spec& spec, size_t index, size_t group) {
@@ -318,7 +333,8 @@ class Optimizer {
     std::map<std::string, Tensor> slices;
     for (const Vector& vector : vectors_) {
       Tensor part = vector.whole.data ? vector.whole.From(spec.offset, {}) : vector.parts[index];
-      part.shape = {vector.axes.count(0) > 0 ? matrix[0] : 1, vector.axes.count(1) > 0 ? matrix[1] : 1};
+      part.shape = {vector.axes.count(0) > 0 ? matrix[0] : 1,
+                    vector.axes.count(1) > 0 ? matrix[1] : 1};
       slices[vector.name] = part;
     }
     slices["factored"] = Zeros(kBool, {1});

@@ -25,8 +25,12 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
     if (all && parameter.trainable) names.push_back(name);
   }
   for (const auto& name : names) {
-    if (!same(name)) throw Error("carry-over-parameter", "'" + name + "' does not go over: it is missing, "
-                                 "or has another shape or type.", "", "see odtpack diff OLD NEW");
+    if (!same(name))
+      throw Error("carry-over-parameter",
+                  "'" + name +
+                      "' does not go over: it is missing, "
+                      "or has another shape or type.",
+                  "", "see odtpack diff OLD NEW");
   }
   std::optional<detail::OptimizerState> state;
   if (optimizer_state && from.optimizer) {
@@ -36,8 +40,11 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
     for (const auto& [name, parameter] : to.parameters) {
       if (!parameter.trainable || old.empty()) continue;
       if (old.count(name) == 0 || !same(name)) {
-        throw Error("carry-over-optimizer", "There is no optimizer state for '" + name + "', which "
-                    "the new package trains.", "", "pass optimizer_state = false");
+        throw Error("carry-over-optimizer",
+                    "There is no optimizer state for '" + name +
+                        "', which "
+                        "the new package trains.",
+                    "", "pass optimizer_state = false");
       }
       for (detail::Tensor& moment : old[name]) {
         const detail::Tensor copy = detail::Zeros(moment.type, moment.shape);
@@ -73,9 +80,10 @@ inline void SelfCheck(const Ort::Env& env, const Package& package) {
   const detail::Json& check = package.Manifest()["self_check"];
   if (!check || check["reason"]) {
     throw Error("no-self-check", "The package has no self-check" +
-                (check ? ": " + check.Get<std::string>("reason") : "."));
+                                     (check ? ": " + check.Get<std::string>("reason") : "."));
   }
-  TrainingSession session(env, package, CheckpointState::LoadCheckpoint(package.Path("checkpoint")));
+  TrainingSession session(env, package,
+                          CheckpointState::LoadCheckpoint(package.Path("checkpoint")));
   session.SetLearningRate(static_cast<float>(check.Get<double>("learning_rate")));
   std::vector<Ort::Value> batch;
   std::vector<detail::Tensor> tensors;
@@ -83,15 +91,19 @@ inline void SelfCheck(const Ort::Env& env, const Package& package) {
   for (const auto& spec : package.Inputs()) {
     for (const detail::Json& input : check.Get<detail::Json::List>("inputs")) {
       if (input.Get<std::string>("name") != spec.name) continue;
-      const int64_t bound = spec.type == detail::kBool ? 2 : std::max<int64_t>(input.Whole("bound", 1), 1);
+      const int64_t bound =
+          spec.type == detail::kBool ? 2 : std::max<int64_t>(input.Whole("bound", 1), 1);
       const bool floating = detail::IsFloating(spec.type);
       const size_t size = detail::TypeInfo(spec.type).second;
-      tensors.push_back(detail::Zeros(floating ? detail::kFloat : spec.type, input.Wholes("shape")));
+      tensors.push_back(
+          detail::Zeros(floating ? detail::kFloat : spec.type, input.Wholes("shape")));
       for (size_t i = 0; i < tensors.back().Count(); ++i) {
         const uint32_t bits = (++counter * 2654435761u) >> 8;
         const int64_t whole = bits % bound;  // little-endian: its first bytes are the number
-        if (floating) tensors.back().As<float>()[i] = (static_cast<float>(bits) - 8388608) / 8388608;
-        else std::memcpy(tensors.back().data.get() + i * size, &whole, size);
+        if (floating)
+          tensors.back().As<float>()[i] = (static_cast<float>(bits) - 8388608) / 8388608;
+        else
+          std::memcpy(tensors.back().data.get() + i * size, &whole, size);
       }
       if (floating) tensors.back() = detail::Convert(tensors.back(), spec.type);
       batch.push_back(tensors.back().Value());
@@ -105,9 +117,10 @@ inline void SelfCheck(const Ort::Env& env, const Package& package) {
     const double wanted = last ? check.Get<double>("evaluation_loss") : losses[step].As<double>();
     const double found = detail::AsDouble(results[0]);
     if (!(std::abs(found - wanted) <= tolerances[step].As<double>())) {
-      throw Error("self-check-failed", "Step " + std::to_string(step + 1) + " gives the loss " +
-                  std::to_string(found) + ", and not " + std::to_string(wanted) + ".", "",
-                  "do not train on this device with this ONNX Runtime, and report it");
+      throw Error("self-check-failed",
+                  "Step " + std::to_string(step + 1) + " gives the loss " + std::to_string(found) +
+                      ", and not " + std::to_string(wanted) + ".",
+                  "", "do not train on this device with this ONNX Runtime, and report it");
     }
     if (last) break;
     session.OptimizerStep();

@@ -61,9 +61,12 @@ struct Schedule {
 
   /// A schedule from its settings; `total` counts if they do not say where it ends.
   static Schedule FromJson(const std::string& kind, const detail::Json& settings, int64_t total) {
-    const Schedule schedule{kind, settings.Whole("warmup_steps", 0),
-                            settings.Whole("total_steps", total), settings.Whole("period", 0),
-                            settings.Get<double>("floor", 0), settings.Get<double>("gamma", 0.1),
+    const Schedule schedule{kind,
+                            settings.Whole("warmup_steps", 0),
+                            settings.Whole("total_steps", total),
+                            settings.Whole("period", 0),
+                            settings.Get<double>("floor", 0),
+                            settings.Get<double>("gamma", 0.1),
                             settings.Wholes("milestones")};
     schedule.Check();
     return schedule;

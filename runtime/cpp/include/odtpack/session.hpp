@@ -48,7 +48,8 @@ class TrainingSession {
       evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_, bound_);
     }
     if (optimizer) {
-      optimizer_ = std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
+      optimizer_ =
+          std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
     }
   }
   TrainingSession(const TrainingSession&) = delete;
@@ -96,7 +97,8 @@ class TrainingSession {
     if (found == state_.properties.end()) return false;
     try {
       const detail::Json json = detail::JsonReader(std::get<std::string>(found->second)).Read();
-      SetSchedule(Schedule::FromJson(json.Get<std::string>("kind"), json, 0), json.Get<double>("initial_lr"));
+      SetSchedule(Schedule::FromJson(json.Get<std::string>("kind"), json, 0),
+                  json.Get<double>("initial_lr"));
     } catch (const std::exception&) {
       throw Error("bad-schedule", "The state's property odtpack.schedule is no schedule.", "",
                   "call SetSchedule, which replaces it");
@@ -108,8 +110,9 @@ class TrainingSession {
     const detail::Json& json = package_.Manifest()["schedule"];
     if (!json) return {};
     const detail::Json none{detail::Json::Object{}};
-    return {{Schedule::FromJson(json.Get<std::string>("kind"), json["settings"] ? json["settings"] : none,
-                                total_steps), json.Get<double>("learning_rate", 0.001)}};
+    return {{Schedule::FromJson(json.Get<std::string>("kind"),
+                                json["settings"] ? json["settings"] : none, total_steps),
+             json.Get<double>("learning_rate", 0.001)}};
   }
   /// Linear warm-up from 0 to `initial_rate`, then linear decay to 0.
   void RegisterLinearLRScheduler(int64_t warmup_steps, int64_t total_steps, double initial_rate) {
@@ -128,7 +131,8 @@ class TrainingSession {
   Ort::Value ToBuffer(bool only_trainable) {
     state_.RequireValues();
     const detail::Shape shape = {BufferSize(only_trainable)};
-    auto buffer = Ort::Value::CreateTensor(Ort::AllocatorWithDefaultOptions(), shape.data(), 1, state_.flat.type);
+    auto buffer = Ort::Value::CreateTensor(Ort::AllocatorWithDefaultOptions(), shape.data(), 1,
+                                           state_.flat.type);
     auto* at = static_cast<uint8_t*>(buffer.GetTensorMutableRawData());
     for (const auto& spec : specs_) {
       if (only_trainable && spec.role != "trainable") continue;
@@ -141,10 +145,12 @@ class TrainingSession {
   void FromBuffer(const Ort::Value& buffer, bool only_trainable = true) {
     if (only_trainable) state_.RequireValues();
     const auto info = buffer.GetTensorTypeAndShapeInfo();
-    if (info.GetElementType() != state_.flat.type) throw Error("buffer-type", "The buffer has another type.");
+    if (info.GetElementType() != state_.flat.type)
+      throw Error("buffer-type", "The buffer has another type.");
     if (static_cast<int64_t>(info.GetElementCount()) != BufferSize(only_trainable)) {
       throw Error("buffer-size", "The buffer holds " + std::to_string(info.GetElementCount()) +
-                  " elements, and the parameters " + std::to_string(BufferSize(only_trainable)) + ".");
+                                     " elements, and the parameters " +
+                                     std::to_string(BufferSize(only_trainable)) + ".");
     }
     const auto* at = static_cast<const uint8_t*>(buffer.GetTensorRawData());
     for (const auto& spec : specs_) {
@@ -185,12 +191,14 @@ class TrainingSession {
 
   detail::Optimizer& Optimizer() const {
     if (optimizer_) return *optimizer_;
-    throw Error("model-not-found", "No optimizer model was given.", "", "pass optimizer_model.onnx");
+    throw Error("model-not-found", "No optimizer model was given.", "",
+                "pass optimizer_model.onnx");
   }
 
   /// Move the trainable parameters into one flat vector, at the manifest's offsets.
   void Place(detail::Type type, int64_t elements) {
-    if (type != detail::kFloat && type != detail::kDouble) detail::Json::Fail("the dtype of 'layout'");
+    if (type != detail::kFloat && type != detail::kDouble)
+      detail::Json::Fail("the dtype of 'layout'");
     const bool fresh = !state_.flat.data;
     for (const auto& spec : specs_) {
       const auto found = state_.parameters.find(spec.name);
@@ -203,8 +211,9 @@ class TrainingSession {
       }
       if (trainable) trainable_.push_back(&spec);
     }
-    const std::set<std::string> names = [this] { const auto all = Names(specs_); return std::set<std::string>(all.begin(), all.end()); }();
-    if (state_.parameters.size() != names.size() || names.size() != specs_.size()) {
+    const auto names = Names(specs_);
+    const std::set<std::string> unique(names.begin(), names.end());
+    if (state_.parameters.size() != unique.size() || unique.size() != specs_.size()) {
       detail::ThrowMismatch("one has parameters that the other does not know");
     }
     std::sort(trainable_.begin(), trainable_.end(),
@@ -224,7 +233,8 @@ class TrainingSession {
       detail::Tensor& value = state_.parameters.at(spec.name).value;
       if (spec.role == "trainable") {
         const detail::Tensor placed = state_.flat.From(spec.offset, spec.shape);
-        if (!fresh && placed.data.get() != value.data.get()) detail::ThrowMismatch("the order in memory");
+        if (!fresh && placed.data.get() != value.data.get())
+          detail::ThrowMismatch("the order in memory");
         if (fresh && value.data) placed.CopyFrom(value.data.get());
         value = placed;  // what was moved is freed
         const detail::Tensor gradient = state_.gradients.From(spec.offset, spec.shape);
@@ -244,9 +254,12 @@ class TrainingSession {
       if (only_trainable && spec.role != "trainable") continue;
       const auto& value = state_.parameters.at(spec.name).value;
       count += value.Count();
-      if (!detail::IsFloating(spec.type) || detail::TypeInfo(spec.type).second > detail::TypeInfo(state_.flat.type).second) {
-        throw Error("parameter-type", "'" + spec.name + "' is " + value.Description() +
-                    ", which does not fit into the buffer.", "", "pass only_trainable = true");
+      if (!detail::IsFloating(spec.type) ||
+          detail::TypeInfo(spec.type).second > detail::TypeInfo(state_.flat.type).second) {
+        throw Error("parameter-type",
+                    "'" + spec.name + "' is " + value.Description() +
+                        ", which does not fit into the buffer.",
+                    "", "pass only_trainable = true");
       }
     }
     return static_cast<int64_t>(count);
