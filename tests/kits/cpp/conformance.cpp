@@ -28,10 +28,14 @@ void Require(bool good, const std::string& what) {
 
 double Element(const Tensor& tensor, size_t i) {
   switch (tensor.type) {
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return tensor.As<float>()[i];
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE: return tensor.As<double>()[i];
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return tensor.As<Ort::Float16_t>()[i].ToFloat();
-    default: return std::nan("");
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
+      return tensor.As<float>()[i];
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE:
+      return tensor.As<double>()[i];
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+      return tensor.As<Ort::Float16_t>()[i].ToFloat();
+    default:
+      return std::nan("");
   }
 }
 
@@ -40,8 +44,9 @@ struct Comparison {
   double tolerance;
 
   void Loss(double found, double wanted, const std::string& what) const {
-    const bool same = exact ? found == wanted
-                            : std::abs(found - wanted) <= tolerance * std::max(1.0, std::abs(wanted));
+    const bool same = exact
+                          ? found == wanted
+                          : std::abs(found - wanted) <= tolerance * std::max(1.0, std::abs(wanted));
     std::ostringstream text;
     text.precision(17);
     text << what << " is " << found << " and should be " << wanted;
@@ -82,7 +87,8 @@ struct Comparison {
     for (size_t i = 0; i < one.moments.size(); ++i) {
       Require(one.moments[i].first == two.moments[i].first, "the order of the moments");
       for (size_t k = 0; k < one.moments[i].second.size(); ++k) {
-        Same(one.moments[i].second[k], two.moments[i].second[k], "a moment of " + one.moments[i].first);
+        Same(one.moments[i].second[k], two.moments[i].second[k],
+             "a moment of " + one.moments[i].first);
       }
     }
   }
@@ -139,15 +145,18 @@ void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const 
   }
   for (const auto& [name, value] : test.Get<Json::Object>("properties", {})) {
     const auto* number = std::get_if<double>(&value.value);
-    if (number == nullptr) training.state.AddProperty(name, value.As<std::string>());
-    else if (*number == std::floor(*number)) training.state.AddProperty(name, value.Whole());
-    else training.state.AddProperty(name, static_cast<float>(*number));
+    if (number == nullptr)
+      training.state.AddProperty(name, value.As<std::string>());
+    else if (*number == std::floor(*number))
+      training.state.AddProperty(name, value.Whole());
+    else
+      training.state.AddProperty(name, static_cast<float>(*number));
   }
   if (test["after"]) {
     const std::string saved = (scratch / (test.Get<std::string>("name") + ".ckpt")).string();
     CheckpointState::SaveCheckpoint(training.state, saved, true);
-    const auto wanted = odtpack::detail::ReadCheckpoint(
-        (folder / test.Get<std::string>("after")).string());
+    const auto wanted =
+        odtpack::detail::ReadCheckpoint((folder / test.Get<std::string>("after")).string());
     compare.Same(odtpack::detail::ReadCheckpoint(saved), wanted);
   }
   const Json& exported = test["export"];
@@ -158,7 +167,8 @@ void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const 
   }
   const fs::path file = scratch / (test.Get<std::string>("name") + ".onnx");
   training.session.ExportModelForInferencing(file.string(), names);
-  Require(!compare.exact || job::ReadFile(file) == job::ReadFile(folder / exported.Get<std::string>("file")),
+  Require(!compare.exact ||
+              job::ReadFile(file) == job::ReadFile(folder / exported.Get<std::string>("file")),
           "the exported model has other bytes");
   const job::Batch batch(exported["inputs"], folder);
   std::vector<const char*> inputs, outputs;
@@ -207,7 +217,8 @@ void Refused(const Ort::Env& env, const Json& test, const fs::path& folder) {
       if (action == "step") training.session.TrainStep(job::Batch(test["inputs"], folder).values);
     }
   } catch (const odtpack::Error& error) {
-    Require(error.Code() == code, "the code is " + error.Code() + " and not " + code + ": " + error.what());
+    Require(error.Code() == code,
+            "the code is " + error.Code() + " and not " + code + ": " + error.what());
     return;
   }
   throw Failure("it is accepted, and should be refused with " + code);
@@ -240,8 +251,10 @@ void Run(const Ort::Env& env, const fs::path& folder, const fs::path& scratch) {
 int main(int count, char** arguments) {
   std::set<std::string> chosen;
   for (int i = 2; i < count; ++i) {
-    if (std::string(arguments[i]) == "--tolerance") tolerant = true;
-    else chosen.insert(arguments[i]);
+    if (std::string(arguments[i]) == "--tolerance")
+      tolerant = true;
+    else
+      chosen.insert(arguments[i]);
   }
   const Ort::Env env(ORT_LOGGING_LEVEL_FATAL, "conformance");
   const fs::path folder(count > 1 ? arguments[1] : "");

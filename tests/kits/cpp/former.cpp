@@ -49,7 +49,8 @@ int main(int, char** arguments) {
       session.LazyResetGrad();
       std::cout << static_cast<double>(*outputs.front().GetTensorData<float>()) << "\n";
     }
-    if (session.InputNames(true).size() != 2 || session.OutputNames(false).at(0) != "loss") return 3;
+    if (session.InputNames(true).size() != 2 || session.OutputNames(false).at(0) != "loss")
+      return 3;
     session.EvalStep(inputs);
     Ort::Value buffer = session.ToBuffer(true);
     session.FromBuffer(buffer);

@@ -37,7 +37,8 @@ int64_t NumberIn(const std::string& file) {
   for (const auto& item : state.Internal()->parameters) {
     const auto* values = item.second.value.As<float>();
     for (size_t i = 0; i < item.second.value.Count(); ++i) {
-      if (values[i] != static_cast<float>(number)) throw std::runtime_error("two saves in one file");
+      if (values[i] != static_cast<float>(number))
+        throw std::runtime_error("two saves in one file");
     }
   }
   return number;

@@ -1,7 +1,6 @@
 // JSON, read strictly: RFC 8259, no key twice, numbers that a double holds, at most 64 levels.
 #pragma once
 
-#include <regex>
 #include <sstream>
 
 #include "odtpack/base.hpp"
@@ -143,14 +142,22 @@ class JsonReader {
   }
 
   double Number() {
-    const size_t end = std::min(text_.find_first_not_of("+-.eE0123456789", at_), text_.size());
-    static const std::regex grammar("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?");
-    const std::string token = text_.substr(at_, std::min<size_t>(end - at_, 400));
-    std::istringstream stream(token);
+    const size_t start = at_;
+    const auto digits = [this] {
+      const size_t first = at_;
+      at_ = std::min(text_.find_first_not_of("0123456789", at_), text_.size());
+      return at_ - first;
+    };
+    Skip("-");
+    const bool zero = text_.compare(at_, 1, "0") == 0;
+    const size_t count = digits();
+    Require(count == 1 || (count > 1 && !zero));
+    Require(!Skip(".") || digits() > 0);
+    if (Skip("e") || Skip("E")) Require((Skip("-") || Skip("+") || true) && digits() > 0);
+    std::istringstream stream(text_.substr(start, at_ - start));
     stream.imbue(std::locale::classic());
     double number = 0;
-    Require(std::regex_match(token, grammar) && (stream >> number));
-    at_ = end;
+    Require(static_cast<bool>(stream >> number));
     return number;
   }
 
