@@ -47,6 +47,12 @@ size_t Anonymous() {
   return 0;
 }
 
+double Seconds(clockid_t clock) {
+  timespec time{};
+  ::clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
 /// Looks at the memory every 200 microseconds and keeps the highest figure of a phase.
 class Phases {
  public:
@@ -70,6 +76,11 @@ class Phases {
     json_ += json.str();
   }
   const std::string& Json() const { return json_; }
+  /// Processor time that the watching itself has taken.
+  double OwnSeconds() {
+    clockid_t clock{};
+    return ::pthread_getcpuclockid(thread_.native_handle(), &clock) == 0 ? Seconds(clock) : 0;
+  }
 
  private:
   void Watch() {
@@ -85,12 +96,6 @@ class Phases {
   std::string json_;
   std::thread thread_;
 };
-
-double ProcessorSeconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
 
 template <class T>
 std::string List(const std::vector<T>& values) {
@@ -117,20 +122,22 @@ int Measure(const std::string& path) {
   std::vector<size_t> resident;
   double processor = 0;
   const auto train = [&](size_t steps) {
-    const double begin = ProcessorSeconds();
+    const double watching = phases.OwnSeconds();
     for (size_t step = 0; step < steps; ++step) {
       const auto start = Clock::now();
+      const double begin = Seconds(CLOCK_PROCESS_CPUTIME_ID);
       const auto results = training->session.TrainStep(batches[step % batches.size()].values);
       if ((step + 1) % accumulate == 0) {
         training->session.OptimizerStep();
         if (training->scheduled) training->session.SchedulerStep();
         training->session.LazyResetGrad();
       }
+      processor += Seconds(CLOCK_PROCESS_CPUTIME_ID) - begin;
       losses.push_back(odtpack::detail::AsDouble(results[0]));
       seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
       if ((step + 1) % std::max<size_t>(steps / 10, 1) == 0) resident.push_back(Anonymous());
     }
-    processor += ProcessorSeconds() - begin;
+    processor -= phases.OwnSeconds() - watching;
   };
   for (auto* list : {&losses, &seconds}) {  // its pages are touched before anything is measured
     list->assign(2 * count, 0);
