@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test kits check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
+	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make check   lint, format check, strict types"
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
@@ -23,7 +24,11 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -m "not runtimes" -n $(JOBS) --maxprocesses 4 --dist worksteal
+	@$(BIN)/python -m pytest -m "not runtimes and not kits" -n $(JOBS) --maxprocesses 4 --dist worksteal
+
+kits: $(VENV)/.ready-full
+	@scripts/setup_kits.sh
+	@$(BIN)/python -m pytest -m kits tests/kits
 
 check: $(VENV)/.ready-full
 	@failed=0; \

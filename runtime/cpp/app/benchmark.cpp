@@ -1,0 +1,23 @@
+// Measures this device and prints JSON for `odtpack devices import`.
+//
+//     odtpack-benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
+//
+// FOLDER is on the storage to be measured; nothing stays in it.
+#include "odtpack/benchmark.hpp"
+
+#include <iostream>
+
+int main(int count, char** arguments) {
+  if (count < 3 || std::atoi(arguments[2]) < 1) {
+    std::cerr << "usage: odtpack-benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]\n";
+    return 2;
+  }
+  try {
+    const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "benchmark");
+    const size_t limit = count > 3 ? std::strtoull(arguments[3], nullptr, 10) : 0;
+    std::cout << odtpack::Benchmark(env, arguments[1], std::atoi(arguments[2]), limit) << std::endl;
+  } catch (const odtpack::Error& error) {
+    std::cerr << "error: " << error.what() << "\n  code: " << error.Code() << "\n";
+    return 2;
+  }
+}

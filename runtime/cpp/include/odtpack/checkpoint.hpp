@@ -1,0 +1,101 @@
+// The checkpoint: what training changes, read from and saved to the file of
+// onnxruntime-training 1.19.2 (docs/formats/checkpoint.md).
+#pragma once
+
+#include "odtpack/checkpoint_writer.hpp"
+
+namespace odtpack {
+
+/// The state of a training: parameters, properties, and what the optimizer carries. A handle:
+/// copies are of one state, which lives as long as any of them or a session made of it.
+class CheckpointState {
+ public:
+  /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19.
+  static CheckpointState LoadCheckpoint(const std::string& path) {
+    return CheckpointState(detail::ReadCheckpoint(path));
+  }
+  static CheckpointState LoadCheckpointFromBuffer(const std::vector<uint8_t>& buffer) {
+    const std::string_view view(reinterpret_cast<const char*>(buffer.data()), buffer.size());
+    return CheckpointState(detail::CheckpointReader(view, "the buffer", "", true).Read());
+  }
+  /// Save to one file, whole or not at all. With the optimizer's state, training goes on from it
+  /// bit by bit; accumulated gradients are not in it: save after OptimizerStep.
+  static void SaveCheckpoint(const CheckpointState& state, const std::string& path,
+                             bool include_optimizer_state = false) {
+    detail::WriteCheckpoint(path, *state.state_, include_optimizer_state);
+  }
+
+  void AddProperty(const std::string& name, const Property& value) {
+    const auto* text = std::get_if<std::string>(&value);
+    if (name.empty() || !detail::IsUtf8(name) || (text != nullptr && !detail::IsUtf8(*text))) {
+      throw Error("property-type", "A property needs a name, and it and its text are UTF-8.");
+    }
+    state_->properties[name] = value;
+  }
+  Property GetProperty(const std::string& name) const {
+    if (HasProperty(name)) return state_->properties.at(name);
+    throw Error("unknown-property", "The state has no property '" + name + "'.");
+  }
+  bool HasProperty(const std::string& name) const { return state_->properties.count(name) > 0; }
+
+  /// The parameter itself, not a copy: it shows the training's progress.
+  Ort::Value GetParameter(const std::string& name) const { return Find(name).Value(); }
+
+  void UpdateParameter(const std::string& name, const Ort::Value& value) {
+    const detail::Tensor& target = Find(name);
+    const auto info = value.GetTensorTypeAndShapeInfo();
+    const bool same_type = info.GetElementType() == target.type;
+    if (!same_type || info.GetShape() != target.shape) {
+      throw Error(
+          same_type ? "parameter-shape" : "parameter-type",
+          "Parameter '" + name + "' is " + target.Description() + ", unlike the new value.");
+    }
+    target.CopyFrom(value.GetTensorRawData());
+  }
+
+  /// True as long as the parameters have names and no values.
+  bool IsNominal() const { return state_->nominal; }
+
+  /// Set all parameters to those of a complete checkpoint of the same model. Properties and the
+  /// optimizer's state remain as they are.
+  void LoadParameters(const std::string& path) {
+    const detail::State other = detail::ReadCheckpoint(path);
+    other.RequireValues();
+    const bool free = state_->nominal && !state_->flat.data;  // shapes are not known yet
+    const auto same = [free](const auto& ours, const auto& theirs) {
+      const detail::Tensor &one = ours.second.value, &two = theirs.second.value;
+      return ours.first == theirs.first && one.type == two.type && (free || one.shape == two.shape);
+    };
+    if (!std::equal(state_->parameters.begin(), state_->parameters.end(), other.parameters.begin(),
+                    other.parameters.end(), same)) {
+      throw Error("checkpoint-mismatch", "The checkpoint has other parameters than this state.",
+                  path, "load a checkpoint of the same model");
+    }
+    for (auto& [name, parameter] : state_->parameters) {
+      const detail::Tensor& value = other.parameters.at(name).value;
+      if (free)
+        parameter.value = value;
+      else
+        parameter.value.CopyFrom(value.data.get());
+    }
+    state_->nominal = false;
+  }
+
+  /// The state itself, for the sessions.
+  const std::shared_ptr<detail::State>& Internal() const { return state_; }
+
+ private:
+  explicit CheckpointState(detail::State state)
+      : state_(std::make_shared<detail::State>(std::move(state))) {}
+
+  const detail::Tensor& Find(const std::string& name) const {
+    state_->RequireValues();
+    const auto found = state_->parameters.find(name);
+    if (found != state_->parameters.end()) return found->second.value;
+    throw Error("unknown-parameter", "The state has no parameter '" + name + "'.");
+  }
+
+  std::shared_ptr<detail::State> state_;
+};
+
+}  // namespace odtpack

@@ -1,0 +1,280 @@
+// Training on stock ONNX Runtime, under the names of its former training API.
+#pragma once
+
+#include "odtpack/inference.hpp"
+#include "odtpack/model.hpp"
+#include "odtpack/schedule.hpp"
+
+namespace odtpack {
+
+/// Trains a package: `Ort::TrainingSession` of ONNX Runtime 1.19 on a stock library. Parameters
+/// live in the state, as flat vectors on which all models work in place. Not safe for concurrent
+/// calls.
+class TrainingSession {
+ public:
+  /// Train a package with its models and session options.
+  TrainingSession(const Ort::Env& env, const Package& package, const CheckpointState& state,
+                  int threads = 0)
+      : TrainingSession(env, package.SessionOptions(env, threads), state, package,
+                        package.Path("training_model"), package.Path("eval_model"),
+                        package.Path("optimizer_model")) {}
+
+  /// The former constructor. The models lie in the folder of their package.
+  TrainingSession(const Ort::Env& env, const Ort::SessionOptions& options,
+                  const CheckpointState& state, const std::string& training_model,
+                  const std::optional<std::string>& eval_model = std::nullopt,
+                  const std::optional<std::string>& optimizer_model = std::nullopt)
+      : TrainingSession(env, options, state,
+                        Package::Open(detail::fs::absolute(training_model).parent_path().string()),
+                        training_model, eval_model, optimizer_model) {}
+
+  /// With options and models of the caller's choice: those in ORT format, for example.
+  TrainingSession(const Ort::Env& env, const Ort::SessionOptions& options,
+                  const CheckpointState& state, const Package& package,
+                  const std::string& training_model, const std::optional<std::string>& eval_model,
+                  const std::optional<std::string>& optimizer_model)
+      : handle_(state), state_(*state.Internal()), package_(package) {
+    const detail::Json& manifest = package_.Manifest();
+    auto training = detail::OpenSession(env, training_model, options);
+    std::optional<Ort::Session> evaluation, optimizer;
+    if (eval_model) evaluation = detail::OpenSession(env, *eval_model, options);
+    if (optimizer_model) optimizer = detail::OpenSession(env, *optimizer_model, options);
+    Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
+          manifest["layout"]["elements"].Whole());
+    LazyResetGrad();
+    bound_.Add("lazy_reset_grad", reset_);
+    training_ = std::make_unique<detail::Graph>(std::move(training), package_, bound_);
+    if (evaluation) {
+      evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_, bound_);
+    }
+    if (optimizer) {
+      optimizer_ =
+          std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
+    }
+  }
+  TrainingSession(const TrainingSession&) = delete;
+  TrainingSession& operator=(const TrainingSession&) = delete;
+
+  /// Compute loss and gradients of a batch, which are added to those that are accumulated.
+  /// Returns the user's outputs, the loss first.
+  std::vector<Ort::Value> TrainStep(const std::vector<Ort::Value>& inputs) {
+    state_.RequireValues();
+    auto results = training_->Run(inputs);
+    *reset_.data = 0;
+    return results;
+  }
+  /// Compute the loss of a batch with the evaluation model.
+  std::vector<Ort::Value> EvalStep(const std::vector<Ort::Value>& inputs) {
+    state_.RequireValues();
+    if (evaluation_) return evaluation_->Run(inputs);
+    throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
+  }
+  /// Let the next training step replace the gradients, not add to them.
+  void LazyResetGrad() { *reset_.data = 1; }
+  /// Change the parameters by the accumulated gradients, which remain as they are.
+  void OptimizerStep() {
+    state_.RequireValues();
+    Optimizer().Step();
+  }
+
+  void SetLearningRate(float rate) { Optimizer().SetRate(rate); }
+  float GetLearningRate() const { return Optimizer(), state_.optimizer->rate; }
+  /// Number of optimizer steps made, those before a resumed checkpoint included.
+  int64_t StepCount() const { return Optimizer(), state_.optimizer->step; }
+  /// Batches per optimizer step: the gradient of each is divided by this number.
+  int64_t AccumulationSteps() const { return package_.Manifest().Whole("accumulation_steps", 1); }
+
+  /// Let the rate follow a schedule, which is saved with the state.
+  void SetSchedule(const Schedule& schedule, double initial_rate) {
+    schedule.Check();
+    schedule_ = {schedule, initial_rate};
+    SchedulerStep();
+    state_.properties[kScheduleProperty] = schedule.ToJson(initial_rate);
+  }
+  /// Go on with the schedule that the state was saved with; false if there is none.
+  bool RestoreSchedule() {
+    const auto found = state_.properties.find(kScheduleProperty);
+    if (found == state_.properties.end()) return false;
+    try {
+      const detail::Json json = detail::JsonReader(std::get<std::string>(found->second)).Read();
+      SetSchedule(Schedule::FromJson(json.Get<std::string>("kind"), json, 0),
+                  json.Get<double>("initial_lr"));
+    } catch (const std::exception&) {
+      throw Error("bad-schedule", "The state's property odtpack.schedule is no schedule.", "",
+                  "call SetSchedule, which replaces it");
+    }
+    return true;
+  }
+  /// The schedule that the package proposes, over so many steps if it does not say; with its rate.
+  std::optional<std::pair<Schedule, double>> ProposedSchedule(int64_t total_steps) const {
+    const detail::Json& json = package_.Manifest()["schedule"];
+    if (!json) return {};
+    const detail::Json none{detail::Json::Object{}};
+    return {{Schedule::FromJson(json.Get<std::string>("kind"),
+                                json["settings"] ? json["settings"] : none, total_steps),
+             json.Get<double>("learning_rate", 0.001)}};
+  }
+  /// Linear warm-up from 0 to `initial_rate`, then linear decay to 0.
+  void RegisterLinearLRScheduler(int64_t warmup_steps, int64_t total_steps, double initial_rate) {
+    SetSchedule(Schedule::Linear(warmup_steps, total_steps), initial_rate);
+  }
+  /// Set the rate of the next optimizer step.
+  void SchedulerStep() {
+    if (!schedule_) throw Error("bad-schedule", "No schedule was set.", "", "call SetSchedule");
+    SetLearningRate(static_cast<float>(schedule_->second * schedule_->first.Factor(StepCount())));
+  }
+
+  std::vector<std::string> InputNames(bool = true) const { return Names(package_.Inputs()); }
+  std::vector<std::string> OutputNames(bool = true) const { return Names(package_.Outputs()); }
+
+  /// All parameters, or the trainable ones, one after the other in the order of the manifest.
+  Ort::Value ToBuffer(bool only_trainable) {
+    state_.RequireValues();
+    const detail::Shape shape = {BufferSize(only_trainable)};
+    auto buffer = Ort::Value::CreateTensor(Ort::AllocatorWithDefaultOptions(), shape.data(), 1,
+                                           state_.flat.type);
+    auto* at = static_cast<uint8_t*>(buffer.GetTensorMutableRawData());
+    for (const auto& spec : specs_) {
+      if (only_trainable && spec.role != "trainable") continue;
+      const auto own = detail::Convert(state_.parameters.at(spec.name).value, state_.flat.type);
+      at = std::copy_n(own.data.get(), own.Bytes(), at);
+    }
+    return buffer;
+  }
+  /// Set the parameters from such a vector.
+  void FromBuffer(const Ort::Value& buffer, bool only_trainable = true) {
+    if (only_trainable) state_.RequireValues();
+    const auto info = buffer.GetTensorTypeAndShapeInfo();
+    if (info.GetElementType() != state_.flat.type)
+      throw Error("buffer-type", "The buffer has another type.");
+    if (static_cast<int64_t>(info.GetElementCount()) != BufferSize(only_trainable)) {
+      throw Error("buffer-size", "The buffer holds " + std::to_string(info.GetElementCount()) +
+                                     " elements, and the parameters " +
+                                     std::to_string(BufferSize(only_trainable)) + ".");
+    }
+    const auto* at = static_cast<const uint8_t*>(buffer.GetTensorRawData());
+    for (const auto& spec : specs_) {
+      if (only_trainable && spec.role != "trainable") continue;
+      detail::Tensor given = detail::Zeros(state_.flat.type, spec.shape);
+      given.CopyFrom(at);
+      at += given.Bytes();
+      state_.parameters.at(spec.name).value.CopyFrom(detail::Convert(given, spec.type).data.get());
+    }
+    state_.nominal = false;
+  }
+
+  /// Write an inference model with the current parameters inside, whole or not at all.
+  void ExportModelForInferencing(const std::string& path, const std::vector<std::string>& outputs) {
+    detail::WriteAtomically(path, [&](const detail::File& file) {
+      detail::WriteInference(package_, state_, outputs, [&file](const void* data, size_t size) {
+        detail::Write(file, data, size);
+      });
+    });
+  }
+  /// A session that predicts with a copy of the current parameters.
+  Ort::Session InferenceSession(const Ort::Env& env, const std::vector<std::string>& outputs) {
+    std::string model;
+    detail::WriteInference(package_, state_, outputs, [&model](const void* data, size_t size) {
+      model.append(static_cast<const char*>(data), size);
+    });
+    return Ort::Session(env, model.data(), model.size(), Ort::SessionOptions());
+  }
+
+ private:
+  static constexpr const char* kScheduleProperty = "odtpack.schedule";
+
+  static std::vector<std::string> Names(const std::vector<detail::Spec>& specs) {
+    std::vector<std::string> names;
+    for (const auto& spec : specs) names.push_back(spec.name);
+    return names;
+  }
+
+  detail::Optimizer& Optimizer() const {
+    if (optimizer_) return *optimizer_;
+    throw Error("model-not-found", "No optimizer model was given.", "",
+                "pass optimizer_model.onnx");
+  }
+
+  /// Move the trainable parameters into one flat vector, at the manifest's offsets.
+  void Place(detail::Type type, int64_t elements) {
+    if (type != detail::kFloat && type != detail::kDouble)
+      detail::Json::Fail("the dtype of 'layout'");
+    const bool fresh = !state_.flat.data;
+    for (const auto& spec : specs_) {
+      const auto found = state_.parameters.find(spec.name);
+      const bool trainable = spec.role == "trainable";
+      if (found == state_.parameters.end() || found->second.trainable != trainable ||
+          found->second.value.type != spec.type || (trainable && spec.type != type) ||
+          (found->second.value.shape != spec.shape && !(state_.nominal && fresh)) ||
+          std::count(spec.shape.begin(), spec.shape.end(), -1) > 0) {
+        detail::ThrowMismatch("the package has '" + spec.name + "' as " + spec.Description());
+      }
+      if (trainable) trainable_.push_back(&spec);
+    }
+    const auto names = Names(specs_);
+    const std::set<std::string> unique(names.begin(), names.end());
+    if (state_.parameters.size() != unique.size() || unique.size() != specs_.size()) {
+      detail::ThrowMismatch("one has parameters that the other does not know");
+    }
+    std::sort(trainable_.begin(), trainable_.end(),
+              [](const auto* one, const auto* two) { return one->offset < two->offset; });
+    const auto line = static_cast<int64_t>(detail::kAlignment / detail::TypeInfo(type).second);
+    int64_t end = 0;
+    for (const auto* spec : trainable_) {
+      if (spec->offset != end) detail::Json::Fail("the offset of '" + spec->name + "'");
+      end += static_cast<int64_t>(detail::Tensor{type, spec->shape, {}}.Count()) + line - 1;
+      end -= end % line;
+    }
+    if (elements != end) detail::Json::Fail("the elements of 'layout'");
+    if (fresh) state_.flat = detail::Zeros(type, {elements});
+    if (fresh) state_.gradients = detail::Zeros(type, {elements});
+    std::fill_n(state_.gradients.data.get(), fresh ? 0 : state_.gradients.Bytes(), 0);
+    for (const auto& spec : specs_) {
+      detail::Tensor& value = state_.parameters.at(spec.name).value;
+      if (spec.role == "trainable") {
+        const detail::Tensor placed = state_.flat.From(spec.offset, spec.shape);
+        if (!fresh && placed.data.get() != value.data.get())
+          detail::ThrowMismatch("the order in memory");
+        if (fresh && value.data) placed.CopyFrom(value.data.get());
+        value = placed;  // what was moved is freed
+        const detail::Tensor gradient = state_.gradients.From(spec.offset, spec.shape);
+        bound_.Add(spec.name + "_grad.accumulation.buffer", gradient);
+        bound_.Add(spec.name + "_grad.accumulation.out", gradient);
+      } else if (!value.data) {
+        value = detail::Zeros(spec.type, spec.shape);
+      }
+      bound_.Add(spec.name, value);
+      if (spec.role == "state") bound_.Add(spec.name + ".update.out", value);
+    }
+  }
+
+  int64_t BufferSize(bool only_trainable) const {
+    size_t count = 0;
+    for (const auto& spec : specs_) {
+      if (only_trainable && spec.role != "trainable") continue;
+      const auto& value = state_.parameters.at(spec.name).value;
+      count += value.Count();
+      if (!detail::IsFloating(spec.type) ||
+          detail::TypeInfo(spec.type).second > detail::TypeInfo(state_.flat.type).second) {
+        throw Error("parameter-type",
+                    "'" + spec.name + "' is " + value.Description() +
+                        ", which does not fit into the buffer.",
+                    "", "pass only_trainable = true");
+      }
+    }
+    return static_cast<int64_t>(count);
+  }
+
+  CheckpointState handle_;
+  detail::State& state_;
+  Package package_;
+  const std::vector<detail::Spec>& specs_ = package_.Parameters();
+  std::vector<const detail::Spec*> trainable_;
+  detail::Bound bound_;
+  detail::Tensor reset_ = detail::Zeros(detail::kBool, {1});
+  std::unique_ptr<detail::Graph> training_, evaluation_;
+  std::unique_ptr<detail::Optimizer> optimizer_;
+  std::optional<std::pair<Schedule, double>> schedule_;
+};
+
+}  // namespace odtpack

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# What the training kits are built and tested with, beyond the Python environment.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+./setup_cpp.sh

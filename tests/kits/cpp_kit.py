@@ -1,0 +1,100 @@
+"""Builds the C++ kit and its programs once, and runs them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+KIT = ROOT / "runtime" / "cpp"
+DEPENDENCIES = ROOT / "build" / "cpp-deps"
+SANITIZE = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+VARIANTS: dict[str, list[str]] = {
+    "native": [],
+    "sanitized": [f"-DCMAKE_CXX_FLAGS={SANITIZE}", "-DCMAKE_BUILD_TYPE="],
+    "arm64": [
+        "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+    ],
+}  # fmt: skip
+
+
+def unavailable() -> str | None:
+    """None where the kit can be built, otherwise the reason why it cannot."""
+    if not (DEPENDENCIES / ".ready").is_file():
+        return "what the C++ kit is built with is not set up (run: make kits)"
+    return None
+
+
+def cmake_options(variant: str = "native") -> list[str]:
+    """What tells CMake where ONNX Runtime and flatbuffers are."""
+    library = DEPENDENCIES / ("lib-arm64" if variant == "arm64" else "lib")
+    return [
+        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DONNXRUNTIME_INCLUDE_DIR={DEPENDENCIES / 'include'}",
+        f"-DONNXRUNTIME_LIBRARY={library / 'libonnxruntime.so'}",
+        f"-DFLATBUFFERS_INCLUDE_DIR={DEPENDENCIES / 'include'}",
+        *VARIANTS[variant],
+    ]
+
+
+@functools.cache
+def built(program: str, variant: str = "native") -> Path:
+    """Build a program of the kit or of its tests; return its path."""
+    folder = ROOT / "build" / "cpp" / variant
+    make(KIT, folder, [*cmake_options(variant), "-DODTPACK_BUILD_TESTS=ON"], f"odtpack-{program}")
+    return folder / f"odtpack-{program}"
+
+
+def make(source: Path, folder: Path, options: list[str], target: str) -> None:
+    """Configure and build a target with CMake."""
+    for command in (
+        ["cmake", "-S", source, "-B", folder, *options],
+        ["cmake", "--build", folder, "--target", target],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+
+
+def run(
+    program: str, *arguments: object, variant: str = "native", stdin: str = "", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever that is."""
+    command = [str(built(program, variant)), *map(str, arguments)]
+    if variant == "arm64":
+        emulator = shutil.which("qemu-aarch64-static")
+        assert emulator is not None
+        command = [emulator, "-cpu", "cortex-a53", "-L", str(DEPENDENCIES / "arm64"), *command]
+    # The library keeps what it made until the process ends; the kit's own memory is looked at.
+    environment = {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1",
+                   "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"}  # fmt: skip
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=900, check=False,
+        env=environment, **options,
+    )  # fmt: skip
+
+
+def measure(job: dict[str, Any], folder: Path, variant: str = "native") -> dict[str, Any]:
+    """Run a job of ``odtpack-measure``; return what it prints."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(job, default=str))
+    done = run("measure", path, variant=variant)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout))
+
+
+def save_batch(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Write a batch as jobs name it; paths are absolute."""
+    inputs = []
+    for name, array in arrays.items():
+        path = folder / f"{name}.bin"
+        array.tofile(path)
+        inputs.append({"name": name, "dtype": str(array.dtype), "shape": array.shape, "file": path})
+    return {"inputs": inputs}

@@ -1,0 +1,437 @@
+"""The C++ kit against Python: the same bits natively, the same training on ARM64."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack.optimizers import make_optimizer
+from odtpack.update import Clip, GroupRule, Update
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.carry_over import carry_over
+from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.session_options import default_session_options
+from tests.kits import cpp_kit
+from tests.kits.cpp_kit import KIT, ROOT, make, measure, run, save_batch
+from tests.packages import mutations
+from tests.peer import client
+from tests.runtime.checkpoint_samples import Foreign
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
+]
+STEPS = 20
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {"nominal": True},
+    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+    "plain sgd": {"optimizer": make_optimizer("sgd", {})},
+    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
+    "clipped": {"update": Update(clip=Clip(norm=0.5))},
+    "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Packages of a small network for several optimizers."""
+    folder = tmp_path_factory.mktemp("packages")
+    model = zoo.cnn(size=8, width=(4, 8), classes=3)
+    for name, each in OPTIONS.items():
+        build_package(model, folder / name, loss="cross_entropy", **each)
+    return {name: folder / name for name in OPTIONS}
+
+
+@pytest.fixture(scope="module")
+def batches(packages: dict[str, Path]) -> list[dict[str, np.ndarray[Any, Any]]]:
+    """Three batches of noise with labels, the last one smaller."""
+    image = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"][0]
+    rng = np.random.default_rng(3)
+    return [
+        {
+            image["name"]: rng.standard_normal((size, *image["shape"][1:]), dtype=np.float32),
+            "labels": rng.integers(0, 3, size),
+        }
+        for size in (8, 8, 5)
+    ]
+
+
+@pytest.fixture
+def job(batches: list[dict[str, np.ndarray[Any, Any]]], tmp_path: Path) -> dict[str, Any]:
+    """Steps on the batches in turn, and an evaluation, on one thread."""
+    steps = []
+    for index, batch in enumerate(batches):
+        (tmp_path / str(index)).mkdir()
+        steps.append(save_batch(tmp_path / str(index), batch))
+    return {"steps": steps, "evaluation": steps[0], "count": STEPS, "threads": 1,
+            "learning_rate": 0.01}  # fmt: skip
+
+
+def train(
+    package: Path, batches: list[dict[str, np.ndarray[Any, Any]]], count: int, save: Path,
+    checkpoint: Path | None = None,
+) -> tuple[list[float], float]:  # fmt: skip
+    """What a job does, in Python; returns the losses of the steps and of the evaluation."""
+    state = CheckpointState.load_checkpoint(checkpoint or package / "checkpoint")
+    model = package / "training_model.onnx"
+    options = default_session_options(model, threads=1)
+    module = Module(model, state, package / "eval_model.onnx", session_options=options)
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.01)
+    losses = []
+    for step in range(count):
+        losses.append(float(module(*batches[step % len(batches)].values())))
+        optimizer.step()
+        module.lazy_reset_grad()
+    loss = float(module.eval()(*batches[0].values()))
+    CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
+    return losses, loss
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Everything that a checkpoint says, with arrays as bytes."""
+    data = read_checkpoint(path)
+    optimizer = data.optimizer
+    arrays = {**data.trainable, **data.frozen}
+    moments = optimizer.moments if optimizer else {}
+    return {
+        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
+        "trained": sorted(data.trainable),
+        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
+        "optimizer": optimizer
+        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
+        "properties": data.properties,
+    }
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_training_gives_the_bits_of_python(
+    name: str, packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+) -> None:
+    found = measure({**job, "package": packages[name], "save": "cpp.ckpt"}, tmp_path)
+    losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
+    assert found["losses"] == losses
+    assert found["evaluation"] == [loss]
+    assert losses[-3] < losses[0]
+    assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups"])
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    name: str, packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+) -> None:
+    package = packages[name]
+    half = STEPS // 2 // 3 * 3  # whole rounds of the batches
+    whole, _ = train(package, batches, 2 * half, tmp_path / "whole")
+    first, _ = train(package, batches, half, tmp_path / "half")
+    task = {**job, "package": package, "count": half, "save": "end"}
+    rest = measure({**task, "checkpoint": "half"}, tmp_path)["losses"]
+    assert first + rest == whole
+    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+    first = measure({**task, "save": "half"}, tmp_path)["losses"]
+    rest, _ = train(package, batches, half, tmp_path / "end", tmp_path / "half")
+    assert first + rest == whole
+    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+
+
+def test_a_session_that_resumes_continues_bit_for_bit(
+    packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+) -> None:
+    task = {**job, "package": packages["adamw"], "count": 9, "save": "half", "resume": 9}
+    found = measure(task, tmp_path)
+    assert found["losses"] == train(packages["adamw"], batches, 18, tmp_path / "whole")[0]
+    phases = found["phases"]
+    assert list(phases) == ["load", "train", "evaluate", "save", "resume"]
+    for phase in phases.values():
+        assert phase["peak_anonymous_bytes"] >= phase["end_anonymous_bytes"] > 2**20
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
+def test_a_checkpoint_loads_in_the_reference(
+    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "cpp.ckpt"
+    measure({**job, "package": packages["adamw"], "save": saved}, tmp_path)
+    read = client.load(checkpoint=saved, parameters=tmp_path / "read.npz")
+    data = read_checkpoint(saved)
+    with np.load(tmp_path / "read.npz") as values:
+        for name, array in {**data.trainable, **data.frozen}.items():
+            np.testing.assert_array_equal(values[name], array)
+    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+
+
+def test_memory_does_not_grow_over_10_000_steps(
+    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    found = measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
+    after = found["anonymous_bytes_by_tenth"]
+    assert len(after) == 10
+    # One list entry for each step is the program's own: it is allocated before the first.
+    assert max(after) - after[0] <= 64 * 2**10, after
+
+
+def test_arm64_trains_as_python_does(
+    packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+) -> None:
+    found = measure({**job, "package": packages["adamw"], "save": "cpp.ckpt"}, tmp_path, "arm64")
+    losses, loss = train(packages["adamw"], batches, STEPS, tmp_path / "python.ckpt")
+    np.testing.assert_allclose(found["losses"], losses, rtol=2e-6)
+    np.testing.assert_allclose(found["evaluation"], [loss], rtol=2e-6)
+    assert read_checkpoint(tmp_path / "cpp.ckpt").optimizer.step == STEPS  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("external_above", [2**30, 1000])
+def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) -> None:
+    arrays = {f"p{i}": np.zeros(20_000, np.float32) for i in range(4)}
+    start = tmp_path / "start"
+    write_checkpoint(start, CheckpointData(arrays, {}))
+    folder = tmp_path / "saves"
+    folder.mkdir()
+    done = run("killed", start, folder / "state", 100, external_above)
+    assert done.returncode == 0, done.stderr
+    counts = re.fullmatch(r"100 kills, (\d+) saves, (\d+) torn\n", done.stdout)
+    assert counts is not None
+    assert int(counts[1]) == 100
+    if external_above > 2**20:  # the tensors' own file has no temporary
+        assert int(counts[2]) > 5  # it was the saves that were hit
+    data = read_checkpoint(folder / "state")  # Python reads the last one as well
+    assert all((array == data.properties["number"]).all() for array in data.trainable.values())
+    names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
+    assert names == ({"state"} if external_above > 2**20 else {"state", "state.data"})
+
+
+def test_a_full_disk_leaves_the_checkpoint_as_it_was(
+    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "state"
+    shutil.copy(packages["adamw"] / "checkpoint", saved)
+    before = saved.read_bytes()
+    (tmp_path / "job.json").write_text(
+        json.dumps({**job, "package": packages["adamw"], "save": saved}, default=str)
+    )
+
+    def no_more_than_a_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    done = run(
+        "measure", tmp_path / "job.json", preexec_fn=no_more_than_a_little, restore_signals=False
+    )
+    assert done.returncode == 2
+    assert "code: file-not-written" in done.stderr
+    assert saved.read_bytes() == before
+    assert not list(tmp_path.glob(".state*"))
+
+
+def hostile_checkpoints(folder: Path, good: bytes) -> list[Path]:
+    """Damaged files, half of them in their tables, and files that are made to do harm."""
+    made = [f(Foreign()) for f in _corrupt().values()]
+    rng = random.Random(11)
+    for change in mutations.byte_changes(seed=5, count=150):
+        made.append(change(good))
+        head = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            head[rng.randrange(2000)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        made.append(bytes(head))
+    paths = [folder / f"checkpoint-{index:03}" for index in range(len(made))]
+    for path, data in zip(paths, made, strict=True):
+        path.write_bytes(data)
+    return paths
+
+
+def _corrupt() -> dict[str, Any]:
+    from tests.runtime import test_checkpoint_hostile
+
+    return test_checkpoint_hostile.CORRUPT
+
+
+def readable(path: Path) -> bool:
+    """Whether Python reads a checkpoint."""
+    try:
+        read_checkpoint(path)
+    except OdtpackError:
+        return False
+    return True
+
+
+def hostile_packages(folder: Path, package: Path) -> list[Path]:
+    """Packages that were damaged or tampered with, and manifests forged with right digests."""
+    names = sorted(path.name for path in package.iterdir())
+    paths = []
+    content = json.loads((package / "manifest.json").read_text())
+    changes = [change for _, change in mutations.damage(names, 320, seed=7)]
+    changes += [
+        lambda target, data=forged: (target / "manifest.json").write_bytes(data)
+        for forged in mutations.forged_manifests(content, 120, seed=9)
+    ]
+    for index, change in enumerate(changes):
+        path = folder / f"package-{index:03}"
+        shutil.copytree(package, path)
+        change(path)
+        paths.append(path)
+    return paths
+
+
+def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
+    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "good"
+    train(packages["adamw"], batches, 2, saved)
+    checkpoints = hostile_checkpoints(tmp_path, saved.read_bytes())
+    folders = hostile_packages(tmp_path, packages["adamw"])
+    lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
+    assert len(lines) >= 500
+    done = run(
+        "hostile", variant="sanitized", stdin="\n".join([*lines, f"package {packages['adamw']}"])
+    )
+    answers = done.stdout.splitlines()
+    assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
+    assert answers.pop() == "accepted"
+    assert all(re.fullmatch(r"accepted|refused [a-z-]+", answer) for answer in answers)
+    for path, answer in zip(checkpoints, answers, strict=False):
+        if answer == "accepted":  # what was read is what is there: it was saved again
+            again = contents(path.with_name(f"{path.name}.again"))
+            assert not readable(path) or again == contents(path), path.name
+    # The verifier of flatbuffers does not look at a table's own size, and Python does; Python
+    # does not ask for alignment. Else they agree.
+    agree = sum(
+        readable(path) == (answer == "accepted")
+        for path, answer in zip(checkpoints, answers, strict=False)
+    )
+    assert agree >= len(checkpoints) - 5
+    refused = sum(answer.startswith("refused") for answer in answers)
+    assert refused > 0.7 * len(answers)
+
+
+def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
+    passes(suite, run("conformance", suite))
+
+
+def test_the_conformance_suite_passes_under_sanitizers(suite: Path) -> None:
+    passes(suite, run("conformance", suite, variant="sanitized"))
+
+
+# Each start of the emulator takes seconds: those that say most about arithmetic.
+ARM64_CASES = ["cnn", "transformer", "recommender", "gru", "adafactor", "groups", "clip_norm",
+               "frozen_int8", "float16_model", "ort_format", "resume_adam", "nominal"]  # fmt: skip
+
+
+def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
+    done = run("conformance", suite, "--tolerance", *ARM64_CASES, variant="arm64")
+    assert sorted(done.stdout.split("\n")) == sorted(["", *(f"passed {c}" for c in ARM64_CASES)])
+
+
+def passes(suite: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """Check that each case passed, and that there were cases."""
+    cases = [case["name"] for case in json.loads((suite / "index.json").read_text())["cases"]]
+    failed = [line for line in done.stdout.splitlines() if not line.startswith("passed")]
+    assert not failed, failed[0] + done.stderr[-4000:]
+    assert done.stdout.splitlines() == [f"passed {name}" for name in cases]
+    assert len(cases) > 80
+
+
+def test_the_self_check_passes_and_notices_a_wrong_figure(
+    packages: dict[str, Path], tmp_path: Path
+) -> None:
+    content = json.loads((packages["adamw"] / "manifest.json").read_text())
+    assert "losses" in content["self_check"]
+    content["self_check"]["losses"][2] += 0.01
+    for name, code in (("right", None), ("wrong", "self-check-failed")):
+        folder = tmp_path / name
+        shutil.copytree(packages["adamw"], folder / "package")
+        if code:
+            (folder / "package" / "manifest.json").write_text(json.dumps(content))
+        case = {"name": name, "kind": "self_check", "package": "package"}
+        (folder / "case.json").write_text(json.dumps(case | ({"code": code} if code else {})))
+    cases = [{"name": name, "kind": "self_check"} for name in ("right", "wrong")]
+    (tmp_path / "index.json").write_text(json.dumps({"cases": cases}))
+    done = run("conformance", tmp_path)
+    assert done.stdout.splitlines() == ["passed right", "passed wrong"]
+
+
+def test_code_for_the_former_api_compiles_and_trains(
+    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+) -> None:
+    for name, array in batches[0].items():
+        array.tofile(tmp_path / f"{name}.bin")
+    done = run("former", packages["adamw"], packages["adamw"], *batches[0], tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line) for line in done.stdout.split()]
+    assert losses == train(packages["adamw"], batches[:1], len(losses), tmp_path / "python.ckpt")[0]
+    state = CheckpointState.load_checkpoint(tmp_path / "former.ckpt")
+    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
+    fresh = CheckpointState.load_checkpoint(packages["adamw"] / "checkpoint")
+    carry_over(state, fresh)
+    CheckpointState.save_checkpoint(fresh, tmp_path / "wanted.ckpt", include_optimizer_state=True)
+    carried, wanted = contents(tmp_path / "carried.ckpt"), contents(tmp_path / "wanted.ckpt")
+    assert carried == wanted
+
+
+def test_the_guide_builds_and_trains(
+    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+) -> None:
+    """What the guide shows, as it stands there."""
+    text = (ROOT / "docs" / "guides" / "cpp.md").read_text()
+    blocks = dict(re.findall(r"`(CMakeLists\.txt|main\.cpp)`:\n\n```\w+\n(.*?)```", text, re.S))
+    for name, content in blocks.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "odtpack").symlink_to(ROOT)
+    shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
+    rng = np.random.default_rng(1)
+    (shape,) = {batch[next(iter(batch))].shape[1:] for batch in batches}
+    rng.standard_normal((320, *shape), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
+    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    make(tmp_path, tmp_path / "build", cpp_kit.cmake_options(), "app")
+    for _ in range(2):  # the second time it goes on from the end
+        done = subprocess.run(
+            [tmp_path / "build" / "app"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert read_checkpoint(tmp_path / "trained.ckpt").properties["app.step"] == 100
+    personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
+    image = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *shape)[:4]
+    (output,) = personal.run(None, {personal.get_inputs()[0].name: image})
+    assert output.shape == (4, 3)
+
+
+def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
+    done = run("benchmark", tmp_path, 1, 5 * 10**8)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found.pop("format"), found.pop("kit")) == (1, "cpp")
+    assert found.pop("onnxruntime") == onnxruntime.__version__
+    assert found.pop("memory_limit_bytes") == 5 * 10**8
+    assert found.pop("memory_bytes") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    assert (found.pop("threads"), found.pop("file_bytes")) == (1, 64 * 2**20)
+    rates = {"gemm_flops", "gemm_single_flops", "convolution_flops", "copy_bytes_per_second",
+             "write_bytes_per_second", "read_bytes_per_second", "sync_seconds"}  # fmt: skip
+    assert found.keys() == rates
+    for name, values in found.items():
+        assert len(values) == (40 if name == "sync_seconds" else 5), name
+        assert min(values) > 0, name
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_generated_header_is_that_of_the_schema(tmp_path: Path) -> None:
+    if shutil.which("flatc") is None:
+        pytest.skip("there is no flatc on this machine")
+    subprocess.run([KIT / "generate.sh", tmp_path], check=True)
+    name = "checkpoint_generated.h"
+    assert (tmp_path / name).read_text() == (KIT / "include" / "odtpack" / name).read_text()
