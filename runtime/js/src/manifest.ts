@@ -110,7 +110,7 @@ const schema = object({
   layout: object({
     dtype: oneOf('float32', 'float64'), elements: count, run: oneOf('chunks', 'whole', 'parameters'),
     chunk_elements: optional(positive, 131072), inputs: list(text),
-    state: list(object({ name: text, axes: optional(list(oneOf(0, 1)), undefined) })),
+    state: optional(list(object({ name: text, axes: optional(list(oneOf(0, 1)), undefined) })), []),
   }),
   groups: optional(
     list(object({ learning_rate_scale: real, weight_decay: real, parameters: list(text) })), [],

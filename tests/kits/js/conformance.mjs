@@ -36,7 +36,7 @@ class Case {
     const feeds = {};
     for (const { name, dtype, shape, file, offset } of list) {
       const count = shape.reduce((a, b) => a * b, 1);
-      const bytes = await this.load(file);
+      const bytes = count ? await this.load(file) : new Uint8Array();
       const size = count * ARRAYS[dtype].BYTES_PER_ELEMENT;
       const data = new ARRAYS[dtype](bytes.slice(offset, offset + size).buffer);
       feeds[name] = new this.ort.Tensor(dtype, data, shape);
@@ -81,6 +81,9 @@ class Case {
       const results = await session.runEvalStep(await this.tensors(entry.evaluation.inputs));
       this.near('evaluation', session.lossOf(results), entry.evaluation.loss);
     }
+    for (const [name, value] of Object.entries(entry.properties ?? {})) {
+      session.state.properties.set(name, value);
+    }
     if (entry.after) await this.saved(session);
     if (entry.export) await this.exported(session);
     await session.release();
@@ -97,7 +100,8 @@ class Case {
     }
     if (entry.schedule) {
       session.setSchedule(entry.schedule.kind, entry.schedule.initial_lr, entry.schedule.settings);
-    } else if (entry.kind === 'resume') session.restoreSchedule();
+    }
+    const scheduled = entry.schedule || (entry.kind === 'resume' && session.restoreSchedule());
     for (const [i, step] of entry.steps.entries()) {
       const results = await session.runTrainStep(await this.tensors(step.inputs));
       this.near(`loss of step ${i}`, session.lossOf(results), step.loss);
@@ -107,7 +111,7 @@ class Case {
       if (step.update) {
         if (step.rate !== undefined) this.near('rate', session.getLearningRate(), step.rate, 1);
         await session.runOptimizerStep();
-        if (entry.schedule) session.schedulerStep();
+        if (scheduled) session.schedulerStep();
       }
       if (step.reset) await session.lazyResetGrad();
     }
@@ -162,6 +166,7 @@ class Case {
       open: () => kit.TrainingPackage.open(this.at(entry.package)),
       load_checkpoint: () => kit.CheckpointState.load(this.at(entry.checkpoint)),
       session: () => this.session(),
+      export: async () => (await this.session()).inferenceModel(entry.outputs),
       step: async () => (await this.session()).runTrainStep(await this.tensors(entry.inputs)),
     };
     let code;
@@ -181,7 +186,7 @@ class Case {
     } catch (error) {
       code = error.code ?? error.stack;
     }
-    if (code !== this.entry.code) throw new Error(`self_check: ${code} and not ${this.entry.code}`);
+    if (code !== (this.entry.code ?? undefined)) throw new Error(`self_check: ${code} and not ${this.entry.code}`);
   }
 
   async nominal() {
