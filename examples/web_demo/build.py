@@ -9,6 +9,7 @@ The network comes from a factory where it saw the 1,797 digits of scikit-learn a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -99,6 +100,7 @@ def build(folder: Path) -> Path:
 
 
 def main() -> None:
+    """Build, and serve if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "web-demo")
     parser.add_argument("--serve", action="store_true")
@@ -109,10 +111,8 @@ def main() -> None:
     if arguments.serve:
         with serve(arguments.folder, arguments.port) as (address, thread):
             print(f"open      {address}   (Ctrl-C ends)")
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 thread.join()
-            except KeyboardInterrupt:
-                pass
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def node(script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> 
     return json.loads(done.stdout)
 
 
-def python(module: str, *arguments: str | Path) -> Any:
-    """Run a module of the tests on the version of ONNX Runtime that the kit has."""
+def python(module: str, *arguments: str | Path) -> str:
+    """Run a module of the tests on the version of ONNX Runtime that the kit has; its output."""
     own = ROOT / "build" / "kits" / f"onnxruntime-{runtime_version()}"
     paths = [own, ROOT / "packager", ROOT / "runtime", ROOT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
@@ -52,7 +52,7 @@ def python(module: str, *arguments: str | Path) -> Any:
         command, capture_output=True, text=True, timeout=900, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
 
 
 def train(task: dict[str, Any], where: str, *, collect: bool = False) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def train(task: dict[str, Any], where: str, *, collect: bool = False) -> dict[st
     if where == "node":
         options = ("--expose-gc",) if collect else ()
         return dict(node("training.mjs", text, options=options))
-    return dict(python("tests.kits.python_training", text))
+    return dict(json.loads(python("tests.kits.python_training", text)))
 
 
 def save_batch(folder: Path, **arrays: np.ndarray) -> dict[str, dict[str, Any]]:

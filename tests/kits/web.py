@@ -6,9 +6,10 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+
+from examples.web_demo.serve import Handler
 
 KIT = Path(__file__).parents[2] / "runtime" / "js"
 MODULES = KIT / "node_modules"
@@ -38,19 +39,13 @@ Object.assign(window, {{ ort, kit }});
 def serve(folders: Mapping[str, Path], page: str = PAGE) -> Iterator[str]:
     """Serve each folder under its name, and a page at the root; yield the address."""
 
-    class Handler(SimpleHTTPRequestHandler):
-        extensions_map = {
-            **SimpleHTTPRequestHandler.extensions_map,
-            ".mjs": "text/javascript",
-            ".wasm": "application/wasm",
-        }
-
+    class Mapped(Handler):
         def translate_path(self, path: str) -> str:
-            name, _, rest = path.split("?")[0].lstrip("/").partition("/")
+            name, _, rest = path.split("?", 1)[0].lstrip("/").partition("/")
             return str(folders[name] / rest) if name in folders else "/nowhere"
 
         def do_GET(self) -> None:
-            if self.path.split("?")[0] != "/":
+            if self.path.split("?", 1)[0] != "/":
                 return super().do_GET()
             data = page.encode()
             self.send_response(200)
@@ -60,15 +55,7 @@ def serve(folders: Mapping[str, Path], page: str = PAGE) -> Iterator[str]:
             self.wfile.write(data)
             return None
 
-        def end_headers(self) -> None:
-            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
-            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
-            super().end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mapped)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -12,19 +12,7 @@ export function sessionOptions(
   manifest: Manifest, ort: OnnxRuntime, overrides: InferenceSession.SessionOptions,
 ): InferenceSession.SessionOptions {
   const { session } = manifest;
-  const own = writesInPlace(ort) || 'react-native' in ort.env.versions ? 'cpu' : 'wasm';
-  const providers = overrides.executionProviders ?? [own];
-  for (const provider of providers) {
-    const name = typeof provider === 'string' ? provider : provider.name;
-    if (name !== own) {
-      throw new OdtpackError(
-        'unsupported-device',
-        `Training does not run on the provider '${name}': ${refusals[name] ?? 'only on the CPU'}.`,
-        '',
-        `leave executionProviders out, or pass ['${own}']`,
-      );
-    }
-  }
+  const own = usualProvider(ort);
   const config = { ...session.config, ...(!session.prepacking && { 'session.disable_prepacking': '1' }) };
   return {
     graphOptimizationLevel: session.optimization_level,
@@ -34,13 +22,19 @@ export function sessionOptions(
     ...(session.threads !== undefined && { intraOpNumThreads: session.threads }),
     ...overrides,
     extra: { ...nested(config), ...overrides.extra },
-    executionProviders: providers,
+    executionProviders: overrides.executionProviders ?? [own],
   };
 }
 
-const refusals: Record<string, string> = {
-  webgpu: 'its kernels of concatenations with many inputs give wrong results without an error',
-};
+function usualProvider(ort: OnnxRuntime): string {
+  return writesInPlace(ort) || 'react-native' in ort.env.versions ? 'cpu' : 'wasm';
+}
+
+/** The providers asked for besides the processor's: they must show that they train right. */
+export function otherProviders(ort: OnnxRuntime, options: InferenceSession.SessionOptions): string[] {
+  const names = (options.executionProviders ?? []).map((each) => (typeof each === 'string' ? each : each.name));
+  return names.filter((name) => name !== usualProvider(ort));
+}
 
 /** `{'session.key': '1'}` as the bindings take it: `{session: {key: '1'}}`. */
 function nested(config: Record<string, string>): Record<string, Record<string, string>> {

@@ -2,6 +2,7 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { checkBatch, countRight, withoutAnswers } from './batch.js';
+import { selfCheck } from './check.js';
 import { CheckpointState, type FlatState, nominal } from './checkpoint.js';
 import { readCheckpoint } from './checkpoint_format.js';
 import { OdtpackError, reason } from './errors.js';
@@ -11,7 +12,7 @@ import { type Manifest, type Settings, trainedParameters } from './manifest.js';
 import { Optimizer } from './optimizer.js';
 import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
 import type { FileSource, OnnxRuntime } from './platform.js';
-import { type Feeds, Graph, openSession, sessionOptions, tensorOver } from './runtime.js';
+import { type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver } from './runtime.js';
 import { makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText } from './schedules.js';
 import { ARRAYS, bytesOf, type DType, type Layout, product, sameDims, type TypedArray, view } from './tensors.js';
 
@@ -35,6 +36,8 @@ export interface PackageFiles {
 export interface SessionOptions extends InferenceSession.SessionOptions {
   /** The module; `onnxruntime-node` or `onnxruntime-web` are imported if it is left out. */
   ort?: OnnxRuntime;
+  /** Take providers beside the processor's without the self-check that they must pass else. */
+  trusted?: boolean;
 }
 
 export interface Evaluation {
@@ -76,10 +79,12 @@ export class TrainingSession {
   static async create(
     files: PackageFiles | TrainingFiles, options: SessionOptions = {},
   ): Promise<TrainingSession> {
-    const { ort = await importRuntime(), ...overrides } = options;
+    const { ort = await importRuntime(), trusted, ...overrides } = options;
     const { opened, format, models } = await resolve(files);
     const { manifest } = opened;
     const usual = sessionOptions(manifest, ort, overrides);
+    const others = otherProviders(ort, usual);
+    if (others.length && !trusted) await requireRight(opened, options, others);
     const source = files.checkpointState;
     const state =
       source instanceof CheckpointState ? source
@@ -386,6 +391,21 @@ function isFetches(value: unknown, outputs: readonly string[]): value is Fetches
 
 function lossOf(manifest: Manifest, results: Feeds): number {
   return (results[manifest.outputs[0]!.name]!.data as Float32Array)[0]!;
+}
+
+/** Accelerators have computed wrong gradients without an error: let them train a few steps first. */
+async function requireRight(opened: TrainingPackage, options: SessionOptions, names: string[]): Promise<void> {
+  try {
+    await selfCheck(opened, { ...options, trusted: true });
+  } catch (error) {
+    throw new OdtpackError(
+      'unsupported-device',
+      `Training does not run right on ${names.join(', ')}: ${reason(error)}`,
+      '',
+      'leave executionProviders out: the processor trains right',
+      error,
+    );
+  }
 }
 
 async function importRuntime(): Promise<OnnxRuntime> {
