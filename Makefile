@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format peer bench fidelity clean
+.PHONY: help setup demo test check format peer bench fidelity kits-js web-demo clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,8 @@ help:
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make bench   step time and peak memory against the reference"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
+	@echo "make kits-js  compile and test the JavaScript kit"
+	@echo "make web-demo  a page on which a network learns what one draws, served on this machine"
 	@echo "make clean   remove what these targets made"
 
 demo: $(VENV)/.ready-demo
@@ -47,8 +49,16 @@ bench: $(VENV)/.ready-full peer
 fidelity: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md
 
+kits-js: $(VENV)/.ready-full
+	@scripts/setup_kits_js.sh $(BIN)/python
+	@$(BIN)/python -m pytest tests/kits/test_js.py tests/kits/test_web_demo.py
+
+web-demo: $(VENV)/.ready-full
+	@scripts/setup_kits_js.sh $(BIN)/python
+	@$(BIN)/python -m examples.web_demo.build build/web-demo --serve
+
 clean:
-	rm -rf $(VENV) .venv-peer build
+	rm -rf $(VENV) .venv-peer build runtime/js/node_modules runtime/js/dist
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

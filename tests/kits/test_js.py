@@ -6,8 +6,10 @@ the wheel of the same version in a folder of its own, and comparisons to the bit
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import re
 import resource
 import signal
 import statistics
@@ -245,7 +247,11 @@ def test_node_does_not_grow_over_ten_thousand_steps(
 
 def test_units() -> None:
     done = subprocess.run(
-        [str(NODE), "--test", "test/"], cwd=KIT, capture_output=True, text=True, check=False
+        [str(NODE), "--test", "test/kit.test.mjs"],
+        cwd=KIT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
 
@@ -303,8 +309,6 @@ def test_chromium_trains_as_python_does(
         assert abs(loss - right) <= 2e-6 * max(1, abs(right))
     assert found["step"] == STEPS
     # What a browser saves, Python goes on with.
-    import base64
-
     (tmp_path / "browser.ckpt").write_bytes(base64.b64decode(found["saved"]))
     state = CheckpointState.load_checkpoint(tmp_path / "browser.ckpt")
     for name, array in read_checkpoint(tmp_path / "python.ckpt").trainable.items():
@@ -389,3 +393,111 @@ def test_webgpu_trains_right_or_is_refused(
         assert "does not run right on webgpu: " in found["what"]
     else:
         np.testing.assert_allclose(found["losses"], wanted, rtol=1e-4)
+
+
+GUIDE = javascript.ROOT / "docs" / "guides" / "javascript.md"
+
+
+def guide_code() -> tuple[str, str]:
+    """The code of the guide: for Node, and for a browser."""
+    found = re.findall(r"^```js\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    assert len(found) == 2
+    return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def digits_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = zoo.cnn(size=8, width=(4, 8))
+    folder = tmp_path_factory.mktemp("guide") / "package"
+    return build(folder, model, outputs=("output",))
+
+
+def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -> None:
+    code = guide_code()[0]
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 320)
+    images = rng.random((320, 64), np.float32) + labels[:, None].astype(np.float32) / 10
+    images.tofile(tmp_path / "images.bin")
+    labels.tofile(tmp_path / "labels.bin")
+    (tmp_path / "package").symlink_to(digits_package)
+    modules = tmp_path / "node_modules"
+    modules.mkdir()
+    (modules / "odtpack").symlink_to(KIT)
+    for name in ("flatbuffers", "onnxruntime-node", "onnxruntime-common"):
+        (modules / name).symlink_to(web.MODULES / name)
+    (tmp_path / "train.mjs").write_text(code)
+    losses = []
+    for _ in range(2):  # the second run goes on from the first, which was at its end
+        done = subprocess.run(
+            [str(NODE), "train.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append(float(done.stdout.splitlines()[-1].split()[0]))
+    assert losses[0] == losses[1] < 2.3
+    assert (tmp_path / "personal.onnx").stat().st_size > 2_000
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_guides_code_for_a_browser_trains(digits_package: Path, browsers: Browser) -> None:
+    (imports,) = re.findall(r"^```html\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    page = f"<!doctype html><title></title>{imports}<script type=module>{guide_code()[1]}</script>"
+    with web.serve({**web.FOLDERS, "package": digits_package}, page) as address:
+        browsers.console.clear()
+        browsers.open(address)
+        until = time.monotonic() + 60
+        while not browsers.evaluate("document.title"):
+            assert time.monotonic() < until, browsers.console
+            time.sleep(0.05)
+        loss, dims, size, step = browsers.evaluate("document.title").split(" ")
+    assert 0 < float(loss) < 10
+    assert (dims, step) == ("2,10", "1")
+    assert int(size) > 2_000
+
+
+def test_code_for_onnxruntime_training_runs_as_it_was(digits_package: Path, tmp_path: Path) -> None:
+    """The calls of the old API, with the files of a package."""
+    script = tmp_path / "old.mjs"
+    script.write_text(f"""
+import {{ TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};
+const at = {json.dumps(str(digits_package))};
+const session = await TrainingSession.create({{
+  checkpointState: `${{at}}/checkpoint`, trainModel: `${{at}}/training_model.onnx`,
+  evalModel: `${{at}}/eval_model.onnx`, optimizerModel: `${{at}}/optimizer_model.onnx`,
+}}, {{ intraOpNumThreads: 1 }});
+const {{ Tensor }} = session.ort;
+const feeds = {{
+  input: new Tensor('float32', new Float32Array(128).fill(0.5), [2, 1, 8, 8]),
+  labels: new Tensor('int64', BigInt64Array.of(1n, 2n), [2]),
+}};
+const names = [session.trainingInputNames, session.evalOutputNames];
+const both = await session.runTrainStep(feeds);
+const one = await session.runTrainStep(feeds, ['output'], {{ logSeverityLevel: 2 }});
+await session.runOptimizerStep();
+await session.lazyResetGrad();
+const size = await session.getParametersSize(true);
+const buffer = await session.getContiguousParameters(true);
+const before = (await session.runEvalStep(feeds)).loss.data[0];
+const bytes = new Uint8Array(buffer.data.buffer);
+await session.loadParametersBuffer(new Uint8Array(bytes.length), true);
+const zeros = (await session.runEvalStep(feeds)).loss.data[0];
+await session.loadParametersBuffer(bytes, true);
+const after = (await session.runEvalStep(feeds)).loss.data[0];
+const second = session.runTrainStep(feeds);
+const busy = await session.runTrainStep(feeds).then(() => 'ran', (error) => error.code);
+await second;
+await session.release();
+console.log(JSON.stringify({{
+  names, both: Object.keys(both), one: Object.keys(one), size, length: buffer.data.length,
+  before, zeros, after, busy,
+}}));
+""")
+    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["names"] == [["input", "labels"], ["loss", "output"]]
+    assert (found["both"], found["one"]) == (["loss", "output"], ["output"])
+    assert found["size"] == found["length"] > 500
+    assert found["before"] == found["after"] != found["zeros"]
+    assert found["zeros"] == pytest.approx(np.log(10))
+    assert found["busy"] == "busy"

@@ -36,7 +36,7 @@ export class Properties {
   set(name: string, value: bigint | number | string, kind?: PropertyKind): void {
     const whole = typeof value === 'bigint' || Number.isSafeInteger(value);
     const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
-    const right = chosen === 'text' ? typeof value === 'string' : typeof value !== 'string';
+    const right = (chosen === 'text' ? ['string'] : ['number', 'bigint']).includes(typeof value);
     if (!name || !right || (chosen === 'int' && !whole)) {
       throw new OdtpackError('property-type', `Property '${name}' cannot be ${String(value)}.`);
     }
