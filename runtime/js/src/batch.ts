@@ -11,12 +11,9 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
   const missing = specs.find(({ name }) => feeds[name] === undefined);
   const odd = Object.keys(feeds).find((key) => !specs.some(({ name }) => name === key));
   if (missing ?? odd) {
-    throw new OdtpackError(
-      'input-count',
+    throw new OdtpackError('input-count',
       missing ? `The batch lacks the input '${missing.name}'.` : `The model has no input '${odd}'.`,
-      '',
-      `pass ${specs.map(describe).join(', ')}`,
-    );
+      '', `pass ${specs.map(describe).join(', ')}`);
   }
   const sizes = new Map<string, { size: number; owner: string }>();
   for (const spec of specs) {

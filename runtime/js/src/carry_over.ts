@@ -20,12 +20,9 @@ export function carryOver(
   const pairs = [...(names ?? own.map(({ name }) => name))].map((name) => {
     const [source, target] = [trained.parameters.get(name), fresh.parameters.get(name)];
     if (!source || !target || source.dtype !== target.dtype || !sameDims(source.dims, target.dims)) {
-      throw new OdtpackError(
-        'carry-over-parameter',
+      throw new OdtpackError('carry-over-parameter',
         `The trained parameters do not go over: '${name}' is missing, or of another shape or type.`,
-        '',
-        'odtpack diff OLD NEW says what goes over',
-      );
+        '', 'odtpack diff OLD NEW says what goes over');
     }
     return [source, target] as const;
   });
@@ -35,12 +32,9 @@ export function carryOver(
     if (!requiresGrad || !old?.moments.size) continue;
     const kept = old.moments.get(name);
     if (!kept || !sameDims(trained.parameters.get(name)!.dims, dims)) {
-      throw new OdtpackError(
-        'carry-over-optimizer',
-        `The optimizer's state does not go over: there is none for '${name}'.`,
-        '',
-        'carryOver(trained, fresh, names, false)',
-      );
+      throw new OdtpackError('carry-over-optimizer',
+        `The optimizer's state does not go over: there is none for '${name}'.`, '',
+        'carryOver(trained, fresh, names, false)');
     }
     moments.set(name, kept.map((moment) => ({ ...moment, data: moment.data.slice() })));
   }

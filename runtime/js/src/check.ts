@@ -43,12 +43,9 @@ export async function selfCheck(source: TrainingPackage | PackageSource, options
     for (const [i, wanted] of [...expected.losses, expected.evaluation_loss].entries()) {
       if (Math.abs(found[i]! - wanted) <= (expected.tolerances[i] ?? 0)) continue;
       const step = i < expected.losses.length ? `of step ${i + 1}` : 'of the evaluation';
-      throw new OdtpackError(
-        'self-check-failed',
+      throw new OdtpackError('self-check-failed',
         `Training is not right here: the loss ${step} is ${found[i]}, and should be ${wanted}.`,
-        '',
-        'report the version of ONNX Runtime, the provider and the processor',
-      );
+        '', 'report the version of ONNX Runtime, the provider and the processor');
     }
   } finally {
     await session.release();

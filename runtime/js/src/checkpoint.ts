@@ -191,10 +191,6 @@ async function open(source: FileSource): Promise<CheckpointData> {
 }
 
 export function nominal(problem: string): OdtpackError {
-  return new OdtpackError(
-    'nominal-state',
-    `The checkpoint is nominal: ${problem}.`,
-    '',
-    'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)',
-  );
+  return new OdtpackError('nominal-state', `The checkpoint is nominal: ${problem}.`, '',
+    'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)');
 }

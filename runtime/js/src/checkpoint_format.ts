@@ -66,12 +66,10 @@ class Reader {
     const root = source.root(IDENTIFIER);
     const version = root.int32(0);
     if (version !== VERSION) {
-      throw new OdtpackError(
-        'checkpoint-version',
+      throw new OdtpackError('checkpoint-version',
         `It is a checkpoint of version ${version}, and only version ${VERSION} can be read.`,
         this.opened.where,
-        'write it again with ONNX Runtime training 1.17 or later, or with odtpack',
-      );
+        'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
     }
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
@@ -113,12 +111,10 @@ class Reader {
     const code = table.int32(3);
     const dtype = DTYPES.get(code);
     if (!dtype) {
-      throw new OdtpackError(
-        'checkpoint-dtype',
+      throw new OdtpackError('checkpoint-dtype',
         `'${name}' has elements of ONNX type ${code}, which are not supported.`,
         this.opened.where,
-        "convert the model's parameters to float32 before building the package",
-      );
+        "convert the model's parameters to float32 before building the package");
     }
     const dims = table.int64s(2, MAX_RANK).map(Number);
     if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {

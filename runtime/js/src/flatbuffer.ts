@@ -29,12 +29,9 @@ export class Source {
   }
 
   fail(problem: string): never {
-    throw new OdtpackError(
-      'checkpoint-corrupt',
-      `${this.where} is not a readable checkpoint: ${problem}.`,
-      this.where,
-      'copy or download the file again, or fall back to an earlier one',
-    );
+    throw new OdtpackError('checkpoint-corrupt',
+      `${this.where} is not a readable checkpoint: ${problem}.`, this.where,
+      'copy or download the file again, or fall back to an earlier one');
   }
 
   check(position: number, length: number): void {

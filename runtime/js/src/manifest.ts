@@ -6,12 +6,9 @@ type Check<T> = (value: unknown, at: string) => T;
 type Checked<C> = C extends Check<infer T> ? T : never;
 
 function invalid(problem: string): never {
-  throw new OdtpackError(
-    'manifest-invalid',
-    `The manifest is not valid: ${problem.slice(0, 300)}.`,
-    'manifest.json',
-    'build the package again with odtpack',
-  );
+  throw new OdtpackError('manifest-invalid',
+    `The manifest is not valid: ${problem.slice(0, 300)}.`, 'manifest.json',
+    'build the package again with odtpack');
 }
 
 function check<T>(what: string, good: (value: unknown) => boolean): Check<T> {
@@ -151,12 +148,9 @@ export function parseManifest(bytes: Uint8Array): Manifest {
   const version = isRecord(content) ? content['schema_version'] : undefined;
   if (version !== 1) {
     if (!Number.isInteger(version)) invalid('schema_version must be 1');
-    throw new OdtpackError(
-      'manifest-version',
-      `The manifest has schema version ${version}, and this odtpack reads 1.`,
-      'manifest.json',
-      'update odtpack, or build the package again',
-    );
+    throw new OdtpackError('manifest-version',
+      `The manifest has schema version ${version}, and this odtpack reads 1.`, 'manifest.json',
+      'update odtpack, or build the package again');
   }
   const manifest = schema(content, '');
   checkSense(manifest);
@@ -208,12 +202,9 @@ function checkSense(manifest: Manifest): void {
 }
 
 function refusePath(path: string, problem: string): never {
-  throw new OdtpackError(
-    'package-path',
-    `The manifest names the file ${JSON.stringify(path)}, which ${problem}.`,
-    'manifest.json',
-    'do not use this package: it was tampered with, or not written by odtpack',
-  );
+  throw new OdtpackError('package-path',
+    `The manifest names the file ${JSON.stringify(path)}, which ${problem}.`, 'manifest.json',
+    'do not use this package: it was tampered with, or not written by odtpack');
 }
 
 /** Trainable parameters in the order in which they lie in memory. */

@@ -45,12 +45,9 @@ export class TrainingPackage {
     }
     const manifest = parseManifest(bytes);
     if (manifest.target !== undefined) {
-      throw new OdtpackError(
-        'package-target',
+      throw new OdtpackError('package-target',
         'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',
-        name,
-        'odtpack build without --target',
-      );
+        name, 'odtpack build without --target');
     }
     const opened = new TrainingPackage(manifest, await sha256(bytes), source, read);
     if (options.verify !== 'used') for (const entry of entries(manifest)) await opened.file(entry);
@@ -61,12 +58,9 @@ export class TrainingPackage {
   async file(entry: FileEntry): Promise<Uint8Array> {
     const bytes = await this.read(entry.path);
     if (bytes.length !== entry.size_bytes || (await sha256(bytes)) !== entry.sha256) {
-      throw new OdtpackError(
-        'package-changed',
-        `'${entry.path}' is not the file that the manifest describes.`,
-        String(this.source),
-        'copy or build the package again; save training progress outside the package',
-      );
+      throw new OdtpackError('package-changed',
+        `'${entry.path}' is not the file that the manifest describes.`, String(this.source),
+        'copy or build the package again; save training progress outside the package');
     }
     return bytes;
   }
@@ -83,9 +77,8 @@ export class TrainingPackage {
       (f) => f.role === 'ort_model' && f.of === name && f.style === 'fixed' && f.platform === null,
     );
     if (entry) return entry;
-    throw new OdtpackError(
-      'no-ort-model', `The package holds no ${name} in ORT format.`, String(this.source), 'odtpack ort package',
-    );
+    throw new OdtpackError('no-ort-model', `The package holds no ${name} in ORT format.`,
+      String(this.source), 'odtpack ort package');
   }
 }
 
@@ -112,12 +105,9 @@ async function sha256(bytes: Uint8Array): Promise<string> {
 function subtle(): SubtleCrypto {
   const found = globalThis.crypto?.subtle as SubtleCrypto | undefined;
   if (found) return found;
-  throw new OdtpackError(
-    'no-web-crypto',
-    'A package cannot be checked here: there is no crypto.subtle.',
-    '',
-    'serve the page by https or from localhost; in React Native install a polyfill',
-  );
+  throw new OdtpackError('no-web-crypto',
+    'A package cannot be checked here: there is no crypto.subtle.', '',
+    'serve the page by https or from localhost; in React Native install a polyfill');
 }
 
 async function checkSignature(
@@ -139,11 +129,8 @@ async function checkSignature(
   }
   const [own, signed] = [signature, manifest].map((each) => Uint8Array.from(each));
   if (own!.length !== 64 || !(await subtle().verify({ name: 'Ed25519' }, key, own!, signed!))) {
-    throw new OdtpackError(
-      'signature-wrong',
+    throw new OdtpackError('signature-wrong',
       'The manifest was not signed with the key that belongs to this one, or was changed since.',
-      where,
-      'do not use this package, unless you can tell who signed it with which key',
-    );
+      where, 'do not use this package, unless you can tell who signed it with which key');
   }
 }

@@ -30,24 +30,18 @@ export const platform: Platform = {
       for (const part of path.split('/')) {
         at = join(at, part);
         if (fs.lstatSync(at).isSymbolicLink()) {
-          throw new OdtpackError(
-            'package-path',
-            `'${path}' does not lie inside the package: it is reached through a link.`,
-            root,
-            'do not use this package: it was tampered with, or not written by odtpack',
-          );
+          throw new OdtpackError('package-path',
+            `'${path}' does not lie inside the package: it is reached through a link.`, root,
+            'do not use this package: it was tampered with, or not written by odtpack');
         }
       }
       if (!fs.statSync(at).isFile()) throw new Error('it is not a file');
       return fs.readFileSync(at);
     } catch (error) {
       if (error instanceof OdtpackError) throw error;
-      throw new OdtpackError(
-        'package-incomplete',
-        `The package lacks its file '${path}': ${reason(error)}.`,
-        root,
-        'copy the whole folder, or build the package again',
-      );
+      throw new OdtpackError('package-incomplete',
+        `The package lacks its file '${path}': ${reason(error)}.`, root,
+        'copy the whole folder, or build the package again');
     }
   },
 
@@ -63,12 +57,9 @@ export const platform: Platform = {
         return { size: stat.size, read: (position, length) => read(fd, position, length) };
       } catch (error) {
         const absent = (error as NodeJS.ErrnoException).code === 'ENOENT';
-        throw new OdtpackError(
-          absent ? 'checkpoint-not-found' : 'checkpoint-unreadable',
+        throw new OdtpackError(absent ? 'checkpoint-not-found' : 'checkpoint-unreadable',
           absent ? `There is no checkpoint ${file}.` : `${file} cannot be read: ${reason(error)}.`,
-          where,
-          'pass the path of the checkpoint file of a package',
-        );
+          where, 'pass the path of the checkpoint file of a package');
       }
     };
     return {
@@ -148,13 +139,9 @@ function refusing(target: string, work: () => void): void {
     work();
   } catch (error) {
     if (error instanceof OdtpackError) throw error;
-    throw new OdtpackError(
-      'file-not-written',
-      `${target} could not be written: ${reason(error)}.`,
-      target,
-      'check that the folder exists, is writable and has space left',
-      error,
-    );
+    throw new OdtpackError('file-not-written',
+      `${target} could not be written: ${reason(error)}.`, target,
+      'check that the folder exists, is writable and has space left', error);
   }
 }
 

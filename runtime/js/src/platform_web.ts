@@ -9,12 +9,8 @@ async function download(address: URL, code: string): Promise<Uint8Array> {
     if (!response.ok) throw new Error(`the server answers ${response.status}`);
     return new Uint8Array(await response.arrayBuffer());
   } catch (error) {
-    throw new OdtpackError(
-      code,
-      `${address} could not be loaded: ${reason(error)}.`,
-      String(address),
-      'check the address, and that the whole package is served',
-    );
+    throw new OdtpackError(code, `${address} could not be loaded: ${reason(error)}.`,
+      String(address), 'check the address, and that the whole package is served');
   }
 }
 
@@ -24,12 +20,8 @@ function absolute(address: string | URL, folder = false): URL {
 }
 
 function refuse(): never {
-  throw new OdtpackError(
-    'file-not-written',
-    'There are no file paths here to write to.',
-    '',
-    'pass a FileSystemFileHandle (navigator.storage.getDirectory()), or use toBlob()',
-  );
+  throw new OdtpackError('file-not-written', 'There are no file paths here to write to.', '',
+    'pass a FileSystemFileHandle (navigator.storage.getDirectory()), or use toBlob()');
 }
 
 export const platform: Platform = {

@@ -57,13 +57,9 @@ export async function openSession(
   try {
     return await ort.InferenceSession.create(bytes, options);
   } catch (error) {
-    throw new OdtpackError(
-      'model-not-loadable',
-      `ONNX Runtime ${ort.env.versions.common} cannot load the ${name}: ${reason(error)}`,
-      name,
-      'build the package again for this version of ONNX Runtime, or update it',
-      error,
-    );
+    throw new OdtpackError('model-not-loadable',
+      `ONNX Runtime ${ort.env.versions.common} cannot load the ${name}: ${reason(error)}`, name,
+      'build the package again for this version of ONNX Runtime, or update it', error);
   }
 }
 
@@ -94,13 +90,9 @@ export class Graph {
         this.feeds, this.#fetches as Record<string, Tensor | null>, options,
       )) as Feeds;
     } catch (error) {
-      throw new OdtpackError(
-        'run-failed',
-        `ONNX Runtime failed in the middle of a step: ${reason(error)}`,
-        '',
-        'gradients or parameters may hold part of the step: load the last checkpoint',
-        error,
-      );
+      throw new OdtpackError('run-failed',
+        `ONNX Runtime failed in the middle of a step: ${reason(error)}`, '',
+        'gradients or parameters may hold part of the step: load the last checkpoint', error);
     }
     if (!this.#inPlace) {
       for (const [name, target] of Object.entries(this.memory)) {

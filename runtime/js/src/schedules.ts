@@ -21,9 +21,8 @@ const KEYS: Record<ScheduleKind, Settings> = {
 const REAL = ['floor', 'gamma', 'initial_lr'];
 
 function bad(problem: string): never {
-  throw new OdtpackError(
-    'bad-schedule', problem, '', "write for example {kind: 'cosine', settings: {warmup_steps: 100, total_steps: 1000}}",
-  );
+  throw new OdtpackError('bad-schedule', problem, '',
+    "write for example {kind: 'cosine', settings: {warmup_steps: 100, total_steps: 1000}}");
 }
 
 /** Make a schedule; settings are those of Python's schedules, and may come from outside. */

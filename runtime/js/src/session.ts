@@ -284,12 +284,9 @@ export class TrainingSession {
     const size = await this.getParametersSize(trainableOnly);
     const itemsize = ARRAYS[dtype].BYTES_PER_ELEMENT;
     if (given.byteLength !== size * itemsize) {
-      throw new OdtpackError(
-        'buffer-size',
+      throw new OdtpackError('buffer-size',
         `The buffer has ${given.byteLength} bytes, and the parameters have ${size * itemsize}.`,
-        '',
-        `pass trainableOnly = ${!trainableOnly} if it holds the others`,
-      );
+        '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
     }
     const parameters = this.#inOrder(trainableOnly);
     for (const parameter of parameters) {
@@ -398,13 +395,9 @@ async function requireRight(opened: TrainingPackage, options: SessionOptions, na
   try {
     await selfCheck(opened, { ...options, trusted: true });
   } catch (error) {
-    throw new OdtpackError(
-      'unsupported-device',
-      `Training does not run right on ${names.join(', ')}: ${reason(error)}`,
-      '',
-      'leave executionProviders out: the processor trains right',
-      error,
-    );
+    throw new OdtpackError('unsupported-device',
+      `Training does not run right on ${names.join(', ')}: ${reason(error)}`, '',
+      'leave executionProviders out: the processor trains right', error);
   }
 }
 
@@ -412,12 +405,9 @@ async function importRuntime(): Promise<OnnxRuntime> {
   try {
     return await platform.importRuntime();
   } catch (error) {
-    throw new OdtpackError(
-      'onnxruntime-missing',
-      `ONNX Runtime cannot be imported: ${reason(error)}`,
-      '',
-      'npm install onnxruntime-node or onnxruntime-web, or pass the module as the option `ort`',
-    );
+    throw new OdtpackError('onnxruntime-missing',
+      `ONNX Runtime cannot be imported: ${reason(error)}`, '',
+      'npm install onnxruntime-node or onnxruntime-web, or pass the module as the option `ort`');
   }
 }
 
@@ -470,12 +460,9 @@ function checkParameters(manifest: Manifest, state: CheckpointState): void {
 }
 
 function mismatch(problem: string): never {
-  throw new OdtpackError(
-    'model-mismatch',
-    `The package does not go with the checkpoint: ${problem}.`,
-    '',
-    'use the models and the checkpoint of one package, written by one odtpack build',
-  );
+  throw new OdtpackError('model-mismatch',
+    `The package does not go with the checkpoint: ${problem}.`, '',
+    'use the models and the checkpoint of one package, written by one odtpack build');
 }
 
 /** Move the parameters to where the package wants them; a state that was placed stays. */
@@ -510,11 +497,8 @@ function place(manifest: Manifest, state: CheckpointState): FlatState {
 
 function requireFits(have: DType, wanted: DType): void {
   if (!have.startsWith('float') || ARRAYS[have].BYTES_PER_ELEMENT > ARRAYS[wanted].BYTES_PER_ELEMENT) {
-    throw new OdtpackError(
-      'parameter-type',
-      `A parameter does not fit into a vector of ${wanted} throughout.`,
-      '',
-      'pass trainableOnly = true',
-    );
+    throw new OdtpackError('parameter-type',
+      `A parameter does not fit into a vector of ${wanted} throughout.`, '',
+      'pass trainableOnly = true');
   }
 }
