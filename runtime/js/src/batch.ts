@@ -19,7 +19,8 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
   for (const spec of specs) {
     const { type, dims } = feeds[spec.name]!;
     const fail = (code: string, problem: string): never => {
-      throw new OdtpackError(code, `Input '${spec.name}' ${problem}.`, '', `it must be ${describe(spec)}`);
+      const what = `Input '${spec.name}' ${problem}.`;
+      throw new OdtpackError(code, what, '', `it must be ${describe(spec)}`);
     };
     if (type !== spec.dtype) fail('input-type', `has elements of ${type}`);
     const fits = spec.shape.every((size, axis) => typeof size !== 'number' || size === dims[axis]);
@@ -33,12 +34,15 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
       const known = sizes.get(dim) ?? { size, owner: spec.name };
       sizes.set(dim, known);
       if (known.size !== size) {
-        fail('input-sizes-differ', `has ${size} for '${dim}', which is ${known.size} in '${known.owner}'`);
+        const { size: before, owner } = known;
+        fail('input-sizes-differ', `has ${size} for '${dim}', which is ${before} in '${owner}'`);
       }
     }
   }
   const labels = specs.find(({ name, dtype }) => name === 'labels' && dtype === 'int64');
-  if (labels?.class_count !== undefined) checkLabels(feeds['labels']!, labels.class_count, labels.ignore_index);
+  if (labels?.class_count !== undefined) {
+    checkLabels(feeds['labels']!, labels.class_count, labels.ignore_index);
+  }
 }
 
 function describe({ name, dtype, shape }: InputInfo): string {
@@ -55,8 +59,8 @@ function checkLabels(labels: Tensor, classes: number, ignored: number | undefine
     if (fits || (ignored !== undefined && data[i] === BigInt(ignored))) continue;
     throw new OdtpackError(
       'label-out-of-range',
-      `Input 'labels' holds the label ${data[i]} at element ${i}, and the model's ${classes} classes ` +
-        `are numbered 0 to ${classes - 1}.`,
+      `Input 'labels' holds the label ${data[i]} at element ${i}, and the model's ${classes} ` +
+        `classes are numbered 0 to ${classes - 1}.`,
     );
   }
 }
@@ -72,10 +76,13 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
   }
   const whole = { ...feeds };
   for (const spec of specs.filter(({ name, role }) => role !== 'data' && !feeds[name])) {
-    const dims = spec.shape.map((size) => (typeof size === 'number' ? size : sizes.get(size ?? '')));
+    const dims = spec.shape.map((size) => {
+      return typeof size === 'number' ? size : sizes.get(size ?? '');
+    });
     if (dims.includes(undefined) || spec.dtype === 'string') continue; // checkBatch names it
     const dtype = spec.dtype as DType;
-    whole[spec.name] = tensorOver(ort, dtype, new ARRAYS[dtype](product(dims as number[])), dims as number[]);
+    const zeros = new ARRAYS[dtype](product(dims as number[]));
+    whole[spec.name] = tensorOver(ort, dtype, zeros, dims as number[]);
   }
   return whole;
 }
@@ -84,7 +91,7 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
 export function countRight(
   manifest: Manifest, feeds: Feeds, results: Feeds,
 ): { right: number; counted: number } | undefined {
-  const labels = manifest.inputs.find(({ role, class_count: classes }) => role === 'labels' && classes);
+  const labels = manifest.inputs.find((input) => input.role === 'labels' && input.class_count);
   const scores = manifest.outputs.find(
     ({ role, dtype, shape }) =>
       role === 'additional' && dtype.startsWith('float') && dtype !== 'float16' &&

@@ -19,7 +19,8 @@ export function carryOver(
   const own = [...trained.parameters.values()].filter(({ requiresGrad }) => requiresGrad);
   const pairs = [...(names ?? own.map(({ name }) => name))].map((name) => {
     const [source, target] = [trained.parameters.get(name), fresh.parameters.get(name)];
-    if (!source || !target || source.dtype !== target.dtype || !sameDims(source.dims, target.dims)) {
+    const alike = source?.dtype === target?.dtype;
+    if (!source || !target || !alike || !sameDims(source.dims, target.dims)) {
       throw new OdtpackError('carry-over-parameter',
         `The trained parameters do not go over: '${name}' is missing, or of another shape or type.`,
         '', 'odtpack diff OLD NEW says what goes over');

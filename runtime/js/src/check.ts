@@ -1,5 +1,5 @@
 /** Is training right here, and how fast: on made-up data that the package describes. */
-import { OdtpackError } from './errors.js';
+import { OdtpackError, reason } from './errors.js';
 import { float16Bits } from './inference.js';
 import { TrainingPackage, type PackageSource } from './package.js';
 import { type Feeds, tensorOver } from './runtime.js';
@@ -29,7 +29,9 @@ export interface Measurements {
  *
  * @throws OdtpackError `self-check-failed`, or `no-self-check` if the package has none.
  */
-export async function selfCheck(source: TrainingPackage | PackageSource, options: SessionOptions = {}): Promise<void> {
+export async function selfCheck(
+  source: TrainingPackage | PackageSource, options: SessionOptions = {},
+): Promise<void> {
   const { session, batch, expected } = await prepare(source, options);
   try {
     session.setLearningRate(expected.learning_rate);
@@ -52,9 +54,23 @@ export async function selfCheck(source: TrainingPackage | PackageSource, options
   }
 }
 
+/** Accelerators have computed wrong gradients without an error: they train a few steps first. */
+export async function requireRight(
+  opened: TrainingPackage, options: SessionOptions, names: string[],
+): Promise<void> {
+  try {
+    await selfCheck(opened, { ...options, trusted: true });
+  } catch (error) {
+    throw new OdtpackError('unsupported-device',
+      `Training does not run right on ${names.join(', ')}: ${reason(error)}`, '',
+      'leave executionProviders out: the processor trains right', error);
+  }
+}
+
 /** Measure steps on the package's made-up batch, or on one of the app's. */
 export async function benchmark(
-  source: TrainingPackage | PackageSource, options: SessionOptions & { steps?: number; batch?: Feeds } = {},
+  source: TrainingPackage | PackageSource,
+  options: SessionOptions & { steps?: number; batch?: Feeds } = {},
 ): Promise<Measurements> {
   const { steps = 50, batch: given, ...rest } = options;
   const began = performance.now();
@@ -62,17 +78,17 @@ export async function benchmark(
   const opening = performance.now() - began;
   try {
     const batch = given ?? own;
-    const times: Record<'train' | 'update' | 'evaluate', number[]> = { train: [], update: [], evaluate: [] };
-    const timed = async (name: keyof typeof times, work: () => Promise<unknown>): Promise<void> => {
+    const [train, update, evaluate]: [number[], number[], number[]] = [[], [], []];
+    const timed = async (times: number[], work: () => Promise<unknown>): Promise<void> => {
       const start = performance.now();
       await work();
-      times[name].push(performance.now() - start);
+      times.push(performance.now() - start);
     };
     for (let i = 0; i < steps; i++) {
-      await timed('train', () => session.runTrainStep(batch));
-      await timed('update', () => session.runOptimizerStep());
+      await timed(train, () => session.runTrainStep(batch));
+      await timed(update, () => session.runOptimizerStep());
       await session.lazyResetGrad();
-      await timed('evaluate', () => session.runEvalStep(batch));
+      await timed(evaluate, () => session.runEvalStep(batch));
     }
     const start = performance.now();
     const { size } = session.state.toBlob(true);
@@ -85,9 +101,9 @@ export async function benchmark(
       batch: Object.values(batch)[0]?.dims[0] ?? 1,
       steps,
       open_ms: opening,
-      train_step_ms: median(times.train),
-      optimizer_step_ms: median(times.update),
-      evaluation_step_ms: median(times.evaluate),
+      train_step_ms: median(train),
+      optimizer_step_ms: median(update),
+      evaluation_step_ms: median(evaluate),
       checkpoint_ms: performance.now() - start,
       checkpoint_bytes: size,
       resident_bytes: node?.memoryUsage().rss ?? null,
@@ -105,7 +121,8 @@ async function prepare(source: TrainingPackage | PackageSource, options: Session
   const opened = source instanceof TrainingPackage ? source : await TrainingPackage.open(source);
   const expected = opened.manifest.self_check;
   if (!expected || expected.reason !== undefined) {
-    throw new OdtpackError('no-self-check', `The package has no self-check: ${expected?.reason ?? 'it was left out'}.`);
+    const why = expected?.reason ?? 'it was left out';
+    throw new OdtpackError('no-self-check', `The package has no self-check: ${why}.`);
   }
   const session = await TrainingSession.create({ package: opened }, options);
   const batch: Feeds = {};

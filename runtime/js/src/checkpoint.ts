@@ -7,7 +7,9 @@ import {
 import { OdtpackError, reason } from './errors.js';
 import { inMemory } from './flatbuffer.js';
 import type { FileSource } from './platform.js';
-import { bytesOf, type Dims, type DType, type Layout, sameDims, type Stored, type TypedArray } from './tensors.js';
+import {
+  bytesOf, type Dims, type DType, type Layout, sameDims, type Stored, type TypedArray,
+} from './tensors.js';
 
 /** Bytes of tensors up to which a checkpoint is one file; a flatbuffer ends below 2 GiB. */
 const DATA_FILE_ABOVE = 1800 * 2 ** 20;
@@ -72,7 +74,9 @@ export class CheckpointState {
 
   constructor(data: CheckpointData) {
     for (const [requiresGrad, tensors] of [[true, data.trainable], [false, data.frozen]] as const) {
-      for (const [name, tensor] of tensors) this.parameters.set(name, { name, requiresGrad, ...tensor });
+      for (const [name, tensor] of tensors) {
+        this.parameters.set(name, { name, requiresGrad, ...tensor });
+      }
     }
     this.properties = new Properties(data.properties);
     this.optimizer = data.optimizer;
@@ -108,9 +112,8 @@ export class CheckpointState {
     const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
       const have = this.parameters.get(name);
       const next = found.get(name);
-      return (
-        !have || !next || have.dtype !== next.dtype || !(shapeless || sameDims(have.dims, next.dims))
-      );
+      if (!have || !next || have.dtype !== next.dtype) return true;
+      return !shapeless && !sameDims(have.dims, next.dims);
     });
     if (odd !== undefined) {
       throw new OdtpackError(
@@ -166,7 +169,8 @@ export class CheckpointState {
       await stream.close();
     } catch (error) {
       const problem = `${target.name} could not be written: ${reason(error)}.`;
-      throw new OdtpackError('file-not-written', problem, target.name, 'check the space left', error);
+      throw new OdtpackError('file-not-written', problem, target.name, 'check the space left',
+        error);
     }
   }
 

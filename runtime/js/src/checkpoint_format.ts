@@ -87,8 +87,8 @@ class Reader {
     const properties = this.#properties(root.table(3));
     const kind = properties.get(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
-      optimizer.kind =
-        typeof kind.value === 'string' ? kind.value : source.fail(`${OPTIMIZER_PROPERTY} is not text`);
+      if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
+      optimizer.kind = kind.value;
       properties.delete(OPTIMIZER_PROPERTY);
     }
     return { trainable, frozen, nominal: this.#nominal, optimizer, properties };
@@ -141,7 +141,8 @@ class Reader {
     }
     if (Math.min(this.#inlineLeft, this.#externalLeft) < 0) source.fail('its tensors overlap');
     const inline = offset === -1;
-    let bytes = (inline ? source : this.#data!).read(inline ? (raw?.position ?? 0) : offset, nbytes);
+    const position = inline ? (raw?.position ?? 0) : offset;
+    let bytes = (inline ? source : this.#data!).read(position, nbytes);
     // Memory of its own: a view of the file's would be misaligned and keep the file alive.
     if (bytes.byteOffset || bytes.buffer.byteLength !== nbytes) bytes = new Uint8Array(bytes);
     if (dtype === 'bool' && bytes.some((value) => value > 1)) {
@@ -285,7 +286,9 @@ export function layCheckpoint(
     builder.addFieldInt8(2, Number(data.nominal), 0);
     builder.addFieldInt8(3, Number(externalFrom !== undefined), 0);
   });
-  const groups = vector(data.optimizer ? layGroups(builder, data.optimizer, table, vector, tensors) : []);
+  const groups = vector(
+    data.optimizer ? layGroups(builder, data.optimizer, table, vector, tensors) : [],
+  );
   const properties = new Map(data.properties);
   if (data.optimizer?.kind !== undefined) {
     properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });

@@ -23,11 +23,13 @@ export function inferenceModel(
     ]);
     const tensor = head.length + bytes.length;
     const initializer = [0x2a, ...varint(tensor)];
-    parts.push(Uint8Array.from([0x3a, ...varint(initializer.length + tensor), ...initializer]), head, bytes);
+    const length = varint(initializer.length + tensor);
+    parts.push(Uint8Array.from([GRAPH, ...length, ...initializer]), head, bytes);
   }
   const size = parts.reduce((sum, part) => sum + part.length, 0);
   if (size > MAX_BYTES) {
-    throw new OdtpackError('model-too-large', `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
+    throw new OdtpackError('model-too-large',
+      `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
   }
   return parts;
 }
@@ -47,14 +49,19 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
   }
   const target: DType = info.model_dtype ?? dtype;
   if (target === dtype) return { dtype, dims, data };
-  if (target === 'float32' && dtype === 'float16') return { dtype: target, dims, data: widen(data as Uint16Array) };
+  if (target === 'float32' && dtype === 'float16') {
+    return { dtype: target, dims, data: widen(data as Uint16Array) };
+  }
   if (target !== 'float16' || dtype !== 'float32') {
-    throw new OdtpackError('parameter-type', `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
+    throw new OdtpackError('parameter-type',
+      `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
   }
   const narrow = Uint16Array.from(data as Float32Array, float16Bits);
-  const lost = narrow.findIndex((bits, i) => (bits & 0x7fff) === 0x7c00 && Number.isFinite(data[i]));
+  const infinite = (bits: number): boolean => (bits & 0x7fff) === 0x7c00;
+  const lost = narrow.findIndex((bits, i) => infinite(bits) && Number.isFinite(data[i]));
   if (lost >= 0) {
-    throw new OdtpackError('value-out-of-range', `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
+    throw new OdtpackError('value-out-of-range',
+      `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
   }
   return { dtype: 'float16', dims, data: narrow };
 }
@@ -96,15 +103,18 @@ function varint(value: number): number[] {
   return [...bytes, value];
 }
 
-/** A field of a protobuf message: its tag, where it begins and ends, and where its content begins. */
-function* fields(bytes: Uint8Array): Generator<{ tag: number; start: number; body: number; end: number }> {
+/** A field of a protobuf message: its tag, where it begins, its content begins, and it ends. */
+type Field = { tag: number; start: number; body: number; end: number };
+
+function* fields(bytes: Uint8Array): Generator<Field> {
   let at = 0;
   const number = (): number => {
     let value = 0;
     for (let scale = 1; ; scale *= 128) {
       const byte = bytes[at++];
       if (byte === undefined || scale > 2 ** 42) {
-        throw new OdtpackError('package-changed', 'The inference template is not a protobuf message.');
+        throw new OdtpackError('package-changed',
+          'The inference template is not a protobuf message.');
       }
       value += (byte & 127) * scale;
       if (byte < 128) return value;
@@ -153,7 +163,8 @@ function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Arra
     copied.push(Uint8Array.from([GRAPH, ...varint(length)]), ...kept);
   }
   if (left.size) {
-    throw new OdtpackError('unknown-output', `The inference model has no output '${[...left][0]}'.`);
+    throw new OdtpackError('unknown-output',
+      `The inference model has no output '${[...left][0]}'.`);
   }
   return join(copied);
 }

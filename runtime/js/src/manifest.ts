@@ -55,7 +55,8 @@ const positive = check<number>('1 or more', (v) => Number.isSafeInteger(v) && (v
 const label = check<number>('a whole number', Number.isSafeInteger);
 const sha256 = check<string>('a SHA-256', (v) => typeof v === 'string' && /^[0-9a-f]{64}$/.test(v));
 const size = check<number | string | null>(
-  'a size', (v) => v === null || (typeof v === 'string' && v !== '') || (Number.isSafeInteger(v) && (v as number) >= 0),
+  'a size',
+  (v) => v === null || (typeof v === 'string' && v !== '') || (Number.isSafeInteger(v) && v! >= 0),
 );
 const texts = check<Record<string, string>>(
   'text by name', (v) => isRecord(v) && Object.values(v).every((each) => typeof each === 'string'),
@@ -76,7 +77,8 @@ const schema = object({
     inference_template: optional(object(file), undefined),
     extra: optional(
       list(object({
-        ...file, role: text, of: optional(text, null), style: optional(text, null), platform: optional(text, null),
+        ...file, role: text, of: optional(text, null), style: optional(text, null),
+        platform: optional(text, null),
       })),
       [],
     ),
@@ -86,7 +88,9 @@ const schema = object({
     name: text, dtype, shape: list(size), role: oneOf('data', 'labels', 'target'),
     class_count: optional(positive, undefined), ignore_index: optional(label, undefined),
   })),
-  outputs: list(object({ name: text, dtype, shape: list(size), role: oneOf('loss', 'additional') })),
+  outputs: list(
+    object({ name: text, dtype, shape: list(size), role: oneOf('loss', 'additional') }),
+  ),
   parameters: list(object({
     name: text, shape: list(count), dtype: stored, model_dtype: optional(stored, undefined),
     scale: optional(text, undefined), role: oneOf('trainable', 'frozen', 'state'),
@@ -105,7 +109,8 @@ const schema = object({
     },
   ),
   layout: object({
-    dtype: oneOf('float32', 'float64'), elements: count, run: oneOf('chunks', 'whole', 'parameters'),
+    dtype: oneOf('float32', 'float64'), elements: count,
+    run: oneOf('chunks', 'whole', 'parameters'),
     chunk_elements: optional(positive, 131072), inputs: list(text),
     state: optional(list(object({ name: text, axes: optional(list(oneOf(0, 1)), undefined) })), []),
   }),
@@ -114,7 +119,10 @@ const schema = object({
   ),
   accumulation_steps: optional(positive, 1),
   schedule: optional(
-    object({ kind: text, settings: optional(check<Settings>('an object', isRecord), {}), learning_rate: optional(real, undefined) }),
+    object({
+      kind: text, settings: optional(check<Settings>('an object', isRecord), {}),
+      learning_rate: optional(real, undefined),
+    }),
     undefined,
   ),
   inference: optional(
@@ -123,7 +131,9 @@ const schema = object({
   self_check: optional(
     object({
       reason: optional(text, undefined),
-      inputs: optional(list(object({ name: text, shape: list(count), bound: optional(positive, undefined) })), []),
+      inputs: optional(
+        list(object({ name: text, shape: list(count), bound: optional(positive, undefined) })), [],
+      ),
       learning_rate: optional(real, 0), losses: optional(list(real), []),
       evaluation_loss: optional(real, 0), tolerances: optional(list(real), []),
     }),
@@ -180,19 +190,20 @@ function checkSense(manifest: Manifest): void {
   }
   if (end > layout.elements) invalid('the parameters exceed the layout');
   const known = new Set(parameters.map(({ name }) => name));
-  const named = [...parameters.flatMap((p) => p.scale ?? []), ...(manifest.inference?.parameters ?? [])];
+  const scales = parameters.flatMap((parameter) => parameter.scale ?? []);
+  const named = [...scales, ...(manifest.inference?.parameters ?? [])];
   const stranger = named.find((name) => !known.has(name));
   if (stranger !== undefined) invalid(`'${stranger}' is not one of the parameters`);
   const grouped = groups.flatMap((group) => group.parameters).sort();
   const names = trained.map(({ name }) => name).sort();
-  if (groups.length && (grouped.length !== names.length || grouped.some((n, i) => n !== names[i]))) {
+  if (groups.length && JSON.stringify(grouped) !== JSON.stringify(names)) {
     invalid('the groups do not hold each trainable parameter once');
   }
   const taken = new Set(['manifest.json', 'manifest.sig']);
   for (const { path } of entries(manifest)) {
     const parts = path.split('/');
-    // eslint-disable-next-line no-control-regex
-    if (parts.some((p) => ['', '.', '..'].includes(p)) || /[\u0000-\u001f\u007f\\:<>"|?*]/.test(path)) {
+    const odd = /[\u0000-\u001f\u007f\\:<>"|?*]/.test(path);
+    if (odd || parts.some((part) => ['', '.', '..'].includes(part))) {
       refusePath(path, 'does not lie inside the package');
     }
     const folded = path.normalize('NFC').toLowerCase();

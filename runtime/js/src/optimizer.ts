@@ -7,7 +7,9 @@ import { OdtpackError } from './errors.js';
 import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, Graph, tensorOver } from './runtime.js';
-import { type Dims, type Layout, pack, product, sameDims, type Stored, type TypedArray, view } from './tensors.js';
+import {
+  type Dims, type Layout, pack, product, sameDims, type Stored, type TypedArray, view,
+} from './tensors.js';
 
 const DEFAULT_LEARNING_RATE = 0.001;
 
@@ -34,11 +36,14 @@ export class Optimizer {
     if (!flat.layout.slots.length) {
       throw new OdtpackError('nothing-trainable', 'The package marks no parameter as trainable.');
     }
-    const all = (buffer: ArrayBuffer): TypedArray => view(buffer, layout.dtype, 0, flat.layout.nbytes);
+    const { nbytes: whole } = flat.layout;
+    const all = (buffer: ArrayBuffer): TypedArray => view(buffer, layout.dtype, 0, whole);
     this.#gradients = all(flat.gradients) as Float32Array;
     const kept = layout.state.map(({ name, axes }): Vector => {
       const slots = flat.layout.slots;
-      const own = axes ? pack(slots.map((slot) => ({ ...slot, dims: storedDims(slot.dims, axes) }))) : flat.layout;
+      const reduced = (kept: readonly number[]): Layout =>
+        pack(slots.map((slot) => ({ ...slot, dims: storedDims(slot.dims, kept) })));
+      const own = axes ? reduced(axes) : flat.layout;
       return { name, axes, layout: own, buffer: platform.allocate(own.nbytes) };
     });
     const names = groups.map((group) => group.parameters);
@@ -70,11 +75,15 @@ export class Optimizer {
       { name: 'gradients', axes: [0, 1], layout: flat.layout, buffer: flat.gradients },
       ...kept,
     ];
-    const owners = new Map(groups.flatMap(({ parameters }, i) => parameters.map((name) => [name, i])));
+    const owners = new Map(
+      groups.flatMap(({ parameters }, i) => parameters.map((name) => [name, i])),
+    );
     const add = (group: number, tensors: Feeds, extra: Feeds = {}): void => {
       const { gradients: _, ...written } = tensors;
-      const memory = Object.fromEntries(Object.entries(written).map(([name, t]) => [`${name}.out`, t]));
-      this.#graphs.push(new Graph(ort, session, { ...scalars[group], ...extra, ...tensors }, memory, []));
+      const memory: Feeds = {};
+      for (const [name, tensor] of Object.entries(written)) memory[`${name}.out`] = tensor;
+      const feeds = { ...scalars[group], ...extra, ...tensors };
+      this.#graphs.push(new Graph(ort, session, feeds, memory, []));
     };
     if (layout.run === 'parameters') {
       for (const [index, slot] of flat.layout.slots.entries()) {
@@ -83,7 +92,8 @@ export class Optimizer {
         const tensors = vectors.map(({ name, axes, layout: own, buffer }) => {
           const { offset, nbytes } = own.slots[index]!;
           const dims = matrix.map((size, axis) => (axes?.includes(axis) ? size : 1));
-          return [name, tensorOver(ort, layout.dtype, view(buffer, layout.dtype, offset, nbytes), dims)];
+          const data = view(buffer, layout.dtype, offset, nbytes);
+          return [name, tensorOver(ort, layout.dtype, data, dims)];
         });
         const factored = scalar(Uint8Array.of(Number(slot.dims.length > 1)), 'bool');
         add(owners.get(slot.name) ?? 0, Object.fromEntries(tensors) as Feeds, { factored });
@@ -200,7 +210,7 @@ function fits(loaded: OptimizerState, kind: string, vectors: readonly Vector[]):
   if (unused) return false;
   throw new OdtpackError(
     'optimizer-mismatch',
-    `The checkpoint holds the state of another optimizer (${loaded.kind ?? `${count} moments`}) than ` +
+    `The checkpoint holds another optimizer's state (${loaded.kind ?? `${count} moments`}) than ` +
       `the package's (${kind}, ${vectors.length} moments), or moments of other shapes.`,
     '',
     'use the optimizer that the checkpoint was saved with, or a checkpoint without its state',

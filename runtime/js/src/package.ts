@@ -115,17 +115,20 @@ async function checkSignature(
 ): Promise<void> {
   const where = `${prefix}manifest.sig`;
   const signature = await read(where).catch((error: unknown) => {
-    throw new OdtpackError('not-signed', `The package has no signature: ${reason(error)}`, where, 'odtpack sign');
+    const what = `The package has no signature: ${reason(error)}`;
+    throw new OdtpackError('not-signed', what, where, 'odtpack sign');
   });
   let key: CryptoKey;
   try {
     const pem = typeof publicKey === 'string';
     const bytes = pem
-      ? Uint8Array.from(atob(publicKey.replace(/-----[A-Z ]+-----|\s/g, '')), (c) => c.charCodeAt(0))
+      ? decodePem(publicKey)
       : Uint8Array.from(publicKey);
-    key = await subtle().importKey(pem ? 'spki' : 'raw', bytes, { name: 'Ed25519' }, false, ['verify']);
+    const format = pem ? 'spki' : 'raw';
+    key = await subtle().importKey(format, bytes, { name: 'Ed25519' }, false, ['verify']);
   } catch (error) {
-    throw new OdtpackError('bad-key', `That is not an Ed25519 public key: ${reason(error)}`, '', 'pass the text of key.pub');
+    throw new OdtpackError('bad-key', `That is not an Ed25519 public key: ${reason(error)}`, '',
+      'pass the text of key.pub');
   }
   const [own, signed] = [signature, manifest].map((each) => Uint8Array.from(each));
   if (own!.length !== 64 || !(await subtle().verify({ name: 'Ed25519' }, key, own!, signed!))) {
@@ -133,4 +136,9 @@ async function checkSignature(
       'The manifest was not signed with the key that belongs to this one, or was changed since.',
       where, 'do not use this package, unless you can tell who signed it with which key');
   }
+}
+
+function decodePem(text: string): Uint8Array<ArrayBuffer> {
+  const inner = text.replace(/-----[A-Z ]+-----|\s/g, '');
+  return Uint8Array.from(atob(inner), (character) => character.charCodeAt(0));
 }

@@ -4,7 +4,11 @@ import type { Bytes } from './flatbuffer.js';
 
 /** The module `onnxruntime-node`, `onnxruntime-web` or `onnxruntime-react-native`. */
 export interface OnnxRuntime {
-  readonly InferenceSession: { create(model: Uint8Array, options?: InferenceSession.SessionOptions): Promise<InferenceSession> };
+  readonly InferenceSession: {
+    create(
+      model: Uint8Array, options?: InferenceSession.SessionOptions,
+    ): Promise<InferenceSession>;
+  };
   readonly Tensor: TensorConstructor & { new (...args: never[]): Tensor };
   readonly env: Env;
 }
@@ -21,7 +25,8 @@ export interface OpenedCheckpoint {
 }
 
 /** Lays a checkpoint out: with an offset, for tensors in a data file from there on. */
-export type CheckpointLayout = (externalFrom?: number) => { head: Uint8Array; payload: Uint8Array[] };
+export type CheckpointLayout = (externalFrom?: number) => CheckpointParts;
+export type CheckpointParts = { head: Uint8Array; payload: Uint8Array[] };
 
 export interface Platform {
   importRuntime(): Promise<OnnxRuntime>;

@@ -13,7 +13,8 @@ export function sessionOptions(
 ): InferenceSession.SessionOptions {
   const { session } = manifest;
   const own = usualProvider(ort);
-  const config = { ...session.config, ...(!session.prepacking && { 'session.disable_prepacking': '1' }) };
+  const config: Record<string, string> = { ...session.config };
+  if (!session.prepacking) config['session.disable_prepacking'] = '1';
   return {
     graphOptimizationLevel: session.optimization_level,
     enableMemPattern: session.memory_pattern,
@@ -31,9 +32,12 @@ function usualProvider(ort: OnnxRuntime): string {
 }
 
 /** The providers asked for besides the processor's: they must show that they train right. */
-export function otherProviders(ort: OnnxRuntime, options: InferenceSession.SessionOptions): string[] {
-  const names = (options.executionProviders ?? []).map((each) => (typeof each === 'string' ? each : each.name));
-  return names.filter((name) => name !== usualProvider(ort));
+export function otherProviders(
+  ort: OnnxRuntime, options: InferenceSession.SessionOptions,
+): string[] {
+  return (options.executionProviders ?? [])
+    .map((each) => (typeof each === 'string' ? each : each.name))
+    .filter((name) => name !== usualProvider(ort));
 }
 
 /** `{'session.key': '1'}` as the bindings take it: `{session: {key: '1'}}`. */

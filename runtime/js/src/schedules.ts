@@ -27,7 +27,8 @@ function bad(problem: string): never {
 
 /** Make a schedule; settings are those of Python's schedules, and may come from outside. */
 export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
-  const known = typeof kind === 'string' && Object.hasOwn(KEYS, kind) ? KEYS[kind as ScheduleKind] : undefined;
+  const found = typeof kind === 'string' && Object.hasOwn(KEYS, kind);
+  const known = found ? KEYS[kind as ScheduleKind] : undefined;
   if (!known) return bad(`There is no schedule ${String(kind).slice(0, 40)}.`);
   const odd = Object.keys(given).find((key) => !Object.hasOwn(known, key));
   if (odd !== undefined) bad(`The schedule ${kind} has no setting '${odd.slice(0, 40)}'.`);
@@ -40,14 +41,17 @@ export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
     warmup_steps: warmup = 0, total_steps: total = 0, period = 0, gamma = 0.1, floor = 0,
   } = settings as Record<string, number>;
   require('warmup_steps', whole(warmup));
-  if ('total_steps' in settings) require('total_steps', whole(total) && total >= Math.max(warmup, 1));
+  if ('total_steps' in settings) {
+    require('total_steps', whole(total) && total >= Math.max(warmup, 1));
+  }
   if ('period' in settings) require('period', whole(period) && period > 0);
   if ('gamma' in settings) require('gamma', gamma > 0 && gamma <= 1);
   if ('floor' in settings) require('floor', floor >= 0 && floor <= 1);
   const milestones = (settings['milestones'] ?? []) as readonly number[];
   if ('milestones' in settings) {
-    const rising = Array.isArray(milestones) && milestones.every((at, i) => whole(at) && at >= (milestones[i - 1] ?? 0));
-    require('milestones', rising && milestones.length > 0);
+    const listed = Array.isArray(milestones) && milestones.length > 0;
+    const rising = (at: number, i: number): boolean => whole(at) && at >= (milestones[i - 1] ?? 0);
+    require('milestones', listed && milestones.every(rising));
   }
   const after: Record<ScheduleKind, (s: number) => number> = {
     constant: () => 1,

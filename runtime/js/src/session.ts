@@ -2,35 +2,24 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { checkBatch, countRight, withoutAnswers } from './batch.js';
-import { selfCheck } from './check.js';
 import { CheckpointState, type FlatState, nominal } from './checkpoint.js';
-import { readCheckpoint } from './checkpoint_format.js';
-import { OdtpackError, reason } from './errors.js';
-import { inMemory } from './flatbuffer.js';
+import { OdtpackError } from './errors.js';
 import { inferenceModel, join, widen } from './inference.js';
-import { type Manifest, type Settings, trainedParameters } from './manifest.js';
+import type { Manifest, Settings } from './manifest.js';
+import {
+  checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
+  type TrainingFiles,
+} from './opening.js';
 import { Optimizer } from './optimizer.js';
-import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
-import type { FileSource, OnnxRuntime } from './platform.js';
-import { type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver } from './runtime.js';
-import { makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText } from './schedules.js';
-import { ARRAYS, bytesOf, type DType, type Layout, product, sameDims, type TypedArray, view } from './tensors.js';
-
-/** Files of one package by path or address, as onnxruntime-training took them. */
-export interface TrainingFiles {
-  checkpointState: CheckpointState | FileSource;
-  trainModel: string;
-  evalModel?: string;
-  optimizerModel?: string;
-}
-
-/** A package, opened or not, and what to start from: its own checkpoint if nothing is given. */
-export interface PackageFiles {
-  package: TrainingPackage | PackageSource;
-  checkpointState?: CheckpointState | FileSource;
-  /** Which of the package's models to run; `onnx` by default. */
-  format?: 'onnx' | 'ort';
-}
+import type { ModelName, TrainingPackage } from './package.js';
+import type { OnnxRuntime } from './platform.js';
+import {
+  type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver,
+} from './runtime.js';
+import {
+  makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
+} from './schedules.js';
+import { ARRAYS, bytesOf, type DType, product, type TypedArray } from './tensors.js';
 
 /** Options of ONNX Runtime, which take the place of the package's, and ONNX Runtime itself. */
 export interface SessionOptions extends InferenceSession.SessionOptions {
@@ -84,7 +73,10 @@ export class TrainingSession {
     const { manifest } = opened;
     const usual = sessionOptions(manifest, ort, overrides);
     const others = otherProviders(ort, usual);
-    if (others.length && !trusted) await requireRight(opened, options, others);
+    if (others.length && !trusted) {
+      const { requireRight } = await import('./check.js'); // which trains with sessions of this
+      await requireRight(opened, options, others);
+    }
     const source = files.checkpointState;
     const state =
       source instanceof CheckpointState ? source
@@ -185,7 +177,7 @@ export class TrainingSession {
   /** Additional outputs of samples whose labels or targets are not known. */
   async predict(feeds: Feeds): Promise<Feeds> {
     const { ort, manifest } = this.#parts;
-    const names = manifest.outputs.filter(({ role }) => role === 'additional').map(({ name }) => name);
+    const [, ...names] = this.trainingOutputNames; // the first is the loss
     return this.runEvalStep(withoutAnswers(ort, manifest.inputs, feeds), names);
   }
 
@@ -265,21 +257,25 @@ export class TrainingSession {
     for (const parameter of this.#inOrder(trainableOnly)) {
       requireFits(parameter.dtype, dtype);
       const { data } = parameter;
-      values.set((parameter.dtype === 'float16' ? widen(data as Uint16Array) : data) as Float32Array, at);
+      const wide = parameter.dtype === 'float16' ? widen(data as Uint16Array) : data;
+      values.set(wide as Float32Array, at);
       at += data.length;
     }
     return tensorOver(ort, dtype, values, [size]);
   }
 
   /** Set the parameters to what `getContiguousParameters` returned; nothing is changed on error. */
-  async loadParametersBuffer(buffer: Uint8Array | Float32Array | Float64Array | Tensor, trainableOnly = true): Promise<void> {
+  async loadParametersBuffer(
+    buffer: Uint8Array | Float32Array | Float64Array | Tensor, trainableOnly = true,
+  ): Promise<void> {
     const { dtype } = this.#parts.manifest.layout;
     if (trainableOnly && this.state.isNominal) {
       throw nominal('its frozen parameters would remain without values');
     }
     const given = (ArrayBuffer.isView(buffer) ? buffer : buffer.data) as TypedArray;
     if (!(given instanceof Uint8Array) && !(given instanceof ARRAYS[dtype])) {
-      throw new OdtpackError('buffer-type', `Parameters are set from bytes or an array of ${dtype}.`);
+      throw new OdtpackError('buffer-type',
+        `Parameters are set from bytes or an array of ${dtype}.`);
     }
     const size = await this.getParametersSize(trainableOnly);
     const itemsize = ARRAYS[dtype].BYTES_PER_ELEMENT;
@@ -307,12 +303,16 @@ export class TrainingSession {
   }
 
   /** Write that model to a file, whole or not at all (Node). */
-  async exportModelForInference(path: string | URL, outputNames?: readonly string[]): Promise<void> {
+  async exportModelForInference(
+    path: string | URL, outputNames?: readonly string[],
+  ): Promise<void> {
     platform.writeFile(path, await this.#inferenceParts(outputNames));
   }
 
   /** Save the state, with the optimizer's: see `CheckpointState.save`. */
-  async saveCheckpoint(target: Parameters<CheckpointState['save']>[0], includeOptimizerState = true): Promise<void> {
+  async saveCheckpoint(
+    target: Parameters<CheckpointState['save']>[0], includeOptimizerState = true,
+  ): Promise<void> {
     await this.#alone(() => this.state.save(target, includeOptimizerState));
   }
 
@@ -326,20 +326,21 @@ export class TrainingSession {
     const { manifest, template } = this.#parts;
     this.state.requireValues();
     if (!template) {
-      throw new OdtpackError('no-outputs', 'The model has no output but its loss: there is nothing to export.');
+      throw new OdtpackError('no-outputs',
+        'The model has no output but its loss: there is nothing to export.');
     }
     return inferenceModel(manifest, await template(), this.state, outputNames);
   }
 
   async #run(graph: Graph, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
     this.state.requireValues();
-    const { inputs, outputs } = this.#parts.manifest;
-    checkBatch(inputs, feeds);
+    checkBatch(this.#parts.manifest.inputs, feeds);
     const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
     const options = fetches ? second : (first as InferenceSession.RunOptions | undefined);
     Object.assign(graph.feeds, feeds);
     const results = await this.#alone(() => graph.run(options));
-    const wanted = !fetches ? outputs.map(({ name }) => name) : Array.isArray(fetches) ? fetches : Object.keys(fetches);
+    const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
+    const wanted = fetches ? named : this.trainingOutputNames;
     return Object.fromEntries(wanted.map((name) => {
       const found = this.trainingOutputNames.includes(name) ? results[name] : undefined;
       if (found) return [name, found];
@@ -350,7 +351,8 @@ export class TrainingSession {
   /** One run at a time: parameters are changed where they lie. */
   async #alone<T>(work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
-      throw new OdtpackError('busy', 'Another step of this session is running.', '', 'await every call');
+      throw new OdtpackError('busy', 'Another step of this session is running.', '',
+        'await every call');
     }
     this.#busy = true;
     try {
@@ -363,13 +365,15 @@ export class TrainingSession {
   #updating(): Optimizer {
     const { optimizer } = this.#parts;
     if (optimizer) return optimizer;
-    throw new OdtpackError('no-optimizer-model', 'The session has no optimizer model.', '', 'pass optimizerModel');
+    throw new OdtpackError('no-optimizer-model', 'The session has no optimizer model.', '',
+      'pass optimizerModel');
   }
 
   #evaluating(): Graph {
     const { evaluation } = this.#parts;
     if (evaluation) return evaluation;
-    throw new OdtpackError('no-eval-model', 'The session has no evaluation model.', '', 'pass evalModel');
+    throw new OdtpackError('no-eval-model', 'The session has no evaluation model.', '',
+      'pass evalModel');
   }
 
   #inOrder(trainableOnly: boolean): { dtype: DType; dims: readonly number[]; data: TypedArray }[] {
@@ -383,120 +387,17 @@ type Fetches = readonly string[] | Readonly<Record<string, Tensor | null>>;
 type RunArguments = [(Fetches | InferenceSession.RunOptions)?, InferenceSession.RunOptions?];
 
 function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
-  return Array.isArray(value) || (typeof value === 'object' && value !== null && outputs.some((name) => name in value));
+  if (Array.isArray(value)) return true;
+  return typeof value === 'object' && value !== null && outputs.some((name) => name in value);
 }
 
 function lossOf(manifest: Manifest, results: Feeds): number {
   return (results[manifest.outputs[0]!.name]!.data as Float32Array)[0]!;
 }
 
-/** Accelerators have computed wrong gradients without an error: let them train a few steps first. */
-async function requireRight(opened: TrainingPackage, options: SessionOptions, names: string[]): Promise<void> {
-  try {
-    await selfCheck(opened, { ...options, trusted: true });
-  } catch (error) {
-    throw new OdtpackError('unsupported-device',
-      `Training does not run right on ${names.join(', ')}: ${reason(error)}`, '',
-      'leave executionProviders out: the processor trains right', error);
-  }
-}
-
-async function importRuntime(): Promise<OnnxRuntime> {
-  try {
-    return await platform.importRuntime();
-  } catch (error) {
-    throw new OdtpackError('onnxruntime-missing',
-      `ONNX Runtime cannot be imported: ${reason(error)}`, '',
-      'npm install onnxruntime-node or onnxruntime-web, or pass the module as the option `ort`');
-  }
-}
-
-async function resolve(files: PackageFiles | TrainingFiles): Promise<{
-  opened: TrainingPackage; format: 'onnx' | 'ort'; models: Set<ModelName>;
-}> {
-  if ('package' in files) {
-    const opened = files.package instanceof TrainingPackage ? files.package : await TrainingPackage.open(files.package);
-    return { opened, format: files.format ?? 'onnx', models: new Set(['eval_model', 'optimizer_model']) };
-  }
-  const { trainModel, evalModel, optimizerModel } = files;
-  const cut = Math.max(trainModel.lastIndexOf('/'), trainModel.lastIndexOf('\\')) + 1;
-  const opened = await TrainingPackage.open(trainModel.slice(0, cut) || '.', { verify: 'used' });
-  const format = trainModel.endsWith('.ort') ? 'ort' : 'onnx';
-  const models = new Set<ModelName>();
-  for (const [name, path] of [['training_model', trainModel], ['eval_model', evalModel], ['optimizer_model', optimizerModel]] as const) {
-    if (path === undefined) continue;
-    if (!path.endsWith(opened.modelEntry(name, format).path)) {
-      throw new OdtpackError('model-not-found', `${path} is not the ${name} of the package.`, path);
-    }
-    models.add(name);
-  }
-  return { opened, format, models };
-}
-
-async function ownCheckpoint(opened: TrainingPackage): Promise<CheckpointState> {
-  const { checkpoint, checkpoint_data: data } = opened.manifest.files;
-  const bytes = inMemory(await opened.file(checkpoint));
-  const external = data && inMemory(await opened.file(data));
-  return new CheckpointState(readCheckpoint({
-    where: checkpoint.path, bytes, close: () => undefined, ...(external && { data: () => external }),
-  }));
-}
-
-/** Check that the checkpoint holds the parameters of the package and no others. */
-function checkParameters(manifest: Manifest, state: CheckpointState): void {
-  const left = new Set(state.parameters.keys());
-  for (const { name, dtype, shape, role } of manifest.parameters) {
-    const own = state.parameters.get(name);
-    const shapeless = state.isNominal && !state.flat;
-    left.delete(name);
-    if (
-      !own || own.dtype !== dtype || own.requiresGrad !== (role === 'trainable') ||
-      !(shapeless || sameDims(own.dims, shape))
-    ) {
-      mismatch(`'${name}' is ${own ? 'of another shape, type or role' : 'missing'} in the checkpoint`);
-    }
-  }
-  if (left.size) mismatch(`the models have no parameter '${[...left][0]}'`);
-}
-
-function mismatch(problem: string): never {
-  throw new OdtpackError('model-mismatch',
-    `The package does not go with the checkpoint: ${problem}.`, '',
-    'use the models and the checkpoint of one package, written by one odtpack build');
-}
-
-/** Move the parameters to where the package wants them; a state that was placed stays. */
-function place(manifest: Manifest, state: CheckpointState): FlatState {
-  const { dtype, elements } = manifest.layout;
-  const itemsize = ARRAYS[dtype].BYTES_PER_ELEMENT;
-  const slots = trainedParameters(manifest).map(({ name, shape, offset }) => {
-    return { name, dtype, dims: shape, offset: offset * itemsize, nbytes: product(shape) * itemsize };
-  });
-  const layout: Layout = { slots, nbytes: elements * itemsize };
-  if (state.flat) {
-    if (JSON.stringify(state.flat.layout) !== JSON.stringify(layout)) {
-      mismatch('the state belongs to a session whose package lays its parameters out differently');
-    }
-    new Uint8Array(state.flat.gradients).fill(0);
-    return state.flat;
-  }
-  const flat = { layout, parameters: platform.allocate(layout.nbytes), gradients: platform.allocate(layout.nbytes) };
-  for (const { name, dims, offset, nbytes } of slots) {
-    const own = state.parameters.get(name)!;
-    const data = view(flat.parameters, dtype, offset, nbytes);
-    if (!state.isNominal) bytesOf(data).set(bytesOf(own.data));
-    Object.assign(own, { dims, data, grad: view(flat.gradients, dtype, offset, nbytes) });
-  }
-  for (const { name, role, shape, dtype: type } of manifest.parameters) {
-    if (role === 'trainable' || !state.isNominal) continue;
-    Object.assign(state.parameters.get(name)!, { dims: shape, data: new ARRAYS[type](product(shape)) });
-  }
-  state.flat = flat;
-  return flat;
-}
-
 function requireFits(have: DType, wanted: DType): void {
-  if (!have.startsWith('float') || ARRAYS[have].BYTES_PER_ELEMENT > ARRAYS[wanted].BYTES_PER_ELEMENT) {
+  const [own, other] = [ARRAYS[have], ARRAYS[wanted]].map((array) => array.BYTES_PER_ELEMENT);
+  if (!have.startsWith('float') || own! > other!) {
     throw new OdtpackError('parameter-type',
       `A parameter does not fit into a vector of ${wanted} throughout.`, '',
       'pass trainableOnly = true');

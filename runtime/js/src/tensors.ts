@@ -54,8 +54,11 @@ export function pack(tensors: Iterable<{ name: string; dtype: DType; dims: Dims 
 }
 
 /** A typed array over `nbytes` bytes of a buffer: no copy. */
-export function view(buffer: ArrayBufferLike, dtype: DType, offset: number, nbytes: number): TypedArray {
-  return new ARRAYS[dtype](buffer as ArrayBuffer, offset, nbytes / ARRAYS[dtype].BYTES_PER_ELEMENT);
+export function view(
+  buffer: ArrayBufferLike, dtype: DType, offset: number, nbytes: number,
+): TypedArray {
+  const size = nbytes / ARRAYS[dtype].BYTES_PER_ELEMENT;
+  return new ARRAYS[dtype](buffer as ArrayBuffer, offset, size);
 }
 
 export function bytesOf(array: ArrayBufferView): Uint8Array {
