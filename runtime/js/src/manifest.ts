@@ -50,13 +50,13 @@ function oneOf<const T>(...choices: readonly T[]): Check<T> {
 const text = check<string>('text', (value) => typeof value === 'string' && value !== '');
 const truth = check<boolean>('true or false', (value) => typeof value === 'boolean');
 const real = check<number>('a number', (value) => Number.isFinite(value));
-const count = check<number>('a whole number', (v) => Number.isSafeInteger(v) && (v as number) >= 0);
+const isCount = (v: unknown): boolean => Number.isSafeInteger(v) && (v as number) >= 0;
+const count = check<number>('a whole number', isCount);
 const positive = check<number>('1 or more', (v) => Number.isSafeInteger(v) && (v as number) >= 1);
 const label = check<number>('a whole number', Number.isSafeInteger);
 const sha256 = check<string>('a SHA-256', (v) => typeof v === 'string' && /^[0-9a-f]{64}$/.test(v));
 const size = check<number | string | null>(
-  'a size',
-  (v) => v === null || (typeof v === 'string' && v !== '') || (Number.isSafeInteger(v) && v! >= 0),
+  'a size', (v) => v === null || (typeof v === 'string' && v !== '') || isCount(v),
 );
 const texts = check<Record<string, string>>(
   'text by name', (v) => isRecord(v) && Object.values(v).every((each) => typeof each === 'string'),

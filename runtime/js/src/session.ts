@@ -11,7 +11,7 @@ import {
   type TrainingFiles,
 } from './opening.js';
 import { Optimizer } from './optimizer.js';
-import type { ModelName, TrainingPackage } from './package.js';
+import type { ModelName } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
   type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver,
@@ -144,10 +144,8 @@ export class TrainingSession {
    *
    * @returns The loss and the additional outputs by name; with `fetches`, those that it names.
    */
-  runTrainStep(feeds: Feeds, options?: InferenceSession.RunOptions): Promise<Feeds>;
-  runTrainStep(
-    feeds: Feeds, fetches: Fetches, options?: InferenceSession.RunOptions,
-  ): Promise<Feeds>;
+  runTrainStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
+  runTrainStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runTrainStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
     const results = await this.#run(this.#parts.training, feeds, rest);
     this.#parts.reset[0] = 0;
@@ -155,16 +153,14 @@ export class TrainingSession {
   }
 
   /** Compute loss and outputs in inference mode. */
-  runEvalStep(feeds: Feeds, options?: InferenceSession.RunOptions): Promise<Feeds>;
-  runEvalStep(
-    feeds: Feeds, fetches: Fetches, options?: InferenceSession.RunOptions,
-  ): Promise<Feeds>;
+  runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
+  runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runEvalStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
     return this.#run(this.#evaluating(), feeds, rest);
   }
 
   /** Change the parameters by the accumulated gradients, which remain as they are. */
-  async runOptimizerStep(options?: InferenceSession.RunOptions): Promise<void> {
+  async runOptimizerStep(options?: RunOptions): Promise<void> {
     this.state.requireValues();
     await this.#alone(() => this.#updating().step(options));
   }
@@ -336,7 +332,7 @@ export class TrainingSession {
     this.state.requireValues();
     checkBatch(this.#parts.manifest.inputs, feeds);
     const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
-    const options = fetches ? second : (first as InferenceSession.RunOptions | undefined);
+    const options = fetches ? second : (first as RunOptions | undefined);
     Object.assign(graph.feeds, feeds);
     const results = await this.#alone(() => graph.run(options));
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
@@ -384,7 +380,8 @@ export class TrainingSession {
 }
 
 type Fetches = readonly string[] | Readonly<Record<string, Tensor | null>>;
-type RunArguments = [(Fetches | InferenceSession.RunOptions)?, InferenceSession.RunOptions?];
+type RunOptions = InferenceSession.RunOptions;
+type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
 
 function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
   if (Array.isArray(value)) return true;
