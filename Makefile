@@ -51,7 +51,7 @@ fidelity: $(VENV)/.ready-full
 
 kits-js: $(VENV)/.ready-full
 	@scripts/setup_kits_js.sh $(BIN)/python
-	@$(BIN)/python -m pytest tests/kits/test_js.py tests/kits/test_web_demo.py
+	@$(BIN)/python -m pytest tests/kits/test_js.py tests/kits/test_js_browser.py tests/kits/test_web_demo.py
 
 web-demo: $(VENV)/.ready-full
 	@scripts/setup_kits_js.sh $(BIN)/python

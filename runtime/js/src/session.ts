@@ -19,7 +19,7 @@ import {
 import {
   makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
 } from './schedules.js';
-import { ARRAYS, bytesOf, type DType, product, type TypedArray } from './tensors.js';
+import { ARRAYS, bytesOf, type DType, product, requireFits, type TypedArray } from './tensors.js';
 
 /** Options of ONNX Runtime, which take the place of the package's, and ONNX Runtime itself. */
 export interface SessionOptions extends InferenceSession.SessionOptions {
@@ -332,7 +332,7 @@ export class TrainingSession {
     this.state.requireValues();
     checkBatch(this.#parts.manifest.inputs, feeds);
     const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
-    const options = fetches ? second : (first as RunOptions | undefined);
+    const options = fetches ? second : (first as RunOptions);
     Object.assign(graph.feeds, feeds);
     const results = await this.#alone(() => graph.run(options));
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
@@ -347,8 +347,8 @@ export class TrainingSession {
   /** One run at a time: parameters are changed where they lie. */
   async #alone<T>(work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
-      throw new OdtpackError('busy', 'Another step of this session is running.', '',
-        'await every call');
+      const problem = 'Another step of this session is running.';
+      throw new OdtpackError('busy', problem, '', 'await every call');
     }
     this.#busy = true;
     try {
@@ -390,13 +390,4 @@ function isFetches(value: unknown, outputs: readonly string[]): value is Fetches
 
 function lossOf(manifest: Manifest, results: Feeds): number {
   return (results[manifest.outputs[0]!.name]!.data as Float32Array)[0]!;
-}
-
-function requireFits(have: DType, wanted: DType): void {
-  const [own, other] = [ARRAYS[have], ARRAYS[wanted]].map((array) => array.BYTES_PER_ELEMENT);
-  if (!have.startsWith('float') || own! > other!) {
-    throw new OdtpackError('parameter-type',
-      `A parameter does not fit into a vector of ${wanted} throughout.`, '',
-      'pass trainableOnly = true');
-  }
 }

@@ -1,4 +1,5 @@
 /** Element types, tensors in memory, and where each lies inside one flat buffer. */
+import { OdtpackError } from './errors.js';
 
 export type TypedArray =
   | Float32Array | Float64Array | Uint8Array | Int8Array | Uint16Array | Int16Array
@@ -67,4 +68,14 @@ export function bytesOf(array: ArrayBufferView): Uint8Array {
 
 export function sameDims(a: Dims, b: Dims): boolean {
   return a.length === b.length && a.every((size, axis) => size === b[axis]);
+}
+
+/** Throw `parameter-type` unless a vector of `wanted` holds every value of type `have`. */
+export function requireFits(have: DType, wanted: DType): void {
+  const [own, other] = [ARRAYS[have], ARRAYS[wanted]].map((array) => array.BYTES_PER_ELEMENT);
+  if (!have.startsWith('float') || own! > other!) {
+    throw new OdtpackError('parameter-type',
+      `A parameter does not fit into a vector of ${wanted} throughout.`, '',
+      'pass trainableOnly = true');
+  }
 }
