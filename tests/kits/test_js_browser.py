@@ -31,7 +31,10 @@ digits_package = js_fixtures.digits_package
 
 @pytest.fixture(scope="module")
 def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    options = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+    options = (
+        *("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"),
+        *("--enable-precise-memory-info", "--js-flags=--expose-gc"),
+    )
     with Browser(tmp_path_factory.mktemp("chromium"), served=True, options=options) as opened:
         yield opened
 
@@ -47,7 +50,13 @@ TRAIN = """(async () => {
     feeds[name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
   }
   const losses = [];
+  const held = [];
   for (let step = 0; step < task.steps; step++) {
+    if (task.measure?.includes(step)) {
+      gc();
+      const wasm = memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
+      held.push([wasm, performance.memory.usedJSHeapSize]);
+    }
     losses.push(session.lossOf(await session.runTrainStep(feeds)));
     await session.runOptimizerStep();
     await session.lazyResetGrad();
@@ -59,7 +68,7 @@ TRAIN = """(async () => {
   const bytes = new Uint8Array(await (await file.getFile()).arrayBuffer());
   let text = '';
   for (const byte of bytes) text += String.fromCharCode(byte);
-  return { losses, threads: ort.env.wasm.numThreads, isolated: crossOriginIsolated,
+  return { losses, held, threads: ort.env.wasm.numThreads, isolated: crossOriginIsolated,
            saved: btoa(text), step: again.optimizer.step };
 })().catch((error) => ({ code: error.code, what: String(error) }))"""
 
@@ -86,6 +95,17 @@ def test_chromium_trains_as_python_does(
         np.testing.assert_allclose(state.parameters[name].data, array, atol=1e-4)
     resumed = {**task, "checkpoint": tmp_path / "browser.ckpt", "steps": 1}
     assert train(resumed, "python")["losses"][0] < wanted[0]
+
+
+def test_chromium_does_not_grow_with_steps(
+    packages: dict[str, Path], batch: dict[str, Any], browsers: Browser, tmp_path: Path
+) -> None:
+    task = {"package": packages["adamw"], "data": batch, "steps": 2001, "rate": 0.001}
+    held = in_browser(browsers, {**task, "measure": [500, 1250, 2000]}, tmp_path)["held"]
+    wasm, heap = zip(*held, strict=True)
+    assert wasm[0] > 10e6
+    assert len(set(wasm)) == 1
+    assert heap[2] - heap[1] < 0.5e6
 
 
 def in_browser(

@@ -26,6 +26,13 @@ IMPORTS = {
 }
 PAGE = f"""<!doctype html><meta charset="utf-8"><title>kit</title>
 <script type="importmap">{json.dumps({"imports": IMPORTS})}</script>
+<script>
+const {{ Memory }} = WebAssembly; // seen by the test that nothing grows
+window.memories = [];
+WebAssembly.Memory = class extends Memory {{
+  constructor(...options) {{ super(...options); window.memories.push(this); }}
+}};
+</script>
 <script type="module">
 import * as ort from 'onnxruntime-web';
 import * as kit from 'odtpack';
