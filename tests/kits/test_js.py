@@ -265,13 +265,16 @@ const after = (await session.runEvalStep(feeds)).loss.data[0];
 const outputs = (await session.predict({{ input: feeds.input }})).output.data;
 const evaluation = await session.evaluate([feeds, feeds]);
 const figures = await benchmark(at, {{ steps: 3, intraOpNumThreads: 1 }});
+const other = {{ ...feeds, input: new Tensor('float32', new Float32Array(128), [2, 1, 8, 8]) }};
+const alone = (await session.runTrainStep(feeds)).loss.data[0];
 const second = session.runTrainStep(feeds);
-const busy = await session.runTrainStep(feeds).then(() => 'ran', (error) => error.code);
-await second;
+const busy = await session.runTrainStep(other).then(() => 'ran', (error) => error.code);
+const unmoved = (await second).loss.data[0] === alone;
+const unknown = await session.runTrainStep(feeds, ['no']).then(() => 'ran', (error) => error.code);
 await session.release();
 console.log(JSON.stringify({{
   names, both: Object.keys(both), one: Object.keys(one), size, length: buffer.data.length,
-  before, zeros, after, busy, outputs: Array.from(outputs), evaluation, figures,
+  before, zeros, after, busy, unmoved, unknown, outputs: Array.from(outputs), evaluation, figures,
 }}));
 """)
     done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
@@ -282,7 +285,7 @@ console.log(JSON.stringify({{
     assert found["size"] == found["length"] > 500
     assert found["before"] == found["after"] != found["zeros"]
     assert found["zeros"] == pytest.approx(np.log(10))
-    assert found["busy"] == "busy"
+    assert (found["busy"], found["unmoved"], found["unknown"]) == ("busy", True, "unknown-output")
     scores = np.array(found["outputs"]).reshape(2, 10)
     labels = np.array([1, 2])
     assert found["evaluation"]["accuracy"] == (scores.argmax(axis=1) == labels).mean()

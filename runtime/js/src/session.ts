@@ -4,7 +4,7 @@ import { platform } from '#platform';
 import { checkBatch, countRight, withoutAnswers } from './batch.js';
 import { CheckpointState, type FlatState, nominal } from './checkpoint.js';
 import { OdtpackError } from './errors.js';
-import { inferenceModel, join, widen } from './inference.js';
+import { float16Bits, inferenceModel, join, widen } from './inference.js';
 import type { Manifest, Settings } from './manifest.js';
 import {
   checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
@@ -281,14 +281,12 @@ export class TrainingSession {
         '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
     }
     const parameters = this.#inOrder(trainableOnly);
-    for (const parameter of parameters) {
-      // Narrowing would round without a word.
-      if (parameter.dtype !== dtype) requireFits('bool', dtype);
-    }
-    let bytes = bytesOf(given);
-    for (const { data } of parameters) {
-      bytesOf(data).set(bytes.subarray(0, data.byteLength));
-      bytes = bytes.subarray(data.byteLength);
+    for (const parameter of parameters) requireFits(parameter.dtype, dtype);
+    const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
+    let at = 0;
+    for (const { dtype: own, data } of parameters) {
+      const part = (values as Float32Array).subarray(at, (at += data.length));
+      (data as Float32Array).set(own === 'float16' ? Uint16Array.from(part, float16Bits) : part);
     }
     this.state.complete();
   }
@@ -333,15 +331,20 @@ export class TrainingSession {
     checkBatch(this.#parts.manifest.inputs, feeds);
     const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
     const options = fetches ? second : (first as RunOptions);
-    Object.assign(graph.feeds, feeds);
-    const results = await this.#alone(() => graph.run(options));
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
+    const unknown = named.find((name) => !this.trainingOutputNames.includes(name));
+    if (unknown !== undefined) {
+      throw new OdtpackError('unknown-output', `The model has no output '${unknown}'.`);
+    }
+    if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
+      throw new OdtpackError('output-type', 'Outputs are new tensors: pass their names, or null.');
+    }
+    const results = await this.#alone(() => {
+      Object.assign(graph.feeds, feeds);
+      return graph.run(options);
+    });
     const wanted = fetches ? named : this.trainingOutputNames;
-    return Object.fromEntries(wanted.map((name) => {
-      const found = this.trainingOutputNames.includes(name) ? results[name] : undefined;
-      if (found) return [name, found];
-      throw new OdtpackError('unknown-output', `The model has no output '${name}'.`);
-    }));
+    return Object.fromEntries(wanted.map((name) => [name, results[name]!]));
   }
 
   /** One run at a time: parameters are changed where they lie. */
@@ -379,7 +382,8 @@ export class TrainingSession {
   }
 }
 
-type Fetches = readonly string[] | Readonly<Record<string, Tensor | null>>;
+/** Names of outputs, in a list or as keys; tensors to write into are refused. */
+type Fetches = readonly string[] | Readonly<Record<string, null>>;
 type RunOptions = InferenceSession.RunOptions;
 type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
 
@@ -389,5 +393,7 @@ function isFetches(value: unknown, outputs: readonly string[]): value is Fetches
 }
 
 function lossOf(manifest: Manifest, results: Feeds): number {
-  return (results[manifest.outputs[0]!.name]!.data as Float32Array)[0]!;
+  const { type, data } = results[manifest.outputs[0]!.name]!;
+  const bits = type === 'float16' && data instanceof Uint16Array;
+  return (bits ? widen(data) : (data as Float32Array))[0]!;
 }
