@@ -42,7 +42,8 @@ async function load() {
     return { label: row[0], pixels: Float32Array.from(row.subarray(1), (value) => value / 255) };
   });
   const { layout } = opened.manifest;
-  status(`${layout.elements.toLocaleString('en')} parameters, ready on ${ort.env.wasm.numThreads} thread(s) of this device.`);
+  const count = layout.elements.toLocaleString('en');
+  status(`${count} parameters, ready on ${ort.env.wasm.numThreads} thread(s) of this device.`);
   for (const id of ['pause', 'download', 'reset']) $(id).disabled = false;
   memory().catch(() => undefined);
   document.body.dataset.ready = 'true';
@@ -54,7 +55,8 @@ const ink = () => getComputedStyle(pad).color;
 
 function place(event) {
   const box = pad.getBoundingClientRect();
-  return [((event.clientX - box.left) / box.width) * pad.width, ((event.clientY - box.top) / box.height) * pad.height];
+  const scale = pad.width / box.width; // the pad is square
+  return [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
 }
 
 let last;
@@ -120,7 +122,9 @@ function scaled() {
 
 // ---- The network
 
-const images = (pixels) => new ort.Tensor('float32', pixels, [pixels.length / PIXELS, 1, SIZE, SIZE]);
+function images(pixels) {
+  return new ort.Tensor('float32', pixels, [pixels.length / PIXELS, 1, SIZE, SIZE]);
+}
 
 function shares(scores) {
   const largest = Math.max(...scores);
@@ -232,15 +236,18 @@ async function judge() {
     const scores = output.data.subarray(i * CLASSES.length, (i + 1) * CLASSES.length);
     const best = scores.indexOf(Math.max(...scores));
     tile.classList.toggle('right', best === label);
-    mark.textContent = best === label ? CLASSES[label] : `${CLASSES[label]}, reads ${CLASSES[best]}`;
+    const said = CLASSES[label];
+    mark.textContent = best === label ? said : `${said}, reads ${CLASSES[best]}`;
     right += best === label;
   });
-  $('accuracy').textContent = `${Math.round((right / examples.length) * 100)} % of ${examples.length}`;
+  const share = Math.round((right / examples.length) * 100);
+  $('accuracy').textContent = `${share} % of ${examples.length}`;
 }
 
 /** What the training holds (parameters, gradients, moments), and the whole page once measured. */
 async function memory() {
-  const arrays = [...session.state.parameters.values()].flatMap(({ data, grad }) => [data, grad ?? []]);
+  const parameters = [...session.state.parameters.values()];
+  const arrays = parameters.flatMap(({ data, grad }) => [data, grad ?? []]);
   const moments = [...session.state.optimizer.moments.values()].flat().map(({ data }) => data);
   const state = [...arrays, ...moments].reduce((sum, { byteLength = 0 }) => sum + byteLength, 0);
   $('memory').textContent = megabytes(state);
@@ -262,14 +269,14 @@ function draw() {
   let mean = shown[0];
   const smooth = shown.map((loss) => (mean += 0.12 * (loss - mean)));
   const top = Math.max(...shown, 0.5);
-  const points = (values) => values
-    .map((value, i) => `${((i / Math.max(shown.length - 1, 1)) * 560).toFixed(1)},${(212 - (value / top) * 204).toFixed(1)}`)
-    .join(' ');
+  const across = (i) => ((i / Math.max(shown.length - 1, 1)) * 560).toFixed(1);
+  const down = (value) => (212 - (value / top) * 204).toFixed(1);
+  const points = (values) => values.map((value, i) => `${across(i)},${down(value)}`).join(' ');
   $('raw').setAttribute('points', points(shown));
   $('smooth').setAttribute('points', points(smooth));
   const first = losses.length - shown.length;
   $('taught').setAttribute('d', taught.filter((at) => at > first)
-    .map((at) => `M${(((at - first) / Math.max(shown.length - 1, 1)) * 560).toFixed(1)} 8V212`).join(''));
+    .map((at) => `M${across(at - first)} 8V212`).join(''));
   $('loss').textContent = mean.toFixed(3);
 }
 
@@ -286,7 +293,8 @@ addEventListener('keydown', (event) => {
   if (event.key.length === 1 && label >= 0 && !event.ctrlKey && !event.metaKey) teach(label);
   if (event.key === 'Escape') clear();
 });
-$('grid').innerHTML += [8, 59, 110, 161, 212].map((y) => `<line x1="0" x2="560" y1="${y}" y2="${y}"></line>`).join('');
+$('grid').innerHTML += [8, 59, 110, 161, 212]
+  .map((y) => `<line x1="0" x2="560" y1="${y}" y2="${y}"></line>`).join('');
 $('clear').addEventListener('click', clear);
 $('pause').addEventListener('click', () => {
   paused = !paused;

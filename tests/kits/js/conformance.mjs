@@ -13,7 +13,8 @@ export async function runSuite({ kit, ort, read, at, exact, options = {} }) {
   for (const { name } of index.cases) {
     const load = (path) => read(`${name}/${path}`);
     const entry = JSON.parse(new TextDecoder().decode(await load('case.json')));
-    const run = new Case({ kit, ort, load, at: (path) => at(`${name}/${path}`), entry, exact, options });
+    const inCase = (path) => at(`${name}/${path}`);
+    const run = new Case({ kit, ort, load, at: inCase, entry, exact, options });
     try {
       await run[entry.kind]();
       results[name] = run.worst;
@@ -48,7 +49,9 @@ class Case {
     if (Object.is(found, wanted) || (Number.isNaN(found) && Number.isNaN(wanted))) return;
     const difference = Math.abs(found - wanted) / scale;
     const allowed = this.exact ? 0 : this.entry.tolerance;
-    if (!(difference <= allowed)) throw new Error(`${what}: ${found} and not ${wanted} (${difference})`);
+    if (!(difference <= allowed)) {
+      throw new Error(`${what}: ${found} and not ${wanted} (${difference})`);
+    }
     this.worst = Math.max(this.worst, difference);
   }
 
@@ -126,7 +129,8 @@ class Case {
     const names = (state) => [...state.parameters.keys()].sort().join();
     if (names(own) !== names(wanted)) throw new Error('after: other parameters');
     // Batch normalization in training mode is badly conditioned: other kernels, other parameters.
-    const manifest = JSON.parse(new TextDecoder().decode(await this.load(`${entry.package}/manifest.json`)));
+    const text = new TextDecoder().decode(await this.load(`${entry.package}/manifest.json`));
+    const manifest = JSON.parse(text);
     const comparable = this.exact || manifest.parameters.every(({ role }) => role !== 'state');
     for (const [name, { data, dtype }] of comparable ? wanted.parameters : []) {
       this.arrays(name, floats(own.parameters.get(name).data, dtype), floats(data, dtype));
@@ -138,8 +142,11 @@ class Case {
       }
     }
     const groups = (state) => JSON.stringify([state.optimizer?.groups, state.optimizer?.kind]);
-    if (groups(own) !== groups(wanted)) throw new Error(`after: groups ${groups(own)}, ${groups(wanted)}`);
-    const properties = (state) => String([...state.properties.values].map(([k, v]) => [k, v.kind, v.value]).sort());
+    if (groups(own) !== groups(wanted)) {
+      throw new Error(`after: groups ${groups(own)}, ${groups(wanted)}`);
+    }
+    const properties = ({ properties: { values } }) =>
+      String([...values].map(([name, { kind, value }]) => [name, kind, value]).sort());
     if (properties(own) !== properties(wanted)) {
       throw new Error(`after: properties ${properties(own)} and not ${properties(wanted)}`);
     }
@@ -190,7 +197,9 @@ class Case {
     } catch (error) {
       code = error.code ?? error.stack;
     }
-    if (code !== (this.entry.code ?? undefined)) throw new Error(`self_check: ${code} and not ${this.entry.code}`);
+    if (code !== (this.entry.code ?? undefined)) {
+      throw new Error(`self_check: ${code} and not ${this.entry.code}`);
+    }
   }
 
   async nominal() {

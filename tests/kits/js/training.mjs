@@ -35,4 +35,4 @@ for (let step = 0; step < task.steps; step++) {
   }
 }
 if (task.save) await session.saveCheckpoint(task.save);
-console.log(JSON.stringify({ losses: losses.length > 1000 ? losses.slice(-5) : losses, resident, times }));
+console.log(JSON.stringify({ losses, resident, times }));
