@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test kits check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test kits web-demo check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,8 @@ help:
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
 	@echo "make bench   step time and peak memory against the reference"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
+	@echo "make kits    build the training kits and run them against Python"
+	@echo "make web-demo  a page on which a network learns what one draws, served on this machine"
 	@echo "make clean   remove what these targets made"
 
 demo: $(VENV)/.ready-demo
@@ -58,8 +60,12 @@ bench: $(VENV)/.ready-full peer
 fidelity: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md
 
+web-demo: $(VENV)/.ready-full
+	@scripts/setup_kits_js.sh $(BIN)/python
+	@$(BIN)/python -m examples.web_demo.build build/web-demo --serve
+
 clean:
-	rm -rf $(VENV) .venv-peer .venv-runtimes build
+	rm -rf $(VENV) .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,9 +30,11 @@ class Browser:
 
     Args:
         profile: An empty folder for what the browser keeps.
+        served: Allow connections to this machine's own servers, and to nothing else.
+        options: Further options of the command line.
     """
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, *, served: bool = False, options: Sequence[str] = ()) -> None:
         assert CHROMIUM is not None
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
@@ -43,7 +46,9 @@ class Browser:
             CHROMIUM,
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *("--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars"),
+            "--host-resolver-rules=MAP * ~NOTFOUND" + (", EXCLUDE 127.0.0.1" if served else ""),
+            "--hide-scrollbars",
+            *options,
             *("--font-render-hinting=none", "--force-color-profile=srgb"),
             f"--user-data-dir={profile}",
             *("--remote-debugging-pipe", "about:blank"),
@@ -84,7 +89,7 @@ class Browser:
 
     def open(
         self,
-        page: Path,
+        page: Path | str,
         *,
         width: int = 1280,
         height: int = 900,
@@ -93,7 +98,8 @@ class Browser:
         dark: bool = False,
         grey: bool = False,
     ) -> None:
-        """Load a file at a size, in a scheme of colours, and wait until it is there."""
+        """Load a file or an address at a size, in a scheme of colours, and wait for it."""
+        address = page if isinstance(page, str) else page.as_uri()
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone}
         self.send("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -101,11 +107,9 @@ class Browser:
         self.send(
             "Emulation.setEmulatedVisionDeficiency", {"type": "achromatopsia" if grey else "none"}
         )
-        self.send("Page.navigate", {"url": page.as_uri()})
+        self.send("Page.navigate", {"url": address})
         until = time.monotonic() + _PATIENCE_SECONDS
-        ready = (
-            f"document.readyState === 'complete' && location.href === {json.dumps(page.as_uri())}"
-        )
+        ready = f"document.readyState === 'complete' && location.href === {json.dumps(address)}"
         while not self.evaluate(ready):
             assert time.monotonic() < until, "the page does not load"
 

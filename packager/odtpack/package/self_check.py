@@ -26,7 +26,7 @@ _TOLERANCE = 1e-4
 """Part of a loss, or of 1: a hundred times what platforms differ by, far less than errors make."""
 _TOLERANCE_OF_FLOAT16 = 5e-3
 _PERTURBATION = 2.0**-22
-_SPREAD = 16
+_SPREAD = 64
 """How many times the effect of a perturbation losses may differ by, where it exceeds that."""
 _SAMPLES, _SAMPLES_OF_STATISTICS = 2, 8
 _LARGEST_BYTES = 256 * 2**20

@@ -13,9 +13,6 @@ namespace fbs {
 struct Tensor;
 struct TensorBuilder;
 
-struct ModuleState;
-struct ModuleStateBuilder;
-
 struct ParameterOptimizerState;
 struct ParameterOptimizerStateBuilder;
 
@@ -34,6 +31,9 @@ struct StringPropertyBuilder;
 struct PropertyBag;
 struct PropertyBagBuilder;
 
+struct ModuleState;
+struct ModuleStateBuilder;
+
 struct Checkpoint;
 struct CheckpointBuilder;
 
@@ -48,24 +48,31 @@ struct Tensor FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_STRING_DATA = 14,
     VT_EXTERNAL_DATA_OFFSET = 16
   };
+  /// name of the parameter or moment
   const flatbuffers::String *name() const {
     return GetPointer<const flatbuffers::String *>(VT_NAME);
   }
+  /// not used, and not written
   const flatbuffers::String *doc_string() const {
     return GetPointer<const flatbuffers::String *>(VT_DOC_STRING);
   }
+  /// the shape; empty for a scalar
   const flatbuffers::Vector<int64_t> *dims() const {
     return GetPointer<const flatbuffers::Vector<int64_t> *>(VT_DIMS);
   }
+  /// the element type
   int32_t data_type() const {
     return GetField<int32_t>(VT_DATA_TYPE, 0);
   }
+  /// the elements, little-endian, in row-major order
   const flatbuffers::Vector<uint8_t> *raw_data() const {
     return GetPointer<const flatbuffers::Vector<uint8_t> *>(VT_RAW_DATA);
   }
+  /// not used, and not written
   const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>> *string_data() const {
     return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>> *>(VT_STRING_DATA);
   }
+  /// where the elements start in `<checkpoint>.data`; -1 if they are in `raw_data`
   int64_t external_data_offset() const {
     return GetField<int64_t>(VT_EXTERNAL_DATA_OFFSET, -1LL);
   }
@@ -169,106 +176,17 @@ inline flatbuffers::Offset<Tensor> CreateTensorDirect(
       external_data_offset);
 }
 
-struct ModuleState FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
-  typedef ModuleStateBuilder Builder;
-  enum FlatBuffersVTableOffset FLATBUFFERS_VTABLE_UNDERLYING_TYPE {
-    VT_REQUIRES_GRAD_PARAMS = 4,
-    VT_FROZEN_PARAMS = 6,
-    VT_IS_NOMINAL_STATE = 8,
-    VT_HAS_EXTERNAL_DATA = 10
-  };
-  const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *requires_grad_params() const {
-    return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *>(VT_REQUIRES_GRAD_PARAMS);
-  }
-  const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *frozen_params() const {
-    return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *>(VT_FROZEN_PARAMS);
-  }
-  bool is_nominal_state() const {
-    return GetField<uint8_t>(VT_IS_NOMINAL_STATE, 0) != 0;
-  }
-  bool has_external_data() const {
-    return GetField<uint8_t>(VT_HAS_EXTERNAL_DATA, 0) != 0;
-  }
-  bool Verify(flatbuffers::Verifier &verifier) const {
-    return VerifyTableStart(verifier) &&
-           VerifyOffset(verifier, VT_REQUIRES_GRAD_PARAMS) &&
-           verifier.VerifyVector(requires_grad_params()) &&
-           verifier.VerifyVectorOfTables(requires_grad_params()) &&
-           VerifyOffset(verifier, VT_FROZEN_PARAMS) &&
-           verifier.VerifyVector(frozen_params()) &&
-           verifier.VerifyVectorOfTables(frozen_params()) &&
-           VerifyField<uint8_t>(verifier, VT_IS_NOMINAL_STATE, 1) &&
-           VerifyField<uint8_t>(verifier, VT_HAS_EXTERNAL_DATA, 1) &&
-           verifier.EndTable();
-  }
-};
-
-struct ModuleStateBuilder {
-  typedef ModuleState Table;
-  flatbuffers::FlatBufferBuilder &fbb_;
-  flatbuffers::uoffset_t start_;
-  void add_requires_grad_params(flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> requires_grad_params) {
-    fbb_.AddOffset(ModuleState::VT_REQUIRES_GRAD_PARAMS, requires_grad_params);
-  }
-  void add_frozen_params(flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> frozen_params) {
-    fbb_.AddOffset(ModuleState::VT_FROZEN_PARAMS, frozen_params);
-  }
-  void add_is_nominal_state(bool is_nominal_state) {
-    fbb_.AddElement<uint8_t>(ModuleState::VT_IS_NOMINAL_STATE, static_cast<uint8_t>(is_nominal_state), 0);
-  }
-  void add_has_external_data(bool has_external_data) {
-    fbb_.AddElement<uint8_t>(ModuleState::VT_HAS_EXTERNAL_DATA, static_cast<uint8_t>(has_external_data), 0);
-  }
-  explicit ModuleStateBuilder(flatbuffers::FlatBufferBuilder &_fbb)
-        : fbb_(_fbb) {
-    start_ = fbb_.StartTable();
-  }
-  flatbuffers::Offset<ModuleState> Finish() {
-    const auto end = fbb_.EndTable(start_);
-    auto o = flatbuffers::Offset<ModuleState>(end);
-    return o;
-  }
-};
-
-inline flatbuffers::Offset<ModuleState> CreateModuleState(
-    flatbuffers::FlatBufferBuilder &_fbb,
-    flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> requires_grad_params = 0,
-    flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> frozen_params = 0,
-    bool is_nominal_state = false,
-    bool has_external_data = false) {
-  ModuleStateBuilder builder_(_fbb);
-  builder_.add_frozen_params(frozen_params);
-  builder_.add_requires_grad_params(requires_grad_params);
-  builder_.add_has_external_data(has_external_data);
-  builder_.add_is_nominal_state(is_nominal_state);
-  return builder_.Finish();
-}
-
-inline flatbuffers::Offset<ModuleState> CreateModuleStateDirect(
-    flatbuffers::FlatBufferBuilder &_fbb,
-    const std::vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *requires_grad_params = nullptr,
-    const std::vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *frozen_params = nullptr,
-    bool is_nominal_state = false,
-    bool has_external_data = false) {
-  auto requires_grad_params__ = requires_grad_params ? _fbb.CreateVector<flatbuffers::Offset<odtpack::fbs::Tensor>>(*requires_grad_params) : 0;
-  auto frozen_params__ = frozen_params ? _fbb.CreateVector<flatbuffers::Offset<odtpack::fbs::Tensor>>(*frozen_params) : 0;
-  return odtpack::fbs::CreateModuleState(
-      _fbb,
-      requires_grad_params__,
-      frozen_params__,
-      is_nominal_state,
-      has_external_data);
-}
-
 struct ParameterOptimizerState FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   typedef ParameterOptimizerStateBuilder Builder;
   enum FlatBuffersVTableOffset FLATBUFFERS_VTABLE_UNDERLYING_TYPE {
     VT_PARAM_NAME = 4,
     VT_MOMENTUMS = 6
   };
+  /// name of the trained parameter
   const flatbuffers::String *param_name() const {
     return GetPointer<const flatbuffers::String *>(VT_PARAM_NAME);
   }
+  /// its moments, `momentum0` and so on
   const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *momentums() const {
     return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *>(VT_MOMENTUMS);
   }
@@ -334,15 +252,19 @@ struct OptimizerGroup FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_INITIAL_LEARNING_RATE = 8,
     VT_OPTIMIZER_STATES = 10
   };
+  /// `group0`, `group1` and so on
   const flatbuffers::String *group_name() const {
     return GetPointer<const flatbuffers::String *>(VT_GROUP_NAME);
   }
+  /// the steps made
   int64_t step() const {
     return GetField<int64_t>(VT_STEP, 0);
   }
+  /// the learning rate at the time of saving
   float initial_learning_rate() const {
     return GetField<float>(VT_INITIAL_LEARNING_RATE, 0.0f);
   }
+  /// one for each parameter of the group
   const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::ParameterOptimizerState>> *optimizer_states() const {
     return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::ParameterOptimizerState>> *>(VT_OPTIMIZER_STATES);
   }
@@ -689,6 +611,101 @@ inline flatbuffers::Offset<PropertyBag> CreatePropertyBagDirect(
       strings__);
 }
 
+struct ModuleState FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
+  typedef ModuleStateBuilder Builder;
+  enum FlatBuffersVTableOffset FLATBUFFERS_VTABLE_UNDERLYING_TYPE {
+    VT_REQUIRES_GRAD_PARAMS = 4,
+    VT_FROZEN_PARAMS = 6,
+    VT_IS_NOMINAL_STATE = 8,
+    VT_HAS_EXTERNAL_DATA = 10
+  };
+  /// the trained parameters
+  const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *requires_grad_params() const {
+    return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *>(VT_REQUIRES_GRAD_PARAMS);
+  }
+  /// frozen parameters and running statistics
+  const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *frozen_params() const {
+    return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *>(VT_FROZEN_PARAMS);
+  }
+  /// whether the tensors have names and types only
+  bool is_nominal_state() const {
+    return GetField<uint8_t>(VT_IS_NOMINAL_STATE, 0) != 0;
+  }
+  /// whether elements lie in `<checkpoint>.data`
+  bool has_external_data() const {
+    return GetField<uint8_t>(VT_HAS_EXTERNAL_DATA, 0) != 0;
+  }
+  bool Verify(flatbuffers::Verifier &verifier) const {
+    return VerifyTableStart(verifier) &&
+           VerifyOffset(verifier, VT_REQUIRES_GRAD_PARAMS) &&
+           verifier.VerifyVector(requires_grad_params()) &&
+           verifier.VerifyVectorOfTables(requires_grad_params()) &&
+           VerifyOffset(verifier, VT_FROZEN_PARAMS) &&
+           verifier.VerifyVector(frozen_params()) &&
+           verifier.VerifyVectorOfTables(frozen_params()) &&
+           VerifyField<uint8_t>(verifier, VT_IS_NOMINAL_STATE, 1) &&
+           VerifyField<uint8_t>(verifier, VT_HAS_EXTERNAL_DATA, 1) &&
+           verifier.EndTable();
+  }
+};
+
+struct ModuleStateBuilder {
+  typedef ModuleState Table;
+  flatbuffers::FlatBufferBuilder &fbb_;
+  flatbuffers::uoffset_t start_;
+  void add_requires_grad_params(flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> requires_grad_params) {
+    fbb_.AddOffset(ModuleState::VT_REQUIRES_GRAD_PARAMS, requires_grad_params);
+  }
+  void add_frozen_params(flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> frozen_params) {
+    fbb_.AddOffset(ModuleState::VT_FROZEN_PARAMS, frozen_params);
+  }
+  void add_is_nominal_state(bool is_nominal_state) {
+    fbb_.AddElement<uint8_t>(ModuleState::VT_IS_NOMINAL_STATE, static_cast<uint8_t>(is_nominal_state), 0);
+  }
+  void add_has_external_data(bool has_external_data) {
+    fbb_.AddElement<uint8_t>(ModuleState::VT_HAS_EXTERNAL_DATA, static_cast<uint8_t>(has_external_data), 0);
+  }
+  explicit ModuleStateBuilder(flatbuffers::FlatBufferBuilder &_fbb)
+        : fbb_(_fbb) {
+    start_ = fbb_.StartTable();
+  }
+  flatbuffers::Offset<ModuleState> Finish() {
+    const auto end = fbb_.EndTable(start_);
+    auto o = flatbuffers::Offset<ModuleState>(end);
+    return o;
+  }
+};
+
+inline flatbuffers::Offset<ModuleState> CreateModuleState(
+    flatbuffers::FlatBufferBuilder &_fbb,
+    flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> requires_grad_params = 0,
+    flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::Tensor>>> frozen_params = 0,
+    bool is_nominal_state = false,
+    bool has_external_data = false) {
+  ModuleStateBuilder builder_(_fbb);
+  builder_.add_frozen_params(frozen_params);
+  builder_.add_requires_grad_params(requires_grad_params);
+  builder_.add_has_external_data(has_external_data);
+  builder_.add_is_nominal_state(is_nominal_state);
+  return builder_.Finish();
+}
+
+inline flatbuffers::Offset<ModuleState> CreateModuleStateDirect(
+    flatbuffers::FlatBufferBuilder &_fbb,
+    const std::vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *requires_grad_params = nullptr,
+    const std::vector<flatbuffers::Offset<odtpack::fbs::Tensor>> *frozen_params = nullptr,
+    bool is_nominal_state = false,
+    bool has_external_data = false) {
+  auto requires_grad_params__ = requires_grad_params ? _fbb.CreateVector<flatbuffers::Offset<odtpack::fbs::Tensor>>(*requires_grad_params) : 0;
+  auto frozen_params__ = frozen_params ? _fbb.CreateVector<flatbuffers::Offset<odtpack::fbs::Tensor>>(*frozen_params) : 0;
+  return odtpack::fbs::CreateModuleState(
+      _fbb,
+      requires_grad_params__,
+      frozen_params__,
+      is_nominal_state,
+      has_external_data);
+}
+
 struct Checkpoint FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   typedef CheckpointBuilder Builder;
   enum FlatBuffersVTableOffset FLATBUFFERS_VTABLE_UNDERLYING_TYPE {
@@ -697,12 +714,14 @@ struct Checkpoint FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_OPTIMIZER_GROUPS = 8,
     VT_PROPERTY_BAG = 10
   };
+  /// always written, and 2: what leaves it out has version 0, which is refused
   int32_t version() const {
     return GetField<int32_t>(VT_VERSION, 0);
   }
   const odtpack::fbs::ModuleState *module_state() const {
     return GetPointer<const odtpack::fbs::ModuleState *>(VT_MODULE_STATE);
   }
+  /// empty before the first optimizer step is saved
   const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::OptimizerGroup>> *optimizer_groups() const {
     return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::OptimizerGroup>> *>(VT_OPTIMIZER_GROUPS);
   }

@@ -1,0 +1,119 @@
+"""A web page on which one draws digits and letters and watches a network learn them, offline.
+
+    python -m examples.web_demo.build [FOLDER]            write the page as a static folder
+    python -m examples.web_demo.build [FOLDER] --serve    and serve it on this machine
+
+The network comes from a factory where it saw the 1,797 digits of scikit-learn and no letter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from examples.web_demo.serve import serve
+from odtpack import zoo
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, Optimizer
+
+ROOT = Path(__file__).resolve().parents[2]
+KIT = ROOT / "runtime" / "js"
+MODULES = KIT / "node_modules"
+SIZE, CLASSES, BATCH, EPOCHS, RATE = 28, 36, 32, 6, 0.003
+RUNTIME_FILES = (
+    "ort.wasm.min.mjs",
+    "ort-wasm-simd-threaded.mjs",
+    "ort-wasm-simd-threaded.wasm",
+)
+
+Images = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+def stock_digits() -> tuple[Images, Labels]:
+    """The digits of scikit-learn as [n, 1, 28, 28] from 0 to 1, in an order drawn once."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    small = (digits.images / 16).astype(np.float32)
+    # Bilinear from 8 to 20 pixels, with the margin that the page leaves as well.
+    at = np.clip((np.arange(20) + 0.5) * 8 / 20 - 0.5, 0, 7)
+    low = np.minimum(at.astype(int), 6)
+    weights = np.zeros((20, 8), np.float32)
+    weights[np.arange(20), low] = 1 - (at - low)
+    weights[np.arange(20), low + 1] = at - low
+    images = np.pad(weights @ small @ weights.T, ((0, 0), (4, 4), (4, 4)))
+    order = np.random.default_rng(0).permutation(len(images))
+    return images[order, None], digits.target[order].astype(np.int64)
+
+
+def train_factory(package: Path, exported: Path) -> float:
+    """Train a package on the stock digits and export the model; return the last loss."""
+    images, labels = stock_digits()
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(RATE)
+    loss = np.inf
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng([1, epoch]).permutation(len(labels))
+        for start in range(0, len(order) - BATCH + 1, BATCH):
+            rows = order[start : start + BATCH]
+            loss = float(module(images[rows], labels[rows])[0])
+            optimizer.step()
+            module.lazy_reset_grad()
+    module.export_model_for_inferencing(exported, ["output"])
+    return loss
+
+
+def build(folder: Path) -> Path:
+    """Write the page, the package, the kit and ONNX Runtime into a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(Path(__file__).parent / "page", folder)
+    model = zoo.cnn(size=SIZE, width=(8, 16), classes=CLASSES)
+    with tempfile.TemporaryDirectory() as temporary:
+        factory, trained = Path(temporary, "factory"), Path(temporary, "trained.onnx")
+        build_package(model, factory, loss="cross_entropy", outputs=["output"])
+        loss = train_factory(factory, trained)
+        print(f"factory   {EPOCHS} passes over the stock digits, loss {loss:.3f}")
+        package = folder / "package"
+        build_package(onnx.load(trained), package, loss="cross_entropy", outputs=["output"])
+    images, labels = stock_digits()
+    pixels = np.round(images[:400] * 255).astype(np.uint8).reshape(400, -1)
+    rows = np.concatenate([labels[:400, None].astype(np.uint8), pixels], axis=1)
+    (folder / "digits.bin").write_bytes(rows.tobytes())
+    modules = folder / "modules"
+    shutil.copytree(KIT / "dist", modules / "odtpack", ignore=shutil.ignore_patterns("*.d.ts"))
+    flatbuffers = MODULES / "flatbuffers" / "mjs"
+    shutil.copytree(flatbuffers, modules / "flatbuffers", ignore=shutil.ignore_patterns("*.d.ts"))
+    (modules / "ort").mkdir()
+    for name in RUNTIME_FILES:
+        shutil.copy(MODULES / "onnxruntime-web" / "dist" / name, modules / "ort" / name)
+    return folder
+
+
+def main() -> None:
+    """Build, and serve if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "web-demo")
+    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--port", type=int, default=8000)
+    arguments = parser.parse_args()
+    build(arguments.folder)
+    print(f"page      {arguments.folder}")
+    if arguments.serve:
+        with serve(arguments.folder, arguments.port) as (address, thread):
+            print(f"open      {address}   (Ctrl-C ends)")
+            with contextlib.suppress(KeyboardInterrupt):
+                thread.join()
+
+
+if __name__ == "__main__":
+    main()

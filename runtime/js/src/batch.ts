@@ -1,0 +1,120 @@
+/** What a batch must be, and what is taken from its results. */
+import type { Tensor } from 'onnxruntime-common';
+import { OdtpackError } from './errors.js';
+import type { InputInfo, Manifest } from './manifest.js';
+import type { OnnxRuntime } from './platform.js';
+import { type Feeds, tensorOver } from './runtime.js';
+import { ARRAYS, type DType, product, type TypedArray } from './tensors.js';
+
+/** Check a batch against the inputs of the model, as Python does, with the same codes. */
+export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
+  const missing = specs.find(({ name }) => feeds[name] === undefined);
+  const odd = Object.keys(feeds).find((key) => !specs.some(({ name }) => name === key));
+  if (missing ?? odd) {
+    throw new OdtpackError('input-count',
+      missing ? `The batch lacks the input '${missing.name}'.` : `The model has no input '${odd}'.`,
+      '', `pass ${specs.map(describe).join(', ')}`);
+  }
+  const sizes = new Map<string, { size: number; owner: string }>();
+  for (const spec of specs) {
+    const { type, dims } = feeds[spec.name]!;
+    const fail = (code: string, problem: string): never => {
+      const what = `Input '${spec.name}' ${problem}.`;
+      throw new OdtpackError(code, what, '', `it must be ${describe(spec)}`);
+    };
+    if (type !== spec.dtype) fail('input-type', `has elements of ${type}`);
+    const fits = spec.shape.every((size, axis) => typeof size !== 'number' || size === dims[axis]);
+    if (spec.shape.length && (dims.length !== spec.shape.length || !fits)) {
+      fail('input-shape', `has the shape [${dims}]`);
+    }
+    for (const [axis, dim] of spec.shape.entries()) {
+      const size = dims[axis]!;
+      if (size === 0 && dim !== 0) fail('empty-batch', `is empty: its shape is [${dims}]`);
+      if (typeof dim !== 'string') continue;
+      const known = sizes.get(dim) ?? { size, owner: spec.name };
+      sizes.set(dim, known);
+      if (known.size !== size) {
+        const { size: before, owner } = known;
+        fail('input-sizes-differ', `has ${size} for '${dim}', which is ${before} in '${owner}'`);
+      }
+    }
+  }
+  const labels = specs.find(({ name, dtype }) => name === 'labels' && dtype === 'int64');
+  if (labels?.class_count !== undefined) {
+    checkLabels(feeds['labels']!, labels.class_count, labels.ignore_index);
+  }
+}
+
+function describe({ name, dtype, shape }: InputInfo): string {
+  return `${name}: ${dtype}[${shape.map((size) => size ?? '?').join(', ')}]`;
+}
+
+function checkLabels(labels: Tensor, classes: number, ignored: number | undefined): void {
+  const data = labels.data as BigInt64Array;
+  // Halves of 32 bits, since a BigInt for every label would cost more than a small step.
+  const halves = new Int32Array(data.buffer, data.byteOffset, data.length * 2);
+  for (let i = 0; i < data.length; i++) {
+    const low = halves[2 * i]!;
+    const fits = halves[2 * i + 1] === 0 && low >= 0 && low < classes;
+    if (fits || (ignored !== undefined && data[i] === BigInt(ignored))) continue;
+    throw new OdtpackError(
+      'label-out-of-range',
+      `Input 'labels' holds the label ${data[i]} at element ${i}, and the model's ${classes} ` +
+        `classes are numbered 0 to ${classes - 1}.`,
+    );
+  }
+}
+
+/** The batch with zeros for labels and targets that it lacks: what a prediction does not read. */
+export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], feeds: Feeds): Feeds {
+  const sizes = new Map<string, number>();
+  for (const { name, shape } of specs) {
+    for (const [axis, size] of shape.entries()) {
+      const found = feeds[name]?.dims[axis];
+      if (typeof size === 'string' && found !== undefined) sizes.set(size, found);
+    }
+  }
+  const whole = { ...feeds };
+  for (const spec of specs.filter(({ name, role }) => role !== 'data' && !feeds[name])) {
+    const dims = spec.shape.map((size) => {
+      return typeof size === 'number' ? size : sizes.get(size ?? '');
+    });
+    if (dims.includes(undefined) || spec.dtype === 'string') continue; // checkBatch names it
+    const dtype = spec.dtype as DType;
+    const zeros = new ARRAYS[dtype](product(dims as number[]));
+    whole[spec.name] = tensorOver(ort, dtype, zeros, dims as number[]);
+  }
+  return whole;
+}
+
+/** Counts right classes of a batch; undefined where the model has no scores for each class. */
+export function countRight(
+  manifest: Manifest, feeds: Feeds, results: Feeds,
+): { right: number; counted: number } | undefined {
+  const labels = manifest.inputs.find((input) => input.role === 'labels' && input.class_count);
+  const scores = manifest.outputs.find(
+    ({ role, dtype, shape }) =>
+      role === 'additional' && dtype.startsWith('float') && dtype !== 'float16' &&
+      shape.length === (labels?.shape.length ?? 0) + 1 && shape[1] === labels?.class_count,
+  );
+  if (!labels || !scores) return undefined;
+  const truth = feeds[labels.name]!.data as BigInt64Array | Int32Array;
+  const { data, dims } = results[scores.name]!;
+  const values = data as Exclude<TypedArray, BigInt64Array | BigUint64Array>;
+  const classes = dims[1]!;
+  const inner = product(dims.slice(2));
+  let right = 0;
+  let counted = 0;
+  for (let i = 0; i < truth.length; i++) {
+    const label = Number(truth[i]);
+    if (label === labels.ignore_index) continue;
+    const start = Math.floor(i / inner) * classes * inner + (i % inner);
+    let best = 0;
+    for (let c = 1; c < classes; c++) {
+      if (values[start + c * inner]! > values[start + best * inner]!) best = c;
+    }
+    counted += 1;
+    right += Number(best === label);
+  }
+  return { right, counted };
+}

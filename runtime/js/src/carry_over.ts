@@ -1,0 +1,46 @@
+/** Take what was trained with one package to the next one. */
+import type { CheckpointState } from './checkpoint.js';
+import { OdtpackError } from './errors.js';
+import { bytesOf, sameDims } from './tensors.js';
+
+/**
+ * Bring trained parameters into the state of a newer package's checkpoint, before a session is
+ * made of it. Everything else comes from the newer package; `fresh` is unchanged on an error.
+ *
+ * @param names Parameters to take over: those that were trained by default. Running statistics
+ *   of batch normalization are trained as well and must be named.
+ * @param optimizerState Also take over step count, learning rate and moments.
+ */
+export function carryOver(
+  trained: CheckpointState, fresh: CheckpointState, names?: Iterable<string>, optimizerState = true,
+): CheckpointState {
+  trained.requireValues();
+  fresh.requireValues();
+  const own = [...trained.parameters.values()].filter(({ requiresGrad }) => requiresGrad);
+  const pairs = [...(names ?? own.map(({ name }) => name))].map((name) => {
+    const [source, target] = [trained.parameters.get(name), fresh.parameters.get(name)];
+    const alike = source?.dtype === target?.dtype;
+    if (!source || !target || !alike || !sameDims(source.dims, target.dims)) {
+      throw new OdtpackError('carry-over-parameter',
+        `The trained parameters do not go over: '${name}' is missing, or of another shape or type.`,
+        '', 'odtpack diff OLD NEW says what goes over');
+    }
+    return [source, target] as const;
+  });
+  const old = optimizerState ? trained.optimizer : undefined;
+  const moments: NonNullable<CheckpointState['optimizer']>['moments'] = new Map();
+  for (const { name, requiresGrad, dims } of fresh.parameters.values()) {
+    if (!requiresGrad || !old?.moments.size) continue;
+    const kept = old.moments.get(name);
+    if (!kept || !sameDims(trained.parameters.get(name)!.dims, dims)) {
+      throw new OdtpackError('carry-over-optimizer',
+        `The optimizer's state does not go over: there is none for '${name}'.`, '',
+        'carryOver(trained, fresh, names, false)');
+    }
+    moments.set(name, kept.map((moment) => ({ ...moment, data: moment.data.slice() })));
+  }
+  for (const [source, target] of pairs) bytesOf(target.data).set(bytesOf(source.data));
+  for (const [name, value] of trained.properties.values) fresh.properties.values.set(name, value);
+  fresh.optimizer = old && { ...old, moments, groups: [], kind: undefined };
+  return fresh;
+}

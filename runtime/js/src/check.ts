@@ -1,0 +1,144 @@
+/** Is training right here, and how fast: on made-up data that the package describes. */
+import { OdtpackError, reason } from './errors.js';
+import { float16Bits } from './inference.js';
+import { TrainingPackage, type PackageSource } from './package.js';
+import { type Feeds, tensorOver } from './runtime.js';
+import { type SessionOptions, TrainingSession } from './session.js';
+import { ARRAYS, type DType, product } from './tensors.js';
+
+/** What `benchmark` measures; times in milliseconds, medians of the steps. */
+export interface Measurements {
+  readonly kit: 'javascript';
+  readonly onnxruntime: string;
+  readonly system: string;
+  readonly package_sha256: string;
+  readonly batch: number;
+  readonly steps: number;
+  readonly open_ms: number;
+  readonly train_step_ms: number;
+  readonly optimizer_step_ms: number;
+  readonly evaluation_step_ms: number;
+  readonly checkpoint_ms: number;
+  readonly checkpoint_bytes: number;
+  /** Resident memory of the process in Node; null elsewhere. */
+  readonly resident_bytes: number | null;
+}
+
+/**
+ * Train five steps and compare the losses with those that the build found.
+ *
+ * @throws OdtpackError `self-check-failed`, or `no-self-check` if the package has none.
+ */
+export async function selfCheck(
+  source: TrainingPackage | PackageSource, options: SessionOptions = {},
+): Promise<void> {
+  const { session, batch, expected } = await prepare(source, options);
+  try {
+    session.setLearningRate(expected.learning_rate);
+    const found: number[] = [];
+    for (const _ of expected.losses) {
+      found.push(session.lossOf(await session.runTrainStep(batch)));
+      await session.runOptimizerStep();
+      await session.lazyResetGrad();
+    }
+    found.push(session.lossOf(await session.runEvalStep(batch)));
+    for (const [i, wanted] of [...expected.losses, expected.evaluation_loss].entries()) {
+      if (Math.abs(found[i]! - wanted) <= (expected.tolerances[i] ?? 0)) continue;
+      const step = i < expected.losses.length ? `of step ${i + 1}` : 'of the evaluation';
+      throw new OdtpackError('self-check-failed',
+        `Training is not right here: the loss ${step} is ${found[i]}, and should be ${wanted}.`,
+        '', 'report the version of ONNX Runtime, the provider and the processor');
+    }
+  } finally {
+    await session.release();
+  }
+}
+
+/** Accelerators have computed wrong gradients without an error: they train a few steps first. */
+export async function requireRight(
+  opened: TrainingPackage, options: SessionOptions, names: string[],
+): Promise<void> {
+  try {
+    await selfCheck(opened, { ...options, trusted: true });
+  } catch (error) {
+    throw new OdtpackError('unsupported-device',
+      `Training does not run right on ${names.join(', ')}: ${reason(error)}`, '',
+      'leave executionProviders out: the processor trains right', error);
+  }
+}
+
+/** Measure steps on the package's made-up batch, or on one of the app's. */
+export async function benchmark(
+  source: TrainingPackage | PackageSource,
+  options: SessionOptions & { steps?: number; batch?: Feeds } = {},
+): Promise<Measurements> {
+  const { steps = 50, batch: given, ...rest } = options;
+  const began = performance.now();
+  const { session, batch: own, opened, ort } = await prepare(source, rest);
+  const opening = performance.now() - began;
+  try {
+    const batch = given ?? own;
+    const [train, update, evaluate]: [number[], number[], number[]] = [[], [], []];
+    const timed = async (times: number[], work: () => Promise<unknown>): Promise<void> => {
+      const start = performance.now();
+      await work();
+      times.push(performance.now() - start);
+    };
+    for (let i = 0; i < steps; i++) {
+      await timed(train, () => session.runTrainStep(batch));
+      await timed(update, () => session.runOptimizerStep());
+      await session.lazyResetGrad();
+      await timed(evaluate, () => session.runEvalStep(batch));
+    }
+    const start = performance.now();
+    const { size } = session.state.toBlob(true);
+    const node = typeof process === 'object' ? process : undefined;
+    return {
+      kit: 'javascript',
+      onnxruntime: ort,
+      system: node ? `node ${node.version} ${node.platform} ${node.arch}` : navigator.userAgent,
+      package_sha256: opened.sha256,
+      batch: Object.values(batch)[0]?.dims[0] ?? 1,
+      steps,
+      open_ms: opening,
+      train_step_ms: median(train),
+      optimizer_step_ms: median(update),
+      evaluation_step_ms: median(evaluate),
+      checkpoint_ms: performance.now() - start,
+      checkpoint_bytes: size,
+      resident_bytes: node?.memoryUsage().rss ?? null,
+    };
+  } finally {
+    await session.release();
+  }
+}
+
+function median(values: number[]): number {
+  return values.sort((a, b) => a - b)[values.length >> 1] ?? NaN;
+}
+
+async function prepare(source: TrainingPackage | PackageSource, options: SessionOptions) {
+  const opened = source instanceof TrainingPackage ? source : await TrainingPackage.open(source);
+  const expected = opened.manifest.self_check;
+  if (!expected || expected.reason !== undefined) {
+    const why = expected?.reason ?? 'it was left out';
+    throw new OdtpackError('no-self-check', `The package has no self-check: ${why}.`);
+  }
+  const session = await TrainingSession.create({ package: opened }, options);
+  const batch: Feeds = {};
+  let at = 0;
+  for (const { name, shape, bound } of expected.inputs) {
+    const dtype = opened.manifest.inputs.find((input) => input.name === name)?.dtype as DType;
+    const data = new ARRAYS[dtype](product(shape));
+    for (let i = 0; i < data.length; i++) {
+      // 24 bits of a multiplicative hash of the counter.
+      const bits = Math.imul(++at, 2654435761) >>> 8;
+      const real = (bits - 8388608) / 8388608;
+      if (dtype.startsWith('float')) data[i] = dtype === 'float16' ? float16Bits(real) : real;
+      else if (dtype.endsWith('int64')) data[i] = BigInt(bits % (bound ?? 1));
+      else data[i] = bits % (dtype === 'bool' ? 2 : (bound ?? 1));
+    }
+    batch[name] = tensorOver(session.ort, dtype, data, shape);
+  }
+  return { session, batch, expected, opened, ort: session.ort.env.versions.common };
+}

@@ -1,0 +1,200 @@
+/** The state of a training: parameters, properties, and what the optimizer carries. */
+import { platform } from '#platform';
+import {
+  type CheckpointData, type OptimizerState, type Property, type PropertyKind,
+  layCheckpoint, payloadBytes, readCheckpoint,
+} from './checkpoint_format.js';
+import { OdtpackError, reason } from './errors.js';
+import { inMemory } from './flatbuffer.js';
+import type { FileSource } from './platform.js';
+import {
+  bytesOf, type Dims, type DType, type Layout, sameDims, type Stored, type TypedArray,
+} from './tensors.js';
+
+/** Bytes of tensors up to which a checkpoint is one file; a flatbuffer ends below 2 GiB. */
+const DATA_FILE_ABOVE = 1800 * 2 ** 20;
+
+/** One named tensor. `data` and `grad` are the memory that training works on. */
+export interface Parameter {
+  readonly name: string;
+  readonly dtype: DType;
+  readonly requiresGrad: boolean;
+  dims: Dims;
+  data: TypedArray;
+  grad?: TypedArray;
+}
+
+/** Values that the user attaches: int64, float32 or text. */
+export class Properties {
+  constructor(readonly values: Map<string, Property>) {}
+
+  /** A number, a bigint for integers that a number cannot hold, or text; undefined if absent. */
+  get(name: string): bigint | number | string | undefined {
+    const value = this.values.get(name)?.value;
+    return typeof value === 'bigint' && Number.isSafeInteger(Number(value)) ? Number(value) : value;
+  }
+
+  /** Attach a value. Whole numbers become int64, others float32, unless `kind` says otherwise. */
+  set(name: string, value: bigint | number | string, kind?: PropertyKind): void {
+    const whole = typeof value === 'bigint' || Number.isSafeInteger(value);
+    const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
+    const right = (chosen === 'text' ? ['string'] : ['number', 'bigint']).includes(typeof value);
+    if (!name || !right || (chosen === 'int' && !whole)) {
+      throw new OdtpackError('property-type', `Property '${name}' cannot be ${String(value)}.`);
+    }
+    const kept =
+      chosen === 'text' ? value : chosen === 'int' ? BigInt(value) : Math.fround(Number(value));
+    if (
+      (typeof kept === 'bigint' && BigInt.asIntN(64, kept) !== kept) ||
+      (typeof kept === 'number' && Math.abs(kept) === Infinity && Number.isFinite(Number(value)))
+    ) {
+      throw new OdtpackError('property-out-of-range', `Property '${name}' cannot hold ${value}.`);
+    }
+    this.values.set(name, { kind: chosen, value: kept });
+  }
+
+  delete(name: string): boolean {
+    return this.values.delete(name);
+  }
+}
+
+/** The memory of a state after a training session placed it. */
+export interface FlatState {
+  readonly layout: Layout;
+  readonly parameters: ArrayBuffer;
+  readonly gradients: ArrayBuffer;
+}
+
+export class CheckpointState {
+  readonly parameters = new Map<string, Parameter>();
+  readonly properties: Properties;
+  optimizer: OptimizerState | undefined;
+  flat: FlatState | undefined;
+  #nominal: boolean;
+
+  constructor(data: CheckpointData) {
+    for (const [requiresGrad, tensors] of [[true, data.trainable], [false, data.frozen]] as const) {
+      for (const [name, tensor] of tensors) {
+        this.parameters.set(name, { name, requiresGrad, ...tensor });
+      }
+    }
+    this.properties = new Properties(data.properties);
+    this.optimizer = data.optimizer;
+    this.#nominal = data.nominal;
+  }
+
+  /** Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. */
+  static async load(source: FileSource): Promise<CheckpointState> {
+    return new CheckpointState(await open(source));
+  }
+
+  /** True as long as the parameters have names and no values. */
+  get isNominal(): boolean {
+    return this.#nominal;
+  }
+
+  /** Throw `nominal-state` if the parameters have no values. */
+  requireValues(): void {
+    if (this.#nominal) throw nominal('its parameters have no values');
+  }
+
+  /** The values in memory are the state's own from now on. */
+  complete(): void {
+    this.#nominal = false;
+  }
+
+  /** Set all parameters to the values in a complete checkpoint of the same model. */
+  async loadParameters(source: FileSource): Promise<void> {
+    const data = await open(source);
+    if (data.nominal) throw nominal('there are no values in it to load');
+    const found = new Map([...data.trainable, ...data.frozen]);
+    const shapeless = this.#nominal && !this.flat;
+    const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
+      const have = this.parameters.get(name);
+      const next = found.get(name);
+      if (!have || !next || have.dtype !== next.dtype) return true;
+      return !shapeless && !sameDims(have.dims, next.dims);
+    });
+    if (odd !== undefined) {
+      throw new OdtpackError(
+        'checkpoint-mismatch',
+        `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
+          'another shape or type.',
+        typeof source === 'string' ? source : '',
+        'load a checkpoint of the same model',
+      );
+    }
+    for (const [name, { dims, data: values }] of found) {
+      const own = this.parameters.get(name)!;
+      if (shapeless) Object.assign(own, { dims, data: values });
+      else bytesOf(own.data).set(bytesOf(values));
+    }
+    this.complete();
+  }
+
+  /** The contents of a file; the arrays are the live ones. */
+  snapshot(includeOptimizerState: boolean): CheckpointData {
+    const all = [...this.parameters.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+    const part = (requiresGrad: boolean): Map<string, Stored> =>
+      new Map(all.filter((p) => p.requiresGrad === requiresGrad).map((p) => [p.name, p]));
+    return {
+      trainable: part(true),
+      frozen: part(false),
+      nominal: this.#nominal,
+      optimizer: includeOptimizerState && !this.#nominal ? this.optimizer : undefined,
+      properties: this.properties.values,
+    };
+  }
+
+  /**
+   * Save to one file, whole or not at all: a path in Node, a FileSystemFileHandle in a browser.
+   * Gradients are not part of it: save after `runOptimizerStep()` and `lazyResetGrad()`.
+   *
+   * @param dataFileAbove Bytes of tensors above which they go to a second file, `<path>.data`.
+   */
+  async save(
+    target: string | URL | FileSystemFileHandle, includeOptimizerState = false,
+    dataFileAbove = DATA_FILE_ABOVE,
+  ): Promise<void> {
+    const data = this.snapshot(includeOptimizerState);
+    if (typeof target === 'string' || target instanceof URL) {
+      const layout = (from?: number): ReturnType<typeof layCheckpoint> => layCheckpoint(data, from);
+      platform.writeCheckpoint(target, payloadBytes(data), layout, dataFileAbove);
+      return;
+    }
+    try {
+      // The stream writes to a swap file, which takes the file's place when it is closed.
+      const stream = await target.createWritable();
+      await stream.write(this.toBlob(includeOptimizerState));
+      await stream.close();
+    } catch (error) {
+      const problem = `${target.name} could not be written: ${reason(error)}.`;
+      throw new OdtpackError('file-not-written', problem, target.name, 'check the space left',
+        error);
+    }
+  }
+
+  /** The bytes of the file, for a download or an upload. */
+  toBlob(includeOptimizerState = false): Blob {
+    const { head, payload } = layCheckpoint(this.snapshot(includeOptimizerState));
+    return new Blob([head, ...payload] as BlobPart[], { type: 'application/octet-stream' });
+  }
+}
+
+async function open(source: FileSource): Promise<CheckpointData> {
+  if (typeof source === 'string' || source instanceof URL) {
+    return readCheckpoint(await platform.openCheckpoint(source));
+  }
+  const file = 'getFile' in source ? await source.getFile() : source;
+  const bytes =
+    file instanceof Uint8Array
+      ? file
+      : new Uint8Array(file instanceof ArrayBuffer ? file : await file.arrayBuffer());
+  const where = 'name' in source ? String(source.name) : 'checkpoint';
+  return readCheckpoint({ where, bytes: inMemory(bytes), close: () => undefined });
+}
+
+export function nominal(problem: string): OdtpackError {
+  return new OdtpackError('nominal-state', `The checkpoint is nominal: ${problem}.`, '',
+    'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)');
+}

@@ -1,0 +1,371 @@
+/** The checkpoint file, as docs/formats/checkpoint.md describes it: reader and writer. */
+import { Builder, type Offset } from 'flatbuffers';
+import { OdtpackError } from './errors.js';
+import { inMemory, Source, Table } from './flatbuffer.js';
+import type { OpenedCheckpoint } from './platform.js';
+import { ARRAYS, bytesOf, type DType, product, type Stored, view } from './tensors.js';
+
+export type PropertyKind = 'int' | 'float' | 'text';
+export type Property = { readonly kind: PropertyKind; readonly value: bigint | number | string };
+
+/** What an optimizer carries from step to step; without `kind` the file does not say which. */
+export interface OptimizerState {
+  step: number;
+  learningRate: number;
+  moments: Map<string, Stored[]>;
+  groups: readonly (readonly string[])[];
+  kind?: string | undefined;
+}
+
+/** The contents of a file. In a nominal one only names and types of the parameters count. */
+export interface CheckpointData {
+  trainable: Map<string, Stored>;
+  frozen: Map<string, Stored>;
+  nominal: boolean;
+  optimizer: OptimizerState | undefined;
+  properties: Map<string, Property>;
+}
+
+const IDENTIFIER = 'ODTC';
+const VERSION = 2;
+const OPTIMIZER_PROPERTY = 'odtpack.optimizer';
+const MAX_RANK = 32;
+const MAX_ELEMENTS = 2 ** 48;
+const PAYLOAD_ALIGNMENT = 16;
+const RAW_DATA = 4; // number of the field in Tensor
+
+/** onnx.TensorProto.DataType */
+export const CODES: Record<DType, number> = {
+  float32: 1, uint8: 2, int8: 3, uint16: 4, int16: 5, int32: 6, int64: 7, bool: 9,
+  float16: 10, float64: 11, uint32: 12, uint64: 13,
+};
+const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
+
+export function readCheckpoint(opened: OpenedCheckpoint): CheckpointData {
+  try {
+    return new Reader(opened).read();
+  } finally {
+    opened.close();
+  }
+}
+
+class Reader {
+  readonly #source: Source;
+  #data: Source | undefined;
+  #nominal = false;
+  #inlineLeft: number;
+  #externalLeft = 0;
+
+  constructor(readonly opened: OpenedCheckpoint) {
+    this.#source = new Source(opened.bytes, opened.where);
+    this.#inlineLeft = this.#source.bytes.size;
+  }
+
+  read(): CheckpointData {
+    const source = this.#source;
+    const root = source.root(IDENTIFIER);
+    const version = root.int32(0);
+    if (version !== VERSION) {
+      throw new OdtpackError('checkpoint-version',
+        `It is a checkpoint of version ${version}, and only version ${VERSION} can be read.`,
+        this.opened.where,
+        'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
+    }
+    const module = root.table(1) ?? source.fail('it has no module state');
+    this.#nominal = module.boolean(2);
+    if (module.boolean(3)) {
+      const data = this.opened.data?.() ?? source.fail('it refers to a data file, not to be had');
+      this.#data = new Source(data, this.opened.where, Infinity);
+      this.#externalLeft = data.size;
+    }
+    const trainable = this.#tensors(module.tables(0));
+    const frozen = this.#tensors(module.tables(1));
+    for (const name of trainable.keys()) {
+      if (frozen.has(name)) source.fail(`parameter '${name}' is both trainable and frozen`);
+    }
+    const optimizer = this.#optimizer(root, trainable);
+    const properties = this.#properties(root.table(3));
+    const kind = properties.get(OPTIMIZER_PROPERTY);
+    if (optimizer && kind) {
+      if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
+      optimizer.kind = kind.value;
+      properties.delete(OPTIMIZER_PROPERTY);
+    }
+    return { trainable, frozen, nominal: this.#nominal, optimizer, properties };
+  }
+
+  #tensors(tables: Iterable<Table>): Map<string, Stored> {
+    const tensors = new Map<string, Stored>();
+    for (const table of tables) {
+      const name = table.string(0);
+      if (!name || tensors.has(name)) {
+        this.#source.fail(`a parameter name, '${name}', is empty or occurs twice`);
+      }
+      tensors.set(name, this.#tensor(name, table));
+    }
+    return tensors;
+  }
+
+  #tensor(name: string, table: Table): Stored {
+    const source = this.#source;
+    const code = table.int32(3);
+    const dtype = DTYPES.get(code);
+    if (!dtype) {
+      throw new OdtpackError('checkpoint-dtype',
+        `'${name}' has elements of ONNX type ${code}, which are not supported.`,
+        this.opened.where,
+        "convert the model's parameters to float32 before building the package");
+    }
+    const dims = table.int64s(2, MAX_RANK).map(Number);
+    if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {
+      source.fail(`'${name}' has the impossible shape [${dims}]`);
+    }
+    const raw = table.vector(RAW_DATA, 1);
+    const offset = Number(table.int64(6, -1n));
+    if (table.vector(5, 4)) source.fail(`'${name}' holds strings`);
+    if (this.#nominal) {
+      if (dims.length || raw?.length || offset !== -1) {
+        source.fail(`'${name}' has a value, and the state is marked as nominal`);
+      }
+      return { dtype, dims: [0], data: new ARRAYS[dtype](0) };
+    }
+    const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
+    if (offset === -1) {
+      if ((raw?.length ?? 0) !== nbytes) {
+        source.fail(`'${name}' has ${raw?.length ?? 0} bytes and its shape asks for ${nbytes}`);
+      }
+      this.#inlineLeft -= nbytes;
+    } else {
+      if (!this.#data || raw?.length) source.fail(`'${name}' may not refer to a data file`);
+      this.#externalLeft -= nbytes;
+    }
+    if (Math.min(this.#inlineLeft, this.#externalLeft) < 0) source.fail('its tensors overlap');
+    const inline = offset === -1;
+    const position = inline ? (raw?.position ?? 0) : offset;
+    let bytes = (inline ? source : this.#data!).read(position, nbytes);
+    // Memory of its own: a view of the file's would be misaligned and keep the file alive.
+    if (bytes.byteOffset || bytes.buffer.byteLength !== nbytes) bytes = new Uint8Array(bytes);
+    if (dtype === 'bool' && bytes.some((value) => value > 1)) {
+      source.fail(`'${name}' holds bools that are neither 0 nor 1`);
+    }
+    return { dtype, dims, data: view(bytes.buffer, dtype, 0, nbytes) };
+  }
+
+  #optimizer(root: Table, trainable: Map<string, Stored>): OptimizerState | undefined {
+    const tables = [...root.tables(2)];
+    if (!tables[0]) return undefined;
+    const step = tables[0].int64(1);
+    const learningRate = tables[0].float32(2);
+    if (step < 0n || step > Number.MAX_SAFE_INTEGER || !Number.isFinite(learningRate)) {
+      this.#source.fail(`the optimizer stands at step ${step} with learning rate ${learningRate}`);
+    }
+    const moments = new Map<string, Stored[]>();
+    const groups = tables.map((table, index) => {
+      if (table.string(0) !== `group${index}`) {
+        this.#source.fail('its optimizer groups are not called group0, group1, ...');
+      }
+      if (table.int64(1) !== step || table.float32(2) !== learningRate) {
+        this.#source.fail('its optimizer groups stand at different steps or learning rates');
+      }
+      return this.#moments(table, trainable, moments);
+    });
+    const counts = new Set([...moments.values()].map((own) => own.length));
+    if (moments.size && (moments.size !== trainable.size || counts.size > 1)) {
+      this.#source.fail('the optimizer state does not cover all trainable parameters alike');
+    }
+    return { step: Number(step), learningRate, moments, groups: groups.length > 1 ? groups : [] };
+  }
+
+  #moments(group: Table, trainable: Map<string, Stored>, moments: Map<string, Stored[]>): string[] {
+    const names: string[] = [];
+    for (const entry of group.tables(3)) {
+      const name = entry.string(0);
+      const owner = trainable.get(name);
+      if (!owner || moments.has(name)) {
+        this.#source.fail(`the optimizer state of '${name}' occurs twice or has no parameter`);
+      }
+      const own = [...this.#tensors(entry.tables(1))];
+      for (const [index, [label, moment]] of own.entries()) {
+        const { dims } = moment;
+        const fits =
+          moment.dtype === owner.dtype &&
+          dims.length === owner.dims.length &&
+          dims.every((size, axis) => size === 1 || size === owner.dims[axis]);
+        if (label !== `momentum${index}` || !fits) {
+          this.#source.fail(`the moment '${label}' of '${name}' has a wrong name, shape or type`);
+        }
+      }
+      moments.set(name, own.map(([, moment]) => moment));
+      names.push(name);
+    }
+    return names;
+  }
+
+  #properties(bag: Table | undefined): Map<string, Property> {
+    const properties = new Map<string, Property>();
+    const readers: [PropertyKind, (table: Table) => Property['value']][] = [
+      ['int', (table) => table.int64(1)],
+      ['float', (table) => table.float32(1)],
+      ['text', (table) => table.string(1)],
+    ];
+    for (const [field, [kind, read]] of readers.entries()) {
+      for (const table of bag?.tables(field) ?? []) {
+        const name = table.string(0);
+        if (!name || properties.has(name)) {
+          this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
+        }
+        properties.set(name, { kind, value: read(table) });
+      }
+    }
+    return properties;
+  }
+}
+
+export function payloadBytes(data: CheckpointData): number {
+  return data.nominal ? 0 : tensorsOf(data).reduce((sum, each) => sum + each.data.byteLength, 0);
+}
+
+function tensorsOf(data: CheckpointData): Stored[] {
+  const moments = [...(data.optimizer?.moments.values() ?? [])].flat();
+  return [...data.trainable.values(), ...data.frozen.values(), ...moments];
+}
+
+/**
+ * The parts of a checkpoint file, in order, without a copy of the tensors; equal data give equal
+ * bytes. With `externalFrom` the payload belongs into the data file, from that offset on.
+ */
+export function layCheckpoint(
+  data: CheckpointData, externalFrom?: number,
+): { head: Uint8Array; payload: Uint8Array[] } {
+  const builder = new Builder(4096);
+  const pending: { table: Offset; bytes: Uint8Array }[] = [];
+  let external = externalFrom;
+
+  const vector = (offsets: readonly Offset[], width = 4): Offset => {
+    builder.startVector(width, offsets.length, 4);
+    for (const offset of offsets.toReversed()) builder.addOffset(offset);
+    return builder.endVector();
+  };
+  const table = (fields: number, fill: () => void): Offset => {
+    builder.startObject(fields);
+    fill();
+    return builder.endObject();
+  };
+  const noBytes = vector([], 1);
+
+  const tensor = ([name, stored]: readonly [string, Stored]): Offset => {
+    const label = builder.createSharedString(name);
+    const shape = data.nominal ? [] : stored.dims;
+    builder.startVector(8, shape.length, 8);
+    for (const size of shape.toReversed()) builder.addInt64(BigInt(size));
+    const dims = builder.endVector();
+    const bytes = bytesOf(stored.data);
+    const kept = !data.nominal && bytes.length > 0;
+    const offset = kept && external !== undefined ? external : -1;
+    const at = table(7, () => {
+      builder.addFieldOffset(0, label, 0);
+      builder.addFieldOffset(2, dims, 0);
+      builder.addFieldInt32(3, CODES[stored.dtype], 0);
+      // With an offset raw_data stays absent: the reference looks no further if it is there.
+      if (offset === -1) builder.addFieldOffset(RAW_DATA, noBytes, 0);
+      builder.addFieldInt64(6, BigInt(offset), -1n);
+    });
+    if (offset !== -1) external! += bytes.length;
+    if (kept) pending.push({ table: at, bytes });
+    return at;
+  };
+  const tensors = (all: Iterable<readonly [string, Stored]>): Offset => {
+    return vector(Array.from(all, tensor));
+  };
+
+  const trainable = tensors(data.trainable);
+  const frozen = tensors(data.frozen);
+  const module = table(4, () => {
+    builder.addFieldOffset(0, trainable, 0);
+    builder.addFieldOffset(1, frozen, 0);
+    builder.addFieldInt8(2, Number(data.nominal), 0);
+    builder.addFieldInt8(3, Number(externalFrom !== undefined), 0);
+  });
+  const groups = vector(
+    data.optimizer ? layGroups(builder, data.optimizer, table, vector, tensors) : [],
+  );
+  const properties = new Map(data.properties);
+  if (data.optimizer?.kind !== undefined) {
+    properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });
+  }
+  const bag = properties.size ? layProperties(builder, properties, table, vector) : 0;
+  const root = table(4, () => {
+    builder.addFieldInt32(0, VERSION, 0);
+    builder.addFieldOffset(1, module, 0);
+    builder.addFieldOffset(2, groups, 0);
+    builder.addFieldOffset(3, bag, 0);
+  });
+  builder.finish(root, IDENTIFIER);
+  const head = builder.asUint8Array();
+  if (externalFrom !== undefined) return { head, payload: pending.map(({ bytes }) => bytes) };
+
+  // Offsets of a flatbuffer point forward, so the tables can name places after them.
+  const payload: Uint8Array[] = [];
+  const source = new Source(inMemory(head), 'checkpoint');
+  const numbers = new DataView(head.buffer, head.byteOffset, head.length);
+  let end = head.length;
+  for (const { table: at, bytes } of pending) {
+    const slot = new Table(source, head.length - at).field(RAW_DATA, 4)!;
+    const position = Math.ceil((end + 4) / PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT;
+    numbers.setUint32(slot, position - 4 - slot, true);
+    const gap = new Uint8Array(position - end);
+    new DataView(gap.buffer).setUint32(gap.length - 4, bytes.length, true);
+    payload.push(gap, bytes);
+    end = position + bytes.length;
+  }
+  return { head, payload };
+}
+
+type LayTable = (fields: number, fill: () => void) => Offset;
+type LayVector = (offsets: readonly Offset[]) => Offset;
+
+function layGroups(
+  builder: Builder, state: OptimizerState, table: LayTable, vector: LayVector,
+  tensors: (all: Iterable<readonly [string, Stored]>) => Offset,
+): Offset[] {
+  const members = state.groups.length ? state.groups : [[...state.moments.keys()]];
+  return members.map((names, index) => {
+    const entries = names.filter((name) => state.moments.has(name)).map((name) => {
+      const label = builder.createSharedString(name);
+      const own = state.moments.get(name)!.map((each, i) => [`momentum${i}`, each] as const);
+      const moments = tensors(own);
+      return table(2, () => {
+        builder.addFieldOffset(0, label, 0);
+        builder.addFieldOffset(1, moments, 0);
+      });
+    });
+    const states = vector(entries);
+    const label = builder.createSharedString(`group${index}`);
+    return table(4, () => {
+      builder.addFieldOffset(0, label, 0);
+      builder.addFieldInt64(1, BigInt(state.step), 0n);
+      builder.addFieldFloat32(2, state.learningRate, 0);
+      builder.addFieldOffset(3, states, 0);
+    });
+  });
+}
+
+function layProperties(
+  builder: Builder, properties: Map<string, Property>, table: LayTable, vector: LayVector,
+): Offset {
+  const entries: Record<PropertyKind, Offset[]> = { int: [], float: [], text: [] };
+  for (const [name, { kind, value }] of [...properties].sort(([a], [b]) => (a < b ? -1 : 1))) {
+    const label = builder.createString(name);
+    const text = kind === 'text' ? builder.createString(value as string) : 0;
+    entries[kind].push(
+      table(2, () => {
+        builder.addFieldOffset(0, label, 0);
+        if (kind === 'text') builder.addFieldOffset(1, text, 0);
+        else if (kind === 'float') builder.addFieldFloat32(1, value as number, 0);
+        else builder.addFieldInt64(1, value as bigint, 0n);
+      }),
+    );
+  }
+  const vectors = Object.values(entries).map(vector);
+  return table(3, () => vectors.forEach((each, index) => builder.addFieldOffset(index, each, 0)));
+}

@@ -1,0 +1,25 @@
+/** Bad input or usage: what is wrong, where, and what to do about it. */
+export class OdtpackError extends Error {
+  override readonly name = 'OdtpackError';
+
+  /**
+   * @param code Stable identifier, the same as in Python, such as `label-out-of-range`.
+   * @param what One sentence that says what is wrong and names the culprit.
+   * @param where File, URL or key in which the culprit stands.
+   * @param hint The next thing to do.
+   */
+  constructor(
+    readonly code: string,
+    readonly what: string,
+    readonly where = '',
+    readonly hint = '',
+    cause?: unknown,
+  ) {
+    super(what + (where && `\n  in: ${where}`) + (hint && `\n  help: ${hint}`), { cause });
+  }
+}
+
+/** The first line of whatever was thrown. */
+export function reason(error: unknown): string {
+  return String(error instanceof Error ? error.message : error).split('\n', 1)[0] ?? '';
+}

@@ -1,0 +1,13 @@
+export { OdtpackError } from './errors.js';
+export { CheckpointState, type Parameter, type Properties } from './checkpoint.js';
+export type { OptimizerState, PropertyKind } from './checkpoint_format.js';
+export type { FileSource, OnnxRuntime } from './platform.js';
+export type { Manifest, Settings } from './manifest.js';
+export {
+  TrainingPackage, type OpenOptions, type PackageSource, type PublicKey,
+} from './package.js';
+export type { PackageFiles, TrainingFiles } from './opening.js';
+export { type Evaluation, type SessionOptions, TrainingSession } from './session.js';
+export { makeSchedule, type Schedule, type ScheduleKind } from './schedules.js';
+export { carryOver } from './carry_over.js';
+export { benchmark, type Measurements, selfCheck } from './check.js';

@@ -1,0 +1,180 @@
+/** A trained inference model: the package's template, followed by the parameters. */
+import type { CheckpointState } from './checkpoint.js';
+import { CODES } from './checkpoint_format.js';
+import { OdtpackError } from './errors.js';
+import type { Manifest, ParameterInfo } from './manifest.js';
+import { bytesOf, type DType, type Stored } from './tensors.js';
+
+const MAX_BYTES = 2 ** 31 - 2 ** 20;
+
+/** Protobuf merges messages that are concatenated, so the parts together are one ONNX model. */
+export function inferenceModel(
+  manifest: Manifest, template: Uint8Array, state: CheckpointState, outputs?: readonly string[],
+): Uint8Array[] {
+  const parts = [outputs ? withOutputs(template, outputs) : template];
+  for (const name of manifest.inference?.parameters ?? []) {
+    const info = manifest.parameters.find((each) => each.name === name)!;
+    const { dtype, dims, data } = exported(info, state);
+    const label = new TextEncoder().encode(name);
+    const bytes = bytesOf(data);
+    const head = Uint8Array.from([
+      ...dims.flatMap((size) => [0x08, ...varint(size)]), 0x10, CODES[dtype],
+      0x42, ...varint(label.length), ...label, 0x4a, ...varint(bytes.length),
+    ]);
+    const tensor = head.length + bytes.length;
+    const initializer = [0x2a, ...varint(tensor)];
+    const length = varint(initializer.length + tensor);
+    parts.push(Uint8Array.from([GRAPH, ...length, ...initializer]), head, bytes);
+  }
+  const size = parts.reduce((sum, part) => sum + part.length, 0);
+  if (size > MAX_BYTES) {
+    throw new OdtpackError('model-too-large',
+      `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
+  }
+  return parts;
+}
+
+/** The value of a parameter in the type in which the inference model holds it. */
+function exported(info: ParameterInfo, state: CheckpointState): Stored {
+  const { dtype, dims, data } = state.parameters.get(info.name)!;
+  if (info.scale !== undefined) {
+    const scale = state.parameters.get(info.scale)!;
+    const axis = Math.max(scale.dims.findIndex((size) => size !== 1), 0);
+    const inner = dims.slice(axis + 1).reduce((a, b) => a * b, 1);
+    const factors = scale.data as Float32Array;
+    const scaled = Float32Array.from(data as Int8Array, (value, i) => {
+      return value * factors[Math.floor(i / inner) % factors.length]!;
+    });
+    return { dtype: 'float32', dims, data: scaled };
+  }
+  const target: DType = info.model_dtype ?? dtype;
+  if (target === dtype) return { dtype, dims, data };
+  if (target === 'float32' && dtype === 'float16') {
+    return { dtype: target, dims, data: widen(data as Uint16Array) };
+  }
+  if (target !== 'float16' || dtype !== 'float32') {
+    throw new OdtpackError('parameter-type',
+      `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
+  }
+  const narrow = Uint16Array.from(data as Float32Array, float16Bits);
+  const infinite = (bits: number): boolean => (bits & 0x7fff) === 0x7c00;
+  const lost = narrow.findIndex((bits, i) => infinite(bits) && Number.isFinite(data[i]));
+  if (lost >= 0) {
+    throw new OdtpackError('value-out-of-range',
+      `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
+  }
+  return { dtype: 'float16', dims, data: narrow };
+}
+
+/** float16 as bits to float32, exactly. */
+export function widen(data: Uint16Array): Float32Array {
+  return Float32Array.from(data, (bits) => {
+    const exponent = (bits >> 10) & 31;
+    const fraction = bits & 1023;
+    const size =
+      exponent === 31 ? (fraction ? NaN : Infinity)
+      : exponent ? (1024 + fraction) * 2 ** (exponent - 25)
+      : fraction * 2 ** -24;
+    return bits & 0x8000 ? -size : size;
+  });
+}
+
+/** A float32 as bits of float16, rounded to the nearest, ties to even. */
+export function float16Bits(value: number): number {
+  const sign = value < 0 || Object.is(value, -0) ? 0x8000 : 0;
+  const size = Math.abs(value);
+  if (Number.isNaN(value)) return 0x7e00;
+  if (size >= 65520) return sign | 0x7c00;
+  // In units of the last place: below 2^-14 that of the subnormals.
+  const exponent = Math.max(Math.floor(Math.log2(size || 2 ** -24)), -14);
+  const units = size * 2 ** (10 - exponent);
+  let rounded = Math.floor(units);
+  const rest = units - rounded;
+  if (rest > 0.5 || (rest === 0.5 && rounded % 2)) rounded += 1;
+  return sign | (((exponent + 14) << 10) + rounded);
+}
+
+function varint(value: number): number[] {
+  const bytes: number[] = [];
+  while (value >= 128) {
+    bytes.push((value % 128) | 128);
+    value = Math.floor(value / 128);
+  }
+  return [...bytes, value];
+}
+
+/** A field of a protobuf message: its tag, where it begins, its content begins, and it ends. */
+type Field = { tag: number; start: number; body: number; end: number };
+
+function* fields(bytes: Uint8Array): Generator<Field> {
+  let at = 0;
+  const number = (): number => {
+    let value = 0;
+    for (let scale = 1; ; scale *= 128) {
+      const byte = bytes[at++];
+      if (byte === undefined || scale > 2 ** 42) {
+        throw new OdtpackError('package-changed',
+          'The inference template is not a protobuf message.');
+      }
+      value += (byte & 127) * scale;
+      if (byte < 128) return value;
+    }
+  };
+  while (at < bytes.length) {
+    const start = at;
+    const tag = number();
+    const kind = tag % 8;
+    if (kind === 0) number();
+    else if (kind === 1) at += 8;
+    else if (kind === 5) at += 4;
+    const body = kind === 2 ? number() + at : at;
+    const content = at;
+    at = body;
+    yield { tag, start, body: content, end: at };
+  }
+}
+
+const [GRAPH, OUTPUT, NAME] = [0x3a, 0x62, 0x0a];
+
+/** The template with these outputs only. */
+function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Array {
+  if (!wanted.length || new Set(wanted).size < wanted.length) {
+    throw new OdtpackError('no-outputs', 'Name at least one output, and each once.');
+  }
+  const left = new Set(wanted);
+  const copied: Uint8Array[] = [];
+  for (const { tag, start, body, end } of fields(template)) {
+    if (tag !== GRAPH) {
+      copied.push(template.subarray(start, end));
+      continue;
+    }
+    const graph = template.subarray(body, end);
+    const kept: Uint8Array[] = [];
+    for (const field of fields(graph)) {
+      const content = graph.subarray(field.body, field.end);
+      if (field.tag === OUTPUT) {
+        const label = [...fields(content)].find((each) => each.tag === NAME);
+        const name = new TextDecoder().decode(content.subarray(label?.body ?? 0, label?.end ?? 0));
+        if (!left.delete(name)) continue;
+      }
+      kept.push(graph.subarray(field.start, field.end));
+    }
+    const length = kept.reduce((sum, part) => sum + part.length, 0);
+    copied.push(Uint8Array.from([GRAPH, ...varint(length)]), ...kept);
+  }
+  if (left.size) {
+    throw new OdtpackError('unknown-output',
+      `The inference model has no output '${[...left][0]}'.`);
+  }
+  return join(copied);
+}
+
+export function join(parts: readonly Uint8Array[]): Uint8Array {
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}

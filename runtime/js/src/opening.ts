@@ -1,0 +1,131 @@
+/** What a session is opened from: a package's files, and a checkpoint that goes with them. */
+import { platform } from '#platform';
+import { CheckpointState, type FlatState } from './checkpoint.js';
+import { readCheckpoint } from './checkpoint_format.js';
+import { OdtpackError, reason } from './errors.js';
+import { inMemory } from './flatbuffer.js';
+import { type Manifest, trainedParameters } from './manifest.js';
+import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
+import type { FileSource, OnnxRuntime } from './platform.js';
+import { ARRAYS, bytesOf, type Layout, product, sameDims, view } from './tensors.js';
+
+/** Files of one package by path or address, as onnxruntime-training took them. */
+export interface TrainingFiles {
+  checkpointState: CheckpointState | FileSource;
+  trainModel: string;
+  evalModel?: string;
+  optimizerModel?: string;
+}
+
+/** A package, opened or not, and what to start from: its own checkpoint if nothing is given. */
+export interface PackageFiles {
+  package: TrainingPackage | PackageSource;
+  checkpointState?: CheckpointState | FileSource;
+  /** Which of the package's models to run; `onnx` by default. */
+  format?: 'onnx' | 'ort';
+}
+
+/** The usual module of ONNX Runtime for this platform. */
+export async function importRuntime(): Promise<OnnxRuntime> {
+  try {
+    return await platform.importRuntime();
+  } catch (error) {
+    throw new OdtpackError('onnxruntime-missing',
+      `ONNX Runtime cannot be imported: ${reason(error)}`, '',
+      'npm install onnxruntime-node or onnxruntime-web, or pass the module as the option `ort`');
+  }
+}
+
+export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
+  opened: TrainingPackage; format: 'onnx' | 'ort'; models: Set<ModelName>;
+}> {
+  if ('package' in files) {
+    const given = files.package;
+    const opened = given instanceof TrainingPackage ? given : await TrainingPackage.open(given);
+    const models = new Set<ModelName>(['eval_model', 'optimizer_model']);
+    return { opened, format: files.format ?? 'onnx', models };
+  }
+  const { trainModel, evalModel, optimizerModel } = files;
+  const cut = Math.max(trainModel.lastIndexOf('/'), trainModel.lastIndexOf('\\')) + 1;
+  const opened = await TrainingPackage.open(trainModel.slice(0, cut) || '.', { verify: 'used' });
+  const format = trainModel.endsWith('.ort') ? 'ort' : 'onnx';
+  const models = new Set<ModelName>();
+  const [training_model, eval_model, optimizer_model] = [trainModel, evalModel, optimizerModel];
+  const paths = { training_model, eval_model, optimizer_model };
+  for (const [name, path] of Object.entries(paths) as [ModelName, string | undefined][]) {
+    if (path === undefined) continue;
+    if (!path.endsWith(opened.modelEntry(name, format).path)) {
+      throw new OdtpackError('model-not-found', `${path} is not the ${name} of the package.`, path);
+    }
+    models.add(name);
+  }
+  return { opened, format, models };
+}
+
+export async function ownCheckpoint(opened: TrainingPackage): Promise<CheckpointState> {
+  const { checkpoint, checkpoint_data: data } = opened.manifest.files;
+  const bytes = inMemory(await opened.file(checkpoint));
+  const external = data && inMemory(await opened.file(data));
+  return new CheckpointState(readCheckpoint({
+    where: checkpoint.path, bytes, close: () => undefined,
+    ...(external && { data: () => external }),
+  }));
+}
+
+/** Check that the checkpoint holds the parameters of the package and no others. */
+export function checkParameters(manifest: Manifest, state: CheckpointState): void {
+  const left = new Set(state.parameters.keys());
+  for (const { name, dtype, shape, role } of manifest.parameters) {
+    const own = state.parameters.get(name);
+    const shapeless = state.isNominal && !state.flat;
+    left.delete(name);
+    if (
+      !own || own.dtype !== dtype || own.requiresGrad !== (role === 'trainable') ||
+      !(shapeless || sameDims(own.dims, shape))
+    ) {
+      const problem = own ? 'of another shape, type or role' : 'missing';
+      mismatch(`'${name}' is ${problem} in the checkpoint`);
+    }
+  }
+  if (left.size) mismatch(`the models have no parameter '${[...left][0]}'`);
+}
+
+function mismatch(problem: string): never {
+  throw new OdtpackError('model-mismatch',
+    `The package does not go with the checkpoint: ${problem}.`, '',
+    'use the models and the checkpoint of one package, written by one odtpack build');
+}
+
+/** Move the parameters to where the package wants them; a state that was placed stays. */
+export function place(manifest: Manifest, state: CheckpointState): FlatState {
+  const { dtype, elements } = manifest.layout;
+  const itemsize = ARRAYS[dtype].BYTES_PER_ELEMENT;
+  const slots = trainedParameters(manifest).map(({ name, shape, offset }) => {
+    const nbytes = product(shape) * itemsize;
+    return { name, dtype, dims: shape, offset: offset * itemsize, nbytes };
+  });
+  const layout: Layout = { slots, nbytes: elements * itemsize };
+  if (state.flat) {
+    if (JSON.stringify(state.flat.layout) !== JSON.stringify(layout)) {
+      mismatch('the state belongs to a session whose package lays its parameters out differently');
+    }
+    new Uint8Array(state.flat.gradients).fill(0);
+    return state.flat;
+  }
+  const [parameters, gradients] = [layout, layout].map(({ nbytes }) => platform.allocate(nbytes));
+  const flat = { layout, parameters: parameters!, gradients: gradients! };
+  for (const { name, dims, offset, nbytes } of slots) {
+    const own = state.parameters.get(name)!;
+    const data = view(flat.parameters, dtype, offset, nbytes);
+    if (!state.isNominal) bytesOf(data).set(bytesOf(own.data));
+    Object.assign(own, { dims, data, grad: view(flat.gradients, dtype, offset, nbytes) });
+  }
+  for (const { name, role, shape, dtype: type } of manifest.parameters) {
+    if (role === 'trainable' || !state.isNominal) continue;
+    const data = new ARRAYS[type](product(shape));
+    Object.assign(state.parameters.get(name)!, { dims: shape, data });
+  }
+  state.flat = flat;
+  return flat;
+}
+

@@ -1,0 +1,218 @@
+/** The optimizer of a package: its state in flat vectors, and the runs that make one step. */
+import type { InferenceSession, Tensor } from 'onnxruntime-common';
+import { platform } from '#platform';
+import type { CheckpointState, FlatState } from './checkpoint.js';
+import type { OptimizerState } from './checkpoint_format.js';
+import { OdtpackError } from './errors.js';
+import type { Manifest } from './manifest.js';
+import type { OnnxRuntime } from './platform.js';
+import { type Feeds, Graph, tensorOver } from './runtime.js';
+import {
+  type Dims, type Layout, pack, product, sameDims, type Stored, type TypedArray, view,
+} from './tensors.js';
+
+const DEFAULT_LEARNING_RATE = 0.001;
+
+interface Vector {
+  readonly name: string;
+  readonly axes: readonly number[] | undefined;
+  readonly layout: Layout;
+  readonly buffer: ArrayBuffer;
+}
+
+export class Optimizer {
+  readonly #state: OptimizerState;
+  readonly #graphs: Graph[] = [];
+  readonly #rates: { readonly value: Float32Array; readonly scale: number }[] = [];
+  readonly #step = new BigInt64Array(1);
+  readonly #norm: TypedArray | undefined;
+  readonly #gradients: Float32Array | Float64Array;
+
+  constructor(
+    readonly ort: OnnxRuntime, readonly session: InferenceSession, readonly manifest: Manifest,
+    state: CheckpointState, flat: FlatState,
+  ) {
+    const { layout, groups } = manifest;
+    if (!flat.layout.slots.length) {
+      throw new OdtpackError('nothing-trainable', 'The package marks no parameter as trainable.');
+    }
+    const { nbytes: whole } = flat.layout;
+    const all = (buffer: ArrayBuffer): TypedArray => view(buffer, layout.dtype, 0, whole);
+    this.#gradients = all(flat.gradients) as Float32Array;
+    const kept = layout.state.map(({ name, axes }): Vector => {
+      const slots = flat.layout.slots;
+      const reduced = (kept: readonly number[]): Layout =>
+        pack(slots.map((slot) => ({ ...slot, dims: storedDims(slot.dims, kept) })));
+      const own = axes ? reduced(axes) : flat.layout;
+      return { name, axes, layout: own, buffer: platform.allocate(own.nbytes) };
+    });
+    const names = groups.map((group) => group.parameters);
+    this.#state = takeOver(state.optimizer, manifest.optimizer.kind, kept, flat.layout, names);
+    state.optimizer = this.#state;
+
+    const scalar = (data: TypedArray, dtype: 'float32' | 'float64' | 'int64' | 'bool'): Tensor =>
+      tensorOver(ort, dtype, data, [1]);
+    const of = (value: number): TypedArray =>
+      layout.dtype === 'float64' ? Float64Array.of(value) : Float32Array.of(value);
+    const takes = (name: string): boolean => layout.inputs.includes(name);
+    if (takes('gradient_norm')) this.#norm = of(0);
+    const scalars = (groups.length ? groups : [{ learning_rate_scale: 1, weight_decay: 0 }]).map(
+      ({ learning_rate_scale: scale, weight_decay: decay }): Feeds => {
+        const value = new Float32Array(1);
+        this.#rates.push({ value, scale });
+        return {
+          learning_rate: scalar(value, 'float32'),
+          step: scalar(this.#step, 'int64'),
+          ...(this.#norm && { gradient_norm: scalar(this.#norm, layout.dtype) }),
+          ...(takes('weight_decay') && { weight_decay: scalar(of(decay), layout.dtype) }),
+        };
+      },
+    );
+    this.learningRate = this.#state.learningRate;
+
+    const vectors: Vector[] = [
+      { name: 'params', axes: [0, 1], layout: flat.layout, buffer: flat.parameters },
+      { name: 'gradients', axes: [0, 1], layout: flat.layout, buffer: flat.gradients },
+      ...kept,
+    ];
+    const owners = new Map(
+      groups.flatMap(({ parameters }, i) => parameters.map((name) => [name, i])),
+    );
+    const add = (group: number, tensors: Feeds, extra: Feeds = {}): void => {
+      const { gradients: _, ...written } = tensors;
+      const memory: Feeds = {};
+      for (const [name, tensor] of Object.entries(written)) memory[`${name}.out`] = tensor;
+      const feeds = { ...scalars[group], ...extra, ...tensors };
+      this.#graphs.push(new Graph(ort, session, feeds, memory, []));
+    };
+    if (layout.run === 'parameters') {
+      for (const [index, slot] of flat.layout.slots.entries()) {
+        if (!slot.nbytes) continue;
+        const matrix = matrixDims(slot.dims);
+        const tensors = vectors.map(({ name, axes, layout: own, buffer }) => {
+          const { offset, nbytes } = own.slots[index]!;
+          const dims = matrix.map((size, axis) => (axes?.includes(axis) ? size : 1));
+          const data = view(buffer, layout.dtype, offset, nbytes);
+          return [name, tensorOver(ort, layout.dtype, data, dims)];
+        });
+        const factored = scalar(Uint8Array.of(Number(slot.dims.length > 1)), 'bool');
+        add(owners.get(slot.name) ?? 0, Object.fromEntries(tensors) as Feeds, { factored });
+      }
+      return;
+    }
+    const arrays = vectors.map(({ name, buffer }) => [name, all(buffer)] as const);
+    const itemsize = this.#gradients.BYTES_PER_ELEMENT;
+    const starts = flat.layout.slots
+      .map(({ name, offset }) => ({ group: owners.get(name) ?? 0, start: offset / itemsize }))
+      .filter(({ group }, i, rest) => group !== rest[i - 1]?.group);
+    for (const [i, { group, start }] of starts.entries()) {
+      const end = starts[i + 1]?.start ?? layout.elements;
+      const piece = layout.run === 'whole' ? Math.max(end - start, 1) : layout.chunk_elements;
+      for (let at = start; at < end; at += piece) {
+        const stop = Math.min(at + piece, end);
+        const tensors = arrays.map(([name, data]) => {
+          return [name, tensorOver(ort, layout.dtype, data.subarray(at, stop), [stop - at])];
+        });
+        add(group, Object.fromEntries(tensors) as Feeds);
+      }
+    }
+  }
+
+  get stepCount(): number {
+    return this.#state.step;
+  }
+
+  get learningRate(): number {
+    return this.#state.learningRate;
+  }
+
+  /** The rate of the steps to come, kept as float32; a group's scale multiplies it. */
+  set learningRate(value: number) {
+    const rate = Math.fround(value);
+    if (typeof value !== 'number' || !Number.isFinite(rate)) {
+      const problem = `The learning rate must be a finite number, not ${String(value)}.`;
+      throw new OdtpackError('bad-learning-rate', problem, '', 'take for example 0.001');
+    }
+    this.#state.learningRate = rate;
+    for (const group of this.#rates) group.value[0] = rate * group.scale;
+  }
+
+  async step(options?: InferenceSession.RunOptions): Promise<void> {
+    this.#step[0] = BigInt(this.#state.step + 1);
+    if (this.#norm) {
+      let sum = 0;
+      for (const value of this.#gradients) sum += value * value;
+      this.#norm[0] = Math.sqrt(sum);
+    }
+    for (const graph of this.#graphs) await graph.run(options);
+    this.#state.step += 1;
+  }
+}
+
+/** Rows and columns of a parameter: the cut with the fewest of both, the first of equal ones. */
+function matrixDims(dims: Dims): [number, number] {
+  const axis = matrixAxis(dims);
+  return [product(dims.slice(0, axis)), product(dims.slice(axis))];
+}
+
+function matrixAxis(dims: Dims): number {
+  let best = 0;
+  let fewest = Infinity;
+  for (let axis = 1; axis < dims.length; axis++) {
+    const sum = product(dims.slice(0, axis)) + product(dims.slice(axis));
+    if (sum < fewest) [best, fewest] = [axis, sum];
+  }
+  return best;
+}
+
+function storedDims(dims: Dims, axes: readonly number[]): Dims {
+  const cut = matrixAxis(dims);
+  return dims.map((size, axis) => (axes.includes(Number(axis >= cut)) ? size : 1));
+}
+
+/** A new state in the given vectors, with the values of the loaded one if it goes with them. */
+function takeOver(
+  loaded: OptimizerState | undefined, kind: string, vectors: readonly Vector[], layout: Layout,
+  groups: readonly (readonly string[])[],
+): OptimizerState {
+  const old = loaded?.moments ?? new Map<string, Stored[]>();
+  const rate = loaded?.learningRate ?? Math.fround(DEFAULT_LEARNING_RATE);
+  const taken = loaded === undefined || fits(loaded, kind, vectors);
+  const moments = new Map<string, Stored[]>();
+  for (const [index, { name }] of layout.slots.entries()) {
+    const own = vectors.map(({ layout: { slots }, buffer }, i): Stored => {
+      const { dtype, dims, offset, nbytes } = slots[index]!;
+      const data = view(buffer, dtype, offset, nbytes);
+      const source = taken ? old.get(name)?.[i] : undefined;
+      if (source) (data as Float32Array).set(source.data as Float32Array);
+      return { dtype, dims, data };
+    });
+    if (own.length) moments.set(name, own);
+  }
+  return { step: loaded?.step ?? 0, learningRate: rate, moments, groups, kind };
+}
+
+function fits(loaded: OptimizerState, kind: string, vectors: readonly Vector[]): boolean {
+  const { moments, step } = loaded;
+  const count = moments.values().next().value?.length ?? 0;
+  const values = [...moments.values()].flat();
+  const idle = !values.some(({ data }) => (data as Float32Array).some((value) => value !== 0));
+  // The reference saves one moment per parameter with SGD, and never uses it.
+  const unused = idle && (step === 0 || (count === 1 && vectors.length === 0));
+  const odd = [...moments].some(([name, own]) =>
+    own.some((moment, i) => {
+      const slot = vectors[i]?.layout.slots.find((each) => each.name === name);
+      return !slot || !sameDims(slot.dims, moment.dims);
+    }),
+  );
+  const other = loaded.kind !== undefined && loaded.kind !== kind;
+  if (count === vectors.length && !odd && !other) return true;
+  if (unused) return false;
+  throw new OdtpackError(
+    'optimizer-mismatch',
+    `The checkpoint holds another optimizer's state (${loaded.kind ?? `${count} moments`}) than ` +
+      `the package's (${kind}, ${vectors.length} moments), or moments of other shapes.`,
+    '',
+    'use the optimizer that the checkpoint was saved with, or a checkpoint without its state',
+  );
+}

@@ -1,0 +1,44 @@
+/** What differs between Node and the rest: files, and which ONNX Runtime is the usual one. */
+import type { Env, InferenceSession, Tensor, TensorConstructor } from 'onnxruntime-common';
+import type { Bytes } from './flatbuffer.js';
+
+/** The module `onnxruntime-node`, `onnxruntime-web` or `onnxruntime-react-native`. */
+export interface OnnxRuntime {
+  readonly InferenceSession: {
+    create(
+      model: Uint8Array, options?: InferenceSession.SessionOptions,
+    ): Promise<InferenceSession>;
+  };
+  readonly Tensor: TensorConstructor & { new (...args: never[]): Tensor };
+  readonly env: Env;
+}
+
+/** A path (Node) or address (browser), bytes, a Blob or a file of the origin's private system. */
+export type FileSource = string | URL | Uint8Array | ArrayBuffer | Blob | FileSystemFileHandle;
+
+/** An opened checkpoint: its bytes, those of `<path>.data` if they are asked for, and its end. */
+export interface OpenedCheckpoint {
+  readonly where: string;
+  readonly bytes: Bytes;
+  data?(): Bytes;
+  close(): void;
+}
+
+/** Lays a checkpoint out: with an offset, for tensors in a data file from there on. */
+export type CheckpointLayout = (externalFrom?: number) => CheckpointParts;
+export type CheckpointParts = { head: Uint8Array; payload: Uint8Array[] };
+
+export interface Platform {
+  importRuntime(): Promise<OnnxRuntime>;
+  /** `nbytes` zero bytes, from an address that is a multiple of 64 where that can be had. */
+  allocate(nbytes: number): ArrayBuffer;
+  /** Reads a file of a folder; throws `package-incomplete` or `package-path`. */
+  readIn(folder: string | URL, path: string): Promise<Uint8Array>;
+  openCheckpoint(path: string | URL): Promise<OpenedCheckpoint>;
+  /** Replaces a file whole or not at all. */
+  writeFile(path: string | URL, parts: readonly Uint8Array[]): void;
+  /** As `writeFile`; above `dataFileAbove` bytes the tensors go to `<path>.data`. */
+  writeCheckpoint(
+    path: string | URL, nbytes: number, layout: CheckpointLayout, dataFileAbove: number,
+  ): void;
+}

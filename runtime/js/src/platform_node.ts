@@ -1,0 +1,219 @@
+/** Node: files by path, written whole or not at all. */
+import * as fs from 'node:fs';
+import { randomBytes } from 'node:crypto';
+import { basename, dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { OdtpackError, reason } from './errors.js';
+import { type Bytes, Source, type Table } from './flatbuffer.js';
+import type { OnnxRuntime, Platform } from './platform.js';
+
+const PAGE = 65536;
+
+export const platform: Platform = {
+  importRuntime: async () => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
+
+  allocate(nbytes) {
+    // A WebAssembly memory begins at a page; a plain ArrayBuffer 16 bytes after one.
+    const pages = Math.ceil(nbytes / PAGE);
+    try {
+      if (pages <= PAGE) return new WebAssembly.Memory({ initial: pages }).buffer;
+    } catch {
+      // No address space left for its guard pages.
+    }
+    return new ArrayBuffer(nbytes);
+  },
+
+  async readIn(folder, path) {
+    const root = local(folder);
+    let at = root;
+    try {
+      for (const part of path.split('/')) {
+        at = join(at, part);
+        if (fs.lstatSync(at).isSymbolicLink()) {
+          throw new OdtpackError('package-path',
+            `'${path}' does not lie inside the package: it is reached through a link.`, root,
+            'do not use this package: it was tampered with, or not written by odtpack');
+        }
+      }
+      if (!fs.statSync(at).isFile()) throw new Error('it is not a file');
+      return fs.readFileSync(at);
+    } catch (error) {
+      if (error instanceof OdtpackError) throw error;
+      throw new OdtpackError('package-incomplete',
+        `The package lacks its file '${path}': ${reason(error)}.`, root,
+        'copy the whole folder, or build the package again');
+    }
+  },
+
+  async openCheckpoint(path) {
+    const where = local(path);
+    const opened: number[] = [];
+    const open = (file: string): Bytes => {
+      try {
+        const fd = fs.openSync(file, 'r');
+        opened.push(fd);
+        const stat = fs.fstatSync(fd);
+        if (!stat.isFile()) throw new Error('it is not a file');
+        return { size: stat.size, read: (position, length) => read(fd, position, length) };
+      } catch (error) {
+        const absent = (error as NodeJS.ErrnoException).code === 'ENOENT';
+        throw new OdtpackError(absent ? 'checkpoint-not-found' : 'checkpoint-unreadable',
+          absent ? `There is no checkpoint ${file}.` : `${file} cannot be read: ${reason(error)}.`,
+          where, 'pass the path of the checkpoint file of a package');
+      }
+    };
+    return {
+      where,
+      bytes: open(where),
+      data() {
+        const file = `${where}.data`;
+        if (fs.lstatSync(file, { throwIfNoEntry: false })?.isSymbolicLink()) {
+          throw new OdtpackError('checkpoint-corrupt', `The data file ${file} is a link.`, where);
+        }
+        return open(file);
+      },
+      close: () => opened.forEach((fd) => fs.closeSync(fd)),
+    };
+  },
+
+  writeFile: (path, parts) => refusing(local(path), () => replace(local(path), parts)),
+
+  writeCheckpoint(path, nbytes, layout, dataFileAbove) {
+    const target = local(path);
+    const dataPath = `${target}.data`;
+    refusing(target, () => {
+      const occupied = firstExternalOffset(target);
+      if (nbytes <= dataFileAbove) {
+        const { head, payload } = layout();
+        replace(target, [head, ...payload]);
+        if (occupied !== undefined) fs.rmSync(dataPath, { force: true });
+        return;
+      }
+      // Two files cannot change their names at one instant: new data go where the checkpoint
+      // of now has none, then the one that refers to them replaces it.
+      const stat = fs.lstatSync(dataPath, { throwIfNoEntry: false });
+      if (stat && !stat.isFile()) throw new Error(`${dataPath} is not a plain file`);
+      const start = occupied === undefined || occupied >= nbytes ? 0 : (stat?.size ?? 0);
+      const { head, payload } = layout(start);
+      const fd = fs.openSync(dataPath, stat ? 'r+' : 'wx');
+      try {
+        write(fd, payload, start);
+        fs.fsyncSync(fd);
+        syncFolder(dirname(target));
+        replace(target, [head]);
+        if (start === 0) fs.ftruncateSync(fd, nbytes);
+      } finally {
+        fs.closeSync(fd);
+      }
+    });
+  },
+};
+
+function local(path: string | URL): string {
+  return typeof path === 'string' ? path : fileURLToPath(path);
+}
+
+function read(fd: number, position: number, length: number): Uint8Array {
+  const bytes = new Uint8Array(length);
+  let done = 0;
+  while (done < length) {
+    const count = fs.readSync(fd, bytes, done, length - done, position + done);
+    if (!count) break;
+    done += count;
+  }
+  return bytes.subarray(0, done);
+}
+
+function write(fd: number, parts: readonly Uint8Array[], position: number): void {
+  for (const part of parts) {
+    for (let done = 0; done < part.length; ) {
+      const count = fs.writeSync(fd, part, done, part.length - done, position);
+      done += count;
+      position += count;
+    }
+  }
+}
+
+function refusing(target: string, work: () => void): void {
+  try {
+    work();
+  } catch (error) {
+    if (error instanceof OdtpackError) throw error;
+    throw new OdtpackError('file-not-written',
+      `${target} could not be written: ${reason(error)}.`, target,
+      'check that the folder exists, is writable and has space left', error);
+  }
+}
+
+/** Temporary file in the same folder, fsync, rename, fsync of the folder. */
+function replace(target: string, parts: readonly Uint8Array[]): void {
+  removeStale(target);
+  const random = randomBytes(6).toString('hex');
+  const temporary = join(dirname(target), `.${basename(target)}.${process.pid}-${random}.tmp`);
+  const fd = fs.openSync(temporary, 'wx');
+  try {
+    try {
+      write(fd, parts, 0);
+      fs.fsyncSync(fd);
+    } finally {
+      fs.closeSync(fd);
+    }
+    fs.renameSync(temporary, target);
+  } catch (error) {
+    fs.rmSync(temporary, { force: true });
+    throw error;
+  }
+  syncFolder(dirname(target));
+}
+
+function syncFolder(folder: string): void {
+  if (process.platform === 'win32') return;
+  const fd = fs.openSync(folder, 'r');
+  try {
+    fs.fsyncSync(fd);
+  } finally {
+    fs.closeSync(fd);
+  }
+}
+
+/** Remove what saves of processes that no longer run left beside the target. */
+function removeStale(target: string): void {
+  const prefix = `.${basename(target)}.`;
+  for (const name of fs.readdirSync(dirname(target))) {
+    const pid = name.startsWith(prefix)
+      ? /^(\d{1,9})-[0-9a-f]{12}\.tmp$/.exec(name.slice(prefix.length))?.[1]
+      : undefined;
+    if (pid && !isRunning(Number(pid))) fs.rmSync(join(dirname(target), name), { force: true });
+  }
+}
+
+function isRunning(pid: number): boolean {
+  try {
+    return process.kill(pid, 0);
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
+  }
+}
+
+/** Lowest offset at which the checkpoint at `path` uses its data file, if it does. */
+function firstExternalOffset(path: string): number | undefined {
+  let fd: number | undefined;
+  try {
+    fd = fs.openSync(path, 'r');
+    const size = fs.fstatSync(fd).size;
+    const bytes = { size, read: (at: number, length: number) => read(fd!, at, length) };
+    const root = new Source(bytes, path).root('ODTC');
+    const module = root.table(1);
+    if (!module?.boolean(3)) return undefined;
+    const tensors: Table[] = [...module.tables(0), ...module.tables(1)];
+    for (const group of root.tables(2)) {
+      for (const entry of group.tables(3)) tensors.push(...entry.tables(1));
+    }
+    const offsets = tensors.map((tensor) => Number(tensor.int64(6, -1n))).filter((at) => at >= 0);
+    return offsets.length ? Math.min(...offsets) : undefined;
+  } catch {
+    return undefined; // absent or unreadable: nothing to preserve
+  } finally {
+    if (fd !== undefined) fs.closeSync(fd);
+  }
+}

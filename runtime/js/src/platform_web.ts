@@ -1,0 +1,37 @@
+/** Browsers and React Native: files by address; there is no file system to write to. */
+import { OdtpackError, reason } from './errors.js';
+import { inMemory } from './flatbuffer.js';
+import type { OnnxRuntime, Platform } from './platform.js';
+
+async function download(address: URL, code: string): Promise<Uint8Array> {
+  try {
+    const response = await fetch(address);
+    if (!response.ok) throw new Error(`the server answers ${response.status}`);
+    return new Uint8Array(await response.arrayBuffer());
+  } catch (error) {
+    throw new OdtpackError(code, `${address} could not be loaded: ${reason(error)}.`,
+      String(address), 'check the address, and that the whole package is served');
+  }
+}
+
+function absolute(address: string | URL, folder = false): URL {
+  const text = String(address);
+  return new URL(folder && !text.endsWith('/') ? `${text}/` : text, globalThis.location?.href);
+}
+
+function refuse(): never {
+  throw new OdtpackError('file-not-written', 'There are no file paths here to write to.', '',
+    'pass a FileSystemFileHandle (navigator.storage.getDirectory()), or use toBlob()');
+}
+
+export const platform: Platform = {
+  importRuntime: async () => (await import('onnxruntime-web')) as unknown as OnnxRuntime,
+  allocate: (nbytes) => new ArrayBuffer(nbytes),
+  readIn: (folder, path) => download(new URL(path, absolute(folder, true)), 'package-incomplete'),
+  async openCheckpoint(path) {
+    const bytes = inMemory(await download(absolute(path), 'checkpoint-not-found'));
+    return { where: String(path), bytes, close: () => undefined };
+  },
+  writeFile: refuse,
+  writeCheckpoint: refuse,
+};

@@ -1,0 +1,108 @@
+/** Sessions of ONNX Runtime, and runs whose parameters lie where they are trained. */
+import type { InferenceSession, Tensor } from 'onnxruntime-common';
+import { OdtpackError, reason } from './errors.js';
+import type { Manifest } from './manifest.js';
+import type { OnnxRuntime } from './platform.js';
+import { bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
+
+export type Feeds = Record<string, Tensor>;
+
+/** Options of the package, with the caller's in their place. */
+export function sessionOptions(
+  manifest: Manifest, ort: OnnxRuntime, overrides: InferenceSession.SessionOptions,
+): InferenceSession.SessionOptions {
+  const { session } = manifest;
+  const own = usualProvider(ort);
+  const config: Record<string, string> = { ...session.config };
+  if (!session.prepacking) config['session.disable_prepacking'] = '1';
+  return {
+    graphOptimizationLevel: session.optimization_level,
+    enableMemPattern: session.memory_pattern,
+    enableCpuMemArena: session.arena,
+    executionMode: 'sequential',
+    ...(session.threads !== undefined && { intraOpNumThreads: session.threads }),
+    ...overrides,
+    extra: { ...nested(config), ...overrides.extra },
+    executionProviders: overrides.executionProviders ?? [own],
+  };
+}
+
+function usualProvider(ort: OnnxRuntime): string {
+  return writesInPlace(ort) || 'react-native' in ort.env.versions ? 'cpu' : 'wasm';
+}
+
+/** The providers asked for besides the processor's: they must show that they train right. */
+export function otherProviders(
+  ort: OnnxRuntime, options: InferenceSession.SessionOptions,
+): string[] {
+  return (options.executionProviders ?? [])
+    .map((each) => (typeof each === 'string' ? each : each.name))
+    .filter((name) => name !== usualProvider(ort));
+}
+
+/** `{'session.key': '1'}` as the bindings take it: `{session: {key: '1'}}`. */
+function nested(config: Record<string, string>): Record<string, Record<string, string>> {
+  const groups: Record<string, Record<string, string>> = {};
+  for (const [key, value] of Object.entries(config)) {
+    const [group, ...rest] = key.split('.') as [string, ...string[]];
+    (groups[group] ??= {})[rest.join('.')] = value;
+  }
+  return groups;
+}
+
+/** Only Node's binding writes into the tensors that it is given; the others ignore them. */
+function writesInPlace(ort: OnnxRuntime): boolean {
+  return ort.env.versions.node !== undefined;
+}
+
+export async function openSession(
+  ort: OnnxRuntime, bytes: Uint8Array, name: string, options: InferenceSession.SessionOptions,
+): Promise<InferenceSession> {
+  try {
+    return await ort.InferenceSession.create(bytes, options);
+  } catch (error) {
+    throw new OdtpackError('model-not-loadable',
+      `ONNX Runtime ${ort.env.versions.common} cannot load the ${name}: ${reason(error)}`, name,
+      'build the package again for this version of ONNX Runtime, or update it', error);
+  }
+}
+
+/** A tensor over an array: no copy. */
+export function tensorOver(ort: OnnxRuntime, dtype: DType, data: TypedArray, dims: Dims): Tensor {
+  return new ort.Tensor(dtype as 'float32', data as Float32Array, dims);
+}
+
+/** A session, what is always fed to it, and the outputs that belong into memory. */
+export class Graph {
+  readonly #fetches: Record<string, Tensor | null> | string[];
+  readonly #inPlace: boolean;
+
+  constructor(
+    ort: OnnxRuntime, readonly session: InferenceSession, readonly feeds: Feeds,
+    readonly memory: Feeds, outputs: readonly string[],
+  ) {
+    this.#inPlace = writesInPlace(ort);
+    this.#fetches = this.#inPlace
+      ? { ...Object.fromEntries(outputs.map((name) => [name, null])), ...memory }
+      : [...outputs, ...Object.keys(memory)];
+  }
+
+  async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
+    let results: Feeds;
+    try {
+      results = (await this.session.run(
+        this.feeds, this.#fetches as Record<string, Tensor | null>, options,
+      )) as Feeds;
+    } catch (error) {
+      throw new OdtpackError('run-failed',
+        `ONNX Runtime failed in the middle of a step: ${reason(error)}`, '',
+        'gradients or parameters may hold part of the step: load the last checkpoint', error);
+    }
+    if (!this.#inPlace) {
+      for (const [name, target] of Object.entries(this.memory)) {
+        bytesOf(target.data as TypedArray).set(bytesOf(results[name]!.data as TypedArray));
+      }
+    }
+    return results;
+  }
+}

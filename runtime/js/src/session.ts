@@ -1,0 +1,399 @@
+/** Train the models of a package on the parameters of a state. */
+import type { InferenceSession, Tensor } from 'onnxruntime-common';
+import { platform } from '#platform';
+import { checkBatch, countRight, withoutAnswers } from './batch.js';
+import { CheckpointState, type FlatState, nominal } from './checkpoint.js';
+import { OdtpackError } from './errors.js';
+import { float16Bits, inferenceModel, join, widen } from './inference.js';
+import type { Manifest, Settings } from './manifest.js';
+import {
+  checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
+  type TrainingFiles,
+} from './opening.js';
+import { Optimizer } from './optimizer.js';
+import type { ModelName } from './package.js';
+import type { OnnxRuntime } from './platform.js';
+import {
+  type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver,
+} from './runtime.js';
+import {
+  makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
+} from './schedules.js';
+import { ARRAYS, bytesOf, type DType, product, requireFits, type TypedArray } from './tensors.js';
+
+/** Options of ONNX Runtime, which take the place of the package's, and ONNX Runtime itself. */
+export interface SessionOptions extends InferenceSession.SessionOptions {
+  /** The module; `onnxruntime-node` or `onnxruntime-web` are imported if it is left out. */
+  ort?: OnnxRuntime;
+  /** Take providers beside the processor's without the self-check that they must pass else. */
+  trusted?: boolean;
+}
+
+export interface Evaluation {
+  loss: number;
+  samples: number;
+  /** Share of labels whose class has the highest score; undefined without such an output. */
+  accuracy: number | undefined;
+}
+
+const SCHEDULE_PROPERTY = 'odtpack.schedule';
+const BUFFER = '_grad.accumulation.buffer';
+const GRADIENT = '_grad.accumulation.out';
+
+interface Parts {
+  ort: OnnxRuntime;
+  manifest: Manifest;
+  template: (() => Promise<Uint8Array>) | undefined;
+  flat: FlatState;
+  training: Graph;
+  reset: Uint8Array;
+  evaluation: Graph | undefined;
+  optimizer: Optimizer | undefined;
+}
+
+export class TrainingSession {
+  readonly trainingInputNames: readonly string[];
+  readonly trainingOutputNames: readonly string[];
+  readonly #parts: Parts;
+  #schedule: { schedule: Schedule; initialRate: number } | undefined;
+  #busy = false;
+
+  private constructor(parts: Parts, readonly state: CheckpointState) {
+    this.#parts = parts;
+    this.trainingInputNames = parts.manifest.inputs.map(({ name }) => name);
+    this.trainingOutputNames = parts.manifest.outputs.map(({ name }) => name);
+  }
+
+  /** Open the models of a package on a state; sessions that share a state share the parameters. */
+  static async create(
+    files: PackageFiles | TrainingFiles, options: SessionOptions = {},
+  ): Promise<TrainingSession> {
+    const { ort = await importRuntime(), trusted, ...overrides } = options;
+    const { opened, format, models } = await resolve(files);
+    const { manifest } = opened;
+    const usual = sessionOptions(manifest, ort, overrides);
+    const others = otherProviders(ort, usual);
+    if (others.length && !trusted) {
+      const { requireRight } = await import('./check.js'); // which trains with sessions of this
+      await requireRight(opened, options, others);
+    }
+    const source = files.checkpointState;
+    const state =
+      source instanceof CheckpointState ? source
+      : source !== undefined ? await CheckpointState.load(source)
+      : await ownCheckpoint(opened);
+    checkParameters(manifest, state);
+    const open = async (name: ModelName): Promise<InferenceSession> =>
+      openSession(ort, await opened.model(name, format), name, usual);
+    const training = await open('training_model');
+    const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
+    const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
+    // Nothing has been changed so far: a session that cannot be made leaves the state alone.
+    const flat = place(manifest, state);
+    const outputs = manifest.outputs.map(({ name }) => name);
+    const parameters: Feeds = {};
+    const memory: Feeds = {};
+    const feeds: Feeds = {};
+    for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
+      parameters[name] = tensorOver(ort, dtype, data, dims);
+      if (grad) {
+        feeds[name + BUFFER] = tensorOver(ort, dtype, grad, dims);
+        memory[name + GRADIENT] = feeds[name + BUFFER]!;
+      }
+    }
+    for (const { name, role } of manifest.parameters) {
+      if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
+    }
+    const reset = Uint8Array.of(1);
+    if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', reset, [1]);
+    const entry = manifest.files.inference_template;
+    return new TrainingSession({
+      ort, manifest, flat, reset,
+      template: entry && (() => opened.file(entry)),
+      training: new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
+      evaluation: evaluation && new Graph(ort, evaluation, { ...parameters }, {}, outputs),
+      optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
+    }, state);
+  }
+
+  get evalInputNames(): readonly string[] {
+    return this.#parts.evaluation ? this.trainingInputNames : [];
+  }
+
+  get evalOutputNames(): readonly string[] {
+    return this.#parts.evaluation ? this.trainingOutputNames : [];
+  }
+
+  /** Batches that make one optimizer step: the models divide the gradient of each by it. */
+  get accumulationSteps(): number {
+    return this.#parts.manifest.accumulation_steps;
+  }
+
+  /** ONNX Runtime, as it was passed in or imported. */
+  get ort(): OnnxRuntime {
+    return this.#parts.ort;
+  }
+
+  /** Optimizer steps made, those before a resumed checkpoint included. */
+  get stepCount(): number {
+    return this.#updating().stepCount;
+  }
+
+  /**
+   * Compute the loss of a batch and add its gradients to the accumulated ones.
+   *
+   * @returns The loss and the additional outputs by name; with `fetches`, those that it names.
+   */
+  runTrainStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
+  runTrainStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
+  async runTrainStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
+    const results = await this.#run(this.#parts.training, feeds, rest);
+    this.#parts.reset[0] = 0;
+    return results;
+  }
+
+  /** Compute loss and outputs in inference mode. */
+  runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
+  runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
+  async runEvalStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
+    return this.#run(this.#evaluating(), feeds, rest);
+  }
+
+  /** Change the parameters by the accumulated gradients, which remain as they are. */
+  async runOptimizerStep(options?: RunOptions): Promise<void> {
+    this.state.requireValues();
+    await this.#alone(() => this.#updating().step(options));
+  }
+
+  /** Let the next training step replace the accumulated gradients instead of adding to them. */
+  async lazyResetGrad(): Promise<void> {
+    this.#parts.reset[0] = 1;
+  }
+
+  /** Additional outputs of samples whose labels or targets are not known. */
+  async predict(feeds: Feeds): Promise<Feeds> {
+    const { ort, manifest } = this.#parts;
+    const [, ...names] = this.trainingOutputNames; // the first is the loss
+    return this.runEvalStep(withoutAnswers(ort, manifest.inputs, feeds), names);
+  }
+
+  /** Mean loss and accuracy over batches, weighted by their samples. */
+  async evaluate(batches: Iterable<Feeds> | AsyncIterable<Feeds>): Promise<Evaluation> {
+    const { manifest } = this.#parts;
+    let [loss, samples, right, counted] = [0, 0, 0, 0];
+    for await (const feeds of batches) {
+      const results = await this.runEvalStep(feeds);
+      const size = feeds[manifest.inputs[0]!.name]!.dims[0] ?? 1;
+      loss += Number(lossOf(manifest, results)) * size;
+      samples += size;
+      const classes = countRight(manifest, feeds, results);
+      right += classes?.right ?? 0;
+      counted += classes?.counted ?? 0;
+    }
+    return { loss: loss / samples, samples, accuracy: counted ? right / counted : undefined };
+  }
+
+  /** The loss as a number, of what a step returned. */
+  lossOf(results: Feeds): number {
+    return lossOf(this.#parts.manifest, results);
+  }
+
+  getLearningRate(): number {
+    return this.#updating().learningRate;
+  }
+
+  setLearningRate(rate: number): void {
+    this.#updating().learningRate = rate;
+  }
+
+  /** Warm up linearly to `initialRate`, then go linearly to 0; call `schedulerStep` per step. */
+  registerLinearLRScheduler(warmupSteps: number, totalSteps: number, initialRate: number): void {
+    this.setSchedule('linear', initialRate, { warmup_steps: warmupSteps, total_steps: totalSteps });
+  }
+
+  /** Let the rate follow a schedule, which is saved with the state. */
+  setSchedule(kind: ScheduleKind, initialRate: number, settings: Settings = {}): void {
+    const schedule = makeSchedule(kind, settings);
+    this.setLearningRate(initialRate * schedule.factor(this.stepCount));
+    this.#schedule = { schedule, initialRate };
+    this.state.properties.set(SCHEDULE_PROPERTY, scheduleText(schedule, initialRate));
+  }
+
+  /** Go on with the schedule that the state was saved with; false if there is none. */
+  restoreSchedule(): boolean {
+    const text = this.state.properties.get(SCHEDULE_PROPERTY);
+    if (text === undefined) return false;
+    this.#schedule = readScheduleText(String(text));
+    this.schedulerStep();
+    return true;
+  }
+
+  /** Set the rate of the next optimizer step by the schedule. */
+  schedulerStep(): void {
+    if (!this.#schedule) {
+      throw new OdtpackError('bad-schedule', 'There is no schedule.', '', 'call setSchedule first');
+    }
+    const { schedule, initialRate } = this.#schedule;
+    this.setLearningRate(initialRate * schedule.factor(this.stepCount));
+  }
+
+  /** Number of elements of the trainable parameters, or of all. */
+  async getParametersSize(trainableOnly = true): Promise<number> {
+    return this.#inOrder(trainableOnly).reduce((sum, { dims }) => sum + product(dims), 0);
+  }
+
+  /** A copy of the parameters as one vector, in the order of the training model's inputs. */
+  async getContiguousParameters(trainableOnly = true): Promise<Tensor> {
+    this.state.requireValues();
+    const { ort, manifest } = this.#parts;
+    const { dtype } = manifest.layout;
+    const size = await this.getParametersSize(trainableOnly);
+    const values = new ARRAYS[dtype](size);
+    let at = 0;
+    for (const parameter of this.#inOrder(trainableOnly)) {
+      requireFits(parameter.dtype, dtype);
+      const { data } = parameter;
+      const wide = parameter.dtype === 'float16' ? widen(data as Uint16Array) : data;
+      values.set(wide as Float32Array, at);
+      at += data.length;
+    }
+    return tensorOver(ort, dtype, values, [size]);
+  }
+
+  /** Set the parameters to what `getContiguousParameters` returned; nothing is changed on error. */
+  async loadParametersBuffer(
+    buffer: Uint8Array | Float32Array | Float64Array | Tensor, trainableOnly = true,
+  ): Promise<void> {
+    const { dtype } = this.#parts.manifest.layout;
+    if (trainableOnly && this.state.isNominal) {
+      throw nominal('its frozen parameters would remain without values');
+    }
+    const given = (ArrayBuffer.isView(buffer) ? buffer : buffer.data) as TypedArray;
+    if (!(given instanceof Uint8Array) && !(given instanceof ARRAYS[dtype])) {
+      throw new OdtpackError('buffer-type',
+        `Parameters are set from bytes or an array of ${dtype}.`);
+    }
+    const size = await this.getParametersSize(trainableOnly);
+    const itemsize = ARRAYS[dtype].BYTES_PER_ELEMENT;
+    if (given.byteLength !== size * itemsize) {
+      throw new OdtpackError('buffer-size',
+        `The buffer has ${given.byteLength} bytes, and the parameters have ${size * itemsize}.`,
+        '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
+    }
+    const parameters = this.#inOrder(trainableOnly);
+    for (const parameter of parameters) requireFits(parameter.dtype, dtype);
+    const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
+    let at = 0;
+    for (const { dtype: own, data } of parameters) {
+      const part = (values as Float32Array).subarray(at, (at += data.length));
+      (data as Float32Array).set(own === 'float16' ? Uint16Array.from(part, float16Bits) : part);
+    }
+    this.state.complete();
+  }
+
+  /** The bytes of an ONNX model for inference with the current parameters inside. */
+  async inferenceModel(outputNames?: readonly string[]): Promise<Uint8Array> {
+    return join(await this.#inferenceParts(outputNames));
+  }
+
+  /** Write that model to a file, whole or not at all (Node). */
+  async exportModelForInference(
+    path: string | URL, outputNames?: readonly string[],
+  ): Promise<void> {
+    platform.writeFile(path, await this.#inferenceParts(outputNames));
+  }
+
+  /** Save the state, with the optimizer's: see `CheckpointState.save`. */
+  async saveCheckpoint(
+    target: Parameters<CheckpointState['save']>[0], includeOptimizerState = true,
+  ): Promise<void> {
+    await this.#alone(() => this.state.save(target, includeOptimizerState));
+  }
+
+  /** Free the models; the state remains. */
+  async release(): Promise<void> {
+    const { training, evaluation, optimizer } = this.#parts;
+    for (const each of [training, evaluation, optimizer]) await each?.session.release();
+  }
+
+  async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
+    const { manifest, template } = this.#parts;
+    this.state.requireValues();
+    if (!template) {
+      throw new OdtpackError('no-outputs',
+        'The model has no output but its loss: there is nothing to export.');
+    }
+    return inferenceModel(manifest, await template(), this.state, outputNames);
+  }
+
+  async #run(graph: Graph, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
+    this.state.requireValues();
+    checkBatch(this.#parts.manifest.inputs, feeds);
+    const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
+    const options = fetches ? second : (first as RunOptions);
+    const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
+    const unknown = named.find((name) => !this.trainingOutputNames.includes(name));
+    if (unknown !== undefined) {
+      throw new OdtpackError('unknown-output', `The model has no output '${unknown}'.`);
+    }
+    if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
+      throw new OdtpackError('output-type', 'Outputs are new tensors: pass their names, or null.');
+    }
+    const results = await this.#alone(() => {
+      Object.assign(graph.feeds, feeds);
+      return graph.run(options);
+    });
+    const wanted = fetches ? named : this.trainingOutputNames;
+    return Object.fromEntries(wanted.map((name) => [name, results[name]!]));
+  }
+
+  /** One run at a time: parameters are changed where they lie. */
+  async #alone<T>(work: () => Promise<T>): Promise<T> {
+    if (this.#busy) {
+      const problem = 'Another step of this session is running.';
+      throw new OdtpackError('busy', problem, '', 'await every call');
+    }
+    this.#busy = true;
+    try {
+      return await work();
+    } finally {
+      this.#busy = false;
+    }
+  }
+
+  #updating(): Optimizer {
+    const { optimizer } = this.#parts;
+    if (optimizer) return optimizer;
+    throw new OdtpackError('no-optimizer-model', 'The session has no optimizer model.', '',
+      'pass optimizerModel');
+  }
+
+  #evaluating(): Graph {
+    const { evaluation } = this.#parts;
+    if (evaluation) return evaluation;
+    throw new OdtpackError('no-eval-model', 'The session has no evaluation model.', '',
+      'pass evalModel');
+  }
+
+  #inOrder(trainableOnly: boolean): { dtype: DType; dims: readonly number[]; data: TypedArray }[] {
+    return this.#parts.manifest.parameters
+      .filter(({ role }) => role === 'trainable' || !trainableOnly)
+      .map(({ name }) => this.state.parameters.get(name)!);
+  }
+}
+
+/** Names of outputs, in a list or as keys; tensors to write into are refused. */
+type Fetches = readonly string[] | Readonly<Record<string, null>>;
+type RunOptions = InferenceSession.RunOptions;
+type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
+
+function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
+  if (Array.isArray(value)) return true;
+  return typeof value === 'object' && value !== null && outputs.some((name) => name in value);
+}
+
+function lossOf(manifest: Manifest, results: Feeds): number {
+  const { type, data } = results[manifest.outputs[0]!.name]!;
+  const bits = type === 'float16' && data instanceof Uint16Array;
+  return (bits ? widen(data) : (data as Float32Array))[0]!;
+}

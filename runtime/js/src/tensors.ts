@@ -1,0 +1,81 @@
+/** Element types, tensors in memory, and where each lies inside one flat buffer. */
+import { OdtpackError } from './errors.js';
+
+export type TypedArray =
+  | Float32Array | Float64Array | Uint8Array | Int8Array | Uint16Array | Int16Array
+  | Int32Array | Uint32Array | BigInt64Array | BigUint64Array;
+
+/** Array of every element type; float16 as bits, bool as bytes. */
+export const ARRAYS = {
+  float32: Float32Array, float64: Float64Array, float16: Uint16Array, bool: Uint8Array,
+  int8: Int8Array, int16: Int16Array, int32: Int32Array, int64: BigInt64Array,
+  uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, uint64: BigUint64Array,
+} as const;
+
+export type DType = keyof typeof ARRAYS;
+export type Dims = readonly number[];
+
+/** A tensor in memory; `data` in row-major order. */
+export interface Stored {
+  readonly dtype: DType;
+  readonly dims: Dims;
+  readonly data: TypedArray;
+}
+
+/** The place of one tensor: `offset` and `nbytes` in bytes from the buffer's start. */
+export interface Slot {
+  readonly name: string;
+  readonly dtype: DType;
+  readonly dims: Dims;
+  readonly offset: number;
+  readonly nbytes: number;
+}
+
+export interface Layout {
+  readonly slots: readonly Slot[];
+  readonly nbytes: number;
+}
+
+const ALIGNMENT = 64;
+
+export function product(dims: Dims): number {
+  return dims.reduce((size, dim) => size * dim, 1);
+}
+
+/** Lay tensors one after the other, each at a multiple of 64 bytes; the gaps hold zeros. */
+export function pack(tensors: Iterable<{ name: string; dtype: DType; dims: Dims }>): Layout {
+  const slots: Slot[] = [];
+  let offset = 0;
+  for (const { name, dtype, dims } of tensors) {
+    const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
+    slots.push({ name, dtype, dims, offset, nbytes });
+    offset = Math.ceil((offset + nbytes) / ALIGNMENT) * ALIGNMENT;
+  }
+  return { slots, nbytes: offset };
+}
+
+/** A typed array over `nbytes` bytes of a buffer: no copy. */
+export function view(
+  buffer: ArrayBufferLike, dtype: DType, offset: number, nbytes: number,
+): TypedArray {
+  const size = nbytes / ARRAYS[dtype].BYTES_PER_ELEMENT;
+  return new ARRAYS[dtype](buffer as ArrayBuffer, offset, size);
+}
+
+export function bytesOf(array: ArrayBufferView): Uint8Array {
+  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
+}
+
+export function sameDims(a: Dims, b: Dims): boolean {
+  return a.length === b.length && a.every((size, axis) => size === b[axis]);
+}
+
+/** Throw `parameter-type` unless a vector of `wanted` holds every value of type `have`. */
+export function requireFits(have: DType, wanted: DType): void {
+  const [own, other] = [ARRAYS[have], ARRAYS[wanted]].map((array) => array.BYTES_PER_ELEMENT);
+  if (!have.startsWith('float') || own! > other!) {
+    throw new OdtpackError('parameter-type',
+      `A parameter does not fit into a vector of ${wanted} throughout.`, '',
+      'pass trainableOnly = true');
+  }
+}

@@ -1,0 +1,211 @@
+// What the conformance suite does not ask: node --test test/
+import assert from 'node:assert/strict';
+import { createHash, generateKeyPairSync, sign } from 'node:crypto';
+import { mkdtempSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test from 'node:test';
+import {
+  carryOver, CheckpointState, makeSchedule, OdtpackError, TrainingPackage,
+} from '../dist/index.js';
+import { readScheduleText, scheduleText } from '../dist/schedules.js';
+import { float16Bits, widen } from '../dist/inference.js';
+import { sessionOptions } from '../dist/runtime.js';
+
+const code = (expected) => (error) => {
+  assert.ok(error instanceof OdtpackError, String(error));
+  assert.equal(error.code, expected);
+  return true;
+};
+
+function state(values, extra = {}) {
+  const tensors = Object.entries(values).map(([name, list]) => {
+    return [name, { dtype: 'float32', dims: [list.length], data: Float32Array.from(list) }];
+  });
+  return new CheckpointState({
+    trainable: new Map(tensors), frozen: new Map(), nominal: false, optimizer: undefined,
+    properties: new Map(), ...extra,
+  });
+}
+
+async function bytes(blob) {
+  return new Uint8Array(await blob.arrayBuffer());
+}
+
+test('properties keep their kinds through a file', async () => {
+  const saved = state({ p: [1, 2] });
+  saved.properties.set('count', 3);
+  saved.properties.set('large', 2n ** 62n);
+  saved.properties.set('rate', 0.1);
+  saved.properties.set('whole', 2, 'float');
+  saved.properties.set('text', 'grün');
+  const { properties } = await CheckpointState.load(await bytes(saved.toBlob()));
+  assert.equal(properties.get('count'), 3);
+  assert.equal(properties.get('large'), 2n ** 62n);
+  assert.equal(properties.get('rate'), Math.fround(0.1));
+  assert.equal(properties.get('text'), 'grün');
+  assert.deepEqual([...properties.values].map(([name, { kind }]) => [name, kind]), [
+    ['count', 'int'], ['large', 'int'], ['rate', 'float'], ['whole', 'float'], ['text', 'text'],
+  ]);
+  assert.throws(() => properties.set('x', 2n ** 63n), code('property-out-of-range'));
+  assert.throws(() => properties.set('x', 1e300, 'float'), code('property-out-of-range'));
+  assert.throws(() => properties.set('x', {}), code('property-type'));
+  assert.throws(() => properties.set('', 1), code('property-type'));
+});
+
+test('a checkpoint reads back, with and without a data file', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'kit-'));
+  const saved = state({ a: [1, 2, 3], b: [4] });
+  for (const limit of [2 ** 30, 4]) {
+    const path = join(folder, `state-${limit}`);
+    await saved.save(path, false, limit);
+    await saved.save(path, false, limit); // the second goes to the other end of the data file
+    const read = await CheckpointState.load(path);
+    assert.deepEqual(read.parameters.get('a').data, Float32Array.of(1, 2, 3));
+  }
+  assert.deepEqual(readdirSync(folder).sort(), ['state-1073741824', 'state-4', 'state-4.data']);
+  await saved.save(join(folder, 'state-4'));
+  assert.ok(!readdirSync(folder).includes('state-4.data'));
+  const blob = await CheckpointState.load(saved.toBlob());
+  assert.deepEqual(blob.parameters.get('b').data, Float32Array.of(4));
+  await assert.rejects(CheckpointState.load(join(folder, 'none')), code('checkpoint-not-found'));
+  await assert.rejects(CheckpointState.load(folder), code('checkpoint-unreadable'));
+  await assert.rejects(saved.save(join(folder, 'none', 'x')), code('file-not-written'));
+});
+
+test('a nominal state takes its values from another checkpoint of the model', async () => {
+  const none = { dtype: 'float32', dims: [0], data: new Float32Array() };
+  const nominal = state({}, { trainable: new Map([['p', none]]), nominal: true });
+  assert.throws(() => nominal.requireValues(), code('nominal-state'));
+  const read = await CheckpointState.load(await bytes(nominal.toBlob()));
+  assert.equal(read.isNominal, true);
+  await assert.rejects(read.loadParameters(nominal.toBlob()), code('nominal-state'));
+  const other = state({ q: [1] }).toBlob();
+  await assert.rejects(read.loadParameters(other), code('checkpoint-mismatch'));
+  await read.loadParameters(state({ p: [7] }).toBlob());
+  assert.deepEqual(read.parameters.get('p').data, Float32Array.of(7));
+  assert.equal(read.isNominal, false);
+});
+
+test('schedules are the formulas of the documentation, and text that Python reads', () => {
+  const linear = makeSchedule('linear', { warmup_steps: 2, total_steps: 6 });
+  assert.deepEqual([0, 1, 2, 4, 6, 9].map(linear.factor), [0, 0.5, 1, 0.5, 0, 0]);
+  const cosine = makeSchedule('cosine', { total_steps: 4, floor: 0.5 });
+  assert.deepEqual([0, 4, 8].map(cosine.factor), [1, 0.5, 0.5]);
+  assert.ok(Math.abs(cosine.factor(2) - 0.75) < 1e-12);
+  assert.equal(makeSchedule('step', { period: 3, gamma: 0.5 }).factor(7), 0.25);
+  const multi = makeSchedule('multistep', { milestones: [2, 5], gamma: 0.5 });
+  assert.deepEqual([1, 2, 5].map(multi.factor), [1, 0.5, 0.25]);
+  assert.equal(
+    scheduleText(cosine, 1),
+    '{"floor": 0.5, "initial_lr": 1.0, "kind": "cosine", "total_steps": 4, "warmup_steps": 0}',
+  );
+  assert.match(scheduleText(multi, 1e-5), /"initial_lr": 1e-05, .*"milestones": \[2, 5\]/);
+  assert.equal(readScheduleText(scheduleText(multi, 0.25)).initialRate, 0.25);
+  for (const [kind, settings] of [
+    ['none', {}], ['linear', {}], ['linear', { warmup_steps: 9, total_steps: 3 }],
+    ['step', { period: 0 }], ['step', { period: 1, gamma: 2 }], ['constant', { period: 1 }],
+    ['multistep', { milestones: [3, 1] }], ['toString', {}],
+  ]) assert.throws(() => makeSchedule(kind, settings), code('bad-schedule'));
+  assert.throws(() => readScheduleText('[]'), code('bad-schedule'));
+});
+
+test('every float16 is itself, and ties round to even', () => {
+  const all = Uint16Array.from({ length: 65536 }, (_, i) => i);
+  widen(all).forEach((value, bits) => {
+    if (!Number.isNaN(value)) assert.equal(float16Bits(value), bits);
+  });
+  assert.equal(float16Bits(1 + 2 ** -11), 0x3c00);
+  assert.equal(float16Bits(1 + 3 * 2 ** -11), 0x3c02);
+  assert.equal(float16Bits(2 ** -25), 0);
+  assert.equal(float16Bits(65519.99), 0x7bff);
+  assert.equal(float16Bits(65520), 0x7c00);
+});
+
+test('trained parameters go over to the next package, or nothing does', () => {
+  const optimizer = {
+    step: 3, learningRate: 0.5, groups: [], kind: 'adamw',
+    moments: new Map([['a', [{ dtype: 'float32', dims: [2], data: Float32Array.of(5, 6) }]]]),
+  };
+  const trained = state({ a: [1, 2] }, { optimizer });
+  const fresh = carryOver(trained, state({ a: [0, 0] }));
+  assert.deepEqual(fresh.parameters.get('a').data, Float32Array.of(1, 2));
+  assert.deepEqual(fresh.optimizer.moments.get('a')[0].data, Float32Array.of(5, 6));
+  const wider = state({ a: [0, 0], b: [9] });
+  assert.throws(() => carryOver(trained, wider), code('carry-over-optimizer'));
+  assert.deepEqual(wider.parameters.get('a').data, Float32Array.of(0, 0));
+  carryOver(trained, wider, undefined, false);
+  assert.deepEqual(wider.parameters.get('a').data, Float32Array.of(1, 2));
+  assert.throws(() => carryOver(trained, state({ a: [0] })), code('carry-over-parameter'));
+});
+
+test('a manifest is read strictly, and signatures count', async () => {
+  const entry = { size_bytes: 0, sha256: createHash('sha256').digest('hex') }; // empty files
+  const file = (path) => ({ ...entry, path });
+  const good = {
+    schema_version: 1,
+    files: {
+      training_model: file('t'), eval_model: file('e'), optimizer_model: file('o'),
+      checkpoint: file('c'),
+    },
+    inputs: [], outputs: [{ name: 'loss', dtype: 'float32', shape: [], role: 'loss' }],
+    parameters: [{ name: 'p', shape: [2], dtype: 'float32', role: 'trainable', offset: 0 }],
+    optimizer: { kind: 'sgd' },
+    layout: { dtype: 'float32', elements: 16, run: 'chunks', inputs: ['params'] },
+    later: { settings: 'are ignored' },
+  };
+  const files = (manifest) => new Map([
+    ['manifest.json', new TextEncoder().encode(JSON.stringify(manifest))],
+    ...['t', 'e', 'o', 'c'].map((name) => [name, new Uint8Array()]),
+  ]);
+  const opened = await TrainingPackage.open(files(good));
+  assert.deepEqual(sessionOptions(opened.manifest, { env: { versions: { node: '1' } } }, {}), {
+    graphOptimizationLevel: 'extended', enableMemPattern: false, enableCpuMemArena: true,
+    executionMode: 'sequential', executionProviders: ['cpu'],
+    extra: { session: { force_spinning_stop: '1' } },
+  });
+  const paths = ['..', '/c', 'a/../c', 'a\\c', 'C:c', 'T', 'manifest.json', 'a//c', 'a\u0000'];
+  const group = { learning_rate_scale: 1, weight_decay: 0, parameters: ['q'] };
+  const larger = { ...file('c'), size_bytes: 1 };
+  for (const [change, expected] of [
+    [{ schema_version: 2 }, 'manifest-version'], [{ schema_version: '1' }, 'manifest-invalid'],
+    [{ files: undefined }, 'manifest-invalid'], [{ outputs: [] }, 'manifest-invalid'],
+    [{ target: 'ort-training' }, 'package-target'],
+    [{ parameters: [{ ...good.parameters[0], offset: 1 }] }, 'manifest-invalid'],
+    [{ parameters: [{ ...good.parameters[0], offset: 16 }] }, 'manifest-invalid'],
+    [{ parameters: [...good.parameters, ...good.parameters] }, 'manifest-invalid'],
+    [{ groups: [group] }, 'manifest-invalid'],
+    ...paths.map((path) => [
+      { files: { ...good.files, checkpoint: file(path) } }, 'package-path',
+    ]),
+    [{ files: { ...good.files, checkpoint: larger } }, 'package-changed'],
+    [{ files: { ...good.files, checkpoint: file('none') } }, 'package-incomplete'],
+  ]) {
+    const opening = TrainingPackage.open(files({ ...good, ...change }));
+    await assert.rejects(opening, code(expected), JSON.stringify(change));
+  }
+  await assert.rejects(TrainingPackage.open(new Map()), code('package-not-found'));
+
+  const { publicKey, privateKey } = generateKeyPairSync('ed25519');
+  const pem = publicKey.export({ type: 'spki', format: 'pem' });
+  await assert.rejects(TrainingPackage.open(files(good), { publicKey: pem }), code('not-signed'));
+  const signed = files(good);
+  signed.set('manifest.sig', new Uint8Array(sign(null, signed.get('manifest.json'), privateKey)));
+  await TrainingPackage.open(signed, { publicKey: pem });
+  const raw = publicKey.export({ type: 'spki', format: 'der' }).subarray(-32);
+  await TrainingPackage.open(signed, { publicKey: new Uint8Array(raw) });
+  const other = generateKeyPairSync('ed25519').publicKey.export({ type: 'spki', format: 'pem' });
+  await assert.rejects(TrainingPackage.open(signed, { publicKey: other }), code('signature-wrong'));
+  await assert.rejects(TrainingPackage.open(signed, { publicKey: 'no key' }), code('bad-key'));
+
+  const folder = mkdtempSync(join(tmpdir(), 'kit-'));
+  for (const [name, content] of files(good)) writeFileSync(join(folder, name), content);
+  await TrainingPackage.open(folder);
+  await TrainingPackage.open(join(folder, 'manifest.json'));
+  const linked = mkdtempSync(join(tmpdir(), 'kit-'));
+  for (const name of readdirSync(folder)) {
+    if (name === 'c') symlinkSync(join(folder, name), join(linked, name));
+    else writeFileSync(join(linked, name), readFileSync(join(folder, name)));
+  }
+  await assert.rejects(TrainingPackage.open(linked), code('package-path'));
+});

@@ -1,0 +1,74 @@
+"""Starts the JavaScript kit in Node, and Python on the same version of ONNX Runtime beside it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+KIT = ROOT / "runtime" / "js"
+SCRIPTS = Path(__file__).parent / "js"
+NODE = shutil.which("node")
+RUNTIME = KIT / "node_modules" / "onnxruntime-node" / "package.json"
+
+
+def unavailable() -> str | None:
+    """None where the kit can be run, otherwise the reason why it cannot."""
+    if NODE is None:
+        return "there is no Node.js on this machine"
+    if not RUNTIME.is_file() or not (KIT / "dist" / "index.js").is_file():
+        return "the JavaScript kit is not built (run: make kits-js)"
+    return None
+
+
+@functools.cache
+def runtime_version() -> str:
+    return str(json.loads(RUNTIME.read_text())["version"])
+
+
+def node(script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> Any:
+    """Run a script on the kit; return the JSON that it prints."""
+    command = [str(NODE), *options, str(SCRIPTS / script), str(KIT), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-1000:]
+    return json.loads(done.stdout)
+
+
+def python(module: str, *arguments: str | Path) -> str:
+    """Run a module of the tests on the version of ONNX Runtime that the kit has; its output."""
+    own = ROOT / "build" / "kits" / f"onnxruntime-{runtime_version()}"
+    paths = [own, ROOT / "packager", ROOT / "runtime", ROOT]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def train(task: dict[str, Any], where: str, *, collect: bool = False) -> dict[str, Any]:
+    """Train in ``node`` or in ``python``; both take the same task."""
+    text = json.dumps(task, default=str)
+    if where == "node":
+        options = ("--expose-gc",) if collect else ()
+        return dict(node("training.mjs", text, options=options))
+    return dict(json.loads(python("tests.kits.python_training", text)))
+
+
+def save_batch(folder: Path, **arrays: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Write a batch as the tasks of training name it."""
+    data = {}
+    for name, array in arrays.items():
+        path = folder / f"{name}.bin"
+        array.tofile(path)
+        data[name] = {"file": str(path), "dtype": str(array.dtype), "shape": list(array.shape)}
+    return data

@@ -1,0 +1,77 @@
+"""What the tests of the JavaScript kit share: packages, a batch, the suite, the guide's code."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack import zoo
+from odtpack.optimizers import make_optimizer
+from odtpack.update import Clip, Update
+from tests.kits import javascript
+from tests.kits.javascript import save_batch
+from tests.packages.samples import build
+
+STEPS = 20
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
+    "clipped": {"update": Update(clip=Clip(norm=0.5))},
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Packages of a small CNN for several optimizers."""
+    folder = tmp_path_factory.mktemp("packages")
+    model = zoo.cnn(size=8, width=(4, 8), classes=3)
+    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -> dict[str, Any]:
+    """A batch of noise with labels."""
+    inputs = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"]
+    rng = np.random.default_rng(3)
+    shape = [8, *inputs[0]["shape"][1:]]
+    return save_batch(
+        tmp_path_factory.mktemp("batch"),
+        **{
+            inputs[0]["name"]: rng.standard_normal(shape, dtype=np.float32),
+            "labels": rng.integers(0, 3, 8),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The conformance suite, written by Python on the version of ONNX Runtime that Node has."""
+    folder = tmp_path_factory.mktemp("suite") / "vectors"
+    javascript.python("tests.kits.vectors", "--out", folder)
+    assert json.loads((folder / "index.json").read_text())["onnxruntime"] == (
+        javascript.runtime_version()
+    )
+    return folder
+
+
+GUIDE = javascript.ROOT / "docs" / "guides" / "javascript.md"
+
+
+def guide_code() -> tuple[str, str]:
+    """The code of the guide: for Node, and for a browser."""
+    found = re.findall(r"^```js\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    assert len(found) == 2
+    return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def digits_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = zoo.cnn(size=8, width=(4, 8))
+    folder = tmp_path_factory.mktemp("guide") / "package"
+    return build(folder, model, outputs=("output",))

@@ -1,0 +1,45 @@
+"""Trains as ``js/training.mjs`` does, in a process whose ONNX Runtime the caller chooses."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.session_options import default_session_options
+
+
+def run(task: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(task["package"])
+    state = CheckpointState.load_checkpoint(task.get("checkpoint") or folder / "checkpoint")
+    model = folder / "training_model.onnx"
+    options = default_session_options(model, threads=task.get("threads", 1))
+    module = Module(model, state, folder / "eval_model.onnx", session_options=options)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    if task.get("rate"):
+        optimizer.set_learning_rate(task["rate"])
+    arrays = {
+        name: np.fromfile(each["file"], each["dtype"]).reshape(each["shape"])
+        for name, each in task["data"].items()
+    }
+    batch = [arrays[name] for name in module.input_names()]
+    losses, times = [], []
+    for _ in range(task["steps"]):
+        before = time.process_time()
+        outputs = module(*batch)
+        losses.append(float(outputs[0] if isinstance(outputs, tuple) else outputs))
+        optimizer.step()
+        module.lazy_reset_grad()
+        times.append((time.process_time() - before) * 1e3)
+    if task.get("save"):
+        CheckpointState.save_checkpoint(state, task["save"], include_optimizer_state=True)
+    return {"losses": losses, "times": times}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(json.loads(sys.argv[1]))))

@@ -1,0 +1,299 @@
+"""The JavaScript kit in Node against Python: the same bits.
+
+``onnxruntime-node`` on npm is a release or so older than the wheel. ``make kits-js`` installs
+the wheel of the same version in a folder of its own, and comparisons to the bit are with that.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from tests.kits import javascript, js_fixtures, web
+from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
+from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
+from tests.peer import client
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+]
+packages, batch, suite = js_fixtures.packages, js_fixtures.batch, js_fixtures.suite
+digits_package = js_fixtures.digits_package
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Everything that a checkpoint says, with arrays as bytes."""
+    data = read_checkpoint(path)
+    optimizer = data.optimizer
+    arrays = {**data.trainable, **data.frozen}
+    moments = optimizer.moments if optimizer else {}
+    return {
+        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
+        "trained": sorted(data.trainable),
+        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
+        "optimizer": optimizer
+        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
+        "properties": data.properties,
+    }
+
+
+def test_node_passes_the_conformance_suite_to_the_bit(suite: Path) -> None:
+    results = node("suite.mjs", suite, "exact")
+    assert len(results) >= 50
+    # A number is the largest difference; where the suite asks for the same bits it is 0.
+    assert {name: result for name, result in results.items() if isinstance(result, str)} == {}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_node_trains_to_the_same_bits_as_python(
+    name: str, packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    task = {"package": packages[name], "data": batch, "steps": STEPS, "rate": 0.01}
+    found = train({**task, "save": tmp_path / "node.ckpt"}, "node")
+    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
+    assert found["losses"] == wanted["losses"]
+    assert found["losses"][-1] < found["losses"][0]
+    assert contents(tmp_path / "node.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+@pytest.mark.parametrize("order", [("node", "python"), ("python", "node")])
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    order: tuple[str, str], packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    task = {"package": packages["adamw"], "data": batch, "steps": STEPS}
+    whole = train({**task, "rate": 0.01, "save": tmp_path / "whole"}, "python")["losses"]
+    half = {**task, "steps": STEPS // 2}
+    first = train({**half, "rate": 0.01, "save": tmp_path / "half"}, order[0])["losses"]
+    rest = train({**half, "checkpoint": tmp_path / "half", "save": tmp_path / "end"}, order[1])[
+        "losses"
+    ]
+    assert first + rest == whole
+    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
+def test_a_checkpoint_of_node_loads_in_the_reference(
+    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "node.ckpt"
+    train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "node")
+    read = client.run_job("load", checkpoint=saved, parameters=tmp_path / "read.npz")
+    data = read_checkpoint(saved)
+    with np.load(tmp_path / "read.npz") as values:
+        for name, array in {**data.trainable, **data.frozen}.items():
+            np.testing.assert_array_equal(values[name], array)
+    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+
+
+def test_node_loses_nothing_when_it_is_killed_in_saves(tmp_path: Path) -> None:
+    """200 kills, half of them of checkpoints with a data file of their own."""
+    rng = random.Random(5)
+    arrays = {f"p{i}": np.zeros(20_000, np.float32) for i in range(8)}
+    for limit in (2**30, 1000):
+        path = tmp_path / f"state-{limit}"
+        write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
+        last = 0
+        for _ in range(100):
+            command = [str(NODE), SCRIPTS / "saves.mjs", KIT, path, path, str(limit)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                time.sleep(rng.uniform(0, 0.03))
+                process.send_signal(signal.SIGKILL)
+                rest = process.stdout.read()
+            data = read_checkpoint(path)
+            number = data.properties["number"]
+            assert isinstance(number, int)
+            assert number > last
+            assert number >= max(map(int, rest.split("\n")[:-1]), default=0)
+            assert all((array == number).all() for array in data.trainable.values())
+            last = number
+    assert len(list(tmp_path.glob(".*.tmp"))) <= 2
+
+
+def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    arrays = {"p": np.zeros(200_000, np.float32)}
+    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
+    before = path.read_bytes()
+
+    def no_more_than_a_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    done = subprocess.run(
+        [str(NODE), SCRIPTS / "saves.mjs", KIT, path, path, str(2**30)],
+        capture_output=True, text=True, check=False, preexec_fn=no_more_than_a_little,
+    )  # fmt: skip
+    assert "file-not-written" in done.stderr
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_500_damaged_files_end_in_one_clear_error(
+    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    rng = random.Random(11)
+    good = tmp_path / "good"
+    train({"package": packages["adamw"], "data": batch, "steps": 1, "save": good}, "node")
+    source = bytearray(good.read_bytes())
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    head = 3000  # where the tables are
+    expected = {}
+    for number in range(300):
+        damaged = bytearray(source)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            damaged[rng.randrange(head)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        if number % 5 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        path = folder / f"checkpoint-{number:03}"
+        path.write_bytes(damaged)
+        try:
+            read_checkpoint(path)
+            expected[path.name] = "loaded"
+        except OdtpackError as error:
+            expected[path.name] = error.code
+    files = {path.name: path.read_bytes() for path in packages["adamw"].iterdir()}
+    for number in range(200):
+        target = folder / f"package-{number:03}"
+        target.mkdir()
+        name = rng.choice(list(files)) if number % 2 else "manifest.json"
+        damaged = bytearray(files[name])
+        if number % 7 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        else:
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        for other, data in files.items():
+            (target / other).write_bytes(damaged if other == name else data)
+        if name != "manifest.json":
+            expected[target.name] = "package-changed"
+    results = node("hostile.mjs", folder)
+    assert len(results) == 500
+    assert [result for result in results.values() if result.startswith("unclear")] == []
+    assert {name: results[name] for name in expected} == expected
+
+
+def test_node_does_not_grow_over_ten_thousand_steps(
+    packages: dict[str, Path], batch: dict[str, Any]
+) -> None:
+    task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
+    resident = train(task, "node", collect=True)["resident"]
+    # The second half against the first, which warms up caches and the compiler.
+    middle = statistics.median(resident[len(resident) // 2 - 4 : len(resident) // 2])
+    assert statistics.median(resident[-4:]) - middle < 2e6
+
+
+def test_units() -> None:
+    done = subprocess.run(
+        [str(NODE), "--test", "test/kit.test.mjs"],
+        cwd=KIT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -> None:
+    code = guide_code()[0]
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 320)
+    images = rng.random((320, 64), np.float32) + labels[:, None].astype(np.float32) / 10
+    images.tofile(tmp_path / "images.bin")
+    labels.tofile(tmp_path / "labels.bin")
+    (tmp_path / "package").symlink_to(digits_package)
+    modules = tmp_path / "node_modules"
+    modules.mkdir()
+    (modules / "odtpack").symlink_to(KIT)
+    for name in ("flatbuffers", "onnxruntime-node", "onnxruntime-common"):
+        (modules / name).symlink_to(web.MODULES / name)
+    (tmp_path / "train.mjs").write_text(code)
+    losses = []
+    for _ in range(2):  # the second run goes on from the first, which was at its end
+        done = subprocess.run(
+            [str(NODE), "train.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append(float(done.stdout.splitlines()[-1].split()[0]))
+    assert losses[0] == losses[1] < 2.3
+    assert (tmp_path / "personal.onnx").stat().st_size > 2_000
+
+
+def test_code_for_onnxruntime_training_runs_as_it_was(digits_package: Path, tmp_path: Path) -> None:
+    """The calls of the old API, with the files of a package."""
+    script = tmp_path / "old.mjs"
+    script.write_text(f"""
+import {{ benchmark, TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};
+const at = {json.dumps(str(digits_package))};
+const session = await TrainingSession.create({{
+  checkpointState: `${{at}}/checkpoint`, trainModel: `${{at}}/training_model.onnx`,
+  evalModel: `${{at}}/eval_model.onnx`, optimizerModel: `${{at}}/optimizer_model.onnx`,
+}}, {{ intraOpNumThreads: 1 }});
+const {{ Tensor }} = session.ort;
+const feeds = {{
+  input: new Tensor('float32', new Float32Array(128).fill(0.5), [2, 1, 8, 8]),
+  labels: new Tensor('int64', BigInt64Array.of(1n, 2n), [2]),
+}};
+const names = [session.trainingInputNames, session.evalOutputNames];
+const both = await session.runTrainStep(feeds);
+const one = await session.runTrainStep(feeds, ['output'], {{ logSeverityLevel: 2 }});
+await session.runOptimizerStep();
+await session.lazyResetGrad();
+const size = await session.getParametersSize(true);
+const buffer = await session.getContiguousParameters(true);
+const before = (await session.runEvalStep(feeds)).loss.data[0];
+const bytes = new Uint8Array(buffer.data.buffer);
+await session.loadParametersBuffer(new Uint8Array(bytes.length), true);
+const zeros = (await session.runEvalStep(feeds)).loss.data[0];
+await session.loadParametersBuffer(bytes, true);
+const after = (await session.runEvalStep(feeds)).loss.data[0];
+const outputs = (await session.predict({{ input: feeds.input }})).output.data;
+const evaluation = await session.evaluate([feeds, feeds]);
+const figures = await benchmark(at, {{ steps: 3, intraOpNumThreads: 1 }});
+const other = {{ ...feeds, input: new Tensor('float32', new Float32Array(128), [2, 1, 8, 8]) }};
+const alone = (await session.runTrainStep(feeds)).loss.data[0];
+const second = session.runTrainStep(feeds);
+const busy = await session.runTrainStep(other).then(() => 'ran', (error) => error.code);
+const unmoved = (await second).loss.data[0] === alone;
+const unknown = await session.runTrainStep(feeds, ['no']).then(() => 'ran', (error) => error.code);
+await session.release();
+console.log(JSON.stringify({{
+  names, both: Object.keys(both), one: Object.keys(one), size, length: buffer.data.length,
+  before, zeros, after, busy, unmoved, unknown, outputs: Array.from(outputs), evaluation, figures,
+}}));
+""")
+    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["names"] == [["input", "labels"], ["loss", "output"]]
+    assert (found["both"], found["one"]) == (["loss", "output"], ["output"])
+    assert found["size"] == found["length"] > 500
+    assert found["before"] == found["after"] != found["zeros"]
+    assert found["zeros"] == pytest.approx(np.log(10))
+    assert (found["busy"], found["unmoved"], found["unknown"]) == ("busy", True, "unknown-output")
+    scores = np.array(found["outputs"]).reshape(2, 10)
+    labels = np.array([1, 2])
+    assert found["evaluation"]["accuracy"] == (scores.argmax(axis=1) == labels).mean()
+    right = np.log(np.exp(scores).sum(axis=1)) - scores[[0, 1], labels]
+    assert found["evaluation"]["loss"] == pytest.approx(right.mean(), rel=1e-5)
+    assert found["evaluation"]["samples"] == 4
+    figures = found["figures"]
+    assert (figures["kit"], figures["steps"]) == ("javascript", 3)
+    assert figures["onnxruntime"] == javascript.runtime_version()
+    assert all(figures[key] > 0 for key in figures if key.endswith(("_ms", "_bytes")))

@@ -1,0 +1,135 @@
+"""The web demo learns what is drawn: strokes with a mouse in a real browser, offline."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.web_demo.build import CLASSES, build
+from examples.web_demo.serve import serve
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from tests.kits import javascript
+from tests.reports.browser import CHROMIUM, Browser
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+]
+Stroke = list[tuple[int, int]]
+LETTERS: dict[str, list[Stroke]] = {
+    "A": [[(80, 230), (140, 50)], [(140, 50), (200, 230)], [(100, 160), (180, 160)]],
+    "K": [[(90, 50), (90, 230)], [(190, 50), (92, 140)], [(92, 140), (195, 230)]],
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sklearn")
+    return build(tmp_path_factory.mktemp("demo") / "page")
+
+
+@pytest.fixture
+def page(demo: Path, tmp_path: Path) -> Iterator[Browser]:
+    with serve(demo) as (address, _), Browser(tmp_path / "profile", served=True) as browser:
+        downloads = {"behavior": "allow", "downloadPath": str(tmp_path)}
+        browser.send("Page.setDownloadBehavior", downloads)
+        browser.open(address)
+        wait(browser, "document.body.dataset.ready === 'true'")
+        yield browser
+
+
+def wait(browser: Browser, condition: str) -> None:
+    until = time.monotonic() + 240
+    while not browser.evaluate(condition):
+        assert time.monotonic() < until, (condition, browser.console)
+        time.sleep(0.05)
+
+
+def draw(browser: Browser, letter: str, shift: int = 0) -> None:
+    """Draw a letter with the mouse, as many pixels to the right."""
+    left, top, width = browser.evaluate(
+        "(({left, top, width}) => [left, top, width])"
+        "(document.getElementById('pad').getBoundingClientRect())"
+    )
+
+    def mouse(kind: str, x: float, y: float) -> None:
+        scale = width / 280
+        place = {"x": left + (x + shift) * scale, "y": top + y * scale}
+        buttons = {"button": "left", "buttons": 1, "clickCount": 1}
+        browser.send("Input.dispatchMouseEvent", {"type": kind, **place, **buttons})
+
+    for (x, y), (to_x, to_y) in LETTERS[letter]:
+        mouse("mousePressed", x, y)
+        for part in range(1, 9):
+            mouse("mouseMoved", x + (to_x - x) * part / 8, y + (to_y - y) * part / 8)
+        mouse("mouseReleased", to_x, to_y)
+    wait(browser, "document.getElementById('guess').textContent.includes('reads')")
+
+
+def read(browser: Browser) -> str:
+    """What the network reads once it has seen the last stroke."""
+    wait(browser, "!document.body.dataset.reading")
+    return str(browser.evaluate("document.querySelector('#guess b').textContent"))
+
+
+def teach(browser: Browser, letter: str) -> None:
+    browser.evaluate(
+        f"document.querySelector('#keys button[aria-label=\"It is {letter}\"]').click()"
+    )
+    wait(browser, "!document.body.dataset.learning")
+
+
+def test_it_learns_letters_that_are_drawn(page: Browser, tmp_path: Path, demo: Path) -> None:
+    before = {}
+    for letter in LETTERS:
+        draw(page, letter)
+        before[letter] = read(page)
+        teach(page, letter)
+    assert not set(before.values()) & set(LETTERS)  # it had never seen a letter
+    for letter in LETTERS:
+        draw(page, letter, shift=8)
+        assert read(page) == letter
+        teach(page, letter)
+    figures = page.evaluate(
+        "Object.fromEntries(['loss', 'accuracy', 'steps', 'speed', 'memory'].map("
+        "(name) => [name, document.getElementById(name).textContent]))"
+    )
+    assert figures["accuracy"] == "100 % of 4"
+    assert float(figures["loss"]) < 1
+    assert int(figures["steps"]) == 320
+    assert float(figures["memory"].split()[0]) > 0.1
+    assert page.console == []
+
+    page.evaluate("document.getElementById('download').click()")
+    saved = tmp_path / "trained.ckpt"
+    until = time.monotonic() + 30
+    while not saved.exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    state = CheckpointState.load_checkpoint(saved)
+    package = demo / "package"
+    module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
+    assert Optimizer(package / "optimizer_model.onnx", module).step_count == 320
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_it_fits_on_every_screen(width: int, demo: Path, tmp_path: Path) -> None:
+    with serve(demo) as (address, _), Browser(tmp_path / "profile", served=True) as browser:
+        browser.open(address, width=width, phone=width < 700)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.querySelectorAll('#keys button').length") == CLASSES
+
+
+def test_nothing_of_the_page_comes_from_elsewhere(demo: Path) -> None:
+    for path in ("index.html", "app.js", "style.css"):
+        text = (demo / path).read_text()
+        assert "http:" not in text
+        assert "https:" not in text
+    manifest = json.loads((demo / "package" / "manifest.json").read_text())
+    assert manifest["layout"]["dtype"] == "float32"

@@ -1,0 +1,73 @@
+"""Serves folders to a browser on this machine, isolated as threads in WebAssembly ask for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+from examples.web_demo.serve import Handler
+
+KIT = Path(__file__).parents[2] / "runtime" / "js"
+MODULES = KIT / "node_modules"
+FOLDERS = {
+    "odtpack": KIT / "dist",
+    "flatbuffers": MODULES / "flatbuffers" / "mjs",
+    "ort": MODULES / "onnxruntime-web" / "dist",
+}
+IMPORTS = {
+    "odtpack": "/odtpack/index.js",
+    "#platform": "/odtpack/platform_web.js",
+    "flatbuffers": "/flatbuffers/flatbuffers.js",
+    "onnxruntime-web": "/ort/ort.wasm.min.mjs",
+}
+PAGE = f"""<!doctype html><meta charset="utf-8"><title>kit</title>
+<script type="importmap">{json.dumps({"imports": IMPORTS})}</script>
+<script>
+const {{ Memory }} = WebAssembly; // seen by the test that nothing grows
+window.memories = [];
+WebAssembly.Memory = class extends Memory {{
+  constructor(...options) {{ super(...options); window.memories.push(this); }}
+}};
+</script>
+<script type="module">
+import * as ort from 'onnxruntime-web';
+import * as kit from 'odtpack';
+ort.env.wasm.numThreads = Number(new URLSearchParams(location.search).get('threads') ?? 1);
+ort.env.wasm.wasmPaths = '/ort/';
+Object.assign(window, {{ ort, kit }});
+</script>"""
+
+
+@contextmanager
+def serve(folders: Mapping[str, Path], page: str = PAGE) -> Iterator[str]:
+    """Serve each folder under its name, and a page at the root; yield the address."""
+
+    class Mapped(Handler):
+        def translate_path(self, path: str) -> str:
+            name, _, rest = path.split("?", 1)[0].lstrip("/").partition("/")
+            return str(folders[name] / rest) if name in folders else "/nowhere"
+
+        def do_GET(self) -> None:
+            if self.path.split("?", 1)[0] != "/":
+                return super().do_GET()
+            data = page.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+            return None
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mapped)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
