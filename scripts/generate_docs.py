@@ -223,8 +223,8 @@ _RUNTIMES = """# Releases of ONNX Runtime
 
 A package names the oldest ONNX Runtime that loads all of its models, `minimum_onnxruntime` in
 `manifest.json`. It follows from the opset, the IR version, and each operator's kernel with the
-types that the package gives it. The demo's CNN is of opset 17, which 1.12 knows, and needs 1.14,
-the first whose `Split` takes bool. A package with files in ORT format needs 1.16, the first that
+types that the package gives it. A model of opset 19 needs 1.16, though 1.15 knows
+that opset: its kernels came later. A package with files in ORT format needs 1.16, the first that
 reads the format, or more if a fused operator does. `odtpack build --onnxruntime VERSION`, or
 `[target]` in a recipe, refuses what that version does not load, and says which operator it is.
 

@@ -271,7 +271,7 @@ class TestInspect:
         assert sizes["conv2.weight"] == 8 * 4 * 9 * 4
         assert "conv2.weight" in outcome.err
         assert "labels: int64[batch] (labels)" in outcome.err
-        assert "ONNX Runtime 1.14 and newer" in outcome.err
+        assert "ONNX Runtime 1.12 and newer" in outcome.err
         assert run("inspect", shared.package / "manifest.json").code == 0
 
     def test_model(self, run: Run, shared: Shared) -> None:

@@ -87,7 +87,7 @@ class TestSimulate:
     def test_profiles_that_contradict_each_other(
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:
-        source = Path(demo_module.__file__).parents[3] / "device_profiles/google/pixel-8a.toml"
+        source = Path(demo_module.__file__).parents[4] / "device_profiles/google/pixel-8a.toml"
         profile = tmp_path / "mine.toml"
         profile.write_text(source.read_text().replace("Google Pixel 8a", "My Pixel"))
         data = "simulate", shared.package, "--data", shared.data

@@ -58,7 +58,7 @@ def test_every_optimizer_is_built_and_trains(
     optimizer = content["optimizer"]
     assert isinstance(optimizer, dict)
     assert optimizer.items() >= expected.items()
-    assert run("inspect", tmp_path / "p").err.count(str(expected["kind"])) >= 1
+    assert run("inspect", tmp_path / "p").out.count(str(expected["kind"])) >= 1
     rate = {"sgd": 0.05, "lion": 0.003, "adafactor": 0.1}.get(str(expected["kind"]), 0.01)
     outcome = run(
         *("train", tmp_path / "p", "--data", shared.data, "--out", tmp_path / "t.ckpt"),
@@ -98,7 +98,7 @@ def test_the_manifest_says_what_happens_around_the_optimizer(
         "settings": {"warmup_steps": 2, "floor": 0.1},
         "learning_rate": 0.02,
     }
-    shown = run("inspect", tmp_path / "p").err
+    shown = run("inspect", tmp_path / "p").out
     assert "gradients by norm, 1" in shown
     assert "4 batches per optimizer step" in shown
     assert "1 parameter, learning rate x 10, weight decay 0" in shown
