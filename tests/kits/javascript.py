@@ -25,7 +25,7 @@ def unavailable() -> str | None:
     if NODE is None:
         return "there is no Node.js on this machine"
     if not RUNTIME.is_file() or not (KIT / "dist" / "index.js").is_file():
-        return "the JavaScript kit is not built (run: make kits-js)"
+        return "the JavaScript kit is not built (run: make kits)"
     return None
 
 

@@ -1,6 +1,6 @@
 """The JavaScript kit in Node against Python: the same bits.
 
-``onnxruntime-node`` on npm is a release or so older than the wheel. ``make kits-js`` installs
+``onnxruntime-node`` on npm is a release or so older than the wheel. ``make kits`` installs
 the wheel of the same version in a folder of its own, and comparisons to the bit are with that.
 """
 

@@ -1,0 +1,123 @@
+@file:JvmName("Check")
+
+package org.odtpack
+
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import kotlin.math.abs
+
+/**
+ * Train the package's made-up batch for a few steps and compare with what the build measured: tells
+ * within seconds whether training is right on this device.
+ *
+ * @throws OdtpackException `self-check-failed`, or `no-self-check` if the package has none.
+ */
+@JvmOverloads
+@Throws(OrtException::class)
+fun selfCheck(env: OrtEnvironment, pack: TrainingPackage, threads: Int = 0) {
+    val check = expectations(pack)
+    OrtTrainingSession.create(env, pack, threads = threads).use { session ->
+        withMadeUpBatch(env, pack) { batch ->
+            session.learningRate = check["learning_rate"].number().toFloat()
+            val wanted = check["losses"].list() + check["evaluation_loss"]
+            for ((i, tolerance) in check["tolerances"].list().withIndex()) {
+                val last = i == wanted.size - 1
+                val result = if (last) session.evalStep(batch) else session.trainStep(batch)
+                val found = result.use(session::lossOf)
+                if (!(abs(found - wanted[i].number()) <= tolerance.number())) {
+                    fail(
+                        "self-check-failed", "Training is not right here: the loss " +
+                            (if (last) "of the evaluation" else "of step ${i + 1}") +
+                            " is $found, and should be ${wanted[i].number()}.", "",
+                        "report the version of ONNX Runtime and the processor",
+                    )
+                }
+                if (last) break
+                session.optimizerStep()
+                session.lazyResetGrad()
+            }
+        }
+    }
+}
+
+/** Measure steps on the package's made-up batch; returns JSON, times in milliseconds (medians). */
+@JvmOverloads
+@Throws(OrtException::class)
+fun benchmark(env: OrtEnvironment, pack: TrainingPackage, steps: Int = 50, threads: Int = 0): String {
+    val times = sortedMapOf<String, MutableList<Double>>()
+    val figures = sortedMapOf<String, Any>("kit" to "kotlin", "onnxruntime" to env.version)
+    fun <T> timed(name: String, work: () -> T): T {
+        val start = System.nanoTime()
+        return work().also {
+            times.getOrPut(name) { ArrayList() }.add((System.nanoTime() - start) / 1e6)
+        }
+    }
+    timed("open_ms") { OrtTrainingSession.create(env, pack, threads = threads) }.use { session ->
+        withMadeUpBatch(env, pack) { batch ->
+            repeat(steps) {
+                timed("train_step_ms") { session.trainStep(batch).close() }
+                timed("optimizer_step_ms") { session.optimizerStep() }
+                session.lazyResetGrad()
+                timed("evaluation_step_ms") { session.evalStep(batch).close() }
+            }
+            figures["batch"] = batch.values.first().info.shape.firstOrNull() ?: 1
+        }
+        timed("checkpoint_ms") {
+            val writer = CheckpointWriter(session.checkpoint.state, session.checkpoint.state.optimizer, null)
+            figures["checkpoint_bytes"] = writer.size
+        }
+    }
+    for ((name, each) in times) figures[name] = each.sorted()[each.size / 2]
+    figures["steps"] = steps
+    figures["package_sha256"] = pack.sha256
+    val properties = listOf("java.vm.name", "java.version", "os.name", "os.version", "os.arch")
+    figures["system"] = properties.joinToString(" ") { System.getProperty(it) ?: "" }
+    return figures.entries.joinToString(", ", "{", "}") { (key, value) ->
+        val text = value.toString().replace(Regex("[\"\\\\\\p{Cntrl}]"), " ")
+        "\"$key\": " + if (value is String) "\"$text\"" else text
+    }
+}
+
+private fun expectations(pack: TrainingPackage): Json {
+    val check = pack.manifest["self_check"]
+    val reason = if (check.absent) "it was left out" else check["reason"].text("")
+    if (reason.isNotEmpty()) fail("no-self-check", "The package has no self-check: $reason.")
+    return check
+}
+
+/** Run something on a batch of 24 bits of a multiplicative hash of a counter for each element. */
+private fun withMadeUpBatch(
+    env: OrtEnvironment,
+    pack: TrainingPackage,
+    body: (Map<String, OnnxTensor>) -> Unit,
+) {
+    var counter = 0
+    val batch = expectations(pack)["inputs"].list().associate { input ->
+        val spec = pack.inputs.find { it.name == input["name"].text() }
+            ?: Json.invalid("the self-check's inputs")
+        val bound = if (spec.type == Type.BOOL) 2 else input["bound"].whole(1).coerceAtLeast(1)
+        val shape = input["shape"].list().map { it.whole() }.toLongArray()
+        val tensor = zeros(spec.type, shape)
+        for (i in 0 until tensor.count.toInt()) {
+            val bits = ((++counter * 2654435761).toInt() ushr 8).toLong()
+            if (spec.type.floating) tensor.setReal(i, (bits - 8388608) / 8388608.0)
+            else tensor.setWhole(i, bits % bound)
+        }
+        spec.name to tensor.onnx(env)
+    }
+    try {
+        body(batch)
+    } finally {
+        batch.values.forEach(OnnxTensor::close)
+    }
+}
+
+private fun Tensor.setWhole(index: Int, value: Long) {
+    when (type.size) {
+        1 -> data.put(index, value.toByte())
+        2 -> data.putShort(2 * index, value.toShort())
+        4 -> data.putInt(4 * index, value.toInt())
+        else -> data.putLong(8 * index, value)
+    }
+}

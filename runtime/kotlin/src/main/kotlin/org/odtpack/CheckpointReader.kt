@@ -1,0 +1,209 @@
+package org.odtpack
+
+import java.io.File
+import java.io.FileNotFoundException
+import java.io.IOException
+import java.io.RandomAccessFile
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import org.odtpack.fbs.Checkpoint
+import org.odtpack.fbs.PropertyBag
+import org.odtpack.fbs.Tensor as Table
+
+internal fun readCheckpoint(path: String): State {
+    try {
+        return CheckpointReader(map(File(path)), path, File("$path.data"), true).read()
+    } catch (error: IOException) {
+        val missing = error is FileNotFoundException && !File(path).exists()
+        fail(
+            if (missing) "checkpoint-not-found" else "checkpoint-unreadable",
+            "The checkpoint cannot be read: ${error.message}.", path,
+        )
+    }
+}
+
+/** Reads one file; without [values], tensors are described and have no memory. */
+internal class CheckpointReader(
+    bytes: ByteBuffer,
+    private val where: String,
+    private val dataFile: File?,
+    private val values: Boolean,
+) {
+    /** Lowest offset in the data file, after [read]. */
+    var firstExternal = Long.MAX_VALUE
+        private set
+    private val bytes = bytes.slice().order(ByteOrder.LITTLE_ENDIAN)
+    private val size = bytes.remaining().toLong()
+    private var data: RandomAccessFile? = null
+    private var inlineLeft = size
+    private var externalLeft = if (values) 0 else Long.MAX_VALUE
+    private var textLeft = size
+
+    fun read(): State = try {
+        readState()
+    } catch (error: IndexOutOfBoundsException) { // buffers check each access, and their limits
+        corrupt("its offsets lead out of the file")
+    } catch (error: IllegalArgumentException) {
+        corrupt("its offsets or its text are not valid")
+    } finally {
+        data?.close()
+    }
+
+    private fun readState(): State {
+        check(size >= 8 && Checkpoint.CheckpointBufferHasIdentifier(bytes)) {
+            "it does not carry the identifier ODTC"
+        }
+        val root = Checkpoint.getRootAsCheckpoint(bytes)
+        if (root.version() != 2) fail("checkpoint-version", "It is not of version 2.", where)
+        val module = root.moduleState() ?: corrupt("it has no module state")
+        val state = State(module.isNominalState)
+        if (module.hasExternalData() && values) {
+            check(dataFile != null && dataFile.isFile && !isLink(dataFile)) { "it has no data file" }
+            data = RandomAccessFile(dataFile, "r")
+            externalLeft = dataFile!!.length()
+        }
+        val trainable = tensors(module.requiresGradParamsLength(), state, module::requiresGradParams)
+        val frozen = tensors(module.frozenParamsLength(), state, module::frozenParams)
+        trainable.mapValuesTo(state.parameters) { Parameter(it.value, true) }
+        for ((name, value) in frozen) {
+            check(name !in trainable) { "parameter '$name' is both trainable and frozen" }
+            state.parameters[name] = Parameter(value, false)
+        }
+        root.propertyBag()?.let { properties(it, state) }
+        if (root.optimizerGroupsLength() > 0) state.optimizer = optimizer(root, state)
+        return state
+    }
+
+    private fun corrupt(reason: String): Nothing = fail(
+        "checkpoint-corrupt", "It is not a readable checkpoint: $reason.", where,
+        "copy or download the file again, or fall back to an earlier one",
+    )
+
+    private inline fun check(good: Boolean, reason: () -> String) {
+        if (!good) corrupt(reason())
+    }
+
+    private fun text(raw: ByteBuffer?, read: () -> String?): String {
+        textLeft -= raw?.remaining() ?: 0
+        check(textLeft >= 0) { "its strings overlap" } // one may be referred to many times
+        return read() ?: ""
+    }
+
+    private fun tensors(count: Int, state: State, read: (Int) -> Table): Map<String, Tensor> {
+        val tensors = LinkedHashMap<String, Tensor>()
+        for (i in 0 until count) {
+            val table = read(i)
+            val name = text(table.nameAsByteBuffer(), table::name)
+            check(name.isNotEmpty() && name !in tensors) { "a name is empty or occurs twice" }
+            tensors[name] = tensor(name, table, state.nominal)
+        }
+        return tensors
+    }
+
+    private fun tensor(name: String, table: Table, nominal: Boolean): Tensor {
+        val type = Type.of(table.dataType()) ?: fail(
+            "checkpoint-dtype",
+            "'$name' has elements of ONNX type ${table.dataType()}, which are not supported.", where,
+        )
+        check(table.dimsLength() in 0..32) { "'$name' has an impossible rank" }
+        val shape = LongArray(table.dimsLength(), table::dims)
+        val most = shape.fold(1.0) { most, each -> most * maxOf(each, 1) }
+        check(shape.all { it >= 0 } && most <= 1L shl 48) { "'$name' has an impossible shape" }
+        check(table.stringDataLength() == 0) { "'$name' holds strings" }
+        val raw: ByteBuffer? = table.rawDataAsByteBuffer()
+        val stored = (raw?.remaining() ?: 0).toLong()
+        val offset = table.externalDataOffset()
+        if (nominal) {
+            check(shape.isEmpty() && stored == 0L && offset == -1L) { "it is nominal, with values" }
+            return Tensor(type, longArrayOf(0), NOTHING)
+        }
+        val length = shape.fold(type.size.toLong(), Long::times)
+        check(stored == (if (offset == -1L) length else 0)) { "the shape of '$name' is not its size" }
+        if (offset == -1L) inlineLeft -= length else externalLeft -= length
+        check(inlineLeft >= 0 && externalLeft >= 0) { "its tensors overlap" }
+        if (offset != -1L) firstExternal = minOf(firstExternal, offset)
+        if (!values) return Tensor(type, shape, NOTHING)
+        val tensor = zeros(type, shape)
+        val opened = data
+        if (offset == -1L) {
+            if (raw != null) tensor.copyFrom(raw)
+        } else {
+            check(opened != null && offset >= 0 && offset <= opened.length() - length) {
+                "'$name' lies outside of its data file"
+            }
+            val target = tensor.bytes()
+            while (target.hasRemaining()) {
+                val got = opened!!.channel.read(target, offset + target.position())
+                check(got > 0) { "its data file became shorter" }
+            }
+        }
+        val bools = type != Type.BOOL || (0 until length.toInt()).all { tensor.data.get(it) in 0..1 }
+        check(bools) { "'$name' holds bools that are neither 0 nor 1" }
+        return tensor
+    }
+
+    private fun optimizer(root: Checkpoint, state: State): OptimizerState {
+        val first = root.optimizerGroups(0)
+        val rate = first.initialLearningRate()
+        check(first.step() >= 0 && rate.isFinite()) { "its optimizer's step or rate" }
+        val moments = LinkedHashMap<String, List<Tensor>>()
+        val groups = List(root.optimizerGroupsLength()) { index ->
+            val group = root.optimizerGroups(index)
+            val name = text(group.groupNameAsByteBuffer(), group::groupName)
+            check(
+                name == "group$index" && group.step() == first.step() &&
+                    group.initialLearningRate() == rate,
+            ) { "its optimizer groups have other names, or stand at different steps or rates" }
+            List(maxOf(group.optimizerStatesLength(), 0)) { i ->
+                val entry = group.optimizerStates(i)
+                val of = text(entry.paramNameAsByteBuffer(), entry::paramName)
+                val owner = state.parameters[of]
+                check(owner != null && owner.trainable && of !in moments) {
+                    "the optimizer state of '$of' occurs twice or belongs to no parameter"
+                }
+                val own = tensors(entry.momentumsLength(), state, entry::momentums)
+                for ((k, label) in own.keys.withIndex()) {
+                    check(label == "momentum$k" && fits(own.getValue(label), owner!!.value)) {
+                        "'$label' of '$of' has another shape or type than it"
+                    }
+                }
+                moments[of] = own.values.toList()
+                of
+            }
+        }
+        val trained = state.parameters.filterValues { it.trainable }.keys
+        check(moments.isEmpty() || moments.keys == trained) { "it lacks optimizer state" }
+        check(moments.values.map { it.size }.distinct().size <= 1) { "its optimizer state is uneven" }
+        val kind = state.properties.remove(OPTIMIZER_PROPERTY) ?: ""
+        check(kind is String) { "its $OPTIMIZER_PROPERTY is no text" }
+        return OptimizerState(first.step(), rate, moments, groups, kind as String)
+    }
+
+    private fun fits(moment: Tensor, owner: Tensor) =
+        moment.type == owner.type && moment.shape.size == owner.shape.size &&
+            moment.shape.indices.all { moment.shape[it] == 1L || moment.shape[it] == owner.shape[it] }
+
+    private fun properties(bag: PropertyBag, state: State) {
+        val add = { name: String, value: Any ->
+            check(name.isNotEmpty() && name !in state.properties) {
+                "a property name, '$name', is empty or occurs twice"
+            }
+            state.properties[name] = value
+        }
+        for (i in 0 until bag.intsLength()) {
+            bag.ints(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
+        }
+        for (i in 0 until bag.floatsLength()) {
+            bag.floats(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
+        }
+        for (i in 0 until bag.stringsLength()) {
+            bag.strings(i).run {
+                add(text(nameAsByteBuffer(), ::name), text(valueAsByteBuffer(), ::value))
+            }
+        }
+    }
+
+    private companion object {
+        val NOTHING: ByteBuffer = ByteBuffer.allocateDirect(0)
+    }
+}

@@ -1,0 +1,193 @@
+package org.odtpack
+
+import com.google.flatbuffers.FlatBufferBuilder
+import java.io.File
+import java.io.IOException
+import java.io.RandomAccessFile
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import java.nio.channels.FileChannel
+import org.odtpack.fbs.Checkpoint
+import org.odtpack.fbs.FloatProperty
+import org.odtpack.fbs.IntProperty
+import org.odtpack.fbs.ModuleState
+import org.odtpack.fbs.OptimizerGroup
+import org.odtpack.fbs.ParameterOptimizerState
+import org.odtpack.fbs.PropertyBag
+import org.odtpack.fbs.StringProperty
+import org.odtpack.fbs.Tensor as Table
+
+internal const val EXTERNAL_ABOVE = 1800L shl 20 // bytes; a flatbuffer ends below 2 GiB
+
+/**
+ * Write a checkpoint whole or not at all. Above [externalAbove] bytes the tensors go to
+ * `<path>.data`, where the current checkpoint has none: killed at any moment, it is whole.
+ */
+internal fun writeCheckpoint(
+    path: String,
+    state: State,
+    withOptimizer: Boolean,
+    externalAbove: Long = EXTERNAL_ABOVE,
+) {
+    val target = File(path)
+    val dataFile = File("$path.data")
+    val optimizer = state.optimizer.takeIf { withOptimizer && !state.nominal }
+    val tensors = state.parameters.values.map { it.value } +
+        optimizer?.moments?.values?.flatten().orEmpty()
+    val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
+    val occupied = firstExternal(target)
+    if (total <= externalAbove) {
+        val writer = CheckpointWriter(state, optimizer, null)
+        writeAtomically(target) {
+            it.writeAll(writer.head)
+            writer.writePayload(it)
+        }
+        if (occupied < Long.MAX_VALUE) dataFile.delete()
+        return
+    }
+    try {
+        if (isLink(dataFile)) throw IOException("it is a link")
+        RandomAccessFile(dataFile, "rw").use { data ->
+            val start = if (occupied >= total) 0 else data.length()
+            val writer = CheckpointWriter(state, optimizer, start)
+            data.channel.position(start)
+            writer.writePayload(data.channel)
+            data.channel.force(true)
+            forceFolder(dataFile.absoluteFile.parentFile!!)
+            writeAtomically(target) { it.writeAll(writer.head) }
+            if (start == 0L) data.setLength(total)
+        }
+    } catch (error: IOException) {
+        notWritten(dataFile, error)
+    }
+}
+
+/** Where the data of the current checkpoint begin; at no place if it has none or is unreadable. */
+private fun firstExternal(target: File): Long = try {
+    CheckpointReader(map(target), target.path, null, false).run {
+        read()
+        firstExternal
+    }
+} catch (_: IOException) {
+    Long.MAX_VALUE
+} catch (_: OdtpackException) {
+    Long.MAX_VALUE
+}
+
+/** Everything of a file but the tensors' bytes, which follow it or lie in the data file. */
+internal class CheckpointWriter(state: State, optimizer: OptimizerState?, externalFrom: Long?) {
+    val head: ByteBuffer
+
+    /** Bytes of the file, or of both. */
+    val size get() = head.limit() + gaps.sumOf { it + 4L } + payload.sumOf { it.second.limit().toLong() }
+    private val to = FlatBufferBuilder(4096)
+    private val nominal = state.nominal
+    private val external = externalFrom != null
+    private var at = externalFrom ?: -1L
+    private val noBytes = Table.createRawDataVector(to, ByteArray(0))
+    private val payload = ArrayList<Pair<Int, ByteBuffer>>()
+    private val gaps = ArrayList<Int>()
+
+    init {
+        val (trainable, frozen) = listOf(true, false).map { wanted ->
+            val own = state.parameters.filterValues { it.trainable == wanted }.toSortedMap()
+            own.map { (name, each) -> add(name, each.value) }.toIntArray()
+        }
+        val module = ModuleState.createModuleState(
+            to, ModuleState.createRequiresGradParamsVector(to, trainable),
+            ModuleState.createFrozenParamsVector(to, frozen), nominal, external,
+        )
+        val groups = optimizer?.groups.orEmpty().mapIndexed { i, names ->
+            group("group$i", names, optimizer!!)
+        }
+        val all = Checkpoint.createOptimizerGroupsVector(to, groups.toIntArray())
+        val properties = state.properties.toSortedMap()
+        optimizer?.kind?.let { if (it.isNotEmpty()) properties[OPTIMIZER_PROPERTY] = it }
+        val bag = if (properties.isEmpty()) 0 else bag(properties)
+        val root = Checkpoint.createCheckpoint(to, 2, module, all, bag)
+        Checkpoint.finishCheckpointBuffer(to, root)
+        head = ByteBuffer.wrap(to.sizedByteArray()).order(ByteOrder.LITTLE_ENDIAN)
+        if (!external) placePayload()
+    }
+
+    /** Write the tensors' bytes: each with its length in front, or one after the other. */
+    fun writePayload(file: FileChannel) {
+        for ((i, each) in payload.withIndex()) {
+            val bytes = each.second.duplicate()
+            if (!external) {
+                val front = ByteBuffer.allocate(gaps[i] + 4).order(ByteOrder.LITTLE_ENDIAN)
+                front.putInt(gaps[i], bytes.remaining())
+                file.writeAll(front)
+            }
+            file.writeAll(bytes)
+        }
+    }
+
+    private fun add(name: String, tensor: Tensor): Int {
+        val label = to.createString(name)
+        val dims = Table.createDimsVector(to, if (nominal) LongArray(0) else tensor.shape)
+        val bytes = tensor.bytes()
+        val kept = !nominal && bytes.hasRemaining()
+        val outside = kept && external
+        // raw_data stays absent with external data: the reference looks no further if it is there.
+        val table = Table.createTensor(
+            to, label, 0, dims, tensor.type.code, if (outside) 0 else noBytes, 0,
+            if (outside) at else -1,
+        )
+        if (outside) at += bytes.remaining()
+        if (kept) payload.add(Pair(table, bytes))
+        return table
+    }
+
+    private fun group(label: String, names: List<String>, optimizer: OptimizerState): Int {
+        val entries = names.filter { it in optimizer.moments }.map { name ->
+            val own = optimizer.moments.getValue(name).mapIndexed { i, each -> add("momentum$i", each) }
+            val moments = ParameterOptimizerState.createMomentumsVector(to, own.toIntArray())
+            val of = to.createString(name)
+            ParameterOptimizerState.createParameterOptimizerState(to, of, moments)
+        }
+        val states = OptimizerGroup.createOptimizerStatesVector(to, entries.toIntArray())
+        val name = to.createString(label)
+        return OptimizerGroup.createOptimizerGroup(to, name, optimizer.step, optimizer.rate, states)
+    }
+
+    private fun bag(properties: Map<String, Any>): Int {
+        val ints = ArrayList<Int>()
+        val floats = ArrayList<Int>()
+        val texts = ArrayList<Int>()
+        for ((name, value) in properties) {
+            val label = to.createString(name)
+            when (value) {
+                is Long -> ints.add(IntProperty.createIntProperty(to, label, value))
+                is Float -> floats.add(FloatProperty.createFloatProperty(to, label, value))
+                else -> {
+                    val text = to.createString(value as String)
+                    texts.add(StringProperty.createStringProperty(to, label, text))
+                }
+            }
+        }
+        return PropertyBag.createPropertyBag(
+            to, PropertyBag.createIntsVector(to, ints.toIntArray()),
+            PropertyBag.createFloatsVector(to, floats.toIntArray()),
+            PropertyBag.createStringsVector(to, texts.toIntArray()),
+        )
+    }
+
+    /** Payload follows the head, each tensor at a multiple of 16: offsets point forward. */
+    private fun placePayload() {
+        var end = head.limit()
+        for ((offset, bytes) in payload) {
+            val table = head.limit() - offset
+            val vtable = table - head.getInt(table)
+            val slot = table + head.getShort(vtable + RAW_DATA)
+            val position = (end + 4 + 15) / 16 * 16
+            gaps.add(position - 4 - end)
+            head.putInt(slot, position - 4 - slot)
+            end = position + bytes.remaining()
+        }
+    }
+
+    private companion object {
+        const val RAW_DATA = 12 // where the vtable of a Tensor has the place of raw_data
+    }
+}

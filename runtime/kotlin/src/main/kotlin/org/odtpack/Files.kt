@@ -1,0 +1,92 @@
+package org.odtpack
+
+import java.io.File
+import java.io.IOException
+import java.io.RandomAccessFile
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import java.nio.channels.FileChannel
+import java.nio.file.Files
+import java.nio.file.StandardCopyOption
+import java.nio.file.StandardOpenOption
+import java.util.UUID
+
+/** The bytes of a file, as pages of the file's own: they take no memory of the process. */
+internal fun map(file: File): ByteBuffer {
+    if (file.exists() && !file.isFile) throw IOException("${file.path} is not a file") // a pipe blocks
+    RandomAccessFile(file, "r").use { opened ->
+        val size = opened.length()
+        if (size > Int.MAX_VALUE) throw IOException("${file.path} has $size bytes")
+        return opened.channel.map(FileChannel.MapMode.READ_ONLY, 0, size)
+            .order(ByteOrder.LITTLE_ENDIAN)
+    }
+}
+
+internal fun FileChannel.writeAll(bytes: ByteBuffer) {
+    while (bytes.hasRemaining()) write(bytes)
+}
+
+/** A link leads elsewhere, and so does a path with `..` in it. */
+internal fun isLink(file: File): Boolean {
+    val own = File(file.absoluteFile.parentFile!!.canonicalFile, file.name)
+    return own.canonicalFile != own.absoluteFile
+}
+
+/** Write a file whole or not at all: temporary, force, rename. */
+internal fun writeAtomically(target: File, body: (FileChannel) -> Unit) {
+    val folder = target.absoluteFile.parentFile!!
+    removeStale(folder, ".${target.name}.")
+    val random = UUID.randomUUID().toString().takeLast(12)
+    val temporary = File(folder, ".${target.name}.${ownProcess()}-$random.tmp")
+    try {
+        if (target.isDirectory) throw IOException("it is a folder")
+        RandomAccessFile(temporary, "rw").use {
+            body(it.channel)
+            it.channel.force(true)
+        }
+        rename(temporary, target)
+        forceFolder(folder)
+    } catch (error: IOException) {
+        notWritten(target, error)
+    } finally {
+        temporary.delete()
+    }
+}
+
+internal fun notWritten(file: File, error: IOException): Nothing = fail(
+    "file-not-written", "${file.path} could not be written: ${error.message}.", "",
+    "check that the folder exists, is writable and has space left",
+)
+
+private fun rename(from: File, to: File) {
+    if (from.renameTo(to)) return // rename(2), which is all that Android has before 26
+    try {
+        Files.move(from.toPath(), to.toPath(), StandardCopyOption.ATOMIC_MOVE)
+    } catch (_: LinkageError) {
+        throw IOException("it could not be renamed")
+    }
+}
+
+/** Make a rename durable, where the platform lets a folder be opened. */
+internal fun forceFolder(folder: File) {
+    try {
+        FileChannel.open(folder.toPath(), StandardOpenOption.READ).use { it.force(true) }
+    } catch (_: LinkageError) { // Android before 26
+    } catch (_: IOException) { // Windows
+    }
+}
+
+/** The number of this process, from Linux, which Android is; 0 elsewhere. */
+private fun ownProcess() = File("/proc/self").canonicalFile.name.toIntOrNull() ?: 0
+
+/** Remove temporary files that processes which no longer run left. */
+private fun removeStale(folder: File, start: String) {
+    if (ownProcess() == 0) return
+    for (name in folder.list().orEmpty()) {
+        val process = TEMPORARY.matchEntire(name.removePrefix(start))?.groupValues?.get(1)
+        val stale = process != null && name.startsWith(start) && !File("/proc/$process").exists()
+        if (stale) File(folder, name).delete()
+    }
+}
+
+private val TEMPORARY = Regex("([1-9][0-9]{0,8})-[0-9a-f]{12}\\.tmp")

@@ -1,0 +1,161 @@
+package org.odtpack
+
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OnnxTensorLike
+import ai.onnxruntime.OnnxValue
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import ai.onnxruntime.OrtSession
+import ai.onnxruntime.OrtSession.Result
+import ai.onnxruntime.OrtSession.RunOptions
+import ai.onnxruntime.OrtSession.SessionOptions
+import ai.onnxruntime.NodeInfo
+import ai.onnxruntime.TensorInfo
+import java.io.File
+
+internal fun mismatch(reason: String): Nothing = fail(
+    "model-mismatch", "The package does not go with the checkpoint: $reason.", "",
+    "use the models and the checkpoint of one package",
+)
+
+internal fun openSession(env: OrtEnvironment, path: String, options: SessionOptions): OrtSession {
+    if (!File(path).isFile) fail("model-not-found", "There is no model $path.")
+    try {
+        return env.createSession(path, options)
+    } catch (error: OrtException) {
+        fail(
+            "model-not-loadable", "ONNX Runtime ${env.version} cannot load it: ${error.message}",
+            path, "build the package for this ONNX Runtime",
+        )
+    }
+}
+
+/** Run a model, whose error is one of ours. */
+internal fun OrtSession.runOn(
+    inputs: Map<String, OnnxTensorLike>,
+    requested: Set<String>,
+    pinned: Map<String, OnnxValue>,
+    options: RunOptions?,
+    hint: String,
+): Result = try {
+    run(inputs, requested, pinned, options)
+} catch (error: OrtException) {
+    fail("run-failed", "ONNX Runtime: ${error.message}", "", hint)
+}
+
+/**
+ * A training or evaluation model whose parameters, gradients and state stand in bound memory. The
+ * session is its maker's to close.
+ */
+internal class Graph(
+    private val env: OrtEnvironment,
+    private val session: OrtSession,
+    private val specs: List<Spec>,
+    outputs: List<Spec>,
+    private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
+) : AutoCloseable {
+    private val inputs = LinkedHashMap<String, OnnxTensorLike>()
+    private val pinned = LinkedHashMap<String, OnnxValue>()
+    private val requested = LinkedHashSet<String>()
+
+    /** Memory of a scalar loss, which each step overwrites. */
+    private val loss = if (outputs[0].shape.isEmpty()) zeros(outputs[0].type, longArrayOf()) else null
+    private val lossValue = loss?.onnx(env)
+
+    init {
+        // The first of all results, whatever else is pinned.
+        if (lossValue != null) pinned[outputs[0].name] = lossValue
+        val mine = specs.associateBy { it.name }
+        for ((name, info) in session.inputInfo) {
+            if (!isUsers(info, mine[name])) inputs[name] = memory(name, info)
+        }
+        val results = outputs.associateBy { it.name }
+        for ((name, info) in session.outputInfo) {
+            if (!isUsers(info, results[name])) pinned[name] = memory(name, info)
+        }
+        requested.addAll(outputs.map { it.name } - pinned.keys)
+        val complete = session.inputNames.containsAll(mine.keys) &&
+            session.outputNames.containsAll(results.keys)
+        if (!complete) mismatch("a model lacks an input or output of the manifest")
+    }
+
+    fun run(
+        feeds: Map<String, OnnxTensorLike>,
+        wanted: Set<String>?,
+        extra: Map<String, OnnxValue>,
+        options: RunOptions?,
+    ): Result {
+        checkBatch(specs, feeds)
+        inputs.putAll(feeds)
+        val own = if (extra.isEmpty()) pinned else LinkedHashMap(pinned).apply { putAll(extra) }
+        val asked = (wanted ?: requested).let { if (it.any(own::containsKey)) it - own.keys else it }
+        try {
+            return session.runOn(
+                inputs, asked, own, options, "call lazyResetGrad: gradients may hold part of the step",
+            )
+        } finally {
+            feeds.keys.forEach(inputs::remove)
+        }
+    }
+
+    override fun close() {
+        lossValue?.close()
+    }
+
+    private fun isUsers(info: NodeInfo, spec: Spec?): Boolean {
+        if (spec == null) return false
+        if ((info.info as? TensorInfo)?.onnxType != spec.type.onnx) mismatch("the type of '${spec.name}'")
+        return true
+    }
+
+    private fun memory(name: String, node: NodeInfo): OnnxTensor {
+        val (own, value) = bound[name] ?: mismatch("'$name' belongs to no parameter")
+        val info = node.info as? TensorInfo ?: mismatch("'$name' is not a tensor")
+        val shape = info.shape
+        val fits = shape.isEmpty() || shape.size == own.shape.size &&
+            shape.indices.all { shape[it] < 0 || shape[it] == own.shape[it] }
+        if (info.onnxType != own.type.onnx || !fits) {
+            mismatch("'$name' is ${own.description} in the checkpoint")
+        }
+        return value
+    }
+}
+
+/** Check a batch against the inputs of the model, as Python does, with the same codes. */
+private fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
+    if (feeds.size != specs.size || specs.any { it.name !in feeds }) {
+        fail(
+            "input-count", "The batch has the inputs ${feeds.keys}.", "",
+            "pass " + specs.joinToString { "${it.name}: ${it.description}" },
+        )
+    }
+    val sizes = HashMap<String, Long>()
+    for (spec in specs) {
+        val info = feeds.getValue(spec.name).info as TensorInfo
+        val shape = info.shape
+        val refuse = { code: String, problem: String ->
+            fail(code, "Input '${spec.name}' must be ${spec.description}, and $problem.")
+        }
+        if (info.onnxType != spec.type.onnx) refuse("input-type", "its elements are ${info.onnxType}")
+        if (!spec.fits(shape)) refuse("input-shape", "its shape is ${shape.contentToString()}")
+        for ((axis, wanted) in spec.shape.withIndex()) {
+            if (shape[axis] == 0L && wanted != 0L) refuse("empty-batch", "it is empty")
+            val symbol = spec.symbols[axis]
+            if (symbol.isNotEmpty() && sizes.getOrPut(symbol) { shape[axis] } != shape[axis]) {
+                refuse("input-sizes-differ", "'$symbol' is ${sizes[symbol]} in an input before")
+            }
+        }
+    }
+    for (spec in specs) {
+        if (spec.name != "labels" || spec.type != Type.INT64 || spec.classCount == 0L) continue
+        val labels = (feeds.getValue(spec.name) as OnnxTensor).longBuffer
+        for (i in 0 until labels.remaining()) {
+            val label = labels.get(i)
+            if (label in 0 until spec.classCount || label == spec.ignored) continue
+            fail(
+                "label-out-of-range", "Element $i of 'labels' is $label, and the classes are " +
+                    "numbered 0 to ${spec.classCount - 1}.",
+            )
+        }
+    }
+}

@@ -1,0 +1,156 @@
+package org.odtpack
+
+import java.io.ByteArrayOutputStream
+import java.io.File
+import java.nio.ByteBuffer
+
+private const val MOST_BYTES = (1L shl 31) - (1L shl 20)
+
+/**
+ * The parts of an inference model with the parameters of a state: the template's bytes, then a
+ * fragment of protobuf for each parameter. Messages that are concatenated are one message.
+ */
+internal fun inferenceModel(
+    pack: TrainingPackage,
+    state: State,
+    outputs: Collection<String>,
+): List<ByteBuffer> {
+    state.requireValues()
+    if (outputs.isEmpty() || outputs.toSet().size != outputs.size) {
+        fail("no-outputs", "An exported model needs outputs, and each only once.")
+    }
+    val parts = ArrayList<ByteBuffer>()
+    withOutputs(map(File(pack.path("inference_template"))), outputs.toMutableSet(), parts)
+    for (entry in pack.manifest["inference"]["parameters"].list()) {
+        val spec = pack.parameters.find { it.name == entry.text() }
+            ?: Json.invalid("'inference' names the parameter '${entry.text()}'")
+        val tensor = inModelType(spec, state)
+        val bytes = tensor.bytes()
+        val name = spec.name.toByteArray()
+        val head = ByteArrayOutputStream()
+        for (size in tensor.shape) head.field(0x08, size)
+        head.field(0x10, tensor.type.code.toLong())
+        head.field(0x42, name.size.toLong())
+        head.write(name, 0, name.size)
+        head.field(0x4A, bytes.remaining().toLong())
+        val inner = ByteArrayOutputStream()
+        inner.field(0x2A, head.size().toLong() + bytes.remaining())
+        val outer = ByteArrayOutputStream()
+        outer.field(0x3A, inner.size().toLong() + head.size() + bytes.remaining())
+        for (each in listOf(outer, inner, head)) parts.add(ByteBuffer.wrap(each.toByteArray()))
+        parts.add(bytes)
+    }
+    if (parts.sumOf { it.remaining().toLong() } > MOST_BYTES) {
+        fail("model-too-large", "The model exceeds what one ONNX file holds.")
+    }
+    return parts
+}
+
+/** A parameter's value in the type that the inference model has for it. */
+private fun inModelType(spec: Spec, state: State): Tensor {
+    val value = state.value(spec.name)
+    if (spec.scale.isEmpty()) return spec.modelType?.let(value::converted) ?: value
+    val scale = state.value(spec.scale)
+    if (scale.type != Type.FLOAT || value.type != Type.INT8 || scale.count == 0L) {
+        Json.invalid("the scale of '${spec.name}'")
+    }
+    val axis = scale.shape.indexOfFirst { it != 1L }.coerceAtLeast(0)
+    val inner = value.shape.drop(axis + 1).fold(1L, Long::times).coerceAtLeast(1)
+    val result = zeros(Type.FLOAT, value.shape)
+    for (i in 0 until value.count.toInt()) {
+        val factor = scale.data.getFloat((4 * (i / inner % scale.count)).toInt())
+        result.data.putFloat(4 * i, value.data.get(i).toFloat() * factor)
+    }
+    return result
+}
+
+private fun ByteArrayOutputStream.field(tag: Int, value: Long) {
+    write(tag)
+    var rest = value
+    while (rest >= 0x80) {
+        write((rest or 0x80).toInt())
+        rest = rest ushr 7
+    }
+    write(rest.toInt())
+}
+
+/** Reads the fields of a protobuf message one by one. */
+private class Fields(private val message: ByteBuffer) {
+    var tag = 0L
+        private set
+
+    /** The current field with tag and length, and without. */
+    lateinit var whole: ByteBuffer
+        private set
+    lateinit var content: ByteBuffer
+        private set
+
+    fun next(): Boolean {
+        if (!message.hasRemaining()) return false
+        val start = message.position()
+        tag = number()
+        if (tag % 8 == 0L) number()
+        val length = when ((tag % 8).toInt()) {
+            1 -> 8L
+            2 -> number()
+            5 -> 4L
+            else -> 0L
+        }
+        if (length !in 0..message.remaining()) bad()
+        content = part(message.position(), message.position() + length.toInt())
+        message.position(message.position() + length.toInt())
+        whole = part(start, message.position())
+        return true
+    }
+
+    private fun part(start: Int, end: Int): ByteBuffer {
+        val view = message.duplicate()
+        view.limit(end)
+        view.position(start)
+        return view.slice()
+    }
+
+    private fun number(): Long {
+        var number = 0L
+        for (shift in 0 until 64 step 7) {
+            if (!message.hasRemaining()) bad()
+            val byte = message.get().toLong()
+            number = number or (byte and 0x7F shl shift)
+            if (byte >= 0) return number
+        }
+        bad()
+    }
+
+    private fun bad(): Nothing = fail("model-not-loadable", "The inference template is no model.")
+}
+
+/** The template with only the wanted ones of its outputs. */
+private fun withOutputs(model: ByteBuffer, wanted: MutableSet<String>, parts: MutableList<ByteBuffer>) {
+    val top = Fields(model)
+    while (top.next()) {
+        if (top.tag != 0x3AL) {
+            parts.add(top.whole)
+            continue
+        }
+        val kept = ArrayList<ByteBuffer>()
+        val graph = Fields(top.content)
+        while (graph.next()) {
+            if (graph.tag != 0x62L || wanted.remove(nameOf(graph.content))) kept.add(graph.whole)
+        }
+        val head = ByteArrayOutputStream()
+        head.field(0x3A, kept.sumOf { it.remaining().toLong() })
+        parts.add(ByteBuffer.wrap(head.toByteArray()))
+        parts.addAll(kept)
+    }
+    wanted.firstOrNull()?.let { fail("unknown-output", "The inference model has no output '$it'.") }
+}
+
+private fun nameOf(value: ByteBuffer): String {
+    val fields = Fields(value)
+    var name = ""
+    while (fields.next()) {
+        if (fields.tag != 0x0AL) continue
+        name = String(ByteArray(fields.content.remaining()).also(fields.content::get), Charsets.UTF_8)
+    }
+    return name
+}

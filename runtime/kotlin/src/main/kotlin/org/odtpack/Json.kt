@@ -1,0 +1,165 @@
+package org.odtpack
+
+import java.math.BigDecimal
+import java.math.MathContext
+
+/** A value of a JSON document. What is not as it should be is an error, `manifest-invalid`. */
+internal class Json(val value: Any?, private val at: String = "") {
+    val absent get() = value == null
+
+    operator fun get(key: String) = Json(entries()[key], if (at.isEmpty()) key else "$at.$key")
+
+    fun fields(): Map<String, Json> = entries().entries.associate { (key, each) ->
+        key as String to Json(each, "$at.$key")
+    }
+
+    fun list(): List<Json> =
+        (value as? List<*> ?: wrong("a list")).mapIndexed { i, each -> Json(each, "$at[$i]") }
+
+    fun text(otherwise: String? = null): String =
+        if (absent && otherwise != null) otherwise else value as? String ?: wrong("text")
+
+    fun number(otherwise: Double? = null): Double =
+        if (absent && otherwise != null) otherwise else value as? Double ?: wrong("a number")
+
+    fun flag(otherwise: Boolean): Boolean =
+        if (absent) otherwise else value as? Boolean ?: wrong("true or false")
+
+    fun whole(otherwise: Long? = null): Long {
+        val found = number(otherwise?.toDouble())
+        return if (found % 1 == 0.0 && found in -9e15..9e15) found.toLong() else wrong("whole")
+    }
+
+    private fun entries() = value as? Map<*, *> ?: wrong("an object")
+
+    private fun wrong(wanted: String): Nothing = invalid("'$at' is missing or not $wanted")
+
+    companion object {
+        fun invalid(problem: String): Nothing = fail(
+            "manifest-invalid", "The manifest is not valid: $problem.", "",
+            "build the package again with odtpack",
+        )
+
+        fun read(bytes: ByteArray): Json {
+            val text = String(bytes, Charsets.UTF_8)
+            if (!text.toByteArray(Charsets.UTF_8).contentEquals(bytes)) invalid("it is not UTF-8")
+            return Json(JsonReader(text).document())
+        }
+    }
+}
+
+/** Strict: RFC 8259, no key twice, numbers that a double holds, at most 64 levels. */
+private class JsonReader(private val text: String) {
+    private var at = 0
+
+    fun document(): Any? {
+        val value = value(0)
+        skipSpace()
+        require(at == text.length)
+        return value
+    }
+
+    private fun require(good: Boolean) {
+        if (!good) Json.invalid("it is not JSON at character $at")
+    }
+
+    private fun skipSpace() {
+        while (at < text.length && text[at] in " \t\r\n") at++
+    }
+
+    private fun take(word: String): Boolean {
+        skipSpace()
+        return skip(word)
+    }
+
+    private fun skip(word: String): Boolean {
+        val found = text.startsWith(word, at)
+        if (found) at += word.length
+        return found
+    }
+
+    private fun value(depth: Int): Any? {
+        require(depth < 64)
+        return when {
+            take("null") -> null
+            take("true") -> true
+            take("false") -> false
+            take("\"") -> string()
+            take("[") -> {
+                val list = ArrayList<Any?>()
+                while (!take("]")) {
+                    require(list.isEmpty() || take(","))
+                    list.add(value(depth + 1))
+                }
+                list
+            }
+            take("{") -> entries(depth)
+            else -> number()
+        }
+    }
+
+    private fun entries(depth: Int): Map<String, Any?> {
+        val entries = LinkedHashMap<String, Any?>()
+        while (!take("}")) {
+            require((entries.isEmpty() || take(",")) && take("\""))
+            val key = string()
+            require(take(":"))
+            if (key in entries) Json.invalid("'$key' occurs twice")
+            entries[key] = value(depth + 1)
+        }
+        return entries
+    }
+
+    private fun string(): String {
+        val result = StringBuilder()
+        while (!skip("\"")) {
+            require(at < text.length && text[at] >= ' ')
+            when {
+                text[at] != '\\' -> result.append(text[at++])
+                skip("\\u") -> {
+                    val digits = text.substring(at, minOf(at + 4, text.length))
+                    require(digits.length == 4 && digits.all { it in "0123456789abcdefABCDEF" })
+                    result.append(digits.toInt(16).toChar())
+                    at += 4
+                }
+                else -> {
+                    val escape = if (at + 1 < text.length) "\"\\/bfnrt".indexOf(text[at + 1]) else -1
+                    require(escape >= 0)
+                    result.append("\"\\/\b\u000C\n\r\t"[escape])
+                    at += 2
+                }
+            }
+        }
+        val bytes = result.toString().toByteArray(Charsets.UTF_8)
+        require(String(bytes, Charsets.UTF_8).contentEquals(result)) // no halves of characters
+        return result.toString()
+    }
+
+    private fun number(): Double {
+        val match = NUMBER.find(text, at)
+        require(match != null && match.range.first == at)
+        val number = match!!.value.toDouble()
+        require(!number.isInfinite())
+        at += match.value.length
+        return number
+    }
+
+    private companion object {
+        val NUMBER = Regex("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?")
+    }
+}
+
+/** The shortest text that reads back as the same number, as Python writes it. */
+internal fun repr(number: Double): String {
+    if (number == 0.0) return "0.0"
+    val digits = (1..17).map { BigDecimal(number).round(MathContext(it)) }
+        .first { it.toDouble() == number }.stripTrailingZeros()
+    val exponent = digits.precision() - digits.scale() - 1
+    if (exponent in -4..15) {
+        val plain = digits.toPlainString()
+        return if ('.' in plain) plain else "$plain.0"
+    }
+    val mantissa = digits.movePointLeft(exponent).toPlainString()
+    val size = Math.abs(exponent).toString().padStart(2, '0')
+    return "${mantissa}e${if (exponent < 0) '-' else '+'}$size"
+}

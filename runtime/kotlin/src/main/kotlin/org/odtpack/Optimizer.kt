@@ -1,0 +1,199 @@
+package org.odtpack
+
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtSession
+import ai.onnxruntime.OrtSession.RunOptions
+import kotlin.math.sqrt
+
+/** An optimizer model and what it carries; continues the state's optimizer if there is one. */
+internal class Optimizer(
+    private val env: OrtEnvironment,
+    private val session: OrtSession,
+    manifest: Json,
+    private val state: State,
+    private val trainable: List<Spec>,
+) : AutoCloseable {
+    private class Vector(val name: String, val axes: Set<Long>, val whole: Tensor?) {
+        val parts = ArrayList<Tensor>() // one tensor for each parameter
+    }
+
+    private class Group(val names: List<String>, val scale: Double, val rate: Tensor, val decay: Tensor)
+
+    private class Arguments(val inputs: Map<String, OnnxTensor>, val outputs: Map<String, OnnxTensor>)
+
+    private val layout = manifest["layout"]
+    private val inputs = layout["inputs"].list().map { it.text() }
+    private val mode = layout["run"].text("chunks")
+    private val gradients = state.gradients!!
+    private val vectors = arrayListOf(
+        Vector("params", setOf(0, 1), state.flat), Vector("gradients", setOf(0, 1), gradients),
+    )
+    private val groups = ArrayList<Group>()
+    private val step = zeros(Type.INT64, longArrayOf(1))
+    private val norm = zeros(gradients.type, longArrayOf(1))
+    private val runs = ArrayList<Arguments>()
+
+    init {
+        if (trainable.isEmpty()) fail("nothing-trainable", "The checkpoint has nothing to train.")
+        for (entry in layout["state"].let { if (it.absent) emptyList() else it.list() }) {
+            val axes = entry["axes"].let { list ->
+                if (list.absent) setOf(0L, 1L) else list.list().map { it.whole() }.toSet()
+            }
+            val whole = if (mode == "parameters") null else zeros(gradients.type, gradients.shape)
+            vectors.add(Vector(entry["name"].text(), axes, whole))
+        }
+        for (group in manifest["groups"].let { if (it.absent) emptyList() else it.list() }) {
+            val names = group["parameters"].list().map { it.text() }
+            addGroup(names, group["learning_rate_scale"].number(), group["weight_decay"].number())
+        }
+        if (groups.isEmpty()) addGroup(trainable.map { it.name }, 1.0, 0.0)
+        placeState(manifest["optimizer"]["kind"].text())
+        setRate(state.optimizer!!.rate)
+        if (mode == "parameters") trainable.forEachIndexed(::addParameterRun) else addFlatRuns()
+    }
+
+    fun step(options: RunOptions?) {
+        val own = state.optimizer!!
+        step.data.putLong(0, own.step + 1)
+        if ("gradient_norm" in inputs) norm.setReal(0, gradientNorm())
+        for (run in runs) {
+            session.runOn(
+                run.inputs, emptySet(), run.outputs, options,
+                "load the last checkpoint: parameters may hold part of the step",
+            ).close()
+        }
+        own.step++
+    }
+
+    fun setRate(rate: Float) {
+        if (!rate.isFinite()) fail("bad-learning-rate", "The learning rate is $rate.")
+        state.optimizer!!.rate = rate
+        for (group in groups) group.rate.setReal(0, rate.toDouble() * group.scale)
+    }
+
+    override fun close() {
+        runs.flatMap { it.inputs.values }.toSet().forEach(OnnxTensor::close)
+    }
+
+    private fun addGroup(names: List<String>, scale: Double, decay: Double) {
+        val one = longArrayOf(1)
+        val group = Group(names, scale, zeros(Type.FLOAT, one), zeros(gradients.type, one))
+        group.decay.setReal(0, decay)
+        groups.add(group)
+    }
+
+    /** Give every moment its place, and take over those of the loaded state. */
+    private fun placeState(kind: String) {
+        val loaded = state.optimizer ?: OptimizerState(0, 0.001f, emptyMap(), emptyList())
+        val old = loaded.moments
+        val kept = vectors.drop(2)
+        val count = old.values.firstOrNull()?.size ?: 0
+        val placed = trainable.associate { spec ->
+            spec.name to kept.map { vector ->
+                val cut = matrixOf(spec.shape).first
+                val shape = LongArray(spec.shape.size) { axis ->
+                    if ((if (axis < cut) 0L else 1L) in vector.axes) spec.shape[axis] else 1
+                }
+                val part = vector.whole?.from(spec.offset, shape) ?: zeros(gradients.type, shape)
+                part.also(vector.parts::add)
+            }
+        }
+        val same = count == kept.size && (loaded.kind.isEmpty() || loaded.kind == kind) &&
+            placed.all { (name, moments) ->
+                moments.indices.all { moments[it].shape.contentEquals(old[name]?.get(it)?.shape) }
+            }
+        val idle = old.values.flatten().all { moment ->
+            (0 until moment.data.capacity()).all { moment.data.get(it) == 0.toByte() }
+        }
+        // The reference saves one moment per parameter with SGD, and never uses it.
+        if (!same && !(idle && (loaded.step == 0L || count == 1 && kept.isEmpty()))) {
+            fail(
+                "optimizer-mismatch", "The checkpoint holds the state of another optimizer.", "",
+                "use the optimizer it was saved with, or a checkpoint without optimizer state",
+            )
+        }
+        if (same) {
+            for ((name, moments) in placed) {
+                moments.forEachIndexed { i, each -> each.copyFrom(old.getValue(name)[i].bytes()) }
+            }
+        }
+        state.optimizer = OptimizerState(
+            loaded.step, loaded.rate, if (kept.isEmpty()) emptyMap() else placed,
+            groups.map { it.names }, kind,
+        )
+    }
+
+    private fun groupOf(spec: Spec) = groups.find { spec.name in it.names }
+        ?: Json.invalid("'${spec.name}' is in no group")
+
+    /** Ranges of parameters of one group, in one piece or cut into chunks. */
+    private fun addFlatRuns() {
+        val chunk = layout["chunk_elements"].whole(131072).coerceAtLeast(1)
+        val owners = trainable.map(::groupOf)
+        var next = 0
+        while (next < trainable.size) {
+            val first = next++
+            while (next < trainable.size && owners[next] === owners[first]) next++
+            val stop = trainable.getOrNull(next)?.offset ?: gradients.shape[0]
+            var at = trainable[first].offset
+            while (at < stop) {
+                val size = if (mode == "whole") stop - at else minOf(chunk, stop - at)
+                val slices = vectors.associate { it.name to it.whole!!.from(at, longArrayOf(size)) }
+                addRun(slices, owners[first])
+                at += size
+            }
+        }
+    }
+
+    private fun addParameterRun(index: Int, spec: Spec) {
+        val (rows, columns) = matrixOf(spec.shape).second
+        if (rows * columns == 0L) return
+        val slices = vectors.associate { vector ->
+            val shape = longArrayOf(
+                if (0L in vector.axes) rows else 1, if (1L in vector.axes) columns else 1,
+            )
+            val part = vector.whole?.from(spec.offset, spec.shape) ?: vector.parts[index]
+            vector.name to part.reshaped(shape)
+        }
+        val factored = zeros(Type.BOOL, longArrayOf(1))
+        factored.data.put(0, if (spec.shape.size > 1) 1 else 0)
+        addRun(slices + ("factored" to factored), groupOf(spec))
+    }
+
+    private fun addRun(slices: Map<String, Tensor>, group: Group) {
+        val all = slices + mapOf(
+            "learning_rate" to group.rate, "weight_decay" to group.decay, "gradient_norm" to norm,
+            "step" to step,
+        )
+        val bound = inputs.associateWith { name ->
+            (all[name] ?: mismatch("the optimizer model takes '$name'")).onnx(env)
+        }
+        val outputs = vectors.filter { it.name != "gradients" }
+        runs.add(Arguments(bound, outputs.associate { "${it.name}.out" to bound.getValue(it.name) }))
+    }
+
+    /** The L2 norm of all gradients, squared and summed in float64. */
+    private fun gradientNorm(): Double {
+        var sum = 0.0
+        if (gradients.type == Type.FLOAT) {
+            val values = gradients.data.asFloatBuffer()
+            for (i in 0 until values.remaining()) sum += values.get(i).toDouble() * values.get(i)
+        } else {
+            val values = gradients.data.asDoubleBuffer()
+            for (i in 0 until values.remaining()) sum += values.get(i) * values.get(i)
+        }
+        return sqrt(sum)
+    }
+}
+
+/**
+ * The first axis of a parameter's columns, and its rows and columns: of all cuts between two axes
+ * the first with the fewest of them together.
+ */
+private fun matrixOf(shape: LongArray): Pair<Int, Pair<Long, Long>> {
+    val product = { sizes: List<Long> -> sizes.fold(1L, Long::times) }
+    val cuts = (1 until shape.size).map { Pair(it, Pair(product(shape.take(it)), product(shape.drop(it)))) }
+    return cuts.minByOrNull { (_, sides) -> sides.first + sides.second }
+        ?: Pair(0, Pair(1L, product(shape.toList())))
+}

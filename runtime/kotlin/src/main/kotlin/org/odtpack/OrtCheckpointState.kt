@@ -1,0 +1,181 @@
+package org.odtpack
+
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import java.nio.ByteBuffer
+import java.nio.file.Path
+
+/**
+ * The state of a training: parameters, properties, and what the optimizer carries. Sessions that
+ * are made of it train its memory.
+ */
+class OrtCheckpointState internal constructor(internal val state: State) {
+    /** True as long as the parameters have names and no values. */
+    val isNominal get() = state.nominal
+
+    val parameterNames: Set<String> get() = state.parameters.keys.toSortedSet()
+    val propertyNames: Set<String> get() = state.properties.keys.toSortedSet()
+
+    /**
+     * Save to one file, whole or not at all. With the optimizer's state, training goes on from it
+     * bit by bit; accumulated gradients are not in it: save after `optimizerStep`.
+     */
+    @Throws(OrtException::class)
+    fun saveCheckpoint(path: String, includeOptimizerState: Boolean) =
+        writeCheckpoint(path, state, includeOptimizerState)
+
+    @Throws(OrtException::class)
+    fun saveCheckpoint(path: Path, includeOptimizerState: Boolean) =
+        saveCheckpoint(path.toString(), includeOptimizerState)
+
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: Long) = setProperty(name, value)
+
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: Int) = setProperty(name, value.toLong())
+
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: Float) = setProperty(name, value)
+
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: String) = setProperty(name, value)
+
+    @Throws(OrtException::class)
+    fun getIntProperty(name: String): Int = getLongProperty(name).let {
+        if (it == it.toInt().toLong()) it.toInt()
+        else fail("property-out-of-range", "'$name' is $it.", "", "call getLongProperty")
+    }
+
+    @Throws(OrtException::class)
+    fun getLongProperty(name: String): Long = property(name)
+
+    @Throws(OrtException::class)
+    fun getFloatProperty(name: String): Float = property(name)
+
+    @Throws(OrtException::class)
+    fun getStringProperty(name: String): String = property(name)
+
+    /** The parameter itself, not a copy: it shows the training's progress. Close it after use. */
+    @Throws(OrtException::class)
+    fun getParameter(env: OrtEnvironment, name: String): OnnxTensor {
+        state.requireValues()
+        return state.value(name).onnx(env)
+    }
+
+    @Throws(OrtException::class)
+    fun updateParameter(name: String, value: OnnxTensor) {
+        state.requireValues()
+        val target = state.value(name)
+        val same = value.info.onnxType == target.type.onnx
+        if (!same || !value.info.shape.contentEquals(target.shape)) {
+            fail(
+                if (same) "parameter-shape" else "parameter-type",
+                "Parameter '$name' is ${target.description}, unlike the new value.",
+            )
+        }
+        target.copyFrom(value.byteBuffer)
+    }
+
+    /** Set all parameters to those of a complete checkpoint of the same model. */
+    @Throws(OrtException::class)
+    fun loadParameters(path: String) {
+        val other = readCheckpoint(path)
+        other.requireValues()
+        val free = state.nominal && state.flat == null // shapes are not known yet
+        val same = state.parameters.keys == other.parameters.keys &&
+            state.parameters.all { (name, own) ->
+                val theirs = other.value(name)
+                own.value.type == theirs.type &&
+                    (free || own.value.shape.contentEquals(theirs.shape))
+            }
+        if (!same) {
+            fail(
+                "checkpoint-mismatch", "The checkpoint has other parameters than this state.", path,
+                "load a checkpoint of the same model",
+            )
+        }
+        for ((name, own) in state.parameters) {
+            if (free) own.value = other.value(name) else own.value.copyFrom(other.value(name).bytes())
+        }
+        state.nominal = false
+    }
+
+    private fun setProperty(name: String, value: Any) {
+        val texts = listOf(name, value as? String ?: "")
+        if (name.isEmpty() || texts.any { String(it.toByteArray(), Charsets.UTF_8) != it }) {
+            fail("property-type", "A property needs a name, and it and its text are Unicode.")
+        }
+        state.properties[name] = value
+    }
+
+    private inline fun <reified T> property(name: String): T {
+        val value = state.properties[name]
+            ?: fail("unknown-property", "The state has no property '$name'.")
+        return value as? T ?: fail("property-type", "The property '$name' is '$value'.")
+    }
+
+    companion object {
+        /** Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. */
+        @JvmStatic
+        @Throws(OrtException::class)
+        fun loadCheckpoint(path: String) = OrtCheckpointState(readCheckpoint(path))
+
+        @JvmStatic
+        @Throws(OrtException::class)
+        fun loadCheckpoint(path: Path) = loadCheckpoint(path.toString())
+
+        @JvmStatic
+        @Throws(OrtException::class)
+        fun loadCheckpoint(bytes: ByteBuffer) =
+            OrtCheckpointState(CheckpointReader(bytes, "the buffer", null, true).read())
+
+        /**
+         * Bring trained parameters into the state of a newer package's checkpoint, before a session
+         * is made of it; everything else comes from the newer one, which an error leaves as it is.
+         *
+         * @param names Those that were trained by default. Running statistics must be named.
+         * @param optimizerState Also take over step count, learning rate and moments.
+         */
+        @JvmStatic
+        @JvmOverloads
+        @Throws(OrtException::class)
+        fun carryOver(
+            trained: OrtCheckpointState,
+            fresh: OrtCheckpointState,
+            names: Collection<String>? = null,
+            optimizerState: Boolean = true,
+        ) {
+            val (from, to) = Pair(trained.state, fresh.state)
+            from.requireValues()
+            to.requireValues()
+            val same = { name: String ->
+                val (one, two) = Pair(from.parameters[name]?.value, to.parameters[name]?.value)
+                one != null && two != null && one.type == two.type &&
+                    one.shape.contentEquals(two.shape)
+            }
+            val chosen = names ?: from.parameters.filterValues { it.trainable }.keys
+            chosen.find { !same(it) }?.let {
+                fail(
+                    "carry-over-parameter",
+                    "'$it' does not go over: it is missing, or has another shape or type.", "",
+                    "odtpack diff OLD NEW says what goes over",
+                )
+            }
+            val old = from.optimizer.takeIf { optimizerState }
+            val owners = to.parameters.filterValues { it.trainable }.keys
+                .takeUnless { old == null || old.moments.isEmpty() }.orEmpty()
+            val moments = owners.associateWith { name ->
+                old!!.moments[name]?.takeIf { same(name) }?.map { it.copy() } ?: fail(
+                    "carry-over-optimizer", "There is no optimizer state for '$name'.", "",
+                    "carryOver(trained, fresh, names, false)",
+                )
+            }
+            for (name in chosen) to.value(name).copyFrom(from.value(name).bytes())
+            to.properties.putAll(from.properties)
+            to.optimizer = old?.let {
+                OptimizerState(it.step, it.rate, moments, listOf(moments.keys.toList()))
+            }
+        }
+    }
+}

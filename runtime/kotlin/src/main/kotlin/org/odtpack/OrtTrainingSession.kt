@@ -1,0 +1,389 @@
+package org.odtpack
+
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OnnxTensorLike
+import ai.onnxruntime.OnnxValue
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import ai.onnxruntime.OrtSession
+import ai.onnxruntime.OrtSession.Result
+import ai.onnxruntime.OrtSession.RunOptions
+import ai.onnxruntime.OrtSession.SessionOptions
+import java.io.File
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import java.nio.file.Path
+import java.util.function.BooleanSupplier
+
+/** The mean loss, and the share of right answers where the model gives a score to each class. */
+class Evaluation internal constructor(val loss: Double, val accuracy: Double?)
+
+/**
+ * Trains a package: `ai.onnxruntime.OrtTrainingSession` of 1.19 on a stock ONNX Runtime. Parameters
+ * live in the state, as flat vectors in direct memory on which all models work in place. Not safe
+ * for concurrent calls.
+ *
+ * A [Result] of a step has the loss first, in memory that the next step overwrites: read it with
+ * [lossOf]. The model's other outputs are in it by name; close it as any result.
+ */
+class OrtTrainingSession private constructor(
+    private val env: OrtEnvironment,
+    private val pack: TrainingPackage,
+    val checkpoint: OrtCheckpointState,
+    options: SessionOptions,
+    trainingModel: String,
+    evaluationModel: String?,
+    optimizerModel: String?,
+) : AutoCloseable {
+    private val state = checkpoint.state
+    private val bound = HashMap<String, Pair<Tensor, OnnxTensor>>()
+    private val opened = ArrayList<AutoCloseable>()
+    private val reset = zeros(Type.BOOL, longArrayOf(1))
+    private val training: Graph
+    private val evaluation: Graph?
+    private val optimizer: Optimizer?
+    private var schedule: Pair<Schedule, Double>? = null
+    private var pending = 0L
+
+    init {
+        try {
+            val open = { path: String -> openSession(env, path, options).also(opened::add) }
+            val sessions = listOf(trainingModel, evaluationModel, optimizerModel)
+                .map { it?.let(open) }
+            val trainable = place(pack, state)
+            for (spec in pack.parameters) bind(spec)
+            bind("lazy_reset_grad", reset)
+            lazyResetGrad()
+            val graph = { session: OrtSession ->
+                Graph(env, session, pack.inputs, pack.outputs, bound).also(opened::add)
+            }
+            training = graph(sessions[0]!!)
+            evaluation = sessions[1]?.let(graph)
+            optimizer = sessions[2]?.let { Optimizer(env, it, pack.manifest, state, trainable) }
+            optimizer?.let(opened::add)
+        } catch (error: Throwable) {
+            close()
+            throw error
+        }
+    }
+
+    /** The loss and gradients of a batch, which are added to those that are accumulated. */
+    @JvmOverloads
+    @Throws(OrtException::class)
+    fun trainStep(
+        inputs: Map<String, OnnxTensorLike>,
+        requestedOutputs: Set<String>? = null,
+        pinnedOutputs: Map<String, OnnxValue> = emptyMap(),
+        runOptions: RunOptions? = null,
+    ): Result {
+        state.requireValues()
+        val result = training.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
+        reset.data.put(0, 0)
+        return result
+    }
+
+    @Throws(OrtException::class)
+    fun trainStep(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions?): Result =
+        trainStep(inputs, null, emptyMap(), runOptions)
+
+    /** The loss of a batch with the evaluation model. */
+    @JvmOverloads
+    @Throws(OrtException::class)
+    fun evalStep(
+        inputs: Map<String, OnnxTensorLike>,
+        requestedOutputs: Set<String>? = null,
+        pinnedOutputs: Map<String, OnnxValue> = emptyMap(),
+        runOptions: RunOptions? = null,
+    ): Result {
+        state.requireValues()
+        val model = evaluation ?: fail("no-eval-model", "No evaluation model was given.")
+        return model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
+    }
+
+    @Throws(OrtException::class)
+    fun evalStep(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions?): Result =
+        evalStep(inputs, null, emptyMap(), runOptions)
+
+    /** Let the next training step replace the gradients, not add to them. */
+    fun lazyResetGrad() {
+        reset.data.put(0, 1)
+    }
+
+    /** Change the parameters by the accumulated gradients, which remain as they are. */
+    @JvmOverloads
+    @Throws(OrtException::class)
+    fun optimizerStep(runOptions: RunOptions? = null) {
+        state.requireValues()
+        optimizer().step(runOptions)
+    }
+
+    /** The loss of a step as a number. */
+    fun lossOf(result: Result): Double {
+        val value = result.get(0) as OnnxTensor
+        if (value.info.onnxType == Type.DOUBLE.onnx) return value.doubleBuffer.get(0)
+        return value.floatBuffer.get(0).toDouble() // float16 as well
+    }
+
+    /**
+     * One batch of a whole training: a training step, and after every [accumulationSteps] of them an
+     * optimizer step, the schedule's step and a lazy reset. Returns the loss.
+     */
+    @Throws(OrtException::class)
+    fun trainBatch(inputs: Map<String, OnnxTensorLike>): Double {
+        val loss = trainStep(inputs).use(::lossOf)
+        if (++pending >= accumulationSteps) {
+            pending = 0
+            optimizerStep()
+            if (schedule != null) schedulerStep()
+            lazyResetGrad()
+        }
+        return loss
+    }
+
+    /**
+     * Train on batches as long as [isActive] says so, which is asked before each: a thread's
+     * interruption, a job that was stopped, or `{ coroutineContext.isActive }`. Returns the number
+     * of batches; the session is as after the last one.
+     */
+    @Throws(OrtException::class)
+    fun fit(batches: Iterator<Map<String, OnnxTensorLike>>, isActive: BooleanSupplier): Int {
+        var count = 0
+        while (isActive.asBoolean && batches.hasNext()) {
+            trainBatch(batches.next())
+            count++
+        }
+        return count
+    }
+
+    /** The mean loss and the accuracy over batches; each sample counts alike. */
+    @Throws(OrtException::class)
+    fun evaluate(batches: Iterator<Map<String, OnnxTensorLike>>): Evaluation {
+        var (loss, samples) = Pair(0.0, 0L)
+        val score = Score(pack)
+        for (batch in batches) {
+            val size = (batch.values.first() as OnnxTensor).info.shape.firstOrNull() ?: 1
+            evalStep(batch).use { result ->
+                loss += lossOf(result) * size
+                score.add(batch, result)
+            }
+            samples += size
+        }
+        return Evaluation(loss / samples, score.accuracy)
+    }
+
+    var learningRate: Float
+        @Throws(OrtException::class) get() = optimizer().let { state.optimizer!!.rate }
+        @Throws(OrtException::class) set(value) = optimizer().setRate(value)
+
+    /** Number of optimizer steps made, those before a resumed checkpoint included. */
+    val stepCount: Long
+        @Throws(OrtException::class) get() = optimizer().let { state.optimizer!!.step }
+
+    /** Batches per optimizer step: the gradient of each is divided by this number. */
+    val accumulationSteps = pack.manifest["accumulation_steps"].whole(1)
+
+    /** Let the rate follow a schedule, which is saved with the state. */
+    @Throws(OrtException::class)
+    fun setSchedule(schedule: Schedule, initialRate: Double) {
+        this.schedule = Pair(schedule, initialRate)
+        schedulerStep()
+        state.properties[SCHEDULE_PROPERTY] = schedule.toJson(initialRate)
+    }
+
+    /** Go on with the schedule that the state was saved with; false if there is none. */
+    @Throws(OrtException::class)
+    fun restoreSchedule(): Boolean {
+        val saved = state.properties[SCHEDULE_PROPERTY] ?: return false
+        try {
+            val json = Json.read((saved as? String ?: "").toByteArray())
+            val schedule = Schedule.from(json["kind"].text(), json, 0)
+            setSchedule(schedule, json["initial_lr"].number())
+        } catch (_: OdtpackException) {
+            fail("bad-schedule", "The property $SCHEDULE_PROPERTY is not a schedule.", "", "setSchedule")
+        }
+        return true
+    }
+
+    /** Follow the schedule that the package proposes, if any, over so many steps if it is silent. */
+    @Throws(OrtException::class)
+    fun useProposedSchedule(totalSteps: Long): Boolean {
+        val json = pack.manifest["schedule"]
+        if (json.absent) return false
+        val settings = json["settings"].let { if (it.absent) Json(emptyMap<String, Any>()) else it }
+        val schedule = Schedule.from(json["kind"].text(), settings, totalSteps)
+        setSchedule(schedule, json["learning_rate"].number(0.001))
+        return true
+    }
+
+    /** Linear warm-up from 0 to the initial rate, then linear decay to 0. */
+    @Throws(OrtException::class)
+    fun registerLinearLRScheduler(warmupStepCount: Long, totalStepCount: Long, initialLearningRate: Float) =
+        setSchedule(Schedule.linear(warmupStepCount, totalStepCount), initialLearningRate.toDouble())
+
+    /** Set the rate of the next optimizer step. */
+    @Throws(OrtException::class)
+    fun schedulerStep() {
+        val (schedule, initial) = schedule ?: fail("bad-schedule", "No schedule was set.")
+        learningRate = (initial * schedule.factor(stepCount)).toFloat()
+    }
+
+    val trainInputNames: Set<String> = pack.inputs.map { it.name }.toSet()
+    val trainOutputNames: Set<String> = pack.outputs.map { it.name }.toSet()
+    val evalInputNames get() = trainInputNames
+    val evalOutputNames get() = trainOutputNames
+
+    /** All parameters, or the trainable ones, in the order of the manifest and in the layout's type. */
+    @Throws(OrtException::class)
+    fun toBuffer(onlyTrainable: Boolean): ByteBuffer {
+        state.requireValues()
+        val buffer = ByteBuffer.allocateDirect(bufferSize(onlyTrainable)).order(ByteOrder.LITTLE_ENDIAN)
+        for (spec in buffered(onlyTrainable)) {
+            buffer.put(state.value(spec.name).converted(state.flat!!.type).bytes())
+        }
+        buffer.flip()
+        return buffer
+    }
+
+    /** Set the parameters from such a buffer. */
+    @Throws(OrtException::class)
+    fun fromBuffer(buffer: ByteBuffer, onlyTrainable: Boolean) {
+        if (onlyTrainable) state.requireValues()
+        if (buffer.remaining() != bufferSize(onlyTrainable)) {
+            fail(
+                "buffer-size", "The buffer holds ${buffer.remaining()} bytes, and the parameters " +
+                    "${bufferSize(onlyTrainable)}.",
+            )
+        }
+        val source = buffer.duplicate()
+        val given = buffered(onlyTrainable).map { spec ->
+            val tensor = zeros(state.flat!!.type, spec.shape)
+            source.limit(source.position() + tensor.data.capacity())
+            tensor.copyFrom(source)
+            source.limit(buffer.limit())
+            tensor.converted(spec.type)
+        }
+        for ((spec, value) in buffered(onlyTrainable).zip(given)) {
+            state.value(spec.name).copyFrom(value.bytes())
+        }
+        state.nominal = false
+    }
+
+    @Throws(OrtException::class)
+    fun saveCheckpoint(path: String, saveOptimizer: Boolean) = checkpoint.saveCheckpoint(path, saveOptimizer)
+
+    @Throws(OrtException::class)
+    fun saveCheckpoint(path: Path, saveOptimizer: Boolean) = saveCheckpoint(path.toString(), saveOptimizer)
+
+    /** Write an inference model with the current parameters inside, whole or not at all. */
+    @Throws(OrtException::class)
+    fun exportModelForInference(path: String, outputNames: Array<String>) {
+        val parts = inferenceModel(pack, state, outputNames.asList())
+        writeAtomically(File(path)) { file -> parts.forEach(file::writeAll) }
+    }
+
+    @Throws(OrtException::class)
+    fun exportModelForInference(path: Path, outputNames: Array<String>) =
+        exportModelForInference(path.toString(), outputNames)
+
+    /** A session that predicts with a copy of the current parameters. */
+    @Throws(OrtException::class)
+    fun inferenceSession(vararg outputNames: String): OrtSession {
+        val parts = inferenceModel(pack, state, outputNames.asList())
+        val whole = ByteBuffer.allocateDirect(parts.sumOf { it.remaining() })
+        parts.forEach(whole::put)
+        whole.flip()
+        return env.createSession(whole, SessionOptions())
+    }
+
+    override fun close() {
+        opened.forEach(AutoCloseable::close)
+        bound.values.forEach { it.second.close() }
+        opened.clear()
+        bound.clear()
+    }
+
+    private fun optimizer() = optimizer
+        ?: fail("model-not-found", "No optimizer model was given.", "", "pass optimizer_model.onnx")
+
+    private fun bind(name: String, tensor: Tensor) {
+        bound[name] = Pair(tensor, tensor.onnx(env))
+    }
+
+    private fun bind(spec: Spec) {
+        val value = state.value(spec.name)
+        bind(spec.name, value)
+        if (spec.role == "state") bind("${spec.name}.update.out", value)
+        if (!spec.trainable) return
+        val gradient = state.gradients!!.from(spec.offset, spec.shape)
+        bind("${spec.name}_grad.accumulation.buffer", gradient)
+        bind("${spec.name}_grad.accumulation.out", gradient)
+    }
+
+    private fun buffered(onlyTrainable: Boolean) = pack.parameters.filter { it.trainable || !onlyTrainable }
+
+    private fun bufferSize(onlyTrainable: Boolean): Int {
+        val type = state.flat!!.type
+        buffered(onlyTrainable).find { !it.type.floating || it.type.size > type.size }?.let {
+            fail(
+                "parameter-type", "'${it.name}' is ${it.description}, which does not fit into the " +
+                    "buffer.", "", "pass onlyTrainable = true",
+            )
+        }
+        return buffered(onlyTrainable).sumOf { state.value(it.name).count }.toInt() * type.size
+    }
+
+    companion object {
+        private const val SCHEDULE_PROPERTY = "odtpack.schedule"
+
+        /** Train a package with its models and session options, from its checkpoint or another. */
+        @JvmStatic
+        @JvmOverloads
+        @Throws(OrtException::class)
+        fun create(
+            env: OrtEnvironment,
+            pack: TrainingPackage,
+            checkpoint: OrtCheckpointState = OrtCheckpointState.loadCheckpoint(pack.path("checkpoint")),
+            threads: Int = 0,
+        ): OrtTrainingSession = pack.sessionOptions(threads).use { options ->
+            OrtTrainingSession(
+                env, pack, checkpoint, options, pack.path("training_model"), pack.path("eval_model"),
+                pack.path("optimizer_model"),
+            )
+        }
+
+        /** With models of the caller's choice: those in ORT format, for example. */
+        @JvmStatic
+        @JvmOverloads
+        @Throws(OrtException::class)
+        fun create(
+            env: OrtEnvironment,
+            pack: TrainingPackage,
+            checkpoint: OrtCheckpointState,
+            trainingModel: String,
+            evaluationModel: String?,
+            optimizerModel: String?,
+            options: SessionOptions? = null,
+        ): OrtTrainingSession = (options ?: pack.sessionOptions()).use {
+            OrtTrainingSession(
+                env, pack, checkpoint, it, trainingModel, evaluationModel, optimizerModel,
+            )
+        }
+
+        /** `OrtEnvironment.createTrainingSession` of 1.19; the models lie in their package's folder. */
+        @JvmStatic
+        @JvmOverloads
+        @Throws(OrtException::class)
+        fun createTrainingSession(
+            env: OrtEnvironment,
+            checkpointPath: String,
+            trainPath: String,
+            evalPath: String?,
+            optimizerPath: String?,
+            options: SessionOptions? = null,
+        ): OrtTrainingSession {
+            val pack = TrainingPackage.open(File(trainPath).absoluteFile.parent)
+            val state = OrtCheckpointState.loadCheckpoint(checkpointPath)
+            return create(env, pack, state, trainPath, evalPath, optimizerPath, options)
+        }
+    }
+}

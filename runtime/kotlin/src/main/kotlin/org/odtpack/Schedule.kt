@@ -1,0 +1,80 @@
+package org.odtpack
+
+import kotlin.math.PI
+import kotlin.math.cos
+import kotlin.math.pow
+
+/**
+ * A schedule of the learning rate: constant, linear, cosine, step or multistep, after a linear
+ * warm-up. Counts are of optimizer steps.
+ */
+class Schedule @JvmOverloads constructor(
+    val kind: String,
+    val warmupSteps: Long = 0,
+    val totalSteps: Long = 0,
+    val floor: Double = 0.0,
+    val period: Long = 0,
+    val gamma: Double = 0.1,
+    val milestones: List<Long> = emptyList(),
+) {
+    init {
+        val good = when (kind) {
+            "linear", "cosine" -> totalSteps >= maxOf(warmupSteps, 1)
+            "step" -> period > 0
+            "multistep" -> milestones.isNotEmpty() && milestones[0] >= 0
+            else -> kind == "constant"
+        }
+        val inRange = warmupSteps >= 0 && floor in 0.0..1.0 && gamma > 0 && gamma <= 1
+        if (!good || !inRange || milestones != milestones.sorted()) {
+            fail(
+                "bad-schedule", "The settings of the schedule '$kind' are out of range.", "",
+                "Schedule.linear(100, 1000)",
+            )
+        }
+    }
+
+    /** The fraction of the initial rate that holds after [step] steps. */
+    fun factor(step: Long): Double {
+        if (step < warmupSteps) return step.toDouble() / warmupSteps
+        val over = step >= totalSteps
+        val length = (totalSteps - warmupSteps).toDouble()
+        return when (kind) {
+            "step" -> gamma.pow((step / period).toDouble())
+            "multistep" -> gamma.pow(milestones.count { it <= step }.toDouble())
+            "linear" -> if (over) 0.0 else (totalSteps - step) / length
+            "cosine" -> {
+                val done = if (over) 1.0 else (step - warmupSteps) / length
+                floor + (1 - floor) * ((1 + cos(PI * done)) / 2)
+            }
+            else -> 1.0
+        }
+    }
+
+    /** The property of a state that keeps a schedule, with the rate at factor 1. */
+    internal fun toJson(initialRate: Double): String {
+        val fields = sortedMapOf(
+            "initial_lr" to repr(initialRate), "kind" to "\"$kind\"",
+            "warmup_steps" to warmupSteps.toString(),
+        )
+        if (kind == "linear" || kind == "cosine") fields["total_steps"] = totalSteps.toString()
+        if (kind == "cosine") fields["floor"] = repr(floor)
+        if (kind == "step") fields["period"] = period.toString()
+        if (kind == "multistep") fields["milestones"] = milestones.toString()
+        if (kind == "step" || kind == "multistep") fields["gamma"] = repr(gamma)
+        return fields.entries.joinToString(", ", "{", "}") { (key, value) -> "\"$key\": $value" }
+    }
+
+    companion object {
+        @JvmStatic
+        fun linear(warmupSteps: Long, totalSteps: Long) = Schedule("linear", warmupSteps, totalSteps)
+
+        /** From settings; [total] counts if they do not say where the schedule ends. */
+        internal fun from(kind: String, settings: Json, total: Long) = Schedule(
+            kind, settings["warmup_steps"].whole(0), settings["total_steps"].whole(total),
+            settings["floor"].number(0.0), settings["period"].whole(0),
+            settings["gamma"].number(0.1),
+            settings["milestones"].let { list -> if (list.absent) emptyList() else list.list() }
+                .map { it.whole() },
+        )
+    }
+}

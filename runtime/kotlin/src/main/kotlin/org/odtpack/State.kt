@@ -1,0 +1,38 @@
+package org.odtpack
+
+internal const val OPTIMIZER_PROPERTY = "odtpack.optimizer" // of a file, not of a state
+
+internal class Parameter(var value: Tensor, val trainable: Boolean)
+
+/** What an optimizer carries from step to step, in the order of the file; no kind if unknown. */
+internal class OptimizerState(
+    var step: Long,
+    var rate: Float,
+    val moments: Map<String, List<Tensor>>,
+    val groups: List<List<String>>,
+    val kind: String = "",
+)
+
+/**
+ * Everything that training changes; without values if nominal. The trainable parameters and their
+ * gradients are parts of two vectors, once a session placed them.
+ */
+internal class State(var nominal: Boolean) {
+    val parameters = LinkedHashMap<String, Parameter>()
+    val properties = LinkedHashMap<String, Any>() // Long, Float or String
+    var optimizer: OptimizerState? = null
+    var flat: Tensor? = null
+    var gradients: Tensor? = null
+
+    fun requireValues() {
+        if (nominal) {
+            fail(
+                "nominal-state", "The parameters of a nominal checkpoint have no values.", "",
+                "load a complete checkpoint, or all parameters with fromBuffer",
+            )
+        }
+    }
+
+    fun value(name: String): Tensor = parameters[name]?.value
+        ?: fail("unknown-parameter", "The state has no parameter '$name'.")
+}

@@ -1,0 +1,310 @@
+package org.odtpack
+
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import ai.onnxruntime.OrtSession.SessionOptions
+import java.io.File
+import java.io.IOException
+import java.io.InputStream
+import java.nio.ByteBuffer
+import java.security.KeyFactory
+import java.security.MessageDigest
+import java.security.NoSuchAlgorithmException
+import java.security.Signature
+import java.security.SignatureException
+import java.security.spec.InvalidKeySpecException
+import java.security.spec.X509EncodedKeySpec
+
+/** A parameter, or a user's input or output, as the manifest describes it. */
+internal class Spec(json: Json) {
+    val name = json["name"].text()
+    val role = json["role"].text()
+    val type = Type.of(json["dtype"].text())
+    val modelType = json["model_dtype"].takeUnless { it.absent }?.let { Type.of(it.text()) }
+    val scale = json["scale"].text("")
+    val classCount = json["class_count"].whole(0)
+    val ignored = json["ignore_index"].takeUnless { it.absent }?.whole()
+    val offset = json["offset"].whole(0)
+    private val sizes = json["shape"].list()
+
+    /** The names of sizes that may vary; empty for the others. */
+    val symbols = sizes.map { it.value as? String ?: "" }
+
+    /** -1 for what may vary. */
+    val shape = LongArray(sizes.size) { if (sizes[it].value is Double) sizes[it].whole() else -1 }
+    val trainable get() = role == "trainable"
+
+    init {
+        val good = sizes.all { it.absent || it.value is String || it.whole() >= 0 }
+        if (!good || sizes.size > 32) Json.invalid("the shape of '$name'")
+    }
+
+    val description get() = type.label + shape.indices.map { axis ->
+        if (shape[axis] >= 0) shape[axis] else symbols[axis].ifEmpty { "?" }
+    }
+
+    /** Whether a shape agrees; an empty one of its own promises nothing. */
+    fun fits(other: LongArray) = shape.isEmpty() ||
+        shape.size == other.size && shape.indices.all { shape[it] < 0 || shape[it] == other[it] }
+}
+
+/** Tells whether a signature, 64 bytes of Ed25519, is that of the manifest's bytes. */
+fun interface SignatureCheck {
+    fun verify(manifest: ByteArray, signature: ByteArray): Boolean
+}
+
+/**
+ * Checks with the platform's Ed25519: Java from 15, Android from 13 (API 33).
+ *
+ * @param publicKey The 32 bytes of the key, or its SubjectPublicKeyInfo as PEM text or DER.
+ */
+class Ed25519(publicKey: ByteArray) : SignatureCheck {
+    private val encoded = String(publicKey, Charsets.ISO_8859_1).let { text ->
+        when {
+            text.startsWith("-----BEGIN") -> decodeBase64(text.lines().filter { '-' !in it })
+            publicKey.size == 32 -> PREFIX + publicKey
+            else -> publicKey
+        }
+    }
+
+    override fun verify(manifest: ByteArray, signature: ByteArray) = try {
+        val key = KeyFactory.getInstance("Ed25519").generatePublic(X509EncodedKeySpec(encoded))
+        Signature.getInstance("Ed25519").run {
+            initVerify(key)
+            update(manifest)
+            verify(signature)
+        }
+    } catch (_: NoSuchAlgorithmException) {
+        fail(
+            "signature-unsupported",
+            "This platform has no Ed25519, which Android has from 13 (API 33) and Java from 15.", "",
+            "pass a SignatureCheck that calls the app's own library",
+        )
+    } catch (_: InvalidKeySpecException) {
+        fail("signature-wrong", "The public key is not one of Ed25519.")
+    } catch (_: SignatureException) {
+        false
+    }
+
+    private companion object {
+        /** SubjectPublicKeyInfo of Ed25519 up to the key (RFC 8410). */
+        val PREFIX = byteArrayOf(48, 42, 48, 5, 6, 3, 43, 101, 112, 3, 33, 0)
+        const val DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+
+        /** java.util.Base64 is not on every Android of API 24 and 25. */
+        fun decodeBase64(lines: List<String>): ByteArray {
+            val digits = lines.joinToString("").trim().trimEnd('=').map { DIGITS.indexOf(it) }
+            return ByteArray(digits.size * 6 / 8) { i ->
+                val bits = (0..1).fold(0) { all, k ->
+                    all shl 6 or (digits.getOrElse(i * 8 / 6 + k) { 0 } and 63)
+                }
+                (bits shr 4 - i * 8 % 6).toByte()
+            }
+        }
+    }
+}
+
+/** Opens a file of a package that is not in a folder, such as `context.assets::open`. */
+fun interface Assets {
+    @Throws(IOException::class)
+    fun open(path: String): InputStream
+}
+
+/** A package: a folder whose files are those that its manifest describes. */
+class TrainingPackage private constructor(val folder: String, internal val manifest: Json) {
+    internal val inputs = manifest["inputs"].list().map(::Spec)
+    internal val outputs = manifest["outputs"].list().map(::Spec)
+    internal val parameters = manifest["parameters"].list().map(::Spec)
+
+    /** SHA-256 of the manifest, which names everything else. */
+    internal val sha256 by lazy { sha256(map(File(folder, MANIFEST))) }
+
+    /** The path of a file by its key in the manifest: `training_model`, `checkpoint` and so on. */
+    @Throws(OrtException::class)
+    fun path(key: String): String {
+        val file = manifest["files"][key]
+        if (file.absent) fail("package-incomplete", "The package has no $key.", folder)
+        return "$folder/${file["path"].text()}"
+    }
+
+    /** The path of a model in ORT format. */
+    @JvmOverloads
+    @Throws(OrtException::class)
+    fun ortModel(of: String, style: String = "fixed", platform: String = ""): String {
+        val extra = manifest["files"]["extra"]
+        val found = (if (extra.absent) emptyList() else extra.list()).find {
+            it["role"].text() == "ort_model" && it["of"].text("") == of &&
+                it["style"].text("") == style && it["platform"].text("") == platform
+        }
+        return "$folder/" + (found ?: fail(
+            "no-ort-model", "The package holds no such $of in ORT format.", folder,
+            "odtpack ort $folder --style $style",
+        ))["path"].text()
+    }
+
+    /** The session options that the package asks for; [threads] of 0 leave the choice to it. */
+    @JvmOverloads
+    @Throws(OrtException::class)
+    fun sessionOptions(threads: Int = 0): SessionOptions {
+        val session = if (manifest["session"].absent) Json.read(OLDER) else manifest["session"]
+        val level = session["optimization_level"].text("all")
+        val options = SessionOptions()
+        options.setOptimizationLevel(LEVELS[level] ?: Json.invalid("there is no level '$level'"))
+        options.setMemoryPatternOptimization(session["memory_pattern"].flag(true))
+        options.setCPUArenaAllocator(session["arena"].flag(true))
+        if (!session["prepacking"].flag(true)) {
+            options.addConfigEntry("session.disable_prepacking", "1")
+        }
+        val wanted = if (threads > 0) threads.toLong() else session["threads"].whole(0)
+        options.setIntraOpNumThreads(wanted.coerceIn(0, 1024).toInt())
+        val config = session["config"]
+        for ((key, value) in if (config.absent) emptyMap() else config.fields()) {
+            options.addConfigEntry(key, value.text())
+        }
+        return options
+    }
+
+    private fun check() {
+        if (outputs.isEmpty()) Json.invalid("there are no outputs")
+        val seen = hashSetOf(MANIFEST, SIGNATURE)
+        for ((name, entry) in manifest["files"].fields()) {
+            for (file in if (name == "extra") entry.list() else listOf(entry)) checkFile(file, seen)
+        }
+    }
+
+    private fun checkFile(entry: Json, seen: MutableSet<String>) {
+        val name = entry["path"].text()
+        val refuse = { code: String, problem: String ->
+            fail(
+                code, "The package's file '$name' $problem.", folder,
+                "copy the whole folder again, or build the package again",
+            )
+        }
+        val file = File(folder, name)
+        if (!isInside(name) || !seen.add(name) || leads(file)) {
+            refuse("package-path", "does not lie inside the package")
+        }
+        if (!file.isFile) refuse("package-incomplete", "is missing")
+        try {
+            val content = map(file)
+            val same = content.remaining().toLong() == entry["size_bytes"].whole() &&
+                sha256(content) == entry["sha256"].text()
+            if (!same) refuse("package-changed", "is not the one that the manifest describes")
+        } catch (error: IOException) {
+            refuse("package-incomplete", "cannot be read: ${error.message}")
+        }
+    }
+
+    /** Whether a path goes over a link inside the folder. */
+    private fun leads(file: File): Boolean {
+        val root = File(folder).canonicalFile
+        return file.canonicalFile != File(root, file.relativeTo(File(folder)).path)
+    }
+
+    companion object {
+        private const val MANIFEST = "manifest.json"
+        private const val SIGNATURE = "manifest.sig"
+        private val LEVELS = mapOf(
+            "disabled" to SessionOptions.OptLevel.NO_OPT, "all" to SessionOptions.OptLevel.ALL_OPT,
+            "basic" to SessionOptions.OptLevel.BASIC_OPT,
+            "extended" to SessionOptions.OptLevel.EXTENDED_OPT,
+        )
+
+        /** What packages without session options were built for. */
+        private val OLDER = """{"optimization_level": "extended", "memory_pattern": false,
+            "config": {"session.force_spinning_stop": "1"}}""".toByteArray()
+
+        /**
+         * Open a folder and check its files' paths, sizes and hashes, and the signature if asked to.
+         */
+        @JvmStatic
+        @JvmOverloads
+        @Throws(OrtException::class)
+        fun open(folder: String, signature: SignatureCheck? = null): TrainingPackage {
+            val bytes = content(File(folder, MANIFEST), "package-not-found")
+            if (signature != null) {
+                val mark = content(File(folder, SIGNATURE), "not-signed")
+                if (mark.size != 64 || !signature.verify(bytes, mark)) {
+                    fail("signature-wrong", "The manifest was not signed with this key.", folder)
+                }
+            }
+            val manifest = Json.read(bytes)
+            if (manifest["schema_version"].whole() != 1L) {
+                fail(
+                    "manifest-version", "The manifest has another schema version than 1.", folder,
+                    "update the app",
+                )
+            }
+            if (!manifest["target"].absent) {
+                fail(
+                    "package-target", "The package was built for onnxruntime-training.", folder,
+                    "odtpack build without --target ort-training",
+                )
+            }
+            return TrainingPackage(folder, manifest).apply { check() }
+        }
+
+        /**
+         * Copy a package from an app's assets to a folder, where ONNX Runtime maps its files, and
+         * open it. What is already there and unchanged is not copied again.
+         *
+         * @param assets `TrainingPackage.unpack(folder, { context.assets.open("package/$it") })`
+         */
+        @JvmStatic
+        @JvmOverloads
+        @Throws(OrtException::class)
+        fun unpack(
+            folder: String,
+            assets: Assets,
+            signature: SignatureCheck? = null,
+        ): TrainingPackage {
+            val target = File(folder, MANIFEST)
+            try {
+                val bytes = assets.open(MANIFEST).use { it.readBytes() }
+                if (!target.isFile || !target.readBytes().contentEquals(bytes)) {
+                    copy(assets, File(folder), bytes, signature != null)
+                }
+            } catch (error: IOException) {
+                notWritten(target, error)
+            }
+            return open(folder, signature)
+        }
+
+        /** The manifest comes last: without it there is no package. */
+        private fun copy(assets: Assets, folder: File, manifest: ByteArray, signed: Boolean) {
+            val files = Json.read(manifest)["files"].fields()
+                .flatMap { (name, entry) -> if (name == "extra") entry.list() else listOf(entry) }
+                .map { it["path"].text() }
+            folder.mkdirs()
+            File(folder, MANIFEST).delete()
+            for (name in if (signed) files + SIGNATURE else files) {
+                if (!isInside(name)) fail("package-path", "'$name' leads out of the package.")
+                val file = File(folder, name)
+                file.parentFile!!.mkdirs()
+                assets.open(name).use { from -> file.outputStream().use { from.copyTo(it) } }
+            }
+            writeAtomically(File(folder, MANIFEST)) { it.writeAll(ByteBuffer.wrap(manifest)) }
+        }
+
+        private fun isInside(name: String) = name.isNotEmpty() &&
+            name.all { it >= ' ' && it !in "\\:<>\"|?*\u007F" } &&
+            name.split('/').none { it.isEmpty() || it == "." || it == ".." }
+
+        private fun content(file: File, missing: String): ByteArray {
+            try {
+                if (isLink(file)) fail("package-path", "${file.path} is a link.")
+                if (file.length() > 64 shl 20) Json.invalid("it has more than 64 MiB")
+                if (file.isFile) return file.readBytes()
+            } catch (error: IOException) {
+                fail(missing, "${file.path} cannot be read: ${error.message}.")
+            }
+            fail(missing, "There is no ${file.path}.", "", "copy the whole folder of the package")
+        }
+
+        private fun sha256(content: ByteBuffer): String {
+            val digest = MessageDigest.getInstance("SHA-256")
+            digest.update(content.duplicate())
+            return digest.digest().joinToString("") { "%02x".format(it) }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtLoggingLevel
+import java.io.File
+import java.io.RandomAccessFile
+import org.odtpack.Json
+import org.odtpack.OrtCheckpointState
+import org.odtpack.OrtTrainingSession
+import org.odtpack.Schedule
+import org.odtpack.Tensor
+import org.odtpack.TrainingPackage
+import org.odtpack.Type
+import org.odtpack.zeros
+
+/** What the tests' programs share: jobs in JSON, with tensors in raw files. */
+val env: OrtEnvironment = OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_FATAL)
+
+internal fun readJson(file: File) = Json.read(file.readBytes())
+
+internal fun Json.orEmpty() = if (absent) emptyList() else list()
+
+internal fun tensorOf(json: Json, folder: File): Tensor {
+    val shape = json["shape"].list().map { it.whole() }.toLongArray()
+    val tensor = zeros(Type.of(json["dtype"].text()), shape)
+    RandomAccessFile(folder.resolve(json["file"].text()), "r").use {
+        val bytes = ByteArray(tensor.data.capacity())
+        it.seek(json["offset"].whole(0))
+        it.readFully(bytes)
+        tensor.data.duplicate().put(bytes)
+    }
+    return tensor
+}
+
+internal fun batchOf(inputs: Json, folder: File): Map<String, OnnxTensor> =
+    inputs.list().associate { it["name"].text() to tensorOf(it, folder).onnx(env) }
+
+/** The training that a case or a task describes. */
+internal class Training(json: Json, folder: File, threads: Int) : AutoCloseable {
+    val pack = TrainingPackage.open(folder.resolve(json["package"].text()).path)
+    val state = OrtCheckpointState.loadCheckpoint(
+        json["checkpoint"].let { if (it.absent) pack.path("checkpoint") else folder.resolve(it.text()).path },
+    )
+    val session: OrtTrainingSession
+    val scheduled: Boolean
+
+    init {
+        val models = json["models"]
+        val path = { key: String ->
+            if (models.absent || models[key].absent) pack.path(key)
+            else folder.resolve(models[key].text()).path
+        }
+        session = OrtTrainingSession.create(
+            env, pack, state, path("training_model"), path("eval_model"), path("optimizer_model"),
+            pack.sessionOptions(threads),
+        )
+        if (!json["learning_rate"].absent) {
+            session.learningRate = json["learning_rate"].number().toFloat()
+        }
+        val schedule = json["schedule"]
+        scheduled = if (schedule.absent) session.restoreSchedule() else {
+            val made = Schedule.from(schedule["kind"].text(), schedule["settings"], 0)
+            session.setSchedule(made, schedule["initial_lr"].number())
+            true
+        }
+    }
+
+    override fun close() = session.close()
+}
+
+fun main(arguments: Array<String>) {
+    val rest = arguments.drop(1)
+    when (arguments[0]) {
+        "conformance" -> conformance(File(rest[0]), "tolerance" in rest)
+        "train" -> train(Json.read(rest[0].toByteArray()))
+        "saves" -> saves(rest[0], rest[1].toLong())
+        "hostile" -> hostile(File(rest[0]))
+        "alternate" -> alternate(Json.read(rest[0].toByteArray()))
+        else -> throw IllegalArgumentException(arguments[0])
+    }
+}

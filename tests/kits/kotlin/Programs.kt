@@ -1,0 +1,123 @@
+import ai.onnxruntime.OnnxTensor
+import java.io.File
+import java.lang.management.ManagementFactory
+import org.odtpack.Json
+import org.odtpack.OdtpackException
+import org.odtpack.OrtCheckpointState
+import org.odtpack.OrtTrainingSession
+import org.odtpack.Tensor
+import org.odtpack.TrainingPackage
+import org.odtpack.Type
+import org.odtpack.readCheckpoint
+import org.odtpack.writeCheckpoint
+import org.odtpack.zeros
+
+private val system =
+    ManagementFactory.getOperatingSystemMXBean() as com.sun.management.OperatingSystemMXBean
+
+/** Milliseconds of processor time of all threads. */
+private fun processor() = system.processCpuTime / 1e6
+
+/** Resident anonymous memory in bytes. */
+private fun anonymous(): Long = File("/proc/self/smaps_rollup").readLines()
+    .first { it.startsWith("Anonymous:") }.filter(Char::isDigit).toLong() * 1024
+
+private class Task(val json: Json) {
+    val session: OrtTrainingSession
+    private val batch: Map<String, OnnxTensor>
+
+    init {
+        val pack = TrainingPackage.open(json["package"].text())
+        val state = OrtCheckpointState.loadCheckpoint(
+            json["checkpoint"].text("").ifEmpty { pack.path("checkpoint") },
+        )
+        session = OrtTrainingSession.create(env, pack, state, json["threads"].whole(1).toInt())
+        if (!json["rate"].absent) session.learningRate = json["rate"].number().toFloat()
+        batch = json["data"].fields().mapValues { (_, each) -> read(each).onnx(env) }
+    }
+
+    private fun read(json: Json): Tensor {
+        val tensor = zeros(Type.of(json["dtype"].text()), json["shape"].list().map { it.whole() }.toLongArray())
+        tensor.data.duplicate().put(File(json["file"].text()).readBytes())
+        return tensor
+    }
+
+    fun step(): Double {
+        val loss = session.trainStep(batch).use(session::lossOf)
+        session.optimizerStep()
+        session.lazyResetGrad()
+        return loss
+    }
+}
+
+/** Train as `python_training.py` does; print what it prints, and the memory by tenths. */
+internal fun train(json: Json) {
+    val task = Task(json)
+    val steps = json["steps"].whole().toInt()
+    val losses = ArrayList<Double>(steps)
+    val times = ArrayList<Double>(steps)
+    val memory = ArrayList<Long>()
+    for (step in 1..steps) {
+        val before = processor()
+        losses.add(task.step())
+        times.add(processor() - before)
+        if (step % maxOf(steps / 10, 1) == 0) {
+            System.gc()
+            memory.add(anonymous())
+        }
+    }
+    val save = json["save"].text("")
+    if (save.isNotEmpty()) task.session.saveCheckpoint(save, true)
+    task.session.close()
+    println("{\"losses\": $losses, \"times\": $times, \"resident\": $memory}")
+}
+
+/** Print the processor time of a block of steps for each line that arrives. */
+internal fun alternate(json: Json) {
+    val task = Task(json)
+    while (readLine() != null) {
+        val before = processor()
+        repeat(json["steps"].whole().toInt()) { task.step() }
+        println((processor() - before) / json["steps"].whole())
+    }
+}
+
+/** Save for ever: all elements of all parameters are the property `number`, which counts up. */
+fun saves(path: String, externalAbove: Long) {
+    val state = readCheckpoint(path)
+    var number = state.properties["number"] as Long
+    println("ready")
+    while (true) {
+        number++
+        for (parameter in state.parameters.values) {
+            val values = parameter.value
+            for (i in 0 until values.count.toInt()) values.setReal(i, number.toDouble())
+        }
+        state.properties["number"] = number
+        try {
+            writeCheckpoint(path, state, true, externalAbove)
+        } catch (error: OdtpackException) {
+            System.err.println(error.errorCode)
+            return
+        }
+        println(number)
+    }
+}
+
+/** Open every file and folder of a folder; print what came of it. */
+fun hostile(folder: File) {
+    for (path in folder.listFiles()!!.sorted()) {
+        val found = try {
+            if (path.isDirectory) {
+                val pack = TrainingPackage.open(path.path)
+                OrtTrainingSession.create(env, pack, threads = 1).close()
+            } else OrtCheckpointState.loadCheckpoint(path.path)
+            "loaded"
+        } catch (error: OdtpackException) {
+            error.errorCode
+        } catch (error: Throwable) {
+            "unclear: $error"
+        }
+        println("${path.name} $found")
+    }
+}
