@@ -13,7 +13,9 @@ import org.odtpack.Type
 import org.odtpack.zeros
 
 /** What the tests' programs share: jobs in JSON, with tensors in raw files. */
-val env: OrtEnvironment = OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_FATAL)
+val env: OrtEnvironment by lazy {
+    OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_FATAL)
+}
 
 internal fun readJson(file: File) = Json.read(file.readBytes())
 
@@ -74,6 +76,7 @@ fun main(arguments: Array<String>) {
         "train" -> train(Json.read(rest[0].toByteArray()))
         "saves" -> saves(rest[0], rest[1].toLong())
         "hostile" -> hostile(File(rest[0]))
+        "signature" -> signature(rest[0], rest.drop(1))
         "alternate" -> alternate(Json.read(rest[0].toByteArray()))
         else -> throw IllegalArgumentException(arguments[0])
     }

@@ -1,6 +1,8 @@
 import ai.onnxruntime.OnnxTensor
 import java.io.File
 import java.lang.management.ManagementFactory
+import java.util.Base64
+import org.odtpack.Ed25519
 import org.odtpack.Json
 import org.odtpack.OdtpackException
 import org.odtpack.OrtCheckpointState
@@ -119,5 +121,19 @@ fun hostile(folder: File) {
             "unclear: $error"
         }
         println("${path.name} $found")
+    }
+}
+
+/** Open a package with each of some keys in Base64; print what came of it. */
+fun signature(folder: String, keys: List<String>) {
+    for (key in keys) {
+        println(
+            try {
+                TrainingPackage.open(folder, Ed25519(Base64.getDecoder().decode(key)))
+                "accepted"
+            } catch (error: OdtpackException) {
+                error.errorCode
+            },
+        )
     }
 }

@@ -6,11 +6,38 @@ import ai.onnxruntime.OrtException
 import java.nio.ByteBuffer
 import java.nio.file.Path
 
+/** Values that a user attaches to a training: saved with it. */
+interface Properties {
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: Long)
+
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: Int)
+
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: Float)
+
+    @Throws(OrtException::class)
+    fun addProperty(name: String, value: String)
+
+    @Throws(OrtException::class)
+    fun getIntProperty(name: String): Int
+
+    @Throws(OrtException::class)
+    fun getLongProperty(name: String): Long
+
+    @Throws(OrtException::class)
+    fun getFloatProperty(name: String): Float
+
+    @Throws(OrtException::class)
+    fun getStringProperty(name: String): String
+}
+
 /**
  * The state of a training: parameters, properties, and what the optimizer carries. Sessions that
  * are made of it train its memory.
  */
-class OrtCheckpointState internal constructor(internal val state: State) {
+class OrtCheckpointState internal constructor(internal val state: State) : Properties {
     /** True as long as the parameters have names and no values. */
     val isNominal get() = state.nominal
 
@@ -29,32 +56,24 @@ class OrtCheckpointState internal constructor(internal val state: State) {
     fun saveCheckpoint(path: Path, includeOptimizerState: Boolean) =
         saveCheckpoint(path.toString(), includeOptimizerState)
 
-    @Throws(OrtException::class)
-    fun addProperty(name: String, value: Long) = setProperty(name, value)
+    override fun addProperty(name: String, value: Long) = setProperty(name, value)
 
-    @Throws(OrtException::class)
-    fun addProperty(name: String, value: Int) = setProperty(name, value.toLong())
+    override fun addProperty(name: String, value: Int) = setProperty(name, value.toLong())
 
-    @Throws(OrtException::class)
-    fun addProperty(name: String, value: Float) = setProperty(name, value)
+    override fun addProperty(name: String, value: Float) = setProperty(name, value)
 
-    @Throws(OrtException::class)
-    fun addProperty(name: String, value: String) = setProperty(name, value)
+    override fun addProperty(name: String, value: String) = setProperty(name, value)
 
-    @Throws(OrtException::class)
-    fun getIntProperty(name: String): Int = getLongProperty(name).let {
+    override fun getIntProperty(name: String): Int = getLongProperty(name).let {
         if (it == it.toInt().toLong()) it.toInt()
         else fail("property-out-of-range", "'$name' is $it.", "", "call getLongProperty")
     }
 
-    @Throws(OrtException::class)
-    fun getLongProperty(name: String): Long = property(name)
+    override fun getLongProperty(name: String): Long = property(name)
 
-    @Throws(OrtException::class)
-    fun getFloatProperty(name: String): Float = property(name)
+    override fun getFloatProperty(name: String): Float = property(name)
 
-    @Throws(OrtException::class)
-    fun getStringProperty(name: String): String = property(name)
+    override fun getStringProperty(name: String): String = property(name)
 
     /** The parameter itself, not a copy: it shows the training's progress. Close it after use. */
     @Throws(OrtException::class)

@@ -34,7 +34,7 @@ class OrtTrainingSession private constructor(
     trainingModel: String,
     evaluationModel: String?,
     optimizerModel: String?,
-) : AutoCloseable {
+) : AutoCloseable, Properties by checkpoint {
     private val state = checkpoint.state
     private val bound = HashMap<String, Pair<Tensor, OnnxTensor>>()
     private val opened = ArrayList<AutoCloseable>()
@@ -86,6 +86,10 @@ class OrtTrainingSession private constructor(
     fun trainStep(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions?): Result =
         trainStep(inputs, null, emptyMap(), runOptions)
 
+    @Throws(OrtException::class)
+    fun trainStep(inputs: Map<String, OnnxTensorLike>, pinnedOutputs: Map<String, OnnxValue>): Result =
+        trainStep(inputs, null, pinnedOutputs, null)
+
     /** The loss of a batch with the evaluation model. */
     @JvmOverloads
     @Throws(OrtException::class)
@@ -103,6 +107,10 @@ class OrtTrainingSession private constructor(
     @Throws(OrtException::class)
     fun evalStep(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions?): Result =
         evalStep(inputs, null, emptyMap(), runOptions)
+
+    @Throws(OrtException::class)
+    fun evalStep(inputs: Map<String, OnnxTensorLike>, pinnedOutputs: Map<String, OnnxValue>): Result =
+        evalStep(inputs, null, pinnedOutputs, null)
 
     /** Let the next training step replace the gradients, not add to them. */
     fun lazyResetGrad() {

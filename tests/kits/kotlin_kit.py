@@ -1,0 +1,105 @@
+"""Starts the programs of the Kotlin kit, and Python on the same version of ONNX Runtime beside it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+KIT = ROOT / "runtime" / "kotlin"
+CLASSES = KIT / "target" / "classes"
+SOURCES = Path(__file__).parent / "kotlin"
+BUILD = ROOT / "build" / "kotlin"
+ANDROID = BUILD / "tools" / "android-all-16-robolectric-13921718-2.jar"
+# Compiled only as far as it pays for a short program.
+OPTIONS = ("-XX:+UseSerialGC", "-Xmx512m", "-XX:TieredStopAtLevel=1")
+
+
+def unavailable() -> str | None:
+    """None where the kit can be run, otherwise the reason why it cannot."""
+    if shutil.which("java") is None:
+        return "there is no Java on this machine"
+    if not (BUILD / ".ready").is_file():
+        return "the Kotlin kit is not built (run: make kits-kotlin)"
+    return None
+
+
+@functools.cache
+def runtime_version() -> str:
+    """The version of the published onnxruntime that the kit is built against."""
+    (version,) = re.findall("<onnxruntime.version>(.*)<", (KIT / "pom.xml").read_text())
+    return str(version)
+
+
+def class_path(*first: Path) -> str:
+    return os.pathsep.join(map(str, [*first, CLASSES, KIT / "target" / "lib" / "*"]))
+
+
+def command(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS) -> list[str]:
+    """What runs a program of ``tests/kits/kotlin``."""
+    path = class_path(BUILD / "tests")
+    return ["java", *options, "-cp", path, "JobKt", program, *map(str, arguments)]
+
+
+def run(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS) -> str:
+    """Run a program to its end; return what it prints."""
+    return finish(command(program, *arguments, options=options))
+
+
+def finish(words: list[str], **options: Any) -> str:
+    """Run a command, which must succeed; return what it prints."""
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=900, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-1000:]
+    return done.stdout
+
+
+def compile_kotlin(target: Path, sources: list[Path], *more: Path) -> None:
+    """Compile sources against the kit, and what else they need."""
+    finish(
+        [str(SOURCES / "kotlinc.sh"), "-Werror", "-d", str(target), "-cp", class_path(*more)]
+        + list(map(str, sources))
+    )
+
+
+def python(module: str, *arguments: str | Path) -> str:
+    """Run a module on the version of ONNX Runtime that the kit has; return its output."""
+    return finish(python_command(module, *arguments), env=python_environment())
+
+
+def python_command(module: str, *arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", module, *map(str, arguments)]
+
+
+def python_environment() -> dict[str, str]:
+    own = ROOT / "build" / "kits" / f"onnxruntime-{runtime_version()}"
+    paths = [own, ROOT / "packager", ROOT / "runtime", ROOT]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+
+def train(task: dict[str, Any], where: str) -> dict[str, Any]:
+    """Train in ``kotlin`` or in ``python``; both take the same task."""
+    text = json.dumps(task, default=str)
+    if where == "kotlin":
+        return dict(json.loads(run("train", text)))
+    return dict(json.loads(python("tests.kits.python_training", text)))
+
+
+def save_batch(folder: Path, **arrays: np.ndarray[Any, Any]) -> dict[str, dict[str, Any]]:
+    """Write a batch as the tasks of training name it."""
+    data = {}
+    for name, array in arrays.items():
+        path = folder / f"{name}.bin"
+        array.tofile(path)
+        data[name] = {"file": str(path), "dtype": str(array.dtype), "shape": list(array.shape)}
+    return data

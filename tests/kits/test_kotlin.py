@@ -1,0 +1,372 @@
+"""The Kotlin kit on the JVM against Python: the same bits, the same files.
+
+The published ``onnxruntime`` is a release or so older than the wheel. ``make kits-kotlin``
+installs the wheel of the same version in a folder of its own: comparisons to the bit are with that.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack import zoo
+from odtpack.optimizers import make_optimizer
+from odtpack.update import Clip, GroupRule, Update
+from odtpack_runtime import CheckpointState
+from odtpack_runtime.carry_over import carry_over
+from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from tests.kits import kotlin_kit
+from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
+from tests.packages import mutations
+from tests.packages.samples import build
+from tests.peer import client
+
+pytestmark = pytest.mark.skipif(
+    kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())
+)
+STEPS = 20
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {"nominal": True},
+    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
+    "clipped": {"update": Update(clip=Clip(norm=0.5))},
+    "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Packages of a small CNN for several optimizers."""
+    folder = tmp_path_factory.mktemp("packages")
+    model = zoo.cnn(size=8, width=(4, 8), classes=3)
+    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -> dict[str, Any]:
+    """A batch of noise with labels."""
+    inputs = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"]
+    rng = np.random.default_rng(3)
+    image = rng.standard_normal([8, *inputs[0]["shape"][1:]], dtype=np.float32)
+    arrays = {inputs[0]["name"]: image, "labels": rng.integers(0, 3, 8)}
+    return save_batch(tmp_path_factory.mktemp("batch"), **arrays)
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Everything that a checkpoint says, with arrays as bytes."""
+    data = read_checkpoint(path)
+    optimizer = data.optimizer
+    arrays = {**data.trainable, **data.frozen}
+    moments = optimizer.moments if optimizer else {}
+    return {
+        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
+        "trained": sorted(data.trainable),
+        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
+        "optimizer": optimizer
+        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
+        "properties": data.properties,
+    }
+
+
+def test_the_conformance_suite_passes_to_the_bit(tmp_path: Path) -> None:
+    """Vectors of the same version of ONNX Runtime, run on the published jar."""
+    suite = tmp_path / "suite"
+    kotlin_kit.python("tests.kits.vectors", "--out", suite)
+    index = json.loads((suite / "index.json").read_text())
+    assert index["onnxruntime"] == kotlin_kit.runtime_version()
+    lines = run("conformance", suite).splitlines()
+    assert lines == [f"passed {case['name']}" for case in index["cases"]]
+    assert len(lines) > 90
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_training_gives_the_bits_of_python(
+    name: str, packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    task = {"package": packages[name], "data": batch, "steps": STEPS, "rate": 0.01}
+    found = train({**task, "save": tmp_path / "kotlin.ckpt"}, "kotlin")
+    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
+    assert found["losses"] == wanted["losses"]
+    assert found["losses"][-1] < found["losses"][0]
+    assert contents(tmp_path / "kotlin.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+@pytest.mark.parametrize("order", [("kotlin", "python"), ("python", "kotlin")])
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    name: str,
+    order: tuple[str, str],
+    packages: dict[str, Path],
+    batch: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    task = {"package": packages[name], "data": batch, "steps": STEPS}
+    whole = train({**task, "rate": 0.01, "save": tmp_path / "whole"}, "python")["losses"]
+    half = {**task, "steps": STEPS // 2}
+    first = train({**half, "rate": 0.01, "save": tmp_path / "half"}, order[0])
+    rest = train({**half, "checkpoint": tmp_path / "half", "save": tmp_path / "end"}, order[1])
+    assert first["losses"] + rest["losses"] == whole
+    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
+def test_a_checkpoint_loads_in_the_reference(
+    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "kotlin.ckpt"
+    train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "kotlin")
+    read = client.run_job("load", checkpoint=saved, parameters=tmp_path / "read.npz")
+    data = read_checkpoint(saved)
+    with np.load(tmp_path / "read.npz") as values:
+        for name, array in {**data.trainable, **data.frozen}.items():
+            np.testing.assert_array_equal(values[name], array)
+    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+
+
+@pytest.mark.parametrize("limit", [2**30, 1000])
+def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
+    """With a limit of 1000 bytes the tensors lie in a data file of their own."""
+    rng = random.Random(5)
+    path = tmp_path / "state"
+    arrays = {f"p{i}": np.zeros(20_000, np.float32) for i in range(8)}
+    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
+    last = torn = 0
+    for _ in range(100):
+        with subprocess.Popen(
+            kotlin_kit.command("saves", path, limit), stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            assert process.stdout.readline() == f"{last + 1}\n"
+            time.sleep(rng.uniform(0, 0.03))
+            process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read()
+        data = read_checkpoint(path)
+        number = data.properties["number"]
+        assert isinstance(number, int)
+        assert number >= max(map(int, rest.split("\n")[:-1]), default=last + 1)
+        assert all((array == number).all() for array in data.trainable.values())
+        last = number
+        torn += len(list(tmp_path.glob(".*.tmp")))
+    if limit > 1000:
+        assert torn > 5  # it was the saves that were hit
+    # The next save removes what a killed one left, and leaves no more than one of its own.
+    assert len(list(tmp_path.glob(".*.tmp"))) <= 1
+
+
+def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    arrays = {"p": np.zeros(200_000, np.float32)}
+    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
+    before = path.read_bytes()
+
+    def no_more_than_a_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    done = subprocess.run(
+        kotlin_kit.command("saves", path, 2**30), capture_output=True, text=True, check=False,
+        preexec_fn=no_more_than_a_little, restore_signals=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == "file-not-written"
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def hostile_checkpoints(folder: Path, good: bytes) -> list[Path]:
+    """Damaged files, half of them in their tables."""
+    rng = random.Random(11)
+    made = []
+    for change in mutations.byte_changes(seed=5, count=150):
+        made.append(change(good))
+        head = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            head[rng.randrange(2000)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        made.append(bytes(head))
+    paths = [folder / f"checkpoint-{index:03}" for index in range(len(made))]
+    for path, data in zip(paths, made, strict=True):
+        path.write_bytes(data)
+    return paths
+
+
+def readable(path: Path) -> bool:
+    """Whether Python reads a checkpoint."""
+    try:
+        read_checkpoint(path)
+    except OdtpackError:
+        return False
+    return True
+
+
+def test_500_hostile_files_end_in_one_clear_error(
+    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "good"
+    train({"package": packages["adamw"], "data": batch, "steps": 1, "save": saved}, "kotlin")
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    checkpoints = hostile_checkpoints(folder, saved.read_bytes())
+    names = sorted(path.name for path in packages["adamw"].iterdir())
+    content = json.loads((packages["adamw"] / "manifest.json").read_text())
+    changes = [change for _, change in mutations.damage(names, 100, seed=7)]
+    changes += [
+        lambda target, data=forged: (target / "manifest.json").write_bytes(data)
+        for forged in mutations.forged_manifests(content, 110, seed=9)
+    ]
+    for index, change in enumerate(changes):
+        path = folder / f"package-{index:03}"
+        shutil.copytree(packages["adamw"], path)
+        change(path)
+    found = dict(line.split(" ", 1) for line in run("hostile", folder).splitlines())
+    assert len(found) == len(checkpoints) + len(changes) >= 500
+    assert [answer for answer in found.values() if answer.startswith("unclear")] == []
+    # What Python does not read is refused; what it reads may differ in a bit of a value only.
+    accepted = [path.name for path in checkpoints if found[path.name] == "loaded"]
+    assert [name for name in accepted if not readable(folder / name)] == []
+    assert sum(answer != "loaded" for answer in found.values()) > 0.6 * len(found)
+
+
+def test_memory_does_not_grow_over_10_000_steps(
+    packages: dict[str, Path], batch: dict[str, Any]
+) -> None:
+    task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
+    resident = train(task, "kotlin")["resident"]
+    # The second half against its start; the first warms up caches and the compiler.
+    assert len(resident) == 10
+    assert min(resident[7:]) - resident[4] < 2e6, resident
+
+
+def java(sources: list[Path], target: Path, name: str, *arguments: object) -> str:
+    """Compile a Java program against the kit and run it."""
+    path = kotlin_kit.class_path()
+    finish(["javac", "-Xlint:-options", "-d", str(target), "-cp", path, *map(str, sources)])
+    words = ["java", *kotlin_kit.OPTIONS, "-cp", kotlin_kit.class_path(target), name]
+    return finish([*words, *map(str, arguments)])
+
+
+def test_code_for_the_former_java_api_runs(
+    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    package = packages["adamw"]
+    image = next(iter(batch.values()))
+    files = [image["file"], batch["labels"]["file"]]
+    output = java([SOURCES / "Former.java"], tmp_path, "Former", package, tmp_path, *files)
+    losses = [float(line) for line in output.split()]
+    task = {"package": package, "data": batch, "steps": 5, "save": tmp_path / "python.ckpt"}
+    assert losses == train(task, "python")["losses"]
+    state = CheckpointState.load_checkpoint(tmp_path / "former.ckpt")
+    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
+    fresh = CheckpointState.load_checkpoint(package / "checkpoint")
+    carry_over(state, fresh)
+    CheckpointState.save_checkpoint(fresh, tmp_path / "wanted.ckpt", include_optimizer_state=True)
+    assert contents(tmp_path / "carried.ckpt") == contents(tmp_path / "wanted.ckpt")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guide's program and the Android sample, compiled against Android's API."""
+    folder = tmp_path_factory.mktemp("compiled")
+    text = (ROOT / "docs" / "guides" / "kotlin.md").read_text()
+    ((name, program),) = re.findall(r"`(main\.kt)`:\n\n```kotlin\n(.*?)```", text, re.S)
+    (folder / name).write_text(program)
+    sample = sorted((ROOT / "examples" / "android").rglob("*.kt"))
+    assert len(sample) >= 2
+    kotlin_kit.compile_kotlin(folder / "out", [folder / name, *sample], kotlin_kit.ANDROID)
+    return folder / "out"
+
+
+def test_the_android_sample_compiles_against_android(compiled: Path) -> None:
+    names = {path.name for path in compiled.rglob("*.class")}
+    assert {"TrainingJob.class", "SampleApplication.class"} <= names
+    manifest = (ROOT / "examples" / "android" / "AndroidManifest.xml").read_text()
+    for name in re.findall(r'android:name="\.(\w+)"', manifest):
+        assert f"{name}.class" in names
+
+
+def test_the_guide_compiles_and_trains(
+    packages: dict[str, Path], compiled: Path, tmp_path: Path
+) -> None:
+    """What the guide shows, as it stands there, twice: the second time it goes on."""
+    shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
+    rng = np.random.default_rng(1)
+    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
+    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    words = ["java", *kotlin_kit.OPTIONS, "-cp", kotlin_kit.class_path(compiled), "MainKt"]
+    for steps in (60, 100):
+        finish(words, cwd=tmp_path)
+        assert read_checkpoint(tmp_path / "trained.ckpt").properties["app.step"] == steps
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    assert measured["onnxruntime"] == kotlin_kit.runtime_version()
+    assert measured["train_step_ms"] > 0
+    images = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, 1, 8, 8)[:4]
+    import onnxruntime
+
+    personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
+    (output,) = personal.run(None, {personal.get_inputs()[0].name: images})
+    assert output.shape == (4, 3)
+
+
+def test_a_signature_is_checked(packages: dict[str, Path], tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    package = tmp_path / "package"
+    shutil.copytree(packages["sgd"], package)
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    wrong = other.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    keys = [base64.b64encode(each).decode() for each in (pem, raw, wrong, b"no key" * 8)]
+    assert run("signature", package, *keys).split() == ["not-signed"] * 4
+    (package / "manifest.sig").write_bytes(key.sign((package / "manifest.json").read_bytes()))
+    expected = ["accepted", "accepted", "signature-wrong", "signature-wrong"]
+    assert run("signature", package, *keys).split() == expected
+
+
+LATER = {"OrtTrainingSession", "OrtTrainingSession$Companion", "OrtCheckpointState",
+         "OrtCheckpointState$Companion", "FilesKt"}  # fmt: skip
+
+
+def test_the_kit_needs_only_what_android_24_has() -> None:
+    """Classes of Java 8, where those of java.nio.file are absent from Android before 26."""
+    lines = finish(["jdeps", "-v", "--multi-release", "base", "-cp", kotlin_kit.class_path(),
+                    str(kotlin_kit.CLASSES)]).splitlines()  # fmt: skip
+    used = {tuple(match.groups()) for line in lines
+            if (match := re.match(r"\s+org\.odtpack\.(\S+)\s+-> (\S+)", line))}  # fmt: skip
+    assert len(used) > 100
+    packages = {"java.lang", "java.lang.reflect", "java.io", "java.nio", "java.nio.channels",
+                "java.security", "java.security.spec", "java.util", "java.util.function",
+                "java.math", "java.nio.file"}  # fmt: skip
+    for name, target in used:
+        package = target.rpartition(".")[0]
+        if target.startswith("java"):
+            assert package in packages, target
+        if package == "java.nio.file":
+            assert name in LATER, name
+        assert not target.startswith(("javax.", "sun.", "jdk.")), target
+
+
+def test_the_generated_classes_are_those_of_the_schema(tmp_path: Path) -> None:
+    if shutil.which("flatc") is None:
+        pytest.skip("there is no flatc on this machine")
+    finish([str(KIT / "generate.sh"), str(tmp_path)])
+    own = KIT / "src" / "main" / "java" / "org" / "odtpack" / "fbs"
+    made = tmp_path / "org" / "odtpack" / "fbs"
+    assert {path.name: path.read_text() for path in made.iterdir()} == {
+        path.name: path.read_text() for path in own.iterdir()
+    }
