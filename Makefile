@@ -65,7 +65,7 @@ web-demo: $(VENV)/.ready-full
 	@$(BIN)/python -m examples.web_demo.build build/web-demo --serve
 
 clean:
-	rm -rf $(VENV) .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist
+	rm -rf $(VENV) .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

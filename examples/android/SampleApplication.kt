@@ -18,6 +18,7 @@ class SampleApplication : Application() {
     }
 
     /** Training is the first to give its memory back: the next job goes on from what is saved. */
+    @Suppress("DEPRECATION") // Android 14 and later no longer send the levels of a running app
     override fun onTrimMemory(level: Int) {
         super.onTrimMemory(level)
         if (level >= TRIM_MEMORY_RUNNING_LOW && level != TRIM_MEMORY_UI_HIDDEN) {

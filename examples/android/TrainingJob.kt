@@ -73,7 +73,8 @@ class Trainer(private val context: Context) {
         val resumed = saved.isFile
         if (!resumed) selfCheck(env, pack)
         val from = if (resumed) saved.path else pack.path("checkpoint")
-        OrtTrainingSession.create(env, pack, OrtCheckpointState.loadCheckpoint(from)).use { session ->
+        val state = OrtCheckpointState.loadCheckpoint(from)
+        OrtTrainingSession.create(env, pack, state).use { session ->
             if (!resumed) session.registerLinearLRScheduler(10, STEPS, 0.001f)
             else session.restoreSchedule()
             val batches = Samples(context, env).batches(session.stepCount)

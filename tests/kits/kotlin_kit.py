@@ -66,10 +66,8 @@ def finish(words: list[str], **options: Any) -> str:
 
 def compile_kotlin(target: Path, sources: list[Path], *more: Path) -> None:
     """Compile sources against the kit, and what else they need."""
-    finish(
-        [str(SOURCES / "kotlinc.sh"), "-Werror", "-d", str(target), "-cp", class_path(*more)]
-        + list(map(str, sources))
-    )
+    compiler = [str(SOURCES / "kotlinc.sh"), "-Werror", "-d", str(target)]
+    finish([*compiler, "-cp", class_path(*more), *map(str, sources)])
 
 
 def python(module: str, *arguments: str | Path) -> str:

@@ -233,6 +233,7 @@ def test_500_hostile_files_end_in_one_clear_error(
         shutil.copytree(packages["adamw"], path)
         change(path)
     found = dict(line.split(" ", 1) for line in run("hostile", folder).splitlines())
+    found = {name: answer for name, answer in found.items() if name[-3:].isdigit()}
     assert len(found) == len(checkpoints) + len(changes) >= 500
     assert [answer for answer in found.values() if answer.startswith("unclear")] == []
     # What Python does not read is refused; what it reads may differ in a bit of a value only.
@@ -349,9 +350,10 @@ def test_the_kit_needs_only_what_android_24_has() -> None:
     used = {tuple(match.groups()) for line in lines
             if (match := re.match(r"\s+org\.odtpack\.(\S+)\s+-> (\S+)", line))}  # fmt: skip
     assert len(used) > 100
-    packages = {"java.lang", "java.lang.reflect", "java.io", "java.nio", "java.nio.channels",
-                "java.security", "java.security.spec", "java.util", "java.util.function",
-                "java.math", "java.nio.file"}  # fmt: skip
+    # What a lambda is made of, java.lang.invoke, the app's build replaces.
+    packages = {"java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.nio",
+                "java.nio.channels", "java.security", "java.security.spec", "java.util", "java.util.function",
+                "java.math", "java.nio.file", "java.nio.charset"}  # fmt: skip
     for name, target in used:
         package = target.rpartition(".")[0]
         if target.startswith("java"):

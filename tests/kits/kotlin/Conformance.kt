@@ -58,7 +58,9 @@ private class Comparison(val exact: Boolean, val tolerance: Double) {
         must(one.moments.keys.toList() == two.moments.keys.toList()) { "the order of the moments" }
         for ((name, moments) in two.moments) {
             must(one.moments.getValue(name).size == moments.size) { "other moments" }
-            for ((i, each) in moments.withIndex()) same(one.moments.getValue(name)[i], each, "a moment")
+            for ((found, right) in one.moments.getValue(name).zip(moments)) {
+                same(found, right, "a moment of '$name'")
+            }
         }
     }
 
@@ -68,7 +70,8 @@ private class Comparison(val exact: Boolean, val tolerance: Double) {
             val name = each["name"].text()
             val value = result.get(name).get() as OnnxTensor
             val right = tensorOf(each, folder)
-            same(Tensor(right.type, value.info.shape, value.byteBuffer).copy(), right, "output $name")
+            val output = Tensor(right.type, value.info.shape, value.byteBuffer)
+            same(output.copy(), right, "output $name")
         }
     }
 }
@@ -95,11 +98,16 @@ private fun steps(training: Training, test: Json, folder: File) {
     }
 }
 
-private fun train(test: Json, folder: File, scratch: File) = Training(test, folder, threads).use { training ->
+private fun train(
+    test: Json,
+    folder: File,
+    scratch: File,
+) = Training(test, folder, threads).use { training ->
     val session = training.session
     steps(training, test, folder)
     if (!test["evaluation"].absent) {
-        val loss = session.evalStep(batchOf(test["evaluation"]["inputs"], folder)).use(session::lossOf)
+        val batch = batchOf(test["evaluation"]["inputs"], folder)
+        val loss = session.evalStep(batch).use(session::lossOf)
         comparison(test).loss(loss, test["evaluation"]["loss"].number(), "the evaluation's loss")
     }
     for ((name, value) in test["properties"].let { if (it.absent) emptyMap() else it.fields() }) {
@@ -119,7 +127,8 @@ private fun train(test: Json, folder: File, scratch: File) = Training(test, fold
         val names = exported["outputs"].list().map { it["name"].text() }.toTypedArray()
         val file = scratch.resolve("model.onnx")
         session.exportModelForInference(file.path, names)
-        val same = file.readBytes().contentEquals(folder.resolve(exported["file"].text()).readBytes())
+        val wanted = folder.resolve(exported["file"].text())
+        val same = file.readBytes().contentEquals(wanted.readBytes())
         must(!comparison(test).exact || same) { "the exported model has other bytes" }
         session.inferenceSession(*names).use { predictor ->
             predictor.run(batchOf(exported["inputs"], folder)).use {
@@ -130,7 +139,8 @@ private fun train(test: Json, folder: File, scratch: File) = Training(test, fold
 }
 
 private fun nominal(test: Json, folder: File) = Training(test, folder, threads).use { training ->
-    val code = codeOf { training.session.trainStep(batchOf(test["steps"].list()[0]["inputs"], folder)) }
+    val batch = batchOf(test["steps"].list()[0]["inputs"], folder)
+    val code = codeOf { training.session.trainStep(batch) }
     must(code == "nominal-state") { "a step without values: $code" }
     training.session.fromBuffer(tensorOf(test["values"], folder).bytes(), false)
     steps(training, test, folder)
@@ -182,7 +192,8 @@ fun conformance(folder: File, within: Boolean) {
                 }
                 "error", "self_check" -> {
                     val found = if (kind == "error") refused(test, own) else codeOf {
-                        selfCheck(env, TrainingPackage.open(own.resolve(test["package"].text()).path))
+                        val pack = own.resolve(test["package"].text())
+                        selfCheck(env, TrainingPackage.open(pack.path))
                     }
                     val wanted = test["code"].text("accepted")
                     must(found == wanted) { "the code is $found and not $wanted" }

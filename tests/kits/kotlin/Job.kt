@@ -40,7 +40,8 @@ internal fun batchOf(inputs: Json, folder: File): Map<String, OnnxTensor> =
 internal class Training(json: Json, folder: File, threads: Int) : AutoCloseable {
     val pack = TrainingPackage.open(folder.resolve(json["package"].text()).path)
     val state = OrtCheckpointState.loadCheckpoint(
-        json["checkpoint"].let { if (it.absent) pack.path("checkpoint") else folder.resolve(it.text()).path },
+        if (json["checkpoint"].absent) pack.path("checkpoint")
+        else folder.resolve(json["checkpoint"].text()).path,
     )
     val session: OrtTrainingSession
     val scheduled: Boolean
@@ -77,7 +78,6 @@ fun main(arguments: Array<String>) {
         "saves" -> saves(rest[0], rest[1].toLong())
         "hostile" -> hostile(File(rest[0]))
         "signature" -> signature(rest[0], rest.drop(1))
-        "alternate" -> alternate(Json.read(rest[0].toByteArray()))
         else -> throw IllegalArgumentException(arguments[0])
     }
 }

@@ -39,7 +39,8 @@ private class Task(val json: Json) {
     }
 
     private fun read(json: Json): Tensor {
-        val tensor = zeros(Type.of(json["dtype"].text()), json["shape"].list().map { it.whole() }.toLongArray())
+        val shape = json["shape"].list().map { it.whole() }.toLongArray()
+        val tensor = zeros(Type.of(json["dtype"].text()), shape)
         tensor.data.duplicate().put(File(json["file"].text()).readBytes())
         return tensor
     }
@@ -72,16 +73,6 @@ internal fun train(json: Json) {
     if (save.isNotEmpty()) task.session.saveCheckpoint(save, true)
     task.session.close()
     println("{\"losses\": $losses, \"times\": $times, \"resident\": $memory}")
-}
-
-/** Print the processor time of a block of steps for each line that arrives. */
-internal fun alternate(json: Json) {
-    val task = Task(json)
-    while (readLine() != null) {
-        val before = processor()
-        repeat(json["steps"].whole().toInt()) { task.step() }
-        println((processor() - before) / json["steps"].whole())
-    }
 }
 
 /** Save for ever: all elements of all parameters are the property `number`, which counts up. */

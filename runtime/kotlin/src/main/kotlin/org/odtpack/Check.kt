@@ -21,7 +21,9 @@ fun selfCheck(env: OrtEnvironment, pack: TrainingPackage, threads: Int = 0) {
         withMadeUpBatch(env, pack) { batch ->
             session.learningRate = check["learning_rate"].number().toFloat()
             val wanted = check["losses"].list() + check["evaluation_loss"]
-            for ((i, tolerance) in check["tolerances"].list().withIndex()) {
+            val tolerances = check["tolerances"].list()
+            if (tolerances.size != wanted.size) Json.invalid("'self_check.tolerances'")
+            for ((i, tolerance) in tolerances.withIndex()) {
                 val last = i == wanted.size - 1
                 val result = if (last) session.evalStep(batch) else session.trainStep(batch)
                 val found = result.use(session::lossOf)
@@ -44,7 +46,12 @@ fun selfCheck(env: OrtEnvironment, pack: TrainingPackage, threads: Int = 0) {
 /** Measure steps on the package's made-up batch; returns JSON, times in milliseconds (medians). */
 @JvmOverloads
 @Throws(OrtException::class)
-fun benchmark(env: OrtEnvironment, pack: TrainingPackage, steps: Int = 50, threads: Int = 0): String {
+fun benchmark(
+    env: OrtEnvironment,
+    pack: TrainingPackage,
+    steps: Int = 50,
+    threads: Int = 0,
+): String {
     val times = sortedMapOf<String, MutableList<Double>>()
     val figures = sortedMapOf<String, Any>("kit" to "kotlin", "onnxruntime" to env.version)
     fun <T> timed(name: String, work: () -> T): T {
@@ -64,8 +71,8 @@ fun benchmark(env: OrtEnvironment, pack: TrainingPackage, steps: Int = 50, threa
             figures["batch"] = batch.values.first().info.shape.firstOrNull() ?: 1
         }
         timed("checkpoint_ms") {
-            val writer = CheckpointWriter(session.checkpoint.state, session.checkpoint.state.optimizer, null)
-            figures["checkpoint_bytes"] = writer.size
+            val state = session.checkpoint.state
+            figures["checkpoint_bytes"] = CheckpointWriter(state, state.optimizer, null).size
         }
     }
     for ((name, each) in times) figures[name] = each.sorted()[each.size / 2]

@@ -36,7 +36,7 @@ internal class CheckpointReader(
     private val size = bytes.remaining().toLong()
     private var data: RandomAccessFile? = null
     private var inlineLeft = size
-    private var externalLeft = if (values) 0 else Long.MAX_VALUE
+    private var externalLeft = if (values) 0L else Long.MAX_VALUE
     private var textLeft = size
 
     fun read(): State = try {
@@ -58,11 +58,13 @@ internal class CheckpointReader(
         val module = root.moduleState() ?: corrupt("it has no module state")
         val state = State(module.isNominalState)
         if (module.hasExternalData() && values) {
-            check(dataFile != null && dataFile.isFile && !isLink(dataFile)) { "it has no data file" }
-            data = RandomAccessFile(dataFile, "r")
-            externalLeft = dataFile!!.length()
+            val file = dataFile?.takeIf { it.isFile && !isLink(it) }
+                ?: corrupt("it has no data file")
+            data = RandomAccessFile(file, "r")
+            externalLeft = file.length()
         }
-        val trainable = tensors(module.requiresGradParamsLength(), state, module::requiresGradParams)
+        val count = module.requiresGradParamsLength()
+        val trainable = tensors(count, state, module::requiresGradParams)
         val frozen = tensors(module.frozenParamsLength(), state, module::frozenParams)
         trainable.mapValuesTo(state.parameters) { Parameter(it.value, true) }
         for ((name, value) in frozen) {
@@ -103,7 +105,8 @@ internal class CheckpointReader(
     private fun tensor(name: String, table: Table, nominal: Boolean): Tensor {
         val type = Type.of(table.dataType()) ?: fail(
             "checkpoint-dtype",
-            "'$name' has elements of ONNX type ${table.dataType()}, which are not supported.", where,
+            "'$name' has elements of ONNX type ${table.dataType()}, which are not supported.",
+            where,
         )
         check(table.dimsLength() in 0..32) { "'$name' has an impossible rank" }
         val shape = LongArray(table.dimsLength(), table::dims)
@@ -118,14 +121,15 @@ internal class CheckpointReader(
             return Tensor(type, longArrayOf(0), NOTHING)
         }
         val length = shape.fold(type.size.toLong(), Long::times)
-        check(stored == (if (offset == -1L) length else 0)) { "the shape of '$name' is not its size" }
-        if (offset == -1L) inlineLeft -= length else externalLeft -= length
+        val inside = offset == -1L
+        check(stored == if (inside) length else 0L) { "the shape of '$name' is not its size" }
+        if (inside) inlineLeft -= length else externalLeft -= length
         check(inlineLeft >= 0 && externalLeft >= 0) { "its tensors overlap" }
-        if (offset != -1L) firstExternal = minOf(firstExternal, offset)
+        if (!inside) firstExternal = minOf(firstExternal, offset)
         if (!values) return Tensor(type, shape, NOTHING)
         val tensor = zeros(type, shape)
         val opened = data
-        if (offset == -1L) {
+        if (inside) {
             if (raw != null) tensor.copyFrom(raw)
         } else {
             check(opened != null && offset >= 0 && offset <= opened.length() - length) {
@@ -137,8 +141,10 @@ internal class CheckpointReader(
                 check(got > 0) { "its data file became shorter" }
             }
         }
-        val bools = type != Type.BOOL || (0 until length.toInt()).all { tensor.data.get(it) in 0..1 }
-        check(bools) { "'$name' holds bools that are neither 0 nor 1" }
+        val all = 0 until length.toInt()
+        check(type != Type.BOOL || all.all { tensor.data.get(it) in 0..1 }) {
+            "'$name' holds bools that are neither 0 nor 1"
+        }
         return tensor
     }
 
@@ -173,7 +179,8 @@ internal class CheckpointReader(
         }
         val trained = state.parameters.filterValues { it.trainable }.keys
         check(moments.isEmpty() || moments.keys == trained) { "it lacks optimizer state" }
-        check(moments.values.map { it.size }.distinct().size <= 1) { "its optimizer state is uneven" }
+        val counts = moments.values.map { it.size }.distinct()
+        check(counts.size <= 1) { "its optimizer state is uneven" }
         val kind = state.properties.remove(OPTIMIZER_PROPERTY) ?: ""
         check(kind is String) { "its $OPTIMIZER_PROPERTY is no text" }
         return OptimizerState(first.step(), rate, moments, groups, kind as String)
@@ -181,7 +188,7 @@ internal class CheckpointReader(
 
     private fun fits(moment: Tensor, owner: Tensor) =
         moment.type == owner.type && moment.shape.size == owner.shape.size &&
-            moment.shape.indices.all { moment.shape[it] == 1L || moment.shape[it] == owner.shape[it] }
+            moment.shape.zip(owner.shape).all { (own, size) -> own == 1L || own == size }
 
     private fun properties(bag: PropertyBag, state: State) {
         val add = { name: String, value: Any ->

@@ -79,7 +79,8 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
     val head: ByteBuffer
 
     /** Bytes of the file, or of both. */
-    val size get() = head.limit() + gaps.sumOf { it + 4L } + payload.sumOf { it.second.limit().toLong() }
+    val size
+        get() = head.limit() + gaps.sumOf { it + 4L } + payload.sumOf { it.second.limit().toLong() }
     private val to = FlatBufferBuilder(4096)
     private val nominal = state.nominal
     private val external = externalFrom != null
@@ -141,7 +142,8 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
 
     private fun group(label: String, names: List<String>, optimizer: OptimizerState): Int {
         val entries = names.filter { it in optimizer.moments }.map { name ->
-            val own = optimizer.moments.getValue(name).mapIndexed { i, each -> add("momentum$i", each) }
+            val own = optimizer.moments.getValue(name)
+                .mapIndexed { i, each -> add("momentum$i", each) }
             val moments = ParameterOptimizerState.createMomentumsVector(to, own.toIntArray())
             val of = to.createString(name)
             ParameterOptimizerState.createParameterOptimizerState(to, of, moments)

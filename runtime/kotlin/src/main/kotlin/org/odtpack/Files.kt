@@ -13,7 +13,8 @@ import java.util.UUID
 
 /** The bytes of a file, as pages of the file's own: they take no memory of the process. */
 internal fun map(file: File): ByteBuffer {
-    if (file.exists() && !file.isFile) throw IOException("${file.path} is not a file") // a pipe blocks
+    // A pipe would block.
+    if (file.exists() && !file.isFile) throw IOException("${file.path} is not a file")
     RandomAccessFile(file, "r").use { opened ->
         val size = opened.length()
         if (size > Int.MAX_VALUE) throw IOException("${file.path} has $size bytes")

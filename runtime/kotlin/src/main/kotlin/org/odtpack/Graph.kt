@@ -48,7 +48,7 @@ internal fun OrtSession.runOn(
  * session is its maker's to close.
  */
 internal class Graph(
-    private val env: OrtEnvironment,
+    env: OrtEnvironment,
     private val session: OrtSession,
     private val specs: List<Spec>,
     outputs: List<Spec>,
@@ -59,12 +59,12 @@ internal class Graph(
     private val requested = LinkedHashSet<String>()
 
     /** Memory of a scalar loss, which each step overwrites. */
-    private val loss = if (outputs[0].shape.isEmpty()) zeros(outputs[0].type, longArrayOf()) else null
-    private val lossValue = loss?.onnx(env)
+    private val loss =
+        if (outputs[0].shape.isEmpty()) zeros(outputs[0].type, longArrayOf()).onnx(env) else null
 
     init {
         // The first of all results, whatever else is pinned.
-        if (lossValue != null) pinned[outputs[0].name] = lossValue
+        if (loss != null) pinned[outputs[0].name] = loss
         val mine = specs.associateBy { it.name }
         for ((name, info) in session.inputInfo) {
             if (!isUsers(info, mine[name])) inputs[name] = memory(name, info)
@@ -88,10 +88,12 @@ internal class Graph(
         checkBatch(specs, feeds)
         inputs.putAll(feeds)
         val own = if (extra.isEmpty()) pinned else LinkedHashMap(pinned).apply { putAll(extra) }
-        val asked = (wanted ?: requested).let { if (it.any(own::containsKey)) it - own.keys else it }
+        val all = wanted ?: requested
+        val asked = if (all.any(own::containsKey)) all - own.keys else all
         try {
             return session.runOn(
-                inputs, asked, own, options, "call lazyResetGrad: gradients may hold part of the step",
+                inputs, asked, own, options,
+                "call lazyResetGrad: gradients may hold part of the step",
             )
         } finally {
             feeds.keys.forEach(inputs::remove)
@@ -99,12 +101,13 @@ internal class Graph(
     }
 
     override fun close() {
-        lossValue?.close()
+        loss?.close()
     }
 
     private fun isUsers(info: NodeInfo, spec: Spec?): Boolean {
         if (spec == null) return false
-        if ((info.info as? TensorInfo)?.onnxType != spec.type.onnx) mismatch("the type of '${spec.name}'")
+        val type = (info.info as? TensorInfo)?.onnxType
+        if (type != spec.type.onnx) mismatch("the type of '${spec.name}'")
         return true
     }
 
@@ -136,7 +139,8 @@ private fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
         val refuse = { code: String, problem: String ->
             fail(code, "Input '${spec.name}' must be ${spec.description}, and $problem.")
         }
-        if (info.onnxType != spec.type.onnx) refuse("input-type", "its elements are ${info.onnxType}")
+        val type = info.onnxType
+        if (type != spec.type.onnx) refuse("input-type", "its elements are $type")
         if (!spec.fits(shape)) refuse("input-shape", "its shape is ${shape.contentToString()}")
         for ((axis, wanted) in spec.shape.withIndex()) {
             if (shape[axis] == 0L && wanted != 0L) refuse("empty-batch", "it is empty")

@@ -125,7 +125,11 @@ private class Fields(private val message: ByteBuffer) {
 }
 
 /** The template with only the wanted ones of its outputs. */
-private fun withOutputs(model: ByteBuffer, wanted: MutableSet<String>, parts: MutableList<ByteBuffer>) {
+private fun withOutputs(
+    model: ByteBuffer,
+    wanted: MutableSet<String>,
+    parts: MutableList<ByteBuffer>,
+) {
     val top = Fields(model)
     while (top.next()) {
         if (top.tag != 0x3AL) {
@@ -150,7 +154,8 @@ private fun nameOf(value: ByteBuffer): String {
     var name = ""
     while (fields.next()) {
         if (fields.tag != 0x0AL) continue
-        name = String(ByteArray(fields.content.remaining()).also(fields.content::get), Charsets.UTF_8)
+        val bytes = ByteArray(fields.content.remaining()).also(fields.content::get)
+        name = String(bytes, Charsets.UTF_8)
     }
     return name
 }

@@ -123,7 +123,7 @@ private class JsonReader(private val text: String) {
                     at += 4
                 }
                 else -> {
-                    val escape = if (at + 1 < text.length) "\"\\/bfnrt".indexOf(text[at + 1]) else -1
+                    val escape = text.getOrNull(at + 1)?.let("\"\\/bfnrt"::indexOf) ?: -1
                     require(escape >= 0)
                     result.append("\"\\/\b\u000C\n\r\t"[escape])
                     at += 2

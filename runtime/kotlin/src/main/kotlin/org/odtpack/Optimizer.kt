@@ -18,9 +18,17 @@ internal class Optimizer(
         val parts = ArrayList<Tensor>() // one tensor for each parameter
     }
 
-    private class Group(val names: List<String>, val scale: Double, val rate: Tensor, val decay: Tensor)
+    private class Group(
+        val names: List<String>,
+        val scale: Double,
+        val rate: Tensor,
+        val decay: Tensor,
+    )
 
-    private class Arguments(val inputs: Map<String, OnnxTensor>, val outputs: Map<String, OnnxTensor>)
+    private class Arguments(
+        val inputs: Map<String, OnnxTensor>,
+        val outputs: Map<String, OnnxTensor>,
+    )
 
     private val layout = manifest["layout"]
     private val inputs = layout["inputs"].list().map { it.text() }
@@ -169,8 +177,11 @@ internal class Optimizer(
         val bound = inputs.associateWith { name ->
             (all[name] ?: mismatch("the optimizer model takes '$name'")).onnx(env)
         }
-        val outputs = vectors.filter { it.name != "gradients" }
-        runs.add(Arguments(bound, outputs.associate { "${it.name}.out" to bound.getValue(it.name) }))
+        val outputs = vectors.filter { it.name != "gradients" }.associate { vector ->
+            val own = bound[vector.name] ?: mismatch("the optimizer does not take '${vector.name}'")
+            "${vector.name}.out" to own
+        }
+        runs.add(Arguments(bound, outputs))
     }
 
     /** The L2 norm of all gradients, squared and summed in float64. */
@@ -193,7 +204,9 @@ internal class Optimizer(
  */
 private fun matrixOf(shape: LongArray): Pair<Int, Pair<Long, Long>> {
     val product = { sizes: List<Long> -> sizes.fold(1L, Long::times) }
-    val cuts = (1 until shape.size).map { Pair(it, Pair(product(shape.take(it)), product(shape.drop(it)))) }
+    val cuts = (1 until shape.size).map {
+        Pair(it, Pair(product(shape.take(it)), product(shape.drop(it))))
+    }
     return cuts.minByOrNull { (_, sides) -> sides.first + sides.second }
         ?: Pair(0, Pair(1L, product(shape.toList())))
 }

@@ -115,7 +115,8 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
             )
         }
         for ((name, own) in state.parameters) {
-            if (free) own.value = other.value(name) else own.value.copyFrom(other.value(name).bytes())
+            val value = other.value(name)
+            if (free) own.value = value else own.value.copyFrom(value.bytes())
         }
         state.nominal = false
     }

@@ -87,7 +87,10 @@ class OrtTrainingSession private constructor(
         trainStep(inputs, null, emptyMap(), runOptions)
 
     @Throws(OrtException::class)
-    fun trainStep(inputs: Map<String, OnnxTensorLike>, pinnedOutputs: Map<String, OnnxValue>): Result =
+    fun trainStep(
+        inputs: Map<String, OnnxTensorLike>,
+        pinnedOutputs: Map<String, OnnxValue>,
+    ): Result =
         trainStep(inputs, null, pinnedOutputs, null)
 
     /** The loss of a batch with the evaluation model. */
@@ -109,7 +112,10 @@ class OrtTrainingSession private constructor(
         evalStep(inputs, null, emptyMap(), runOptions)
 
     @Throws(OrtException::class)
-    fun evalStep(inputs: Map<String, OnnxTensorLike>, pinnedOutputs: Map<String, OnnxValue>): Result =
+    fun evalStep(
+        inputs: Map<String, OnnxTensorLike>,
+        pinnedOutputs: Map<String, OnnxValue>,
+    ): Result =
         evalStep(inputs, null, pinnedOutputs, null)
 
     /** Let the next training step replace the gradients, not add to them. */
@@ -127,14 +133,14 @@ class OrtTrainingSession private constructor(
 
     /** The loss of a step as a number. */
     fun lossOf(result: Result): Double {
-        val value = result.get(0) as OnnxTensor
+        val value = result.get(pack.outputs[0].name).get() as OnnxTensor
         if (value.info.onnxType == Type.DOUBLE.onnx) return value.doubleBuffer.get(0)
         return value.floatBuffer.get(0).toDouble() // float16 as well
     }
 
     /**
-     * One batch of a whole training: a training step, and after every [accumulationSteps] of them an
-     * optimizer step, the schedule's step and a lazy reset. Returns the loss.
+     * One batch of a whole training: a training step, and after every [accumulationSteps] of them
+     * an optimizer step, the schedule's step and a lazy reset. Returns the loss.
      */
     @Throws(OrtException::class)
     fun trainBatch(inputs: Map<String, OnnxTensorLike>): Double {
@@ -207,12 +213,15 @@ class OrtTrainingSession private constructor(
             val schedule = Schedule.from(json["kind"].text(), json, 0)
             setSchedule(schedule, json["initial_lr"].number())
         } catch (_: OdtpackException) {
-            fail("bad-schedule", "The property $SCHEDULE_PROPERTY is not a schedule.", "", "setSchedule")
+            fail(
+                "bad-schedule", "The property $SCHEDULE_PROPERTY is not a schedule.", "",
+                "call setSchedule, which replaces it",
+            )
         }
         return true
     }
 
-    /** Follow the schedule that the package proposes, if any, over so many steps if it is silent. */
+    /** Follow the schedule that the package proposes, if any, over these steps if it is silent. */
     @Throws(OrtException::class)
     fun useProposedSchedule(totalSteps: Long): Boolean {
         val json = pack.manifest["schedule"]
@@ -225,8 +234,13 @@ class OrtTrainingSession private constructor(
 
     /** Linear warm-up from 0 to the initial rate, then linear decay to 0. */
     @Throws(OrtException::class)
-    fun registerLinearLRScheduler(warmupStepCount: Long, totalStepCount: Long, initialLearningRate: Float) =
-        setSchedule(Schedule.linear(warmupStepCount, totalStepCount), initialLearningRate.toDouble())
+    fun registerLinearLRScheduler(
+        warmupStepCount: Long,
+        totalStepCount: Long,
+        initialLearningRate: Float,
+    ) = setSchedule(
+        Schedule.linear(warmupStepCount, totalStepCount), initialLearningRate.toDouble(),
+    )
 
     /** Set the rate of the next optimizer step. */
     @Throws(OrtException::class)
@@ -240,11 +254,12 @@ class OrtTrainingSession private constructor(
     val evalInputNames get() = trainInputNames
     val evalOutputNames get() = trainOutputNames
 
-    /** All parameters, or the trainable ones, in the order of the manifest and in the layout's type. */
+    /** All parameters, or the trainable ones, in the manifest's order and in the layout's type. */
     @Throws(OrtException::class)
     fun toBuffer(onlyTrainable: Boolean): ByteBuffer {
         state.requireValues()
-        val buffer = ByteBuffer.allocateDirect(bufferSize(onlyTrainable)).order(ByteOrder.LITTLE_ENDIAN)
+        val buffer = ByteBuffer.allocateDirect(bufferSize(onlyTrainable))
+            .order(ByteOrder.LITTLE_ENDIAN)
         for (spec in buffered(onlyTrainable)) {
             buffer.put(state.value(spec.name).converted(state.flat!!.type).bytes())
         }
@@ -277,10 +292,12 @@ class OrtTrainingSession private constructor(
     }
 
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: String, saveOptimizer: Boolean) = checkpoint.saveCheckpoint(path, saveOptimizer)
+    fun saveCheckpoint(path: String, saveOptimizer: Boolean) =
+        checkpoint.saveCheckpoint(path, saveOptimizer)
 
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: Path, saveOptimizer: Boolean) = saveCheckpoint(path.toString(), saveOptimizer)
+    fun saveCheckpoint(path: Path, saveOptimizer: Boolean) =
+        saveCheckpoint(path.toString(), saveOptimizer)
 
     /** Write an inference model with the current parameters inside, whole or not at all. */
     @Throws(OrtException::class)
@@ -327,14 +344,16 @@ class OrtTrainingSession private constructor(
         bind("${spec.name}_grad.accumulation.out", gradient)
     }
 
-    private fun buffered(onlyTrainable: Boolean) = pack.parameters.filter { it.trainable || !onlyTrainable }
+    private fun buffered(onlyTrainable: Boolean) =
+        pack.parameters.filter { it.trainable || !onlyTrainable }
 
     private fun bufferSize(onlyTrainable: Boolean): Int {
         val type = state.flat!!.type
         buffered(onlyTrainable).find { !it.type.floating || it.type.size > type.size }?.let {
             fail(
-                "parameter-type", "'${it.name}' is ${it.description}, which does not fit into the " +
-                    "buffer.", "", "pass onlyTrainable = true",
+                "parameter-type",
+                "'${it.name}' is ${it.description}, which does not fit into the buffer.", "",
+                "pass onlyTrainable = true",
             )
         }
         return buffered(onlyTrainable).sumOf { state.value(it.name).count }.toInt() * type.size
@@ -350,12 +369,13 @@ class OrtTrainingSession private constructor(
         fun create(
             env: OrtEnvironment,
             pack: TrainingPackage,
-            checkpoint: OrtCheckpointState = OrtCheckpointState.loadCheckpoint(pack.path("checkpoint")),
+            checkpoint: OrtCheckpointState =
+                OrtCheckpointState.loadCheckpoint(pack.path("checkpoint")),
             threads: Int = 0,
         ): OrtTrainingSession = pack.sessionOptions(threads).use { options ->
             OrtTrainingSession(
-                env, pack, checkpoint, options, pack.path("training_model"), pack.path("eval_model"),
-                pack.path("optimizer_model"),
+                env, pack, checkpoint, options, pack.path("training_model"),
+                pack.path("eval_model"), pack.path("optimizer_model"),
             )
         }
 
@@ -371,13 +391,14 @@ class OrtTrainingSession private constructor(
             evaluationModel: String?,
             optimizerModel: String?,
             options: SessionOptions? = null,
-        ): OrtTrainingSession = (options ?: pack.sessionOptions()).use {
+        ): OrtTrainingSession = pack.sessionOptions().use { own ->
             OrtTrainingSession(
-                env, pack, checkpoint, it, trainingModel, evaluationModel, optimizerModel,
+                env, pack, checkpoint, options ?: own, trainingModel, evaluationModel,
+                optimizerModel,
             )
         }
 
-        /** `OrtEnvironment.createTrainingSession` of 1.19; the models lie in their package's folder. */
+        /** The call of `OrtEnvironment` in 1.19; the models lie in their package's folder. */
         @JvmStatic
         @JvmOverloads
         @Throws(OrtException::class)

@@ -1,5 +1,6 @@
 package org.odtpack
 
+import ai.onnxruntime.OrtException
 import kotlin.math.PI
 import kotlin.math.cos
 import kotlin.math.pow
@@ -8,7 +9,7 @@ import kotlin.math.pow
  * A schedule of the learning rate: constant, linear, cosine, step or multistep, after a linear
  * warm-up. Counts are of optimizer steps.
  */
-class Schedule @JvmOverloads constructor(
+class Schedule @JvmOverloads @Throws(OrtException::class) constructor(
     val kind: String,
     val warmupSteps: Long = 0,
     val totalSteps: Long = 0,
@@ -66,7 +67,9 @@ class Schedule @JvmOverloads constructor(
 
     companion object {
         @JvmStatic
-        fun linear(warmupSteps: Long, totalSteps: Long) = Schedule("linear", warmupSteps, totalSteps)
+        @Throws(OrtException::class)
+        fun linear(warmupSteps: Long, totalSteps: Long) =
+            Schedule("linear", warmupSteps, totalSteps)
 
         /** From settings; [total] counts if they do not say where the schedule ends. */
         internal fun from(kind: String, settings: Json, total: Long) = Schedule(

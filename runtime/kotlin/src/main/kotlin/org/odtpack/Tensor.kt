@@ -75,7 +75,8 @@ internal class Tensor(val type: Type, val shape: LongArray, val data: ByteBuffer
 
     /** The same memory as ONNX Runtime sees it. */
     fun onnx(env: OrtEnvironment): OnnxTensor {
-        val java = type.java ?: fail("parameter-type", "ONNX Runtime for Java has no ${type.label}.")
+        val java = type.java
+            ?: fail("parameter-type", "ONNX Runtime for Java has no ${type.label}.")
         return OnnxTensor.createTensor(env, bytes(), shape, java)
     }
 
@@ -149,7 +150,14 @@ internal fun zeros(type: Type, shape: LongArray): Tensor {
     if (bytes > Int.MAX_VALUE - ALIGNMENT) {
         fail("model-too-large", "$bytes bytes are more than one buffer of Java holds.")
     }
-    val whole = ByteBuffer.allocateDirect(bytes.toInt() + ALIGNMENT)
+    val whole = try {
+        ByteBuffer.allocateDirect(bytes.toInt() + ALIGNMENT)
+    } catch (_: OutOfMemoryError) {
+        fail(
+            "model-too-large", "There is no direct memory for $bytes bytes.", "",
+            "android:largeHeap=\"true\" on Android, -XX:MaxDirectMemorySize on the JVM",
+        )
+    }
     whole.position((ALIGNMENT - Address.past(whole)) % ALIGNMENT)
     whole.limit(whole.position() + bytes.toInt())
     return Tensor(type, shape, whole.slice().order(ByteOrder.LITTLE_ENDIAN))

@@ -36,7 +36,8 @@ internal class Spec(json: Json) {
 
     init {
         val good = sizes.all { it.absent || it.value is String || it.whole() >= 0 }
-        if (!good || sizes.size > 32) Json.invalid("the shape of '$name'")
+        val most = shape.fold(1.0) { most, each -> most * maxOf(each, 1) }
+        if (!good || sizes.size > 32 || most > 1L shl 48) Json.invalid("the shape of '$name'")
     }
 
     val description get() = type.label + shape.indices.map { axis ->
@@ -77,8 +78,8 @@ class Ed25519(publicKey: ByteArray) : SignatureCheck {
     } catch (_: NoSuchAlgorithmException) {
         fail(
             "signature-unsupported",
-            "This platform has no Ed25519, which Android has from 13 (API 33) and Java from 15.", "",
-            "pass a SignatureCheck that calls the app's own library",
+            "This platform has no Ed25519, which Android has from 13 (API 33) and Java from 15.",
+            "", "pass a SignatureCheck that calls the app's own library",
         )
     } catch (_: InvalidKeySpecException) {
         fail("signature-wrong", "The public key is not one of Ed25519.")
@@ -215,7 +216,8 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             "config": {"session.force_spinning_stop": "1"}}""".toByteArray()
 
         /**
-         * Open a folder and check its files' paths, sizes and hashes, and the signature if asked to.
+         * Open a folder and check its files' paths, sizes and hashes, and the signature if asked
+         * to.
          */
         @JvmStatic
         @JvmOverloads
@@ -246,7 +248,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
 
         /**
          * Copy a package from an app's assets to a folder, where ONNX Runtime maps its files, and
-         * open it. What is already there and unchanged is not copied again.
+         * open it. What is already there, whole and the same, is not copied again.
          *
          * @param assets `TrainingPackage.unpack(folder, { context.assets.open("package/$it") })`
          */
@@ -258,12 +260,20 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             assets: Assets,
             signature: SignatureCheck? = null,
         ): TrainingPackage {
+            val bytes = try {
+                assets.open(MANIFEST).use { it.readBytes() }
+            } catch (error: IOException) {
+                fail("package-not-found", "The assets have no $MANIFEST: ${error.message}.")
+            }
             val target = File(folder, MANIFEST)
             try {
-                val bytes = assets.open(MANIFEST).use { it.readBytes() }
-                if (!target.isFile || !target.readBytes().contentEquals(bytes)) {
-                    copy(assets, File(folder), bytes, signature != null)
+                if (target.isFile && target.readBytes().contentEquals(bytes)) {
+                    return open(folder, signature)
                 }
+            } catch (_: OdtpackException) { // what is there was damaged: it is copied again
+            }
+            try {
+                copy(assets, File(folder), bytes, signature != null)
             } catch (error: IOException) {
                 notWritten(target, error)
             }
