@@ -4,3 +4,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 ./setup_cpp.sh
 ./setup_kits_js.sh
+./setup_kits_kotlin.sh

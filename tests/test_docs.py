@@ -25,7 +25,8 @@ PYTHON = GUIDES.pop([page.stem for page in GUIDES].index("python"))
 GUIDES = [*GUIDES, ROOT / "docs" / "minimal-build.md"]
 GUIDES += [ROOT / "docs" / "losses.md", ROOT / "docs" / "onnxblock.md"]
 GUIDES += [ROOT / "docs" / "reports.md", ROOT / "docs" / "simulation.md"]
-GUIDES = [page for page in GUIDES if page.stem != "cpp"]  # its code is run by tests/kits
+KITS = {"cpp", "javascript", "kotlin", "swift"}  # tests/kits run their code
+GUIDES = [page for page in GUIDES if page.stem not in KITS]
 MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BUDGETS = '[budgets]\npeak_memory = "200 MB"\npackage_size = "1 MB"\n'
 

@@ -1,4 +1,4 @@
-"""Starts the programs of the Kotlin kit, and Python on the same version of ONNX Runtime beside it."""
+"""Starts the programs of the Kotlin kit, and Python on the same ONNX Runtime beside it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unavailable() -> str | None:
     if shutil.which("java") is None:
         return "there is no Java on this machine"
     if not (BUILD / ".ready").is_file():
-        return "the Kotlin kit is not built (run: make kits-kotlin)"
+        return "the Kotlin kit is not built (run: make kits)"
     return None
 
 

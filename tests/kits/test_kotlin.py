@@ -1,6 +1,6 @@
 """The Kotlin kit on the JVM against Python: the same bits, the same files.
 
-The published ``onnxruntime`` is a release or so older than the wheel. ``make kits-kotlin``
+The published ``onnxruntime`` is a release or so older than the wheel. ``make kits``
 installs the wheel of the same version in a folder of its own: comparisons to the bit are with that.
 """
 
@@ -35,9 +35,10 @@ from tests.packages import mutations
 from tests.packages.samples import build
 from tests.peer import client
 
-pytestmark = pytest.mark.skipif(
-    kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())
-)
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
+]
 STEPS = 20
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"nominal": True},
@@ -291,6 +292,20 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+def test_the_kit_compiles_against_android(tmp_path: Path) -> None:
+    """Android's API first, then ONNX Runtime's classes: those of onnxruntime-android where the
+    repository has it, otherwise those of the JVM's jar, which are made of the same sources."""
+    archive = kotlin_kit.BUILD / "android" / "classes.jar"
+    library = KIT / "target" / "lib"
+    (published,) = library.glob("onnxruntime-*.jar")
+    others = [*library.glob("flatbuffers-*.jar"), *library.glob("kotlin-stdlib-*.jar")]
+    path = [kotlin_kit.ANDROID, archive if archive.is_file() else published, *others]
+    sources = [str(KIT / "src" / "main" / each) for each in ("kotlin", "java")]
+    finish([str(SOURCES / "kotlinc.sh"), "-Werror", "-Xjdk-release=8", "-d", str(tmp_path), "-cp",
+            ":".join(map(str, path)), *sources])  # fmt: skip
+    assert (tmp_path / "org" / "odtpack" / "OrtTrainingSession.class").is_file()
+
+
 def test_the_android_sample_compiles_against_android(compiled: Path) -> None:
     names = {path.name for path in compiled.rglob("*.class")}
     assert {"TrainingJob.class", "SampleApplication.class"} <= names
@@ -352,8 +367,8 @@ def test_the_kit_needs_only_what_android_24_has() -> None:
     assert len(used) > 100
     # What a lambda is made of, java.lang.invoke, the app's build replaces.
     packages = {"java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.nio",
-                "java.nio.channels", "java.security", "java.security.spec", "java.util", "java.util.function",
-                "java.math", "java.nio.file", "java.nio.charset"}  # fmt: skip
+                "java.nio.channels", "java.nio.charset", "java.nio.file", "java.security",
+                "java.security.spec", "java.util", "java.util.function", "java.math"}  # fmt: skip
     for name, target in used:
         package = target.rpartition(".")[0]
         if target.startswith("java"):
