@@ -21,7 +21,7 @@ from odtpack.build import build_package
 from tests.kits import kotlin_kit
 
 NETWORKS: dict[str, tuple[Any, int, int]] = {
-    "mlp": (lambda: zoo.mlp((784, 256, 10)), 32, 1000),
+    "mlp": (lambda: zoo.mlp((784, 256, 10)), 32, 4000),
     "cnn": (lambda: zoo.cnn(size=28, width=(16, 32), classes=10), 32, 100),
     "transformer": (zoo.transformer_encoder, 4, 30),
 }

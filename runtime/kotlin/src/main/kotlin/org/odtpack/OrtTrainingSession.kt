@@ -11,7 +11,6 @@ import ai.onnxruntime.OrtSession.RunOptions
 import ai.onnxruntime.OrtSession.SessionOptions
 import java.io.File
 import java.nio.ByteBuffer
-import java.nio.ByteOrder
 import java.nio.file.Path
 import java.util.function.BooleanSupplier
 
@@ -36,6 +35,7 @@ class OrtTrainingSession private constructor(
     optimizerModel: String?,
 ) : AutoCloseable, Properties by checkpoint {
     private val state = checkpoint.state
+    private val contiguous = Contiguous(pack.parameters, state)
     private val bound = HashMap<String, Pair<Tensor, OnnxTensor>>()
     private val opened = ArrayList<AutoCloseable>()
     private val reset = zeros(Type.BOOL, longArrayOf(1))
@@ -256,40 +256,12 @@ class OrtTrainingSession private constructor(
 
     /** All parameters, or the trainable ones, in the manifest's order and in the layout's type. */
     @Throws(OrtException::class)
-    fun toBuffer(onlyTrainable: Boolean): ByteBuffer {
-        state.requireValues()
-        val buffer = ByteBuffer.allocateDirect(bufferSize(onlyTrainable))
-            .order(ByteOrder.LITTLE_ENDIAN)
-        for (spec in buffered(onlyTrainable)) {
-            buffer.put(state.value(spec.name).converted(state.flat!!.type).bytes())
-        }
-        buffer.flip()
-        return buffer
-    }
+    fun toBuffer(onlyTrainable: Boolean) = contiguous.read(onlyTrainable)
 
     /** Set the parameters from such a buffer. */
     @Throws(OrtException::class)
-    fun fromBuffer(buffer: ByteBuffer, onlyTrainable: Boolean) {
-        if (onlyTrainable) state.requireValues()
-        if (buffer.remaining() != bufferSize(onlyTrainable)) {
-            fail(
-                "buffer-size", "The buffer holds ${buffer.remaining()} bytes, and the parameters " +
-                    "${bufferSize(onlyTrainable)}.",
-            )
-        }
-        val source = buffer.duplicate()
-        val given = buffered(onlyTrainable).map { spec ->
-            val tensor = zeros(state.flat!!.type, spec.shape)
-            source.limit(source.position() + tensor.data.capacity())
-            tensor.copyFrom(source)
-            source.limit(buffer.limit())
-            tensor.converted(spec.type)
-        }
-        for ((spec, value) in buffered(onlyTrainable).zip(given)) {
-            state.value(spec.name).copyFrom(value.bytes())
-        }
-        state.nominal = false
-    }
+    fun fromBuffer(buffer: ByteBuffer, onlyTrainable: Boolean) =
+        contiguous.write(buffer, onlyTrainable)
 
     @Throws(OrtException::class)
     fun saveCheckpoint(path: String, saveOptimizer: Boolean) =
@@ -314,10 +286,10 @@ class OrtTrainingSession private constructor(
     @Throws(OrtException::class)
     fun inferenceSession(vararg outputNames: String): OrtSession {
         val parts = inferenceModel(pack, state, outputNames.asList())
-        val whole = ByteBuffer.allocateDirect(parts.sumOf { it.remaining() })
+        val whole = ByteBuffer.allocate(parts.sumOf { it.remaining() })
         parts.forEach(whole::put)
-        whole.flip()
-        return env.createSession(whole, SessionOptions())
+        // Older bindings take no buffer here.
+        return SessionOptions().use { env.createSession(whole.array(), it) }
     }
 
     override fun close() {
@@ -342,21 +314,6 @@ class OrtTrainingSession private constructor(
         val gradient = state.gradients!!.from(spec.offset, spec.shape)
         bind("${spec.name}_grad.accumulation.buffer", gradient)
         bind("${spec.name}_grad.accumulation.out", gradient)
-    }
-
-    private fun buffered(onlyTrainable: Boolean) =
-        pack.parameters.filter { it.trainable || !onlyTrainable }
-
-    private fun bufferSize(onlyTrainable: Boolean): Int {
-        val type = state.flat!!.type
-        buffered(onlyTrainable).find { !it.type.floating || it.type.size > type.size }?.let {
-            fail(
-                "parameter-type",
-                "'${it.name}' is ${it.description}, which does not fit into the buffer.", "",
-                "pass onlyTrainable = true",
-            )
-        }
-        return buffered(onlyTrainable).sumOf { state.value(it.name).count }.toInt() * type.size
     }
 
     companion object {

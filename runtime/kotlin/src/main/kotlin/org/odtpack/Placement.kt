@@ -1,5 +1,8 @@
 package org.odtpack
 
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+
 /**
  * Move the trainable parameters of a state into one flat vector, at the manifest's offsets; they
  * are returned in the order of memory. A state that a session placed before stays where it is.
@@ -48,4 +51,50 @@ private fun endOf(trainable: List<Spec>, line: Long): Long {
         end = (end + line - 1) / line * line
     }
     return end
+}
+
+/** The parameters one after the other, as floating numbers of the layout's type. */
+internal class Contiguous(private val all: List<Spec>, private val state: State) {
+    fun read(onlyTrainable: Boolean): ByteBuffer {
+        state.requireValues()
+        val chosen = chosen(onlyTrainable)
+        val buffer = ByteBuffer.allocateDirect(size(chosen)).order(ByteOrder.LITTLE_ENDIAN)
+        for (spec in chosen) buffer.put(state.value(spec.name).converted(state.flat!!.type).bytes())
+        buffer.flip()
+        return buffer
+    }
+
+    fun write(buffer: ByteBuffer, onlyTrainable: Boolean) {
+        if (onlyTrainable) state.requireValues()
+        val chosen = chosen(onlyTrainable)
+        val size = size(chosen)
+        if (buffer.remaining() != size) {
+            fail("buffer-size", "The buffer holds ${buffer.remaining()} bytes, and not $size.")
+        }
+        val source = buffer.duplicate()
+        // All are converted before the first is set: a value out of range changes nothing.
+        val given = chosen.map { spec ->
+            val tensor = zeros(state.flat!!.type, spec.shape)
+            source.limit(source.position() + tensor.data.capacity())
+            tensor.copyFrom(source)
+            source.limit(buffer.limit())
+            tensor.converted(spec.type)
+        }
+        for ((spec, value) in chosen.zip(given)) state.value(spec.name).copyFrom(value.bytes())
+        state.nominal = false
+    }
+
+    private fun chosen(onlyTrainable: Boolean) = all.filter { it.trainable || !onlyTrainable }
+
+    private fun size(chosen: List<Spec>): Int {
+        val type = state.flat!!.type
+        chosen.find { !it.type.floating || it.type.size > type.size }?.let {
+            fail(
+                "parameter-type",
+                "'${it.name}' is ${it.description}, which does not fit into the buffer.", "",
+                "pass onlyTrainable = true",
+            )
+        }
+        return chosen.sumOf { state.value(it.name).count }.toInt() * type.size
+    }
 }
