@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from odtpack import zoo
-from odtpack.build import build_package
+from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.session_options import default_session_options
+from odtpack_runtime.session.options import default_session_options
+from tests import zoo
 from tests.kits import cpp_kit
 
 NETWORKS: dict[str, tuple[Any, int, int]] = {

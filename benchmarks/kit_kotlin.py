@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from odtpack import zoo
-from odtpack.build import build_package
+from odtpack.package.build import build_package
+from tests import zoo
 from tests.kits import kotlin_kit
 
 NETWORKS: dict[str, tuple[Any, int, int]] = {

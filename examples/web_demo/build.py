@@ -19,9 +19,9 @@ import numpy.typing as npt
 import onnx
 
 from examples.web_demo.serve import serve
-from odtpack import zoo
-from odtpack.build import build_package
+from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
+from tests import zoo
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "runtime" / "js"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from odtpack import zoo
 from odtpack.optimizers import make_optimizer
-from odtpack.update import Clip, Update
+from odtpack.package.optimizer_update import Clip, Update
+from tests import zoo
 from tests.kits import javascript
 from tests.kits.javascript import save_batch
 from tests.packages.samples import build

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.session_options import default_session_options
+from odtpack_runtime.session.options import default_session_options
 
 
 def run(task: dict[str, Any]) -> dict[str, Any]:

@@ -17,16 +17,16 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from odtpack import zoo
-from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
-from odtpack.update import Clip, GroupRule, Update
+from odtpack.package.build import build_package
+from odtpack.package.optimizer_update import Clip, GroupRule, Update
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.carry_over import carry_over
-from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.carry_over import carry_over
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.session_options import default_session_options
+from odtpack_runtime.session.options import default_session_options
+from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run, save_batch
 from tests.packages import mutations

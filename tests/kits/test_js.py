@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train

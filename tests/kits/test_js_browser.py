@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.checkpoint_format import read_checkpoint
+from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code

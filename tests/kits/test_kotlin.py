@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from odtpack import zoo
 from odtpack.optimizers import make_optimizer
-from odtpack.update import Clip, GroupRule, Update
+from odtpack.package.optimizer_update import Clip, GroupRule, Update
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.carry_over import carry_over
-from odtpack_runtime.checkpoint_format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint_writer import write_checkpoint
+from odtpack_runtime.checkpoint.carry_over import carry_over
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
+from tests import zoo
 from tests.kits import kotlin_kit
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.packages import mutations
