@@ -73,7 +73,7 @@ def _headline(result: FitResult) -> str:
 
 
 def _quality_name(result: FitResult) -> str:
-    return "accuracy" if result.objectives[0].name == "accuracy" else "loss"
+    return "accuracy" if [each.name for each in result.objectives[:1]] == ["accuracy"] else "loss"
 
 
 def _quality(result: FitResult, each: Solution) -> float | None:
