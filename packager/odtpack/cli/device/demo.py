@@ -239,7 +239,7 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
     from odtpack.cli._replay import teller
     from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.replay.executor import make_executor
-    from odtpack_simulator.simulate import simulate
+    from odtpack_simulator.simulation import simulate
 
     with _console.Progress("replay") as progress:
         return simulate(

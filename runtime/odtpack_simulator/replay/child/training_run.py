@@ -13,7 +13,6 @@ import math
 import operator
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,8 +20,11 @@ import numpy as np
 import numpy.random  # numpy loads it on first use, which would count as the training's memory
 import onnxruntime
 
+from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -32,7 +34,7 @@ from odtpack_simulator.memory.process_memory import (
     memory_options,
 )
 from odtpack_simulator.replay.accuracy import count_right
-from odtpack_simulator.replay.child.pauses import stop_in_write, wait_to_be_killed
+from odtpack_simulator.replay.child.pauses import OpenFile, stopping_write, wait_to_be_killed
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.limits import hold_memory
 from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
@@ -188,19 +190,17 @@ class _Training:
         state = optimizer.checkpoint_state
         if self._run is not None:
             Position(self._step, optimizer.step_count, self._run).attach(state)
-        with self._maybe_stopped(state):
-            CheckpointState.save_checkpoint(
-                state, job.saved_checkpoint, include_optimizer_state=True
-            )
+        data = state.snapshot(include_optimizer_state=True)
+        write_checkpoint(job.saved_checkpoint, data, open_file=self._opener(data))
         self._saved = self._step
         self._mark("saving")
         self._send("saved", step=self._step)
 
-    def _maybe_stopped(self, state: CheckpointState) -> AbstractContextManager[None]:
+    def _opener(self, data: CheckpointData) -> OpenFile:
+        """How the checkpoint's file is opened: if the job says so, to stop in its write."""
         share = self._job.pause_in_save
         if self._job.pause_at != self._step or share is None:
-            return nullcontext()
-        data = state.snapshot(include_optimizer_state=True)
+            return atomic_write
         moments = data.optimizer.moments.values() if data.optimizer else ()
         arrays = itertools.chain(data.trainable.values(), data.frozen.values(), *moments)
         after = max(1, int(share * sum(array.nbytes for array in arrays)))
@@ -208,7 +208,7 @@ class _Training:
         def stop(written: int) -> NoReturn:
             wait_to_be_killed(self._send, step=self._step, written=written)
 
-        return stop_in_write(after, stop)
+        return stopping_write(after, stop)
 
     def _start_anew(self) -> None:
         """Save, give back all memory that the training took, and load the checkpoint."""
