@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test distribution check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
+	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make check   lint, format check, strict types"
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
@@ -23,7 +24,10 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -m "not runtimes" -n $(JOBS) --maxprocesses 4 --dist worksteal
+	@$(BIN)/python -m pytest -m "not runtimes and not distribution" -n $(JOBS) --maxprocesses 4 --dist worksteal
+
+distribution: $(VENV)/.ready-full
+	@$(BIN)/python -m pytest -m distribution tests/runtime/test_distribution.py
 
 check: $(VENV)/.ready-full
 	@failed=0; \
