@@ -156,12 +156,12 @@ def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> N
     import tempfile
 
     from odtpack.cli import _fit
+    from odtpack.demo.cnn import cnn
     from odtpack.package.build import build_package
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
-    from tests import zoo
 
-    model = zoo.cnn(size=8, width=(16, 32), seed=_SEED)
+    model = cnn(size=8, width=(16, 32), seed=_SEED)
     with tempfile.TemporaryDirectory() as folder:
         build_package(model, folder, loss="cross_entropy")
         package = Package.open(folder)
