@@ -26,10 +26,10 @@ def newer(tmp_path: Path) -> Path:
 class TestDiff:
     def test_text(self, run: Run, shared: Shared, newer: Path) -> None:
         outcome = run("diff", shared.package, newer)
-        assert (outcome.code, outcome.out) == (0, "")
-        assert outcome.err.startswith("compatible: a trained checkpoint opens as it is")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.out.startswith("compatible: a trained checkpoint opens as it is")
         for words in ("calls must change", "output 'flatten/Flatten' is new", "fc.bias", "3 of 3"):
-            assert words in outcome.err
+            assert words in outcome.out
 
     def test_json_is_as_the_schema_says(self, run: Run, shared: Shared, newer: Path) -> None:
         outcome = run("diff", shared.package, newer, "--format", "json")
