@@ -26,6 +26,8 @@ MAX_FILES: Final = 256
 CHUNK: Final = 2**16
 _MOST_BYTES_AT_ONCE: Final = 2**18
 """More than the directory of so many files and the end of the archive take."""
+_MOST_CHARACTERS: Final = 300
+"""Of an error, which may hold a name from the archive."""
 _BROKEN: Final = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, OverflowError,
 )  # fmt: skip
@@ -72,7 +74,7 @@ class UpdateIndex(Part):
 def update_path_problem(path: str) -> str | None:
     """Return what keeps a file of this name out of an update, None if nothing does."""
     if "/" in path:
-        return "does not lie in the package's own folder"
+        return "leads out of the package's own folder"
     if folded_path(path) == folded_path(INDEX_NAME):
         return "is that of the index"
     return path_problem(path)
@@ -132,7 +134,7 @@ class UpdateArchive:
         """Raise the error for a file that is not an update archive, or no longer."""
         raise OdtpackError(
             "delta-damaged",
-            f"This is not a whole update: {problem}.",
+            f"This is not a whole update: {problem[:_MOST_CHARACTERS]}.",
             where=self._where,
             hint="copy the file again, or make it again with odtpack delta OLD NEW",
         )
