@@ -5,20 +5,20 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test kits web-demo check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test kits web-demo distribution check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
 	@echo "make kits    set up, then build and test the training kits of other languages"
+	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make check   lint, format check, strict types"
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
 	@echo "make bench   step time and peak memory against the reference"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
-	@echo "make kits    build the training kits and run them against Python"
 	@echo "make web-demo  a page on which a network learns what one draws, served on this machine"
 	@echo "make clean   remove what these targets made"
 
@@ -26,11 +26,14 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -m "not runtimes and not kits" -n $(JOBS) --maxprocesses 4 --dist worksteal
+	@$(BIN)/python -m pytest -m "not runtimes and not kits and not distribution" -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh
 	@$(BIN)/python -m pytest -m kits tests/kits
+
+distribution: $(VENV)/.ready-full
+	@$(BIN)/python -m pytest -m distribution tests/runtime/test_distribution.py
 
 check: $(VENV)/.ready-full
 	@failed=0; \

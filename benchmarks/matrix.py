@@ -26,7 +26,7 @@ from odtpack_simulator.budgets import judge
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.replay.executor import default_jobs, make_executor
 from odtpack_simulator.reports import render_report, report_formats
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.quantities import Quantity
 from tests import zoo
 

@@ -1,12 +1,14 @@
 """odtpack_runtime: train a package on stock ONNX Runtime.
 
-The names and their behaviour are those of ``onnxruntime.training.api``::
+The names and their behaviour are those of ``onnxruntime.training.api``, and there are
+:class:`Package`, which finds and checks the files, and :func:`self_check`::
 
-    from odtpack_runtime import CheckpointState, Module, Optimizer
+    from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 
-    state = CheckpointState.load_checkpoint("package/checkpoint")
-    module = Module("package/training_model.onnx", state, "package/eval_model.onnx")
-    optimizer = Optimizer("package/optimizer_model.onnx", module)
+    package = Package.open("package")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, package.eval_model)
+    optimizer = Optimizer(package.optimizer_model, module)
     for images, labels in batches:
         loss = module(images, labels)
         optimizer.step()
@@ -19,6 +21,8 @@ Importing this package imports numpy, onnxruntime and flatbuffers, nothing more.
 from odtpack_runtime.checkpoint.parameters import Parameter, Parameters
 from odtpack_runtime.checkpoint.state import CheckpointState, Properties
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, UnknownNameError, WrongTypeError
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.lr_scheduler import LinearLRScheduler, LRScheduler
 from odtpack_runtime.training.module import Module
@@ -31,6 +35,7 @@ __all__ = [
     "Module",
     "OdtpackError",
     "Optimizer",
+    "Package",
     "Parameter",
     "Parameters",
     "Properties",
@@ -38,4 +43,5 @@ __all__ = [
     "UnknownNameError",
     "WrongTypeError",
     "default_session_options",
+    "self_check",
 ]

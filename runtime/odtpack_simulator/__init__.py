@@ -1,1 +1,66 @@
-"""simulator."""
+"""odtpack_simulator: replay a package's training under the limits of devices, and judge it.
+
+::
+
+    import odtpack_simulator as sim
+
+    device = sim.load_profile("pixel-8a")
+    measured = sim.simulate("package", "data.npz", [device], batch_size=32, epochs=4, seed=0)
+    result = sim.judge(measured, sim.read_budgets("budgets.toml"))
+    sim.write_report(result, "html:report.html")
+
+A name is imported when it is first used: importing this package imports nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from odtpack_simulator.budgets.budget_file import Budgets, parse_budgets, read_budgets
+    from odtpack_simulator.budgets.judge import judge
+    from odtpack_simulator.budgets.suggest import suggest_budget
+    from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+    from odtpack_simulator.reports import write_report
+    from odtpack_simulator.result.result import Policy, SimulationResult, load_result
+    from odtpack_simulator.simulation import simulate
+
+__all__ = [
+    "Budgets",
+    "DeviceProfile",
+    "Policy",
+    "SimulationResult",
+    "judge",
+    "list_profiles",
+    "load_profile",
+    "load_result",
+    "parse_budgets",
+    "read_budgets",
+    "simulate",
+    "suggest_budget",
+    "write_report",
+]
+
+_HOMES = {
+    "budgets.budget_file": ("Budgets", "parse_budgets", "read_budgets"),
+    "budgets.judge": ("judge",),
+    "budgets.suggest": ("suggest_budget",),
+    "device.profile": ("DeviceProfile", "list_profiles", "load_profile"),
+    "reports": ("write_report",),
+    "result.result": ("Policy", "SimulationResult", "load_result"),
+    "simulation": ("simulate",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

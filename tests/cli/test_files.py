@@ -80,12 +80,12 @@ def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_nothing_is_trained_for_a_report_that_cannot_be_written(
     run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    from odtpack_simulator import simulate
+    from odtpack_simulator import simulation
 
     def started(*_: object, **__: object) -> None:
         raise AssertionError("the replay was started")
 
-    monkeypatch.setattr(simulate, "simulate", started)
+    monkeypatch.setattr(simulation, "simulate", started)
     (tmp_path / "file").write_text("mine")
     path = tmp_path / "file" / "r" if place == "below a file" else NOTHING_IS_CREATED / "r"
     command = "simulate", shared.package, "--data", shared.data, "--device", "pixel-8a"

@@ -16,7 +16,7 @@ from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.recipe import BuildSettings, Recipe, read_recipe
 from odtpack_simulator.budgets import judge, parse_budgets
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 from tests.fit.conftest import Files, device
 from tests.fit.test_candidates import recipe_of, space_of
 from tests.simulator.packages import make_profile

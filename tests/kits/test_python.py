@@ -18,8 +18,9 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.self_check import loss_of, self_check
+from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
 from tests.kits.plain_kit import PlainKit
 

@@ -23,7 +23,7 @@ from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer, def
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.self_check import loss_of
+from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
 from tests.kits.cases import CASES, Batch, Case
 from tests.kits.errors import write_errors

@@ -1,9 +1,9 @@
-"""Apply a delta in place and be killed at the k-th call of the file system, for every k.
+"""Apply an update in place and be killed at the k-th call of the file system, for every k.
 
-``python -m tests.packages.kill_apply PACKAGE DELTA WORK [no-swap]``. Each attempt is a fork of
+``python -m tests.packages.kill_apply PACKAGE UPDATE WORK [no-swap]``. Each attempt is a fork of
 this process on a copy of the package in WORK, in which the k-th call of
 :mod:`tests.packages.killer` kills, or a write, half of which still happens. After each kill a
-line of JSON says what the folder holds, before and after the next attempt to apply the delta.
+line of JSON says what the folder holds, before and after the next attempt to apply the update.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from odtpack_runtime import delta
-from odtpack_runtime.delta import apply_delta
 from odtpack_runtime.files import folder_update
+from odtpack_runtime.package import apply_update
 from tests.packages.killer import Killer
 
 
 def tear_pieces(killer: Killer) -> None:
-    """Have every piece of a rebuilt file written in two halves, with a call between them."""
-    whole = delta.rebuild
+    """Have every piece of a new file written in two halves, with a call between them."""
+    whole = apply_update._content
 
-    def rebuild(*arguments: Any) -> Iterator[bytes]:
+    def content(*arguments: Any) -> Iterator[bytes]:
         for piece in whole(*arguments):
             half = len(piece) // 2
             yield piece[:half]
             killer.tick()
             yield piece[half:]
 
-    delta.rebuild = rebuild  # type: ignore[assignment]
+    apply_update._content = content
 
 
 def held(package: Path) -> dict[str, str]:
@@ -62,7 +61,7 @@ def main(package: Path, update: Path, work: Path, swap: bool) -> None:
             killer = Killer(at)
             killer.install()
             tear_pieces(killer)
-            apply_delta(work / "package", update)
+            apply_update.apply_update(work / "package", update)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         killed = os.WIFSIGNALED(status)
@@ -70,7 +69,7 @@ def main(package: Path, update: Path, work: Path, swap: bool) -> None:
             sys.exit(f"attempt {at} failed")
         folder_update.finish_update(work / "package")  # as whoever opens the package does
         left = held(work / "package")
-        apply_delta(work / "package", update)
+        apply_update.apply_update(work / "package", update)
         after = held(work / "package")
         beside = sorted(path.name for path in work.iterdir())
         print(json.dumps({"killed": killed, "left": left, "after": after, "beside": beside}))

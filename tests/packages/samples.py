@@ -1,4 +1,4 @@
-"""Small packages, and what is asked of every delta between two of them."""
+"""Small packages, and what is asked of every update between two of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 
 from odtpack.package.build import build_package
-from odtpack.update.delta import DeltaSummary, write_delta
-from odtpack_runtime.delta import apply_delta, file_digest
+from odtpack.update.update_archive import UpdateSummary, write_update
+from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.package.apply_update import apply_update
 from odtpack_runtime.package.package import Package
 from tests import zoo
 
@@ -51,7 +52,7 @@ def list_extra(folder: Path) -> Path:
             {
                 "path": file.name,
                 "size_bytes": file.stat().st_size,
-                "sha256": file_digest(file),
+                "sha256": file_sha256(file),
                 "role": "ort_model",
                 "of": file.stem,
                 "style": "fixed",
@@ -66,22 +67,22 @@ def list_extra(folder: Path) -> Path:
     return folder
 
 
-def check_delta(old: Path, new: Path, work: Path) -> DeltaSummary:
-    """Write a delta, apply it beside the package and in its place; all must be exact."""
+def check_update(old: Path, new: Path, work: Path) -> UpdateSummary:
+    """Write an update, apply it beside the package and in its place; all must be exact."""
     work.mkdir(exist_ok=True)
-    made = write_delta(old, new, work / "first")
-    again = write_delta(old, new, work / "again")
-    assert made.entries == again.entries
+    made = write_update(old, new, work / "first")
+    again = write_update(old, new, work / "again")
+    assert made.index == again.index
     assert (work / "first").read_bytes() == (work / "again").read_bytes()
     assert made.size_bytes == (work / "first").stat().st_size
     before = tree(old)
-    assert apply_delta(old, work / "first", work / "beside") == (work / "beside").resolve()
+    assert apply_update(old, work / "first", work / "beside") == (work / "beside").resolve()
     assert tree(work / "beside") == tree(new)
     assert tree(old) == before
-    assert apply_delta(old, work / "first") == old.resolve()
+    assert apply_update(old, work / "first") == old.resolve()
     assert tree(old) == tree(new)
     # Once more: an app that was killed after the swap tries again.
-    apply_delta(old, work / "first")
+    apply_update(old, work / "first")
     assert tree(old) == tree(new)
     Package.open(old)
     assert not [path.name for path in old.parent.iterdir() if path.name.startswith(".")]

@@ -19,7 +19,7 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.delta import file_digest
+from odtpack_runtime.files.digest import file_sha256
 from tests.packages.samples import build, list_extra, small_model, with_values
 
 
@@ -182,7 +182,7 @@ def rewrite_checkpoint(folder: Path, name: str, array: np.ndarray) -> None:
     content.pop("digest", None)
     entry = content["files"]["checkpoint"]
     entry["size_bytes"] = (folder / "checkpoint").stat().st_size
-    entry["sha256"] = file_digest(folder / "checkpoint")
+    entry["sha256"] = file_sha256(folder / "checkpoint")
     path.write_text(json.dumps(content))
 
 

@@ -8,8 +8,9 @@ from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.view import device_text, matrix, view
 from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_words, unknown_rows
 from odtpack_simulator.reports.view.matrix import TOPICS, Cell
-from odtpack_simulator.reports.view.plain import clean, location, shortened
+from odtpack_simulator.reports.view.plain import location, shortened
 from odtpack_simulator.result.result import Check, InterruptionInfo, NotJudged
+from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import Interval, format_energy, format_interval
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result

@@ -22,7 +22,7 @@ from odtpack_simulator.reports.markdown_report import render_markdown
 from odtpack_simulator.reports.view import view
 from odtpack_simulator.result.origin import find_origin
 from odtpack_simulator.result.result import Origin, TimelinePoint
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.units import format_interval
 from tests.reports.test_html_report import Page
 from tests.simulator.factory import make_result

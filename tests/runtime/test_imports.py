@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -82,3 +83,17 @@ def test_forbidden_modules_are_not_imported_at_all() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_what_ships_imports_nothing_of_the_repository_besides() -> None:
+    """A wheel has neither the tests' networks nor the benchmarks."""
+    root = Path(__file__).parents[2]
+    files = [path for name in ("packager", "runtime") for path in (root / name).rglob("*.py")]
+    assert len(files) > 100
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                named = [node.module or ""]
+            tops = {name.split(".")[0] for name in named}
+            assert not tops & {"tests", "benchmarks", "scripts"}, path

@@ -12,7 +12,7 @@ from odtpack.package.build import build_package
 from odtpack_simulator.budgets import judge, parse_budgets
 from odtpack_simulator.replay.paired_loss import Groups, held_out_fall, pooled, student_t
 from odtpack_simulator.result.result import Check, HeldOutFall, SimulationResult
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 from tests import zoo
 from tests.cli.conftest import arrays
 from tests.simulator.factory import make_result

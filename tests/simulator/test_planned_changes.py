@@ -20,7 +20,7 @@ from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import plan_changes
 from odtpack_simulator.result.result import Check, PlannedChange, SimulationResult
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
 from tests.simulator.packages import Case, make_case, make_profile

@@ -16,7 +16,7 @@ from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator.budgets import advice
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.sample_plan import SamplePlan
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 from tests.packaging_tools import open_training
 from tests.simulator.packages import make_profile
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
-from odtpack_simulator import simulate as module
+from odtpack_simulator import simulation as module
 from odtpack_simulator.budgets import judge
 from odtpack_simulator.replay import limits_search
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
@@ -19,7 +19,7 @@ from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.progress import Progress
 from odtpack_simulator.replay.replay import ReplayResult
 from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult, load_result
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 from tests.simulator.packages import Case, make_profile
 
 PROFILES = [

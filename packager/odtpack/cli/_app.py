@@ -183,13 +183,13 @@ app.command(
 )(diff)
 app.command(
     epilog=_examples(
-        "odtpack delta package new-package --out update.odtdelta",
+        "odtpack delta package new-package --out update.zip",
     )
 )(delta)
 app.command(
     epilog=_examples(
-        "odtpack apply package update.odtdelta",
-        "odtpack apply package update.odtdelta --out new-package",
+        "odtpack apply package update.zip",
+        "odtpack apply package update.zip --out new-package",
     )
 )(apply)
 app.command(

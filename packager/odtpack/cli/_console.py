@@ -12,12 +12,13 @@ import io
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self
+
+from odtpack_simulator.values import plain_text
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Control characters of a hostile name could move the cursor or recolour the terminal.
-_CONTROL: Final = re.compile(
-    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
-)
 _QUIET_SECONDS: Final = 10.0
 """Without a terminal, long work says at least this often how far it is."""
 
@@ -56,7 +54,7 @@ def _open(*, stderr: bool, width: int | None = None) -> Console:
 
 def clean(text: str) -> str:
     """Text without control characters; line breaks stay."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return plain_text.clean(text, line_end="\n")
 
 
 def say(text: str = "", style: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ import numpy.typing as npt
 
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.replay.accuracy import accuracy_inputs, count_right
+from odtpack_runtime.training import loop as training_loop
+from odtpack_runtime.training.loop import Evaluation
+from odtpack_simulator.replay.accuracy import accuracy_inputs
 
 Indices = npt.NDArray[np.int64]
 Data = Mapping[str, np.ndarray]
@@ -71,37 +74,19 @@ def batches(indices: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
             yield batch
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Mean loss over samples, and the share of right labels where the package can tell it."""
-
-    loss: float | None
-    accuracy: float | None
-
-
 def evaluate(
     package: Package, module: Module, data: Data, indices: Indices, batch_size: int
-) -> Figures:
-    """Evaluate samples in evaluation mode; no figures without a batch to evaluate on.
-
-    The losses of batches are means over their samples, so they are weighted by size.
-    """
-    was_training = module.training
-    module.eval()
-    total, count, right, labelled = 0.0, 0, 0, 0
+) -> Evaluation:
+    """Evaluate samples in evaluation mode; no figures without a batch to evaluate on."""
+    cut = batches(indices, batch_size, whole=fixed_batch(package) is not None)
     scores, labels = accuracy_inputs(package.manifest)
-    for batch in batches(indices, batch_size, whole=fixed_batch(package) is not None):
-        fed = [data[name][batch] for name in module.input_names()]
-        result = module(*fed)
-        results = result if isinstance(result, tuple) else (result,)
-        total += float(results[0]) * len(batch)
-        count += len(batch)
-        if scores is not None and labels is not None:
-            ignored = package.manifest.ignored_label
-            hits, counted = count_right(results[scores], fed[labels], ignored)
-            right, labelled = right + hits, labelled + counted
-    module.train(was_training)
-    return Figures(total / count if count else None, right / labelled if labelled else None)
+    return training_loop.evaluate(
+        module,
+        ([data[name][batch] for name in module.input_names()] for batch in cut),
+        scores=scores,
+        labels=labels,
+        ignored_label=package.manifest.ignored_label,
+    )
 
 
 @dataclass(frozen=True)
@@ -163,28 +148,28 @@ def fit(
             f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
             hint="pass more data or a smaller --holdout",
         )
-    done = 0
+    done, total = 0, 0.0
+
+    def seen(loss: float) -> None:
+        nonlocal done, total
+        if not math.isfinite(loss):
+            raise OdtpackError(
+                "diverged",
+                f"the loss is {loss} in epoch {number}: the training diverged",
+                hint="pass a smaller --lr",
+            )
+        total += loss
+        done += 1
+        on_step(done, count * epochs)
+
     for number in range(first_epoch + 1, first_epoch + epochs + 1):
         order = np.random.default_rng([seed, number]).permutation(indices)
+        cut = batches(order, batch_size, whole=whole)
         total, steps = 0.0, 0
-        for index, batch in enumerate(batches(order, batch_size, whole=whole), 1):
-            result = module(*(data[name][batch] for name in names))
-            loss = float(result[0] if isinstance(result, tuple) else result)
-            if not math.isfinite(loss):
-                raise OdtpackError(
-                    "diverged",
-                    f"the loss is {loss} in epoch {number}: the training diverged",
-                    hint="pass a smaller --lr",
-                )
-            if index % module.accumulation_steps == 0 or index == count:
-                optimizer.step()
-                module.lazy_reset_grad()
-                steps += 1
-                if scheduler is not None:
-                    scheduler.step()
-            total += loss
-            done += 1
-            on_step(done, count * epochs)
+        while of_step := list(itertools.islice(cut, module.accumulation_steps)):
+            fed = ([data[name][batch] for name in names] for batch in of_step)
+            training_loop.train_step(module, optimizer, fed, scheduler, on_loss=seen)
+            steps += 1
         yield Epoch(number, total / count, steps)
 
 

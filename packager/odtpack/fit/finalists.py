@@ -16,7 +16,7 @@ from odtpack.recipe import BuildSettings, read_recipe
 from odtpack_simulator.budgets import Budgets, judge
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.result.result import Check, DeviceResult, NotJudged, SimulationResult
-from odtpack_simulator.simulate import simulate
+from odtpack_simulator.simulation import simulate
 
 if TYPE_CHECKING:
     from odtpack_simulator.values.units import Interval
@@ -57,7 +57,7 @@ def run(candidate: Candidate, simulation: Simulation, folder: Path) -> Simulatio
         folder: A new folder for recipe and package.
 
     Raises:
-        OdtpackError: As :func:`~odtpack_simulator.simulate.simulate`.
+        OdtpackError: As :func:`~odtpack_simulator.simulation.simulate`.
     """
     folder.mkdir()
     text = recipe_text(

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, NotJudged, Part, Text
+from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, NotJudged, Text
 from odtpack_simulator.result.result import Check, Verdict
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.units import Interval
 
 SCHEMA_VERSION: Final = 1

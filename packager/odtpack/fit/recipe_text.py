@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odtpack.recipe.draft import SCHEMA_NAME
+from odtpack_simulator.values.toml_text import toml_key, toml_value
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSettings
@@ -135,46 +134,15 @@ def _table(path: tuple[str, ...], content: Mapping[str, Any]) -> Iterator[str]:
     }
     own = {key: v for key, v in content.items() if key not in tables and key not in arrays}
     if path and (own or not (tables or arrays)):
-        yield from ("", f"[{_path(path)}]")
+        yield from ("", f"[{toml_key(*path)}]")
     for key, value in own.items():
-        yield f"{_key(key)} = {_value(value)}"
+        yield f"{toml_key(key)} = {toml_value(value)}"
     for key, array in arrays.items():
         for each in array:
-            yield from ("", f"[[{_path((*path, key))}]]")
-            yield from (f"{_key(name)} = {_value(value)}" for name, value in each.items())
+            yield from ("", f"[[{toml_key(*path, key)}]]")
+            yield from (f"{toml_key(name)} = {toml_value(value)}" for name, value in each.items())
     for key, table in tables.items():
         yield from _table((*path, key), table)
-
-
-def _path(parts: Sequence[str]) -> str:
-    return ".".join(_key(part) for part in parts)
-
-
-def _key(name: str) -> str:
-    bare = name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()
-    return name if bare else _value(name)
-
-
-def _value(value: object) -> str:
-    """A value of TOML on one line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # A JSON string is a TOML one, but for the one control character that JSON leaves alone.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            msg = f"{value} is no number of a recipe"
-            raise ValueError(msg)
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(each) for each in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
-    msg = f"a recipe holds no {type(value).__name__}"
-    raise TypeError(msg)
 
 
 def _line(text: str) -> str:

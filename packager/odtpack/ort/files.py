@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
 from odtpack_runtime.package.listed_files import signature_path
-from odtpack_runtime.package.manifest import ExtraFile, Manifest
+from odtpack_runtime.package.manifest import ExtraFile, Manifest, PackageFile
 from odtpack_runtime.package.package import Package
 
 ORT_ROLES = frozenset({"ort_model", "operators_config", "operators_and_types_config"})
@@ -152,12 +151,9 @@ def _entry(
     style: Style | None = None,
     platform: Platform | None = None,
 ) -> ExtraFile:
-    data = path.read_bytes()
     return ExtraFile.read(
         {
-            "path": path.name,
-            "size_bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
+            **PackageFile.describe(path).as_dict(),
             "role": role,
             "of": of,
             "style": None if style is None else style.value,

@@ -34,12 +34,13 @@ from odtpack.ort.session_runs import TRAINING_MODELS
 from odtpack.ort_training.optimizer import inexpressible
 from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
 from odtpack.package.arguments import check_choice, check_names, check_type
-from odtpack.package.digest import file_digest, model_digest, recipe_digest
+from odtpack.package.digest import model_digest, recipe_digest
 from odtpack.package.emit import listed_files, write_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
 from odtpack.package.patterns import resolve, unreached
 from odtpack.package.storage import STORAGES, Storage
 from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest
 
@@ -279,7 +280,7 @@ def write_artifacts(
         nominal=nominal,
         self_check=self_check,
         ort_format=ort_format,
-        custom_op_library=None if custom_op_library is None else file_digest(custom_op_library),
+        custom_op_library=None if custom_op_library is None else file_sha256(custom_op_library),
     )
     oldest = None
     if stock:

@@ -12,7 +12,6 @@ import enum
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,12 +59,6 @@ def model_digest(model: ir.Model) -> str:
     del proto.graph.value_info[:]  # what shape inference found follows from the rest
     digest.update(proto.SerializeToString(deterministic=True))
     return digest.hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _tensor_digest(tensor: ir.TensorProtocol) -> bytes:

@@ -6,7 +6,6 @@ optimizer model there is no package, and no manifest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -33,7 +32,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.folder_update import update_folder
 from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
-from odtpack_runtime.package.manifest import MEANINGS, Manifest, SessionInfo
+from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile, SessionInfo
 from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
 
@@ -175,7 +174,7 @@ def _manifest(
             "onnx": onnx.__version__,
             "onnx_ir": ir.__version__,
         },
-        "files": {key: _file(path) for key, path in staged.items()},
+        "files": {key: PackageFile.describe(path).as_dict() for key, path in staged.items()},
         **({"target": graphs.runtime} if peer else {}),
         "minimum_onnxruntime": lowest,
         "ir_version": graphs.training.ir_version,
@@ -244,12 +243,6 @@ def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[st
         ],
     }
     return content, {slot.name: slot.offset // dtype.itemsize for slot in layout.slots}
-
-
-def _file(path: Path) -> dict[str, object]:
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256")
-        return {"path": path.name, "size_bytes": stream.tell(), "sha256": digest.hexdigest()}
 
 
 def _value(value: ir.Value, role: str) -> dict[str, object]:

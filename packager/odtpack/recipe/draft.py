@@ -18,6 +18,7 @@ from odtpack.model.loading import load_model
 from odtpack.ort.kernel_needs import oldest_runtime
 from odtpack.package.candidates import candidates
 from odtpack.recipe.schema import json_schema
+from odtpack_simulator.values.toml_text import toml_value
 from odtpack_simulator.values.units import format_bytes
 
 SCHEMA_NAME: Final = "recipe.schema.json"
@@ -82,7 +83,7 @@ def draft(model: Path, folder: Path) -> str:
     loaded = load_model(model)
     names = candidates(loaded)
     modules = _modules(loaded, names)
-    pattern = _text(next(reversed(modules)) if modules else "*")
+    pattern = toml_value(next(reversed(modules)) if modules else "*")
     kind, reason = _guess_loss(loaded)
     lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
@@ -94,13 +95,13 @@ def draft(model: Path, folder: Path) -> str:
             f"#:schema {SCHEMA_NAME}",
             "# Build it with: odtpack build --recipe recipe.toml",
             "",
-            f"model = {_text(relative)}",
+            f"model = {toml_value(relative)}",
             'package = "package"',
             outputs.strip(),
             "",
             "[loss]",
             f"# {reason}",
-            f"kind = {_text(kind)}",
+            f"kind = {toml_value(kind)}",
             "",
             "[parameters]",
             "# Without patterns all are trained. They are:",
@@ -137,9 +138,9 @@ def _modules(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[int, int,
 
 def _listed(modules: dict[str, tuple[int, int, int]]) -> list[str]:
     shown = list(modules.items())[:_MOST_LINES]
-    width = max((len(_text(pattern)) for pattern, _ in shown), default=0)
+    width = max((len(toml_value(pattern)) for pattern, _ in shown), default=0)
     lines = [
-        f"#   {_text(pattern):<{width}}  {elements:>12,} in {count}, {format_bytes(size)}"
+        f"#   {toml_value(pattern):<{width}}  {elements:>12,} in {count}, {format_bytes(size)}"
         for pattern, (count, elements, size) in shown
     ]
     if len(modules) > len(shown):
@@ -151,7 +152,7 @@ def _guess_loss(model: ir.Model) -> tuple[str, str]:
     """A loss that fits the first output, and why."""
     output = model.graph.outputs[0]
     dims = dims_of(output)
-    name = _text(str(output.name))
+    name = toml_value(str(output.name))
     if dims is not None and (not dims or dims == (1,)):
         return "none", f"The first output, {name}, is one number, as a loss is."
     shape = "of unknown shape" if dims is None else str([str(d) for d in dims]).replace("'", "")
@@ -160,11 +161,6 @@ def _guess_loss(model: ir.Model) -> tuple[str, str]:
     if isinstance(classes, int) and classes > 1:
         return "cross_entropy", f"{what}, as logits of {classes} classes are."
     return "mse", f"{what}. mse compares it with a target of its shape."
-
-
-def _text(text: str) -> str:
-    """A string of TOML on one line."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _line(text: str) -> str:

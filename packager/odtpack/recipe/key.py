@@ -16,6 +16,7 @@ from typing import Any, Final
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 from odtpack.recipe.settings import BuildSettings
 from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.digest import file_sha256
 
 _FORMAT: Final = 1
 _MAX_STAMP_BYTES: Final = 2**20
@@ -54,7 +55,7 @@ def write_stamp(folder: Path, key: str) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_file():
             status = path.stat()
-            files[path.name] = [status.st_size, status.st_mtime_ns, _digest(path)]
+            files[path.name] = [status.st_size, status.st_mtime_ns, file_sha256(path)]
     content = {"format": _FORMAT, "key": key, "files": files}
     with atomic_write(stamp_path(folder)) as stream:
         stream.write((json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
@@ -85,7 +86,7 @@ def _is_intact(folder: Path, name: str, size: int, changed: int, digest: str) ->
     status = path.stat()
     if status.st_size != size:
         return False
-    return status.st_mtime_ns == changed or _digest(path) == digest
+    return status.st_mtime_ns == changed or file_sha256(path) == digest
 
 
 def _read_stamp(path: Path) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def _model_digests(path: Path) -> dict[str, str]:
         proto.ParseFromString(protobuf_wire.detach(memoryview(content))[0])
         beside = files_beside(proto, path)
         digests = {"": hashlib.sha256(content).hexdigest()}
-        return digests | {str(file.relative_to(path.parent)): _digest(file) for file in beside}
+        return digests | {str(file.relative_to(path.parent)): file_sha256(file) for file in beside}
     except FileNotFoundError:
         raise OdtpackError(
             "model-not-found",
@@ -123,11 +124,6 @@ def _model_digests(path: Path) -> dict[str, str]:
         raise model_not_readable(path, error) from error
     except google.protobuf.message.DecodeError:
         raise not_onnx(path) from None
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _versions() -> dict[str, str]:

@@ -7,20 +7,20 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, StrictBool
+from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, StrictBool
 from pydantic_core import CoreSchema, core_schema
+
+from odtpack_simulator.values.part import Part
 
 _LARGEST = 2**63 - 1
 
 Switch = StrictBool
 
 
-class Table(BaseModel):
+class Table(Part):
     """The base of all tables of a recipe: no other keys, no other types."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
+
+from odtpack_simulator.values.part import Part
 
 Level = Literal["compatible", "parameters only", "incompatible"]
 ModelName = Literal["training_model", "eval_model", "optimizer_model"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FileChange(_Part):
+class FileChange(Part):
     """A file of either package. Sizes are bytes, and null where the file does not exist."""
 
     file: str
@@ -23,7 +21,7 @@ class FileChange(_Part):
     changed: bool
 
 
-class OperatorChange(_Part):
+class OperatorChange(Part):
     """Operators of a domain that a model needs anew, or no longer."""
 
     model: ModelName
@@ -32,7 +30,7 @@ class OperatorChange(_Part):
     removed: tuple[str, ...]
 
 
-class ValueChange(_Part):
+class ValueChange(Part):
     """A setting or version by name. Null where it does not exist."""
 
     name: str
@@ -40,7 +38,7 @@ class ValueChange(_Part):
     new: JsonValue
 
 
-class ParameterSpec(_Part):
+class ParameterSpec(Part):
     """A parameter as a manifest describes it.
 
     Attributes:
@@ -56,7 +54,7 @@ class ParameterSpec(_Part):
     role: Literal["trainable", "frozen", "state"]
 
 
-class ParameterChange(_Part):
+class ParameterChange(Part):
     """A parameter that is not the same in both packages.
 
     Attributes:
@@ -77,14 +75,14 @@ class ParameterChange(_Part):
     largest_change: float | None = None
 
 
-class Problem(_Part):
+class Problem(Part):
     """A trained parameter that has no place in the new package, and why."""
 
     parameter: str
     why: str
 
 
-class Verdict(_Part):
+class Verdict(Part):
     """Whether a device that trained with the old package goes on with the new one.
 
     Attributes:
@@ -113,7 +111,7 @@ class Verdict(_Part):
     notes: tuple[str, ...] = ()
 
 
-class AppImpact(_Part):
+class AppImpact(Part):
     """What the app must do besides replacing the package.
 
     Attributes:
@@ -136,7 +134,7 @@ class AppImpact(_Part):
     newer_onnxruntime_needed: bool
 
 
-class PackageDiff(_Part):
+class PackageDiff(Part):
     """The difference between two packages.
 
     Attributes:

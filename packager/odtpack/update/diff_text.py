@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from odtpack.update.diff_model import PackageDiff, ParameterChange, ParameterSpec, Verdict
+from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_bytes
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 # Signs that mean something in Markdown or in the HTML inside of it.
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~@&$])")
 _MOST_NAMES = 10
@@ -102,7 +102,7 @@ def markdown(diff: PackageDiff) -> str:
 
 def escape(text: str) -> str:
     """Return text that Markdown shows as it is; control characters are replaced."""
-    return _MARKDOWN.sub(r"\\\1", _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
+    return _MARKDOWN.sub(r"\\\1", clean(text))
 
 
 def _verdict_lines(verdict: Verdict) -> Iterator[tuple[str]]:

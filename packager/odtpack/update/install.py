@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.listed_files import MANIFEST_NAME, SIGNATURE_NAME
 from odtpack_runtime.package.manifest import Manifest, PackageFile, PackageFiles
@@ -112,9 +112,7 @@ def _ort_model(root: Path, model: PackageFile) -> PackageFile:
     for suffix in _ORT_SUFFIXES:
         path = root / f"{stem}{suffix}"
         if path.is_file() and not path.is_symlink():
-            with path.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                return PackageFile(path=path.name, size_bytes=stream.tell(), sha256=digest)
+            return PackageFile.describe(path)
     raise OdtpackError(
         "no-ort-format",
         f"the package has no {stem}.ort",
@@ -165,5 +163,4 @@ def _is(folder: Path, entry: PackageFile) -> bool:
     path = folder / entry.path
     if path.is_symlink() or not path.is_file() or path.stat().st_size != entry.size_bytes:
         return False
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == entry.sha256
+    return file_sha256(path) == entry.sha256

@@ -18,8 +18,8 @@ from __future__ import annotations
 import io
 import os
 import struct
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -52,7 +52,12 @@ _RAW_DATA = 4  # field number in Tensor
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
-def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None:
+def write_checkpoint(
+    path: str | os.PathLike[str],
+    data: CheckpointData,
+    *,
+    open_file: Callable[[Path], AbstractContextManager[BinaryIO]] = atomic_write,
+) -> None:
     """Write a checkpoint, whole or not at all; a file of that name is replaced.
 
     Equal data give equal bytes.
@@ -60,6 +65,8 @@ def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None
     Args:
         path: Destination; its folder must exist.
         data: What to write. In a nominal state only the arrays' dtypes count.
+        open_file: Opens the destination for a write that is whole or not at all; whoever
+            tests what an interrupted write leaves passes one that stops half-way.
 
     Raises:
         OdtpackError: ``file-not-written`` when the system refuses,
@@ -71,7 +78,7 @@ def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None
     occupied = _first_external_offset(target)
     if not external:
         head = _Head(data, external_from=None)
-        with atomic_write(target) as stream:
+        with open_file(target) as stream:
             head.write(stream)
             head.write_payload(stream)
         if occupied is not None:
@@ -94,7 +101,7 @@ def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None
             stream.flush()
             os.fsync(stream.fileno())
             sync_folder(data_path.parent)
-            with atomic_write(target) as main:
+            with open_file(target) as main:
                 head.write(main)
             if start == 0:
                 stream.truncate(_nbytes(data))

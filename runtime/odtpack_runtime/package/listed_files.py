@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import unicodedata
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.package.manifest import Manifest, PackageFile
 
 MANIFEST_NAME = "manifest.json"
@@ -45,7 +45,9 @@ def read_manifest(path: Path) -> bytes:
         if not path.is_file():  # opening a pipe would wait for somebody to write
             raise FileNotFoundError(errno.ENOENT, "there is no such file")
         with path.open("rb") as stream:
-            data = stream.read(MAX_MANIFEST_BYTES + 1)
+            # Room for as many bytes as are asked for is taken before they are read.
+            size = os.fstat(stream.fileno()).st_size
+            data = stream.read(min(size, MAX_MANIFEST_BYTES) + 1)
     except OSError as error:
         raise OdtpackError(
             "package-not-found",
@@ -74,10 +76,10 @@ def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None
     Raises:
         OdtpackError: ``package-path``.
     """
-    taken = {_folded(name): name for name in (manifest, signature_path(Path(manifest)).name)}
+    taken = {folded_path(name): name for name in (manifest, signature_path(Path(manifest)).name)}
     for file in files:
-        problem = _problem(file.path)
-        if problem is None and (other := taken.get(_folded(file.path))) is not None:
+        problem = path_problem(file.path)
+        if problem is None and (other := taken.get(folded_path(file.path))) is not None:
             problem = f"on some systems is the same file as '{other}'"
             if other == file.path:
                 problem = "it needs for something else"
@@ -88,16 +90,16 @@ def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None
                 where=str(root),
                 hint=_TAMPERED,
             )
-        taken[_folded(file.path)] = file.path
+        taken[folded_path(file.path)] = file.path
 
 
-def _folded(path: str) -> str:
-    """The path as a system that ignores case and the form of accents compares it."""
+def folded_path(path: str) -> str:
+    """Return a path as a system that ignores case and the form of accents compares it."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
-def _problem(path: str) -> str | None:
-    """What is wrong with a path, None if nothing is."""
+def path_problem(path: str) -> str | None:
+    """Return what is wrong with the path of a package's file, None if nothing is."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or set(path) & set("\\:\0"):
         return "does not lie inside the package"
@@ -137,10 +139,8 @@ def check_file(root: Path, entry: PackageFile) -> Path:
         )
     try:
         size = path.stat().st_size
-        if size == entry.size_bytes:
-            with path.open("rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() == entry.sha256:
-                    return path
+        if size == entry.size_bytes and file_sha256(path) == entry.sha256:
+            return path
     except OSError as error:
         raise OdtpackError(
             "package-incomplete",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
+from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.records import Part
 from odtpack_runtime.package.manifest_base import SHA256, Name, NonNegativeInt
 
@@ -16,6 +18,15 @@ class PackageFile(Part):
     path: Name
     size_bytes: NonNegativeInt
     sha256: SHA256
+
+    @classmethod
+    def describe(cls, path: Path) -> PackageFile:
+        """Return the entry of a file that lies in the package's folder.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        return PackageFile(path=path.name, size_bytes=path.stat().st_size, sha256=file_sha256(path))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import InputInfo, Manifest
 from odtpack_runtime.package.manifest_device import SELF_CHECK_STEPS, SelfCheckInput
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
@@ -91,20 +92,8 @@ def first_losses(
 ) -> list[float]:
     """Return the losses of five training steps, and of an evaluation after them."""
     optimizer.set_learning_rate(learning_rate)
-    losses = []
-    for _ in range(SELF_CHECK_STEPS):
-        losses.append(loss_of(module(*batch)))
-        optimizer.step()
-        module.lazy_reset_grad()
-    module.eval()
-    losses.append(loss_of(module(*batch)))
-    module.train()
-    return losses
-
-
-def loss_of(results: Any) -> float:
-    """Return the loss among the results of a call."""
-    return float(np.ravel(results[0] if isinstance(results, tuple) else results)[0])
+    losses = [train_step(module, optimizer, [batch]) for _ in range(SELF_CHECK_STEPS)]
+    return [*losses, *evaluate(module, [batch]).losses]
 
 
 def made_up_batch(inputs: Sequence[InputInfo], chosen: Sequence[SelfCheckInput]) -> list[Array]:

@@ -25,12 +25,12 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest_device import SelfCheckInput
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import (
-    loss_of,
     made_up_batch,
     run_first_that_fits,
     self_check,
 )
 from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 

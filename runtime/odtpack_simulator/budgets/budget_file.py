@@ -16,9 +16,10 @@ from typing import Any, Final
 from pydantic import ConfigDict, Field, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.budgets.budget_values import Kind, Level, Limit, Section, Strict, name_limits
+from odtpack_simulator.budgets.budget_values import Kind, Level, Limit, Section, name_limits
 from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.profile import OsClass
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import first_problem, near_name
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 
@@ -34,7 +35,7 @@ class _Overall(Section):
     """Whether the loss on held-out samples must fall beyond its noise."""
 
 
-class _File(Strict):
+class _File(Part):
     """Limits that a simulation result must keep; the narrower table wins, key by key."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)

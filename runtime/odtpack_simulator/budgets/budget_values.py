@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     InstanceOf,
@@ -26,6 +24,7 @@ from pydantic import (
 from odtpack_simulator.budgets.budget_metric import BudgetMetric
 from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.result.result import CheckUnit
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
 from odtpack_simulator.values.units import parse_quantity
 
@@ -61,10 +60,8 @@ class Bound:
     kind: Kind = "absolute"
 
 
-class Limit(BaseModel):
+class Limit(Part):
     """One limit of one metric, and what exceeding it means."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     limit: InstanceOf[Bound]
     level: Level = "error"
@@ -220,20 +217,14 @@ def _field(metric: BudgetMetric) -> Any:
     )  # fmt: skip
 
 
-class Strict(BaseModel):
-    """A table without unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 if TYPE_CHECKING:
 
-    class Section(Strict):
+    class Section(Part):
         """The limits of one table. An absent key sets no limit."""
 else:
     Section = create_model(
         "Section",
-        __base__=Strict,
+        __base__=Part,
         __doc__="The limits of one table. An absent key sets no limit.",
         __module__=__name__,
         **{metric.key: _field(metric) for metric in METRICS.values()},

@@ -17,8 +17,9 @@ from odtpack_simulator.budgets.budget_metric import BudgetMetric, Subject, short
 from odtpack_simulator.budgets.judge import judge
 from odtpack_simulator.budgets.metrics import of_scope
 from odtpack_simulator.budgets.regression import chance, incomparable, same_host, same_subject
-from odtpack_simulator.result.base import Part, Text
+from odtpack_simulator.result.base import Text
 from odtpack_simulator.result.result import Check, CheckUnit, SimulationResult, Verdict
+from odtpack_simulator.values.part import Part
 
 Direction = Literal[
     "better", "worse", "same", "within noise", "not compared", "known now", "unknown now"

@@ -6,7 +6,6 @@ keep the file short: a few devices have tables of their own, many are told toget
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Final
 from odtpack_simulator.budgets.budget_metric import BudgetMetric, Subject
 from odtpack_simulator.budgets.metrics import METRICS, of_scope
 from odtpack_simulator.result.result import SimulationResult, TrainingInfo
+from odtpack_simulator.values.toml_text import toml_key
 
 _ROOM: Final = 1.25
 _MOST: Final = 1e15  # in any unit: beyond, a limit limits nothing
@@ -84,8 +84,7 @@ class _Limits:
         lines: list[str] = []
         for name, own in self.classes.items():
             lines += ["", f"[class.{name}]", *own] if own else []
-        # A JSON string of a checked name is a TOML basic string as well.
-        devices = {json.dumps(name): own for name, own in self.devices.items() if own}
+        devices = {toml_key(name): own for name, own in self.devices.items() if own}
         if inline and devices:
             lines += ["", "[device]"]
             return lines + [f"{name} = {{ {', '.join(own)} }}" for name, own in devices.items()]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_simulator.device.profile_parts import (
@@ -26,6 +26,7 @@ from odtpack_simulator.device.profile_parts import (
     PowerFigures,
     StorageFigures,
 )
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import (
     Duration,
     FigureKind,
@@ -54,10 +55,8 @@ NAME_PATTERN: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
 """What a profile may be called: ``vendor/device`` in lower case."""
 
 
-class ProfileFigure(BaseModel):
+class ProfileFigure(Part):
     """One figure of a profile as a report shows it; null values are unknown."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     key: str
     value: float | None

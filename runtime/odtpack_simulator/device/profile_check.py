@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict
-
 from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import Quantity, Unknown, bounds
 
 MOST_GEMM_EFFICIENCY: Final = 0.9
@@ -31,7 +30,7 @@ _RATE: Final = (
 _TIME: Final = ("a matrix rate", "memory.bandwidth")
 
 
-class Judged(BaseModel):
+class Judged(Part):
     """Something that a simulation judges, and the figures that it does it with.
 
     Attributes:
@@ -40,14 +39,12 @@ class Judged(BaseModel):
         why: What the profile says of them, one sentence per figure that has one.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     subject: str
     lacking: list[str]
     why: list[str]
 
 
-class ProfileReport(BaseModel):
+class ProfileReport(Part):
     """What :func:`check_profile` finds.
 
     Attributes:
@@ -57,8 +54,6 @@ class ProfileReport(BaseModel):
         warnings: What can be true and most often is not.
         kinds: Number of figures per kind: measured, published, assumed, unknown.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     judged: list[str]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.values.toml_text import toml_value
 
 _TOP = ("schema_version", "name", "title", "vendor", "soc", "os", "validated")
 _FIGURE = ("value", "low", "high", "threads", "unit", "kind", "source", "unknown")
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
@@ -45,23 +45,12 @@ def _lines(content: dict[str, Any], comment: str) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case dict():
-            pairs = ", ".join(f"{key} = {_value(value[key])}" for key in _FIGURE if key in value)
-            return f"{{ {pairs} }}"
-        case str():
-            return f'"{"".join(_character(c) for c in value)}"'
-        case float() if value.is_integer() and abs(value) < 2**53:
-            return str(int(value))
-        case _:
-            return repr(value)
+    if isinstance(value, dict):
+        return toml_value({key: _whole(value[key]) for key in _FIGURE if key in value})
+    return toml_value(_whole(value))
 
 
-def _character(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if ord(character) < 0x20 or ord(character) == 0x7F:
-        return f"\\u{ord(character):04x}"
-    return character
+def _whole(value: Any) -> Any:
+    """A number without a fraction as a whole one, which people read better."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if whole else value

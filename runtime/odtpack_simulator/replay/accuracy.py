@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.package.manifest import Manifest
 
 
@@ -21,16 +18,3 @@ def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
         if output.role != "loss" and scores and output.shape[1] == classes:
             return index, labels
     return None, None
-
-
-def count_right(scores: Array, labels: Array, ignored_label: int | None) -> tuple[int, int]:
-    """Labels that the highest score names, and all that count.
-
-    Args:
-        scores: One number per class, ``[N, C, ...]``.
-        labels: Class numbers, ``[N, ...]``.
-        ignored_label: Label of samples that do not count; None if all do.
-    """
-    counted = labels != ignored_label
-    hits = (scores.argmax(axis=1) == labels) & counted
-    return int(np.count_nonzero(hits)), int(np.count_nonzero(counted))

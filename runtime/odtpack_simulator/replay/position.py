@@ -21,6 +21,7 @@ from typing import Final
 
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.digest import file_sha256
 from odtpack_simulator.replay.job import Job
 
 PROPERTY: Final = "odtpack.simulator.position"
@@ -95,8 +96,7 @@ def run_digest(job: Job) -> str:
     digest = hashlib.sha256()
     for name in (job.training_model, job.optimizer_model, job.checkpoint):
         try:
-            with Path(name).open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(bytes.fromhex(file_sha256(Path(name))))
         except OSError as error:
             raise OdtpackError(
                 "model-not-found",

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from odtpack_simulator.reports.view import device_text, matrix, view
-from odtpack_simulator.reports.view.plain import clean
 from odtpack_simulator.result.result import SimulationResult, Verdict
+from odtpack_simulator.values.plain_text import clean
 
 _SYMBOLS: Final[dict[Verdict, tuple[str, str]]] = {
     "pass": ("✓", "green"),

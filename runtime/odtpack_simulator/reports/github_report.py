@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from odtpack_simulator.reports.view import view
-from odtpack_simulator.reports.view.plain import clean, location, shortened
+from odtpack_simulator.reports.view.plain import location, shortened
 from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
+from odtpack_simulator.values.plain_text import clean
 
 MOST_OF_A_LEVEL: Final = 10
 MOST_MESSAGE: Final = 4_000

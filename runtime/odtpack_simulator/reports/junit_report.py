@@ -12,8 +12,8 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from odtpack_simulator.reports.view import view
-from odtpack_simulator.reports.view.plain import clean
 from odtpack_simulator.result.result import Check, SimulationResult
+from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_limit, format_value
 
 _CLASS: Final = "odtpack"

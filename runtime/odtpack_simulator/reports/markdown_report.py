@@ -13,8 +13,9 @@ from typing import Final
 
 from odtpack_simulator.reports.view import device_text, matrix, view
 from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_words, policy_words
-from odtpack_simulator.reports.view.plain import clean, shortened
+from odtpack_simulator.reports.view.plain import shortened
 from odtpack_simulator.result.result import SimulationResult, Verdict
+from odtpack_simulator.values.plain_text import clean
 
 MOST_BYTES: Final = 65_000
 """Bytes of the report, counted in UTF-8: never more characters than a comment holds."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+
+from odtpack_simulator.values.part import Part
 
 
 def _finite_or_null(value: object) -> object:
@@ -18,12 +20,6 @@ NonNegative = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(max_length=4000)]
 Loss = Annotated[float | None, BeforeValidator(_finite_or_null)]
 """A loss; null where it was NaN or infinite."""
-
-
-class Part(BaseModel):
-    """A record of a result: no unknown keys, finite numbers, never changed in place."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class NotJudged(Part):

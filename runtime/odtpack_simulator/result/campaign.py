@@ -8,7 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from odtpack_simulator.device.profile import AppState
-from odtpack_simulator.result.base import Count, Loss, NonNegative, NotJudged, Part
+from odtpack_simulator.result.base import Count, Loss, NonNegative, NotJudged
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.units import Interval
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from odtpack_simulator.result.base import Bytes, Count, Part, Text
+from odtpack_simulator.result.base import Bytes, Count, Text
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import FigureKind
 
 MemoryKind = Literal[

@@ -26,7 +26,6 @@ from odtpack_simulator.result.base import (
     NonNegative,
     NotJudged,
     Origin,
-    Part,
     Text,
 )
 from odtpack_simulator.result.campaign import CampaignPoint, DeviceCampaign, Policy
@@ -57,6 +56,7 @@ from odtpack_simulator.result.training import (
     InterruptionInfo,
     TrainingInfo,
 )
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.textfile import read_bounded
 from odtpack_simulator.values.units import format_bytes

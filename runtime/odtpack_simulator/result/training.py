@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from odtpack_simulator.result.base import Count, Loss, Part, Text
+from odtpack_simulator.result.base import Count, Loss, Text
+from odtpack_simulator.values.part import Part
 
 
 class EvaluationPoint(Part):

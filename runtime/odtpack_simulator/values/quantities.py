@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -14,17 +13,18 @@ from pydantic import (
     model_validator,
 )
 
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
 from odtpack_simulator.values.units import Interval, in_base_unit
 
 FigureKind = Literal["measured", "published", "assumed"]
 
 
-class Strict(BaseModel):
+class Strict(Part):
     """Base of everything in a profile: no unknown keys, no coercion, finite numbers."""
 
     # TOML has types of its own: a number in quotes is a mistake, not a number.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True)
 
 
 class Quantity(Strict):

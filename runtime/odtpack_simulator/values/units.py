@@ -15,7 +15,9 @@ import math
 import re
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from odtpack_simulator.values.part import Part
 
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -42,13 +44,11 @@ _MOST_PLACES: Final = 6
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]\S*)\s*")
 
 
-class Interval(BaseModel):
+class Interval(Part):
     """A figure known only between two bounds: ``low <= typical <= high``, all finite.
 
     The three stand in one unit, which the field that holds the interval names.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     low: float = Field(ge=0)
     typical: float = Field(ge=0)

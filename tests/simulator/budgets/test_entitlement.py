@@ -10,7 +10,7 @@ import pytest
 from odtpack_simulator.device.profile import AppState, load_profile
 from odtpack_simulator.device_result import _memory
 from odtpack_simulator.result.result import DeviceMemory, Policy
-from odtpack_simulator.simulate import _limits
+from odtpack_simulator.simulation import _limits
 
 
 def memory_of(name: str, policy: Policy) -> DeviceMemory:

@@ -21,14 +21,20 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "app-developer.md"
 
 KILLED = """
 import os, signal
-from odtpack_runtime import Optimizer
-from odtpack_simulator.replay.child.pauses import stop_in_write
+from odtpack_runtime import CheckpointState, Optimizer
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_simulator.replay.child.pauses import stopping_write
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-made, torn = 0, stop_in_write(3000, die)
+made = 0
 step = Optimizer.step
+
+def torn(state, path, include_optimizer_state):
+    write_checkpoint(
+        path, state.snapshot(include_optimizer_state), open_file=stopping_write(3000, die)
+    )
 
 def counted(self):
     global made
@@ -37,7 +43,7 @@ def counted(self):
     if made == {at} and not {in_save}:
         die()
     if made == {at}:
-        torn.__enter__()
+        CheckpointState.save_checkpoint = torn
 
 Optimizer.step = counted
 """

@@ -307,7 +307,7 @@ class TestEnd:
             "import sys\n"
             "from pathlib import Path\n"
             "from odtpack_simulator.replay.job import Job\n"
-            "from odtpack_simulator.replay.replay import replay\n"
+            "from odtpack_simulator.replay.replay import run_training_child\n"
             "run_training_child(Job.read(Path(sys.argv[1])), on_message=lambda m: print(\n"
             "    m['pid'] if m['event'] == 'started' else 'x', flush=True))\n"
         )
@@ -367,7 +367,7 @@ class TestErrors:
     def test_messages_are_json_lines(self, mlp: Case, tmp_path: Path) -> None:
         events = [message["event"] for message in run_child(mlp.job(tmp_path))]
         assert events[0] == "started"
-        assert events[-2:] == ["trained", "exit"]
+        assert events[-3:] == ["trained", "compared", "exit"]
         assert events.count("step") == mlp.schedule.steps
 
     def test_job_survives_its_file(self, mlp: Case, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class TestKill:
         before = kept.saved_checkpoint.read_bytes()
         events = [m["event"] for m in run_child(change(kept, resume=True))]
         assert "step" not in events
-        assert events[-2:] == ["trained", "exit"]
+        assert events[-3:] == ["trained", "compared", "exit"]
         assert kept.saved_checkpoint.read_bytes() == before
 
     def test_nobody_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,12 +156,12 @@ def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> N
     import tempfile
 
     from odtpack.cli import _fit
+    from odtpack.demo.cnn import cnn
     from odtpack.package.build import build_package
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
-    from tests import zoo
 
-    model = zoo.cnn(size=8, width=(16, 32), seed=_SEED)
+    model = cnn(size=8, width=(16, 32), seed=_SEED)
     with tempfile.TemporaryDirectory() as folder:
         build_package(model, folder, loss="cross_entropy")
         package = Package.open(folder)
@@ -239,7 +239,7 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
     from odtpack.cli._replay import teller
     from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.replay.executor import make_executor
-    from odtpack_simulator.simulate import simulate
+    from odtpack_simulator.simulation import simulate
 
     with _console.Progress("replay") as progress:
         return simulate(

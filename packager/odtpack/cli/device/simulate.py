@@ -183,7 +183,7 @@ def simulate(
         ignored_label=opened.manifest.ignored_label,
     )
 
-    from odtpack_simulator.simulate import simulate as replay
+    from odtpack_simulator.simulation import simulate as replay
 
     def judged(measured: SimulationResult) -> SimulationResult:
         return judge(measured, budgets, baseline=before)

@@ -11,8 +11,8 @@ from odtpack.cli import _console
 from odtpack.cli._options import DATA, EPOCHS, PACKAGE
 
 if TYPE_CHECKING:
-    from odtpack.cli._fit import Figures
     from odtpack_runtime import CheckpointState
+    from odtpack_runtime.training.loop import Evaluation
 
 EPOCHS_PROPERTY = "odtpack.epochs"
 """Property of a checkpoint: passes over the data made so far."""
@@ -117,7 +117,7 @@ def train(
         tested, indices = held_out, _fit.split(len(next(iter(held_out.values()))), 0.0, seed).train
     on = "held-out" if held_out is not None or len(parts.held_out) else "training"
 
-    def evaluate() -> _fit.Figures:
+    def evaluate() -> Evaluation:
         return _fit.evaluate(opened, module, tested, indices, size)
 
     accumulated = f" x {module.accumulation_steps}" if module.accumulation_steps > 1 else ""
@@ -183,7 +183,7 @@ def _epochs_made(state: CheckpointState) -> int:
     return made if isinstance(made, int) and made >= 0 else 0
 
 
-def _figures(figures: Figures) -> str:
+def _figures(figures: Evaluation) -> str:
     if figures.loss is None:
         return "eval loss unknown: fewer samples than a batch"
     accuracy = "" if figures.accuracy is None else f"   accuracy {figures.accuracy:.1%}"

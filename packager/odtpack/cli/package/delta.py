@@ -9,8 +9,6 @@ import typer
 
 from odtpack.cli import _console
 
-_WORDS = {"COPY": "unchanged", "WHOLE": "whole", "PATCH": "what changed"}
-
 
 def delta(
     old: Annotated[
@@ -20,40 +18,41 @@ def delta(
     new: Annotated[
         Path, typer.Argument(metavar="NEW", show_default=False, help="Package to make of it.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The delta.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The update.")],
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what the delta holds as JSON on stdout.")
+        bool, typer.Option("--json", help="Print what the update holds as JSON on stdout.")
     ] = False,
 ) -> None:
     """Write one file that makes the new package of the old one.
 
-    It holds only what changed. The same packages give the same bytes.
+    It is a zip file of the files that changed. The same packages give the same bytes.
     """
     from odtpack.cli._files import check_writable
-    from odtpack.update.delta import write_delta
+    from odtpack.update.update_archive import write_update
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.values.units import format_bytes
 
     for package in (old, new):
         check_writable(out, "--out", outside=Package.open(package))
-    made = write_delta(old, new, out)
+    made = write_update(old, new, out)
     share = made.size_bytes / made.package_bytes
     _console.say(
         f"wrote {out}: {format_bytes(made.size_bytes)}, {share:.1%} of the package", style="bold"
     )
-    for entry in made.entries:
-        _console.say(
-            f"  {entry.path:<24} {_WORDS[entry.kind.name]:<13}{format_bytes(entry.stored):>10}"
-        )
+    stored = made.stored_bytes
+    for file in made.index.files:
+        word = "whole" if file.path in stored else "unchanged"
+        size = format_bytes(stored.get(file.path, 0))
+        _console.say(f"  {file.path:<24} {word:<13}{size:>10}")
     if as_json:
         files = [
             {
-                "path": entry.path,
-                "kind": entry.kind.name.lower(),
-                "size_bytes": entry.size,
-                "stored_bytes": entry.stored,
+                "path": file.path,
+                "kind": "whole" if file.path in stored else "copy",
+                "size_bytes": file.size_bytes,
+                "stored_bytes": stored.get(file.path, 0),
             }
-            for entry in made.entries
+            for file in made.index.files
         ]
         _console.print_json(
             {
@@ -69,7 +68,7 @@ def apply(
     package: Annotated[
         Path,
         typer.Argument(
-            metavar="PKG", show_default=False, help="Package that the delta starts from."
+            metavar="PKG", show_default=False, help="Package that the update starts from."
         ),
     ],
     update: Annotated[
@@ -84,12 +83,12 @@ def apply(
         ),
     ] = None,
 ) -> None:
-    """Make the new package of a delta, whole or not at all.
+    """Make the new package of an update, whole or not at all.
 
-    The package must be exactly the one that the delta starts from; the result is exactly the
+    The package must be exactly the one that the update starts from; the result is exactly the
     one that it was made for.
     """
-    from odtpack_runtime.delta import apply_delta
+    from odtpack_runtime.package.apply_update import apply_update
 
-    made = apply_delta(package, update, out)
+    made = apply_update(package, update, out)
     _console.say(f"{made} is the new package", style="bold")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, cast
 
-from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
+
+OpenFile = Callable[[Path], AbstractContextManager[BinaryIO]]
 
 PATIENCE_SECONDS = 120.0
 """How long a child waits to be killed before it gives up."""
@@ -31,9 +33,8 @@ def wait_to_be_killed(send: Callable[..., None], *, step: int, written: int | No
     raise OdtpackError("not-killed", "The training stopped to be killed, and nobody did.")
 
 
-@contextmanager
-def stop_in_write(after_bytes: int, stop: Callable[[int], NoReturn]) -> Iterator[None]:
-    """Let the next checkpoint's write stop once ``after_bytes`` bytes are on their way to disk.
+def stopping_write(after_bytes: int, stop: Callable[[int], NoReturn]) -> OpenFile:
+    """Return what opens a file whose write stops once so many bytes are on their way to disk.
 
     The temporary file then holds exactly so many bytes. A file that is shorter is written
     whole, and the write stops before it takes its name.
@@ -41,21 +42,19 @@ def stop_in_write(after_bytes: int, stop: Callable[[int], NoReturn]) -> Iterator
     Args:
         after_bytes: How many.
         stop: Called with the number of bytes written; does not return.
+
+    Returns:
+        The ``open_file`` of :func:`odtpack_runtime.checkpoint.writer.write_checkpoint`.
     """
 
     @contextmanager
-    def torn(*arguments: Any, **options: Any) -> Iterator[_Torn]:
-        with atomic_write(*arguments, **options) as stream:
-            yield _Torn(stream, after_bytes, stop)
+    def torn(path: Path) -> Iterator[BinaryIO]:
+        with atomic_write(path) as stream:
+            yield cast(BinaryIO, _Torn(stream, after_bytes, stop))
             stream.flush()
             stop(stream.tell())
 
-    # The runtime has no hook in its write, which no app needs: the child replaces it whole.
-    setattr(writer, "atomic_write", torn)  # noqa: B010 - mypy: not to be assigned
-    try:
-        yield
-    finally:
-        setattr(writer, "atomic_write", atomic_write)  # noqa: B010
+    return torn
 
 
 class _Torn:

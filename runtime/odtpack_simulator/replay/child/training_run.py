@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,8 +19,12 @@ import numpy as np
 import numpy.random  # numpy loads it on first use, which would count as the training's memory
 import onnxruntime
 
+from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -31,8 +33,7 @@ from odtpack_simulator.memory.process_memory import (
     give_back_freed_memory,
     memory_options,
 )
-from odtpack_simulator.replay.accuracy import count_right
-from odtpack_simulator.replay.child.pauses import stop_in_write, wait_to_be_killed
+from odtpack_simulator.replay.child.pauses import OpenFile, stopping_write, wait_to_be_killed
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.limits import hold_memory
 from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
@@ -176,7 +177,7 @@ class _Training:
     def _evaluate(self, when: str) -> None:
         self._enter(f"the evaluation {when} training")
         module, batches, job = self._trainer.module, self._trainer.batches, self._job
-        figures = evaluate(module, batches, job)
+        figures = evaluate_held_out(module, batches, job)
         self._whole[when] = figures["loss"]
         self._send("evaluation", when=when, step=self._step, **figures)
         self._mark("evaluation")
@@ -188,19 +189,17 @@ class _Training:
         state = optimizer.checkpoint_state
         if self._run is not None:
             Position(self._step, optimizer.step_count, self._run).attach(state)
-        with self._maybe_stopped(state):
-            CheckpointState.save_checkpoint(
-                state, job.saved_checkpoint, include_optimizer_state=True
-            )
+        data = state.snapshot(include_optimizer_state=True)
+        write_checkpoint(job.saved_checkpoint, data, open_file=self._opener(data))
         self._saved = self._step
         self._mark("saving")
         self._send("saved", step=self._step)
 
-    def _maybe_stopped(self, state: CheckpointState) -> AbstractContextManager[None]:
+    def _opener(self, data: CheckpointData) -> OpenFile:
+        """How the checkpoint's file is opened: if the job says so, to stop in its write."""
         share = self._job.pause_in_save
         if self._job.pause_at != self._step or share is None:
-            return nullcontext()
-        data = state.snapshot(include_optimizer_state=True)
+            return atomic_write
         moments = data.optimizer.moments.values() if data.optimizer else ()
         arrays = itertools.chain(data.trainable.values(), data.frozen.values(), *moments)
         after = max(1, int(share * sum(array.nbytes for array in arrays)))
@@ -208,7 +207,7 @@ class _Training:
         def stop(written: int) -> NoReturn:
             wait_to_be_killed(self._send, step=self._step, written=written)
 
-        return stop_in_write(after, stop)
+        return stopping_write(after, stop)
 
     def _start_anew(self) -> None:
         """Save, give back all memory that the training took, and load the checkpoint."""
@@ -255,51 +254,45 @@ class Trainer:
         Returns:
             The mean of their losses, and the duration in seconds without that of gathering.
         """
-        losses = seconds = 0.0
-        for number, of_batch in enumerate(indices, 1):
-            batch = self.batches.gather(of_batch)
-            position = (self.seed, self.optimizer.step_count, number)
-            onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
-            start = time.perf_counter()
-            result = self.module(*batch)
-            if number == len(indices):
-                self.optimizer.step()
-                self.module.lazy_reset_grad()
-                if self.scheduler is not None:
-                    self.scheduler.step()
-            losses += float(result[0] if isinstance(result, tuple) else result)
-            seconds += time.perf_counter() - start
-        return losses / len(indices), seconds
+        gathering = 0.0
+
+        def gathered() -> Iterator[list[Array]]:
+            nonlocal gathering
+            for number, of_batch in enumerate(indices, 1):
+                start = time.perf_counter()
+                batch = self.batches.gather(of_batch)
+                position = (self.seed, self.optimizer.step_count, number)
+                onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
+                gathering += time.perf_counter() - start
+                yield batch
+
+        begin = time.perf_counter()
+        loss = train_step(self.module, self.optimizer, gathered(), self.scheduler)
+        return loss, time.perf_counter() - begin - gathering
 
 
-def evaluate(module: Module, batches: Batches, job: Job) -> dict[str, Any]:
+def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, Any]:
     """Mean loss per held-out sample, and the share of labels that the highest score names.
 
     Returns:
         ``loss``, ``metric``, the counts ``right`` and ``total`` that the metric is made of, and
         ``groups``, with the losses and sizes of the batches as its only entry.
     """
-    module.eval()
-    losses: list[float] = []
-    sizes: list[int] = []
-    right = total = 0
-    for indices in itertools.islice(job.schedule.held_out_batches(), job.max_steps):
-        batch = batches.gather(indices)
-        results: Any = module(*batch)
-        outputs = results if isinstance(results, tuple) else (results,)
-        losses.append(float(outputs[0]))
-        sizes.append(len(indices))
-        if job.logits is not None and job.labels is not None:
-            hits, counted = count_right(outputs[job.logits], batch[job.labels], job.ignored_label)
-            right += hits
-            total += counted
-    module.train()
+    held_out = itertools.islice(job.schedule.held_out_batches(), job.max_steps)
+    found = evaluate(
+        module,
+        map(batches.gather, held_out),
+        scores=job.logits,
+        labels=job.labels,
+        ignored_label=job.ignored_label,
+    )
+    assert found.loss is not None  # noqa: S101 - evaluated is only what has a batch
     return {
-        "loss": number(sum(map(operator.mul, losses, sizes)) / sum(sizes)),
-        "groups": [pooled(losses, sizes)],
-        "metric": right / total if total else None,
-        "right": right if total else None,
-        "total": total if total else None,
+        "loss": number(found.loss),
+        "groups": [pooled(found.losses, found.sizes)],
+        "metric": found.accuracy,
+        "right": found.right if found.total else None,
+        "total": found.total or None,
     }
 
 
@@ -320,16 +313,10 @@ def finer_groups(module: Module, batches: Batches, job: Job, whole: float | None
     size = max(1, schedule.held_out_samples // GROUPS)
     if size >= schedule.largest_batch or schedule.full_batches or whole is None:
         return []
-    module.eval()
-    losses, sizes = [], []
-    for indices in schedule.held_out_batches(size):
-        results: Any = module(*batches.gather(indices))
-        losses.append(float(results[0] if isinstance(results, tuple) else results))
-        sizes.append(len(indices))
-    module.train()
-    mean = float(np.average(losses, weights=sizes))
+    found = evaluate(module, map(batches.gather, schedule.held_out_batches(size)))
+    mean = float(np.average(found.losses, weights=found.sizes))
     same = math.isclose(mean, whole, rel_tol=1e-3, abs_tol=1e-6)
-    return [pooled(losses, sizes)] if same else []
+    return [pooled(found.losses, found.sizes)] if same else []
 
 
 def number(value: float) -> float | None:

@@ -18,7 +18,7 @@ from odtpack_simulator.reports.comparison.rows import (
     rows,
     transitions,
 )
-from odtpack_simulator.reports.view.plain import clean
+from odtpack_simulator.values.plain_text import clean
 
 MAX_COMMENT: Final = 65_536
 """GitHub's limit for a comment, in characters; kept in bytes, of which there are no fewer."""

@@ -14,9 +14,9 @@ from typing import Final
 from odtpack_simulator.budgets.budget_metric import shortened
 from odtpack_simulator.budgets.compare import Comparison, DeviceComparison, Direction, Figure
 from odtpack_simulator.budgets.metrics import titles
-from odtpack_simulator.reports.view.plain import clean
 from odtpack_simulator.reports.view.view import worst
 from odtpack_simulator.result.result import Check, CheckUnit, Verdict
+from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import Interval, format_interval, format_value
 
 MARKS: Final[dict[Direction, str]] = {

@@ -1,14 +1,16 @@
-"""Deltas between packages: what comes out is the new package to the byte."""
+"""Updates between packages: what comes out is the new package to the byte."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,39 +20,69 @@ from odtpack import artifacts
 from odtpack.optimizers import SGD, AdamW
 from odtpack.ort.choices import OrtFormat
 from odtpack.package.build import build_package
-from odtpack.update.delta import write_delta
+from odtpack.update.update_archive import UpdateSummary, write_update
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint import writer
-from odtpack_runtime.delta import apply_delta
-from odtpack_runtime.delta_format import Kind
+from odtpack_runtime.package.apply_update import apply_update
+from odtpack_runtime.package.update_archive import INDEX_NAME
 from tests import zoo
-from tests.packages.samples import build, check_delta, list_extra, small_model, tree, with_values
+from tests.packages.samples import build, check_update, list_extra, small_model, tree, with_values
 
 
-def kinds(made: object) -> dict[str, str]:
-    return {entry.path: entry.kind.name for entry in made.entries}  # type: ignore[attr-defined]
+def held(made: UpdateSummary) -> set[str]:
+    """The files that an update holds, checked against what any unzip finds in it."""
+    with zipfile.ZipFile(made.path) as archive:
+        assert set(archive.namelist()) == {INDEX_NAME, *made.stored_bytes}
+        assert archive.testzip() is None
+    return set(made.stored_bytes)
 
 
 def test_nothing_changed(tmp_path: Path) -> None:
-    made = check_delta(build(tmp_path / "old"), build(tmp_path / "new"), tmp_path / "work")
-    assert set(kinds(made).values()) == {"COPY"}
-    assert made.size_bytes < 1000
+    made = check_update(build(tmp_path / "old"), build(tmp_path / "new"), tmp_path / "work")
+    assert held(made) == {"manifest.json"}
 
 
 def test_all_weights_changed(tmp_path: Path) -> None:
     new = build(tmp_path / "new", with_values(small_model()))
-    made = kinds(check_delta(build(tmp_path / "old"), new, tmp_path / "work"))
-    assert made["training_model.onnx"] == "COPY"
-    assert made["checkpoint"] in ("PATCH", "WHOLE")
+    made = check_update(build(tmp_path / "old"), new, tmp_path / "work")
+    assert held(made) == {"manifest.json", "checkpoint"}
 
 
-def test_one_tensor_changed(tmp_path: Path) -> None:
-    model = small_model(width=(16, 32))
-    new = build(tmp_path / "new", with_values(model, "conv1.weight"))
-    made = check_delta(build(tmp_path / "old", model), new, tmp_path / "work")
-    assert kinds(made)["checkpoint"] == "PATCH"
-    (entry,) = (entry for entry in made.entries if entry.path == "checkpoint")
-    assert entry.unpacked < 16 * 9 * 4 + 100  # the tensor and a few steps
+def test_the_bytes_say_nothing_of_where_and_when(tmp_path: Path) -> None:
+    old, new = build(tmp_path / "old"), build(tmp_path / "new", small_model(hidden=4))
+    write_update(old, new, tmp_path / "first")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for folder in (old, new):
+        shutil.copytree(folder, elsewhere / folder.name)
+        for path in (elsewhere / folder.name).iterdir():
+            os.utime(path, (0, 0))
+            path.chmod(0o400)
+    write_update(elsewhere / "old", elsewhere / "new", tmp_path / "again")
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
+
+
+def test_the_specification_s_index(tmp_path: Path) -> None:
+    """What the page says of the archive, read with nothing of this project."""
+    old, new = build(tmp_path / "old"), build(tmp_path / "new", small_model(hidden=4))
+    write_update(old, new, tmp_path / "update")
+    with zipfile.ZipFile(tmp_path / "update") as archive:
+        index = json.loads(archive.read("odtpack-update.json"))
+        assert archive.namelist()[0] == "odtpack-update.json"
+        assert index["format"] == "odtpack-update"
+        assert index["version"] == 1
+        digest = hashlib.sha256((old / "manifest.json").read_bytes()).hexdigest()
+        assert index["base"] == digest
+        assert index["manifest"] == "manifest.json"
+        assert [file["path"] for file in index["files"]] == sorted(tree(new))
+        for file in index["files"]:
+            data = (new / file["path"]).read_bytes()
+            assert file["size_bytes"] == len(data)
+            assert file["sha256"] == hashlib.sha256(data).hexdigest()
+            if file["path"] in archive.namelist():
+                assert archive.read(file["path"]) == data
+            else:
+                assert data in tree(old).values()
 
 
 @pytest.mark.parametrize(
@@ -71,30 +103,9 @@ def test_model_or_recipe_changed(
     tmp_path: Path, new_model: onnx.ModelProto, options: dict[str, object]
 ) -> None:
     old, new = build(tmp_path / "old"), build(tmp_path / "new", new_model, **options)
-    check_delta(old, new, tmp_path / "there")
-    check_delta(build(tmp_path / "new"), build(tmp_path / "old", new_model, **options),
+    check_update(old, new, tmp_path / "there")
+    check_update(build(tmp_path / "new"), build(tmp_path / "old", new_model, **options),
                 tmp_path / "back")  # fmt: skip
-
-
-def test_adapter(tmp_path: Path) -> None:
-    """A package that trains a few parameters gets new values of them."""
-    model = small_model()
-    train = {"train": ["fc.*"]}
-    old = build(tmp_path / "old", model, **train)
-    new = build(tmp_path / "new", with_values(model, "fc.weight", "fc.bias"), **train)
-    made = check_delta(old, new, tmp_path / "work")
-    (entry,) = (entry for entry in made.entries if entry.path == "checkpoint")
-    assert entry.kind is Kind.PATCH
-    assert entry.unpacked < (32 * 3 + 3) * 4 + 150
-
-
-def test_a_trained_head_of_mobilenet_is_under_three_percent(tmp_path: Path) -> None:
-    model = zoo.mobilenet_v2()
-    train = {"train": ["classifier.*"]}
-    old = build(tmp_path / "old", model, **train)
-    head = with_values(model, "classifier.1.weight", "classifier.1.bias")
-    made = check_delta(old, build(tmp_path / "new", head, **train), tmp_path / "work")
-    assert made.size_bytes < 0.03 * made.package_bytes
 
 
 def test_packages_with_prefixes_share_a_folder(tmp_path: Path) -> None:
@@ -118,11 +129,11 @@ def test_packages_with_prefixes_share_a_folder(tmp_path: Path) -> None:
 
     old = both(tmp_path / "old", artifacts.LossType.CrossEntropyLoss)
     new = both(tmp_path / "new", artifacts.LossType.MSELoss)
-    write_delta(old / "a_manifest.json", new / "a_manifest.json", tmp_path / "delta")
-    apply_delta(old, tmp_path / "delta", tmp_path / "beside")
+    write_update(old / "a_manifest.json", new / "a_manifest.json", tmp_path / "update")
+    apply_update(old, tmp_path / "update", tmp_path / "beside")
     expected = {n: b for n, b in files(new).items() if n.startswith("a_")}
     assert files(tmp_path / "beside") == expected
-    apply_delta(old / "a_manifest.json", tmp_path / "delta")
+    apply_update(old / "a_manifest.json", tmp_path / "update")
     assert files(old) == files(new)
     assert (old / "photos" / "one").read_text() == "cat"
 
@@ -132,7 +143,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_another_prefix(tmp_path: Path) -> None:
-    """Files of other names: patches have sources of other names as well."""
+    """Files of other names with the same bytes are taken from the old package as well."""
     for name, seed in (("old", 0), ("new", 1)):
         artifacts.generate_artifacts(
             with_values(small_model(), "fc.bias", seed=seed),
@@ -142,15 +153,14 @@ def test_another_prefix(tmp_path: Path) -> None:
             artifact_directory=tmp_path / name,
             prefix=f"{name}_",
         )
-    made = check_delta(tmp_path / "old", tmp_path / "new", tmp_path / "work")
-    sources = {entry.path: entry.source for entry in made.entries}
-    assert sources["new_training_model.onnx"].startswith("old_")
+    made = check_update(tmp_path / "old", tmp_path / "new", tmp_path / "work")
+    assert held(made) == {"new_manifest.json", "new_checkpoint"}
 
 
 def test_ort_files(tmp_path: Path) -> None:
     old = list_extra(build(tmp_path / "old", ort_format=OrtFormat()))
     new = list_extra(build(tmp_path / "new", small_model(width=(4, 12)), ort_format=OrtFormat()))
-    made = kinds(check_delta(old, new, tmp_path / "work"))
+    made = held(check_update(old, new, tmp_path / "work"))
     assert any(name.endswith(".ort") for name in made)
 
 
@@ -159,23 +169,21 @@ def test_external_checkpoint_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     model = small_model(width=(16, 32))
     old = build(tmp_path / "old", model)
     new = build(tmp_path / "new", with_values(model, "conv1.bias"))
-    made = check_delta(old, new, tmp_path / "work")
-    (entry,) = (entry for entry in made.entries if entry.path == "checkpoint.data")
-    assert entry.kind is Kind.PATCH
-    assert entry.unpacked < 16 * 4 + 100
+    made = check_update(old, new, tmp_path / "work")
+    assert "checkpoint.data" in held(made)
     # From a checkpoint of two files to one of one, and back.
     monkeypatch.undo()
-    check_delta(build(tmp_path / "one", model), new, tmp_path / "to-two")
-    check_delta(new, build(tmp_path / "single", model), tmp_path / "to-one")
+    check_update(build(tmp_path / "one", model), new, tmp_path / "to-two")
+    check_update(new, build(tmp_path / "single", model), tmp_path / "to-one")
 
 
 def test_signature_goes_along(tmp_path: Path) -> None:
     old, new = build(tmp_path / "old"), build(tmp_path / "new", small_model(hidden=4))
     (old / "manifest.sig").write_bytes(b"old signature")
-    write_delta(old, new, tmp_path / "unsigned")
+    write_update(old, new, tmp_path / "unsigned")
     (new / "manifest.sig").write_bytes(b"new signature")
-    check_delta(build(tmp_path / "copy"), new, tmp_path / "work")
-    apply_delta(old, tmp_path / "unsigned")
+    check_update(build(tmp_path / "copy"), new, tmp_path / "work")
+    apply_update(old, tmp_path / "unsigned")
     assert not (old / "manifest.sig").exists()
 
 
@@ -209,22 +217,22 @@ def test_random_pairs(data: st.DataObject, tmp_path_factory: pytest.TempPathFact
             optimizer=data.draw(_OPTIMIZERS),
             nominal=data.draw(st.booleans()),
         )
-    check_delta(folder / "old", folder / "new", folder / "work")
+    check_update(folder / "old", folder / "new", folder / "work")
 
 
 def refused(code: str, *arguments: Path | None) -> OdtpackError:
     with pytest.raises(OdtpackError) as caught:
-        apply_delta(*arguments)  # type: ignore[arg-type]
+        apply_update(*arguments)  # type: ignore[arg-type]
     assert caught.value.code == code
     return caught.value
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A package, another one, and the delta from the one to the other."""
+    """A package, another one, and the update from the one to the other."""
     old, new = build(tmp_path / "old"), build(tmp_path / "new", small_model(hidden=4))
-    write_delta(old, new, tmp_path / "delta")
-    return old, new, tmp_path / "delta"
+    write_update(old, new, tmp_path / "update")
+    return old, new, tmp_path / "update"
 
 
 class TestRefusals:
@@ -263,7 +271,7 @@ class TestRefusals:
         refused("package-not-found", tmp_path / "empty", pair[2])
         refused("package-not-found", tmp_path / "absent", pair[2])
 
-    def test_no_delta(self, pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    def test_no_update(self, pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
         refused("delta-not-found", pair[0], tmp_path / "absent")
         refused("delta-unreadable", pair[0], pair[1])
         refused("delta-damaged", pair[0], pair[0] / "manifest.json")
@@ -273,15 +281,15 @@ class TestRefusals:
         refused("folder-not-empty", pair[0], pair[2], tmp_path / "file")
         refused("folder-not-empty", pair[0], pair[2], pair[1])
         (tmp_path / "made").mkdir()
-        apply_delta(pair[0], pair[2], tmp_path / "made")
+        apply_update(pair[0], pair[2], tmp_path / "made")
         assert tree(tmp_path / "made") == tree(pair[1])
 
     def test_a_file_in_the_way(self, tmp_path: Path) -> None:
         old, new = build(tmp_path / "old"), build(tmp_path / "new", nominal=True)
-        write_delta(old, new, tmp_path / "delta")
+        write_update(old, new, tmp_path / "update")
         (old / "nominal_checkpoint").write_text("mine")
         before = tree(old)
-        error = refused("folder-not-empty", old, tmp_path / "delta")
+        error = refused("folder-not-empty", old, tmp_path / "update")
         assert "nominal_checkpoint" in error.what
         assert tree(old) == before
 
@@ -298,15 +306,13 @@ class TestRefusals:
     def test_a_disk_without_room(
         self, pair: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import shutil
-
         usage = shutil.disk_usage(pair[0])
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
         before = tree(pair[0])
         assert "100 are free" in refused("package-not-written", pair[0], pair[2]).what
         assert tree(pair[0]) == before
 
-    def test_names_that_a_delta_cannot_hold(self, tmp_path: Path) -> None:
+    def test_names_that_an_update_cannot_hold(self, tmp_path: Path) -> None:
         old = list_extra(build(tmp_path / "old", ort_format=OrtFormat()))
         content = json.loads((old / "manifest.json").read_text())
         content.pop("digest", None)
@@ -316,32 +322,19 @@ class TestRefusals:
         first["path"] = "sub/model.ort"
         (old / "manifest.json").write_text(json.dumps(content))
         with pytest.raises(OdtpackError) as caught:
-            write_delta(old, old, tmp_path / "delta")
+            write_update(old, old, tmp_path / "update")
         assert caught.value.code == "delta-path"
         assert "sub/model.ort" in caught.value.what
-        assert not (tmp_path / "delta").exists()
+        assert not (tmp_path / "update").exists()
 
 
 def test_the_standard_library_is_enough() -> None:
     """Beyond what the training core needs anyway nothing is imported."""
     code = (
         "import sys, odtpack_runtime; before = set(sys.modules)\n"
-        "import odtpack_runtime.delta, odtpack_runtime.checkpoint.carry_over\n"
+        "import odtpack_runtime.package.apply_update, odtpack_runtime.checkpoint.carry_over\n"
         "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names) - {'odtpack_runtime'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_sizes_that_zlib_does_not_help(tmp_path: Path) -> None:
-    """Random bytes are stored as they are."""
-    model = with_values(small_model(width=(32, 64)))
-    for tensor in model.graph.initializer:
-        shape = tuple(tensor.dims)
-        bits = np.random.default_rng(len(shape)).integers(0, 2**30, shape, np.uint32)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(bits.view(np.float32), tensor.name))
-    new = build(tmp_path / "new", model)
-    made = check_delta(build(tmp_path / "old"), new, tmp_path / "work")
-    for entry in made.entries:
-        assert entry.stored <= entry.unpacked

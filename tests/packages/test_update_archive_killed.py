@@ -1,4 +1,4 @@
-"""A process that is killed while it applies a delta leaves the old package or the new one."""
+"""A process that is killed while it applies an update leaves the old package or the new one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack.update.delta import write_delta
+from odtpack.update.update_archive import write_update
 from odtpack_runtime.files.folder_update import is_stage
 from tests.packages.kill_apply import held
 from tests.packages.samples import build, small_model, with_values
@@ -21,11 +21,11 @@ from tests.packages.samples import build, small_model, with_values
 def test_killed_at_every_call(tmp_path: Path, way: str, others: bool) -> None:
     old = build(tmp_path / "old")
     new = build(tmp_path / "new", with_values(small_model(hidden=4)), nominal=True)
-    write_delta(old, new, tmp_path / "delta")
+    write_update(old, new, tmp_path / "update")
     if others:
         for folder in (old, new):
             (folder / "notes.txt").write_text("mine")
-    words = [*(str(path) for path in (old, tmp_path / "delta", tmp_path / "work")), way]
+    words = [*(str(path) for path in (old, tmp_path / "update", tmp_path / "work")), way]
     done = subprocess.run(
         [sys.executable, "-m", "tests.packages.kill_apply", *words],
         capture_output=True,

@@ -1,0 +1,128 @@
+"""The training loop: one optimizer step, and an evaluation, over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.training.lr_scheduler import LRScheduler
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer import Optimizer
+
+
+def train_step(
+    module: Module,
+    optimizer: Optimizer,
+    batches: Iterable[Sequence[Array]],
+    scheduler: LRScheduler | None = None,
+    *,
+    on_loss: Callable[[float], None] = lambda loss: None,
+) -> float:
+    """Make one optimizer step from the gradients of some batches.
+
+    Args:
+        module: Module in training mode, without accumulated gradients.
+        optimizer: Its optimizer.
+        batches: The inputs of each batch. The next one is asked for when the last one is done,
+            so it may take the same memory.
+        scheduler: Sets the learning rate after the step.
+        on_loss: Called with each batch's loss, before the step is made.
+
+    Returns:
+        The mean of the batches' losses.
+    """
+    losses = []
+    for batch in batches:
+        losses.append(loss_of(module(*batch)))
+        on_loss(losses[-1])
+    optimizer.step()
+    module.lazy_reset_grad()
+    if scheduler is not None:
+        scheduler.step()
+    return sum(losses) / len(losses)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation saw.
+
+    Attributes:
+        losses: Mean loss of each batch.
+        sizes: Samples of each batch.
+        right: Labels that the highest score names.
+        total: Labels that count; 0 where there are none, or no scores.
+    """
+
+    losses: tuple[float, ...]
+    sizes: tuple[int, ...]
+    right: int
+    total: int
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss per sample; None without a batch."""
+        if not self.sizes:
+            return None
+        weighted = (loss * size for loss, size in zip(self.losses, self.sizes, strict=True))
+        return sum(weighted) / sum(self.sizes)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the labels that the highest score names; None where there are none."""
+        return self.right / self.total if self.total else None
+
+
+def evaluate(
+    module: Module,
+    batches: Iterable[Sequence[Array]],
+    *,
+    scores: int | None = None,
+    labels: int | None = None,
+    ignored_label: int | None = None,
+) -> Evaluation:
+    """Run batches in evaluation mode; the module is then in the mode in which it was.
+
+    Args:
+        module: The module.
+        batches: The inputs of each batch.
+        scores: Index among the outputs of scores per class; None if there are none.
+        labels: Index among the inputs of the labels; None if there are none.
+        ignored_label: Label of samples that do not count; None if all do.
+    """
+    was_training = module.training
+    module.eval()
+    losses: list[float] = []
+    sizes: list[int] = []
+    right = total = 0
+    for batch in batches:
+        results: Any = module(*batch)
+        outputs = results if isinstance(results, tuple) else (results,)
+        losses.append(loss_of(results))
+        sizes.append(next((len(array) for array in batch if np.ndim(array)), 1))
+        if scores is not None and labels is not None:
+            hits, counted = count_right(outputs[scores], batch[labels], ignored_label)
+            right, total = right + hits, total + counted
+    module.train(was_training)
+    return Evaluation(tuple(losses), tuple(sizes), right, total)
+
+
+def loss_of(results: Any) -> float:
+    """Return the loss among the results of a call."""
+    return float(np.ravel(results[0] if isinstance(results, tuple) else results)[0])
+
+
+def count_right(scores: Array, labels: Array, ignored_label: int | None) -> tuple[int, int]:
+    """Labels that the highest score names, and all that count.
+
+    Args:
+        scores: One number per class, ``[N, C, ...]``.
+        labels: Class numbers, ``[N, ...]``.
+        ignored_label: Label of samples that do not count; None if all do.
+    """
+    counted = labels != ignored_label
+    hits = (scores.argmax(axis=1) == labels) & counted
+    return int(np.count_nonzero(hits)), int(np.count_nonzero(counted))
