@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack.update.delta import DeltaSummary, write_delta
 from odtpack_runtime.delta import apply_delta, file_digest
 from odtpack_runtime.package.package import Package

@@ -322,7 +322,7 @@ class TestCacheKey:
         assert done.returncode == 0, done.stderr
         loaded = set(json.loads(done.stdout.splitlines()[-1]))
         unwanted = {
-            "jinja2", "odtpack.autodiff", "odtpack.package.build", "odtpack.model.loading",
+            "jinja2", "odtpack.autodiff", "odtpack.build", "odtpack.model.loading",
             "onnx.reference", "onnx_ir", "onnxruntime.tools", "rich", "scipy", "sklearn", "torch",
         }  # fmt: skip
         assert not loaded & unwanted

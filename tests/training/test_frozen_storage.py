@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.package import storage
-from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package

@@ -25,9 +25,9 @@ from odtpack.graph.graphs import nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
-from odtpack.ort_training import in_place
 from odtpack.package import inference_template, storage
 from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
+from odtpack.package.backend import STOCK, Backend
 from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import (
@@ -40,7 +40,7 @@ from odtpack.passes import (
     sparse_gradients,
     upgrade_opset,
 )
-from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
+from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack.passes.compact import compact
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
@@ -69,7 +69,6 @@ class TrainingGraphSpec:
         attached: What is known of a loss that the model already ends in.
         input_gradients: Names of inputs whose gradients the training model accumulates,
             like those of parameters.
-        runtime: What is to run the models.
         newest_opset: The newest opset that whoever loads the models knows.
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
@@ -87,7 +86,6 @@ class TrainingGraphSpec:
     accumulation_steps: int = 1
     attached: LossInfo | None = None
     input_gradients: tuple[str, ...] = ()
-    runtime: targets.Runtime = targets.STOCK
     newest_opset: int = targets.MAX_OPSET
     frozen_storage: storage.Storage | None = None
     prediction: bool = False
@@ -114,9 +112,14 @@ class Graphs:
     parameters: tuple[Parameter, ...]
     accumulation_steps: int = 1
     loss: LossInfo = dataclasses.field(default_factory=LossInfo)
-    runtime: targets.Runtime = targets.STOCK
+    backend: Backend = STOCK
     returns_prediction: bool = False
     inference: InferenceTemplate | None = None
+
+    @property
+    def opset(self) -> int:
+        """Opset of the training model."""
+        return self.training.graph.opset_imports[""]
 
     @property
     def master(self) -> ir.DataType:
@@ -128,8 +131,8 @@ def _master(dtypes: Collection[ir.DataType]) -> ir.DataType:
     return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
 
 
-def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
-    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`).
+def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = STOCK) -> Graphs:
+    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`) for a runtime.
 
     Raises:
         OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
@@ -170,7 +173,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
     for each in (forward, evaluation):
         lift_parameters(each.graph, parameters)
     forward = pipeline.before_gradient(forward)
-    _differentiate(forward.graph, recipe)
+    _differentiate(forward.graph, recipe, backend)
     properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
     training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
     if recipe.accumulation_steps > 1:
@@ -178,13 +181,13 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
     return Graphs(
         compact(
             _finish(forward, "training", properties | training),
-            keep_names=recipe.runtime != targets.STOCK,  # the reference tells values by name
+            keep_names=not backend.is_stock,  # the reference tells values by name
         ),
         compact(_finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
         recipe.accumulation_steps,
         info,
-        recipe.runtime,
+        backend,
         returned,
         _inference(plain, forward.graph, recipe, parameters),
     )
@@ -305,7 +308,7 @@ def _dropout_off(graph: ir.Graph) -> None:
             node.resize_inputs(2)
 
 
-def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec) -> None:
+def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec, backend: Backend) -> None:
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
@@ -324,9 +327,9 @@ def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec) -> None:
                 f"{parameter.name!r} is to be trained, but the loss does not depend on it",
                 hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
             )
-    updates = pipeline.after_gradient(op, graph, recipe.runtime)
+    updates = pipeline.after_gradient(op, graph, backend.lower_batch_norms)
     if trained:
-        _accumulate(graph, op, trained, gradients, recipe.runtime)
+        _accumulate(graph, op, trained, gradients, backend)
     for update in updates:
         # A layer used twice updates its statistics twice, the second time from the first.
         update.update.name = update.name + STATE_SUFFIX
@@ -340,13 +343,12 @@ def _accumulate(
     op: Ops,
     trained: Sequence[ir.Value],
     gradients: dict[ir.Value, ir.Value],
-    runtime: targets.Runtime,
+    backend: Backend,
 ) -> None:
     buffers = [ir.val(f"{p.name}{BUFFER_SUFFIX}", dtype=p.dtype, shape=p.shape) for p in trained]
     reset = ir.val(RESET, dtype=ir.DataType.BOOL, shape=[1])
     graph.inputs.extend([*buffers, reset])
-    stock = runtime == targets.STOCK
-    flag = op.squeeze(reset, 0) if stock else reset
+    accumulate = backend.accumulator(op, reset)
     shares = collections.Counter(gradients[parameter] for parameter in trained)
     for parameter, buffer in zip(trained, buffers, strict=True):
         gradient = gradients[parameter]
@@ -357,16 +359,9 @@ def _accumulate(
             gradient = sparse_gradients.merge(op, gradient)
         gradient.name = op.fresh_name(f"{parameter.name}_grad")
         gradient.type, gradient.shape = parameter.type, parameter.shape
-        if stock:
-            out = accumulate(op, gradient, buffer, flag)
-            out.type, out.shape = parameter.type, parameter.shape
-        else:
-            in_place.check_float(parameter)
-            out = in_place.accumulate(op, gradient, buffer, flag)
+        out = accumulate(parameter, gradient, buffer)
         out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
         graph.outputs.append(out)
-        if stock:
-            aliases.verify(graph, buffer, out)
     sparse_gradients.zeros_at_run_time(op, graph, reset)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
-from odtpack import targets
 from odtpack.autodiff import stop_gradient
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.ort_training import in_place
 from odtpack.passes import (
     batch_norm,
     fake_quant,
@@ -35,16 +35,21 @@ def before_gradient(model: ir.Model) -> ir.Model:
 
 
 def after_gradient(
-    op: Ops, graph: ir.Graph, runtime: targets.Runtime
+    op: Ops, graph: ir.Graph, lower_batch_norms: Callable[[Ops, ir.Graph], None]
 ) -> list[batch_norm.RunningStatistic]:
     """Write internal operators out and speed up what is left of the forward graph.
+
+    Args:
+        op: Writer for the training graph.
+        graph: The training graph.
+        lower_batch_norms: Replaces batch normalizations by an operator of the runtime's own,
+            if it has one.
 
     Returns:
         The updates of running statistics; none where the runtime updates them in place.
     """
     small_conv.rewrite(op, graph)
-    if runtime == targets.ORT_TRAINING:
-        in_place.lower_batch_norms(op, graph)
+    lower_batch_norms(op, graph)
     updates = batch_norm.lower(op, graph)
     gelu.lower(op, graph)
     fake_quant.lower(graph)

@@ -134,14 +134,14 @@ class BuildSettings:
         """Build the package.
 
         Args:
-            folder: Where it goes, see :func:`odtpack.package.build.build_package`.
+            folder: Where it goes, see :func:`odtpack.build.build_package`.
             remark: Takes sentences about parameters that will not train.
 
         Raises:
             OdtpackError: Bad input; nothing has been written then.
         """
+        from odtpack.build import build_package
         from odtpack.optimizers import Clip, GroupRule, make_optimizer
-        from odtpack.package.build import build_package
         from odtpack.package.optimizer_update import Update
 
         return build_package(
