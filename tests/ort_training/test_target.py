@@ -15,6 +15,7 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, GroupRule, Lion, Optimizer
+from odtpack.ort.choices import OrtFormat
 from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
@@ -205,7 +206,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "clip-value": ({"update": Update(clip=Clip(value=1.0))}, "clipping by value"),
     "groups": ({"update": Update(groups=(GroupRule("fc1.*", 0.1),))}, "parameter groups"),
     "schedule": ({"update": Update(schedule=ScheduleSpec("cosine", {}))}, "a schedule"),
-    "ort-format": ({"ort_format": True}, "ORT format"),
+    "ort-format": ({"ort_format": OrtFormat()}, "ORT format"),
 }
 
 
@@ -249,7 +250,7 @@ def test_commands(run: Run, tmp_path: Path) -> None:
     assert "runs on onnxruntime-training 1.19" in built.err
     assert built.json()["target"] == TARGET
     shown = run("inspect", package)
-    assert "runs on     onnxruntime-training 1.19\n" in shown.err
+    assert "runs on     onnxruntime-training 1.19\n" in shown.out
     data = ("--data", tmp_path / "data.npz")
     assert_refused(run("train", package, *data), "package-target", "onnxruntime-training")
     assert_refused(run("simulate", package, *data, "--device", "pi-5"), "package-target")
