@@ -11,7 +11,7 @@ JOBS ?= auto
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
-	@echo "make check   lint, format check, strict types"
+	@echo "make check   lint, format check, strict types, who imports whom"
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
@@ -27,7 +27,7 @@ test: $(VENV)/.ready-full
 
 check: $(VENV)/.ready-full
 	@failed=0; \
-	for command in "ruff check" "ruff format --check" mypy; do \
+	for command in "ruff check" "ruff format --check" mypy lint-imports; do \
 		echo "$$command"; \
 		$(BIN)/$$command || failed=1; \
 	done; \
