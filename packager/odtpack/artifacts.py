@@ -17,7 +17,7 @@ from typing import TypeVar, get_args
 
 import onnx_ir as ir
 
-from odtpack import losses, optimizers, targets
+from odtpack import choices, losses, optimizers
 from odtpack.arguments import check_type
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
@@ -78,7 +78,7 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
-    target: targets.Runtime = targets.STOCK,
+    target: choices.Runtime = choices.STOCK,
     untie: Sequence[str] | None = None,
 ) -> None:
     """Generate the files that training on a device needs.
@@ -131,8 +131,8 @@ def generate_artifacts(
     library = None if custom_op_library is None else Path(custom_op_library)
     if library is not None and not library.is_file():
         raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is no file")
-    if target not in get_args(targets.Runtime):
-        known = ", ".join(repr(name) for name in get_args(targets.Runtime))
+    if target not in get_args(choices.Runtime):
+        known = ", ".join(repr(name) for name in get_args(choices.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
     loaded = load_model(model, named=(*train, *frozen), untie=_names(untie, "untie"))
     recipe = TrainingGraphSpec(

@@ -15,8 +15,9 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from odtpack import optimizers, targets
+from odtpack import choices, optimizers, targets
 from odtpack.arguments import check_choice, check_names, check_type
+from odtpack.choices import STORAGES, Storage
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
@@ -26,7 +27,6 @@ from odtpack.ort.choices import OrtFormat
 from odtpack.ort_training.backend import backend_for
 from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack.package.patterns import resolve, unreached
-from odtpack.package.storage import STORAGES, Storage
 from odtpack.package.training import TrainingGraphSpec
 from odtpack.package.write import FilesSpec, check_folder, write_artifacts
 from odtpack_runtime.package.manifest import Manifest
@@ -54,7 +54,7 @@ def build_package(
     self_check: bool = True,
     onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
-    runtime: targets.Runtime = targets.STOCK,
+    runtime: choices.Runtime = choices.STOCK,
 ) -> Manifest:
     """Build a package.
 
@@ -104,7 +104,7 @@ def build_package(
     check_type("nominal", nominal, bool, "True")
     check_type("onnxruntime", onnxruntime, (str, NoneType), "'1.20'")
     check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
-    check_choice("runtime", runtime, get_args(targets.Runtime))
+    check_choice("runtime", runtime, get_args(choices.Runtime))
     for name, names in {
         "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
     }.items():  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Final, Literal
 
 import onnx_ir as ir
 
@@ -45,11 +44,6 @@ TARGETS = (
     Target((1, 24), ir_version=13, opset=25),
     Target((1, 25), ir_version=13, opset=26),
 )
-
-Runtime = Literal["onnxruntime", "ort-training"]
-STOCK: Final = "onnxruntime"
-ORT_TRAINING: Final = "ort-training"
-"""onnxruntime-training, whose own operators accumulate and update in place."""
 
 VERSION = r"\d{1,4}\.\d{1,4}(\.\d{1,4})?"
 """How a release may be written."""

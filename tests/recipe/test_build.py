@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack.recipe import BuildSettings, read_recipe
+from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.key import cache_key, write_stamp
 from odtpack_runtime.package.package import Package
 from tests import zoo
@@ -255,7 +255,7 @@ class TestIfChanged:
 
 
 def _keys(folder: Path) -> str:
-    return cache_key(BuildSettings.of(read_recipe(folder / "recipe.toml")))
+    return cache_key(BuildSpec.of(read_recipe(folder / "recipe.toml")))
 
 
 class TestCacheKey:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from odtpack import targets
+from odtpack import choices, targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
 from odtpack.ort.kernel_needs import Need
@@ -24,7 +24,7 @@ NEWEST = targets.Target((1, 19), ir_version=10, opset=21)
 class OrtTraining(Backend):
     """onnxruntime-training 1.19."""
 
-    runtime: ClassVar[targets.Runtime] = targets.ORT_TRAINING
+    runtime: ClassVar[choices.Runtime] = choices.ORT_TRAINING
 
     def require_opset(self, opset: int) -> None:
         """Check that the last release loads an opset.
@@ -64,6 +64,6 @@ class OrtTraining(Backend):
         return optimizer_model(step, graphs.opset)
 
 
-def backend_for(runtime: targets.Runtime) -> Backend:
+def backend_for(runtime: choices.Runtime) -> Backend:
     """The backend of a runtime that a recipe, an option or an argument names."""
-    return OrtTraining() if runtime == targets.ORT_TRAINING else STOCK
+    return OrtTraining() if runtime == choices.ORT_TRAINING else STOCK

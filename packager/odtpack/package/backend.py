@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import onnx_ir as ir
 
-from odtpack import targets
+from odtpack import choices
 from odtpack.graph.ops import Ops
 from odtpack.ort import kernel_needs
 from odtpack.passes import aliases
@@ -32,12 +32,12 @@ class Backend:
         runtime: Its name.
     """
 
-    runtime: ClassVar[targets.Runtime] = targets.STOCK
+    runtime: ClassVar[choices.Runtime] = choices.STOCK
 
     @property
     def is_stock(self) -> bool:
         """Whether this ONNX Runtime runs the models, and the runtimes of this project."""
-        return self.runtime == targets.STOCK
+        return self.runtime == choices.STOCK
 
     def require_opset(self, opset: int) -> None:
         """Check that the runtime loads an opset; stock releases for all of them exist.

@@ -19,13 +19,14 @@ import onnx_ir.passes.common as common_passes
 from odtpack import losses, targets
 from odtpack.autodiff import differentiate, stop_gradient
 from odtpack.autodiff.expand import expand
+from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
-from odtpack.package import inference_template, storage
+from odtpack.package import inference_template
 from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
 from odtpack.package.backend import STOCK, Backend
 from odtpack.package.inference_template import InferenceTemplate
@@ -87,7 +88,7 @@ class TrainingGraphSpec:
     attached: LossInfo | None = None
     input_gradients: tuple[str, ...] = ()
     newest_opset: int = targets.MAX_OPSET
-    frozen_storage: storage.Storage | None = None
+    frozen_storage: Storage | None = None
     prediction: bool = False
 
     def __post_init__(self) -> None:
