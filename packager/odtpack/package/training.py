@@ -14,15 +14,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common_passes
 
 from odtpack import losses, targets
-from odtpack.autodiff import differentiate, stop_gradient
+from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.graph.graphs import nodes_of, static_dims, subgraphs
+from odtpack.graph.graphs import static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
@@ -31,18 +30,8 @@ from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction
 from odtpack.package.backend import STOCK, Backend
 from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
-from odtpack.passes import (
-    aliases,
-    batch_norm,
-    float16_fallback,
-    float64_lowering,
-    keep_epsilon,
-    pipeline,
-    sparse_gradients,
-    upgrade_opset,
-)
+from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
-from odtpack.passes.compact import compact
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 RESET = "lazy_reset_grad"
@@ -140,10 +129,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
             trained, or is not reached from the loss; or an operator has no gradient.
     """
     forward = model.clone()
-    if recipe.newest_opset >= upgrade_opset.TO:
-        upgrade_opset.upgrade(forward.graph)
-    float16_fallback.refuse_bfloat16(forward.graph)
-    float16_fallback.widen(forward.graph)
+    pipeline.on_reading(forward, recipe.newest_opset)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     _check_inputs(forward.graph, recipe.input_gradients)
@@ -168,23 +154,23 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
-    batch_norm.to_evaluation(evaluation.graph)
-    stop_gradient.lower(evaluation.graph)
-    _dropout_off(evaluation.graph)
+    pipeline.for_evaluation(evaluation)
     for each in (forward, evaluation):
         lift_parameters(each.graph, parameters)
-    forward = pipeline.before_gradient(forward)
-    _differentiate(forward.graph, recipe, backend)
+    pipeline.before_gradient(forward)
+    _differentiate(forward, recipe, backend)
     properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
     training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
     return Graphs(
-        compact(
-            _finish(forward, "training", properties | training),
+        _finish(
+            forward,
+            "training",
+            properties | training,
             keep_names=not backend.is_stock,  # the reference tells values by name
         ),
-        compact(_finish(evaluation, "evaluation", properties), keep_names=True),
+        _finish(evaluation, "evaluation", properties),
         parameters,
         recipe.accumulation_steps,
         info,
@@ -205,11 +191,9 @@ def _inference(
     names = inference_template.select(plain.graph, wanted, own_loss, beyond)
     if not names:
         return None
-    batch_norm.to_evaluation(plain.graph)
-    stop_gradient.lower(plain.graph)
-    _dropout_off(plain.graph)
+    pipeline.for_evaluation(plain)
     inputs, used = inference_template.detach(plain.graph, names, [p.name for p in parameters])
-    model = compact(_finish(plain, "inference", {}), keep_names=True)
+    model = _finish(plain, "inference", {})
     return InferenceTemplate(model, inputs, tuple(names), used)
 
 
@@ -302,14 +286,8 @@ def _check_names(graph: ir.Graph) -> None:
             )
 
 
-def _dropout_off(graph: ir.Graph) -> None:
-    """Without its training_mode input a Dropout passes its input through."""
-    for node in nodes_of(graph):
-        if node.op_type == "Dropout" and len(node.inputs) > 2:
-            node.resize_inputs(2)
-
-
-def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec, backend: Backend) -> None:
+def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> None:
+    graph = model.graph
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
@@ -328,7 +306,7 @@ def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec, backend: Backend)
                 f"{parameter.name!r} is to be trained, but the loss does not depend on it",
                 hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
             )
-    updates = pipeline.after_gradient(op, graph, backend.lower_batch_norms)
+    updates = pipeline.after_gradient(op, model, backend.lower_batch_norms)
     if trained:
         _accumulate(graph, op, trained, gradients, backend)
     for update in updates:
@@ -382,38 +360,14 @@ def _has_constant_weight(node: ir.Node) -> bool:
     return weight is not None and weight.is_initializer()
 
 
-def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
+def _finish(
+    model: ir.Model, name: str, properties: dict[str, str], *, keep_names: bool = True
+) -> ir.Model:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
-    model = common_passes.RemoveUnusedNodesPass()(model).model
-    for subgraph in model.graph.subgraphs():  # which the pass leaves their constants
-        for value in list(subgraph.initializers.values()):
-            if not value.uses() and not value.is_graph_output():
-                subgraph.initializers.pop(str(value.name))
-    keep_epsilon.rewrite(Ops(model.graph, "sum/"), model.graph)
-    model = float64_lowering.lower(model)
-    if not _is_sorted(model.graph):
-        common_passes.TopologicalSortPass()(model)
+    pipeline.finish(model)
     model.graph.name = name
     model.producer_name, model.producer_version = "odtpack", None
     model.metadata_props.clear()
     model.metadata_props.update(properties)
     targets.stamp(model)
-    return model
-
-
-def _is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
-    """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
-
-    Args:
-        graph: The graph; its subgraphs are looked into.
-        made: What nodes before the subgraph have computed; what its own do is added.
-    """
-    made = set() if made is None else made
-    for node in graph:
-        for value in node.inputs:
-            if value is not None and value not in made and value.producer() is not None:
-                return False
-        if not all(_is_sorted(subgraph, made) for subgraph in subgraphs(node)):
-            return False
-        made.update(node.outputs)
-    return True
+    return pipeline.on_writing(model, keep_names=keep_names)
