@@ -73,7 +73,7 @@ def build_package(
         untie: Patterns of tensors that several places of the model read, of which each place
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
         loss_inputs: Names of the values that the loss reads, see
-            :class:`odtpack.package.training.Recipe`; the first outputs if empty.
+            :class:`odtpack.package.training.TrainingGraphSpec`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
         prediction: Let the evaluation model also return what the loss compares with labels, so
             that the accuracy can be told. Training is not touched by it.
