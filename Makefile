@@ -13,7 +13,7 @@ help:
 	@echo "make test    set up, then run the tests"
 	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
-	@echo "make check   lint, format check, strict types"
+	@echo "make check   lint, format check, strict types, who imports whom"
 	@echo "make format  mend lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
@@ -37,7 +37,7 @@ distribution: $(VENV)/.ready-full
 
 check: $(VENV)/.ready-full
 	@failed=0; \
-	for command in "ruff check" "ruff format --check" mypy; do \
+	for command in "ruff check" "ruff format --check" mypy lint-imports; do \
 		echo "$$command"; \
 		$(BIN)/$$command || failed=1; \
 	done; \

@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, Optimizer
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import Update
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.session.options import default_session_options
 from tests import zoo

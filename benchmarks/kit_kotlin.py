@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from tests import zoo
 from tests.kits import kotlin_kit
 

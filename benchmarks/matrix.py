@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_simulator.budgets import judge
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.replay.executor import default_jobs, make_executor

@@ -18,7 +18,7 @@ from pathlib import Path
 import onnxruntime
 
 from odtpack import optimizers
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack.package.optimizer_update import Update
 from tests import zoo
 from tests.packaging_tools import batch, open_training

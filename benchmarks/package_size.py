@@ -23,8 +23,8 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from odtpack.package.build import build_package
-from odtpack.package.storage import STORAGES, Storage
+from odtpack.build import build_package
+from odtpack.choices import STORAGES, Storage
 from odtpack_runtime.package.manifest import Manifest
 from tests import zoo
 from tests.peer import client

@@ -105,8 +105,8 @@ def build(*, model: str, folder: str, optimizer: str = "adamw") -> dict[str, Any
         ``seconds``; ``peak_bytes``: the highest resident set above that before the build.
     """
     import odtpack.contrib  # noqa: F401 - the build imports it on first use
+    from odtpack.build import build_package
     from odtpack.optimizers import OPTIMIZERS
-    from odtpack.package.build import build_package
 
     before = _start_count()
     started = time.perf_counter()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from odtpack import artifacts, optimizers
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState
 from tests import zoo
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.ort.choices import OrtFormat
-from odtpack.package.build import build_package
 from tests import zoo
 from tests.exported.export import export
 from tests.packaging_tools import open_training, trainable_names

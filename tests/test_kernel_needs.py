@@ -12,12 +12,12 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from odtpack import targets
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.ort import kernel_needs
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.kernel_needs import oldest_runtime
-from odtpack.package.build import build_package
 from odtpack_runtime.package.package import Package
 from scripts.kernel_table import listed
 from tests import zoo

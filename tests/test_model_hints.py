@@ -12,13 +12,13 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.onnxblock import TrainingBlock, base, blocks
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import CrossEntropyLoss
-from odtpack.package.build import build_package
 from odtpack.package.candidates import candidates
 from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from benchmarks.fidelity import architectures
 from odtpack import optimizers
+from odtpack.build import build_package
+from odtpack.choices import Storage
 from odtpack.optimizers import SGD, Adafactor, AdamW, Clip, Lion
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
-from odtpack.package.storage import Storage
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.replay.job import Job
 from tests.exported.export import export

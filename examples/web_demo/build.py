@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx
 
 from examples.web_demo.serve import serve
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from tests import zoo
 

@@ -17,7 +17,8 @@ from typing import TypeVar, get_args
 
 import onnx_ir as ir
 
-from odtpack import losses, optimizers, targets
+from odtpack import choices, losses, optimizers
+from odtpack.arguments import check_type
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
 from odtpack.model.exporters import matching, module_names
@@ -27,10 +28,11 @@ from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.ort.choices import OrtFormat
-from odtpack.package.arguments import check_type
-from odtpack.package.build import write_artifacts
+from odtpack.ort_training.backend import backend_for
 from odtpack.package.candidates import candidates
+from odtpack.package.optimizer_update import PLAIN_UPDATE, OptimizerStep, Update
 from odtpack.package.training import TrainingGraphSpec
+from odtpack.package.write import FilesSpec, write_artifacts
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -76,7 +78,7 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
-    target: targets.Runtime = targets.STOCK,
+    target: choices.Runtime = choices.STOCK,
     untie: Sequence[str] | None = None,
 ) -> None:
     """Generate the files that training on a device needs.
@@ -122,15 +124,15 @@ def generate_artifacts(
     chosen = None
     if loss is not None and not isinstance(loss, Block):
         chosen = losses.make_loss(_LOSSES[_enum(loss, LossType, "loss")])
-    method = None if optimizer is None else _optimizer(optimizer)
+    method, update = (None, PLAIN_UPDATE) if optimizer is None else _optimizer(optimizer)
     train, frozen = _names(requires_grad, "requires_grad"), _names(frozen_params, "frozen_params")
     if prefix and Path(prefix).name != prefix:
         raise OdtpackError("bad-prefix", f"prefix {prefix!r} must be the start of a file name")
     library = None if custom_op_library is None else Path(custom_op_library)
     if library is not None and not library.is_file():
         raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is no file")
-    if target not in get_args(targets.Runtime):
-        known = ", ".join(repr(name) for name in get_args(targets.Runtime))
+    if target not in get_args(choices.Runtime):
+        known = ", ".join(repr(name) for name in get_args(choices.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
     loaded = load_model(model, named=(*train, *frozen), untie=_names(untie, "untie"))
     recipe = TrainingGraphSpec(
@@ -139,7 +141,6 @@ def generate_artifacts(
         chosen,
         _names(loss_input_names, "loss_input_names"),
         _names(additional_output_names, "additional_output_names"),
-        runtime=target,
     )
     if isinstance(loss, Block):
         loaded, recipe = _attach(loaded, recipe, loss)
@@ -154,10 +155,9 @@ def generate_artifacts(
         recipe,
         method,
         Path.cwd() if artifact_directory is None else Path(artifact_directory),
-        prefix=prefix,
-        ort_format=OrtFormat() if ort_format else None,
-        custom_op_library=library,
-        nominal=nominal_checkpoint,
+        FilesSpec(prefix, OrtFormat() if ort_format else None, library, nominal_checkpoint),
+        update=update,
+        backend=backend_for(target),
     )
 
 
@@ -199,14 +199,18 @@ def _attach(
     )
 
 
-def _optimizer(optimizer: object) -> optimizers.Optimizer | BlockOptimizer:
+def _optimizer(optimizer: object) -> tuple[optimizers.Optimizer | OptimizerStep, Update]:
+    """What an optimizer step does, and what happens around it."""
     if isinstance(optimizer, Block):
-        return BlockOptimizer(optimizer)
+        written = BlockOptimizer(optimizer)
+        if written.formula is None:
+            return written, PLAIN_UPDATE
+        return written.formula, Update(clip=written.clip)
     try:
         kind = _enum(optimizer, OptimType, "optimizer")
     except OdtpackError as error:  # a TypeError too, as in the reference
         raise WrongTypeError(error.code, error.what, hint=error.hint) from None
-    return optimizers.AdamW() if kind is OptimType.AdamW else optimizers.SGD()
+    return optimizers.AdamW() if kind is OptimType.AdamW else optimizers.SGD(), PLAIN_UPDATE
 
 
 _Kind = TypeVar("_Kind", LossType, OptimType)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Final, Literal
 
 import onnx_ir as ir
 
@@ -46,14 +45,6 @@ TARGETS = (
     Target((1, 25), ir_version=13, opset=26),
 )
 
-Runtime = Literal["onnxruntime", "ort-training"]
-STOCK: Final = "onnxruntime"
-ORT_TRAINING: Final = "ort-training"
-"""onnxruntime-training, whose own operators accumulate and update in place."""
-
-ORT_TRAINING_TARGET = Target((1, 19), ir_version=10, opset=21)
-"""Its last release."""
-
 VERSION = r"\d{1,4}\.\d{1,4}(\.\d{1,4})?"
 """How a release may be written."""
 
@@ -82,22 +73,6 @@ def lowest_target(opset: int) -> Target:
         f"the model uses opset {opset}; ONNX Runtime loads at most {MAX_OPSET}",
         hint=f"export it again with opset {MAX_OPSET} or older",
     )
-
-
-def require_runtime(opset: int, runtime: Runtime) -> None:
-    """Check that a runtime loads an opset at all.
-
-    Raises:
-        OdtpackError: onnxruntime-training is older than it.
-    """
-    newest = ORT_TRAINING_TARGET
-    if runtime == ORT_TRAINING and opset > newest.opset:
-        raise OdtpackError(
-            "opset-too-new",
-            f"the model uses opset {opset}; onnxruntime-training {newest.name} loads at most "
-            f"{newest.opset}",
-            hint=f"export it again with opset {newest.opset} or older, or leave --target out",
-        )
 
 
 def newest_opset(version: str | None) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
+from odtpack.build import build_package
 from odtpack.cli import main
-from odtpack.package.build import build_package
 from tests import zoo
 
 SAMPLES = 60

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack.update.diff_model import PackageDiff
 from tests.cli.conftest import Run, Shared, assert_refused, tree
 from tests.packages.samples import small_model, with_values

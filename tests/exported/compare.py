@@ -13,8 +13,8 @@ import pytest
 from torch import Tensor, nn
 
 from odtpack import optimizers
+from odtpack.build import build_package
 from odtpack.model.loading import ModelLike
-from odtpack.package.build import build_package
 from odtpack_runtime.package.manifest import Manifest
 from tests.exported import twins
 from tests.exported.subjects import Data, Subject

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from tests.exported.export import Exporter, export
 from tests.packaging_tools import open_training
 

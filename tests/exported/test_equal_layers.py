@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
-from odtpack.package.build import build_package
 from odtpack.package.candidates import candidates
 from tests.exported.export import Exporter, export
 from tests.packaging_tools import open_training

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from odtpack.fit.search_context import SearchContext, make_search_context
-from odtpack.recipe import BuildSettings
+from odtpack.recipe import BuildSpec
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile
 from tests import zoo
 from tests.cli.conftest import Run, run
@@ -30,8 +30,8 @@ class Files:
     data: Path
 
     @property
-    def settings(self) -> BuildSettings:
-        return BuildSettings(self.model, "cross_entropy")
+    def settings(self) -> BuildSpec:
+        return BuildSpec(self.model, "cross_entropy")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.fit.search_context import SearchContext
 from odtpack.fit.space import SearchConstraints, Space, open_space
 from odtpack.ort.choices import OrtFormat, Platform, Style
-from odtpack.recipe import BuildSettings, Recipe, read_recipe
+from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.fit.conftest import Files
 
@@ -24,7 +24,7 @@ from tests.fit.conftest import Files
 def space_of(ground: SearchContext, recipe: Recipe | None = None, **wishes: object) -> Space:
     base = ground.base
     if recipe is not None:
-        base = BuildSettings.of(recipe)
+        base = BuildSpec.of(recipe)
     return open_space(
         base,
         recipe,
@@ -236,7 +236,7 @@ class TestRecipes:
         for candidate in itertools.islice(spread(candidates, None, 5), 10):
             path = tmp_path / "recipe.toml"
             read = check(candidate, ground.base, path)
-            manifest = BuildSettings.of(read).build(tmp_path / f"package-{candidate.number}")
+            manifest = BuildSpec.of(read).build(tmp_path / f"package-{candidate.number}")
             assert manifest.accumulation_steps == candidate.accumulation_steps
             assert manifest.optimizer.kind == candidate.optimizer
             assert manifest.schedule is not None
@@ -248,7 +248,7 @@ class TestRecipes:
 
 
 def check(
-    candidate: Candidate, base: BuildSettings, path: Path, around: Surroundings | None = None
+    candidate: Candidate, base: BuildSpec, path: Path, around: Surroundings | None = None
 ) -> Recipe:
     """Write a recipe, read it, and compare what it says."""
     wanted = candidate.settings(base)
@@ -257,7 +257,7 @@ def check(
         encoding="utf-8",
     )
     read = read_recipe(path)
-    found = BuildSettings.of(read)
+    found = BuildSpec.of(read)
     assert found.model.resolve() == wanted.model.resolve()
     assert found.canonical_json() == wanted.canonical_json()
     assert read.table.batch.size == candidate.batch_size

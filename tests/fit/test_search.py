@@ -13,7 +13,7 @@ from odtpack.fit import FitProgress, FitRequest, fit
 from odtpack.fit.package_cache import PackageCache
 from odtpack.fit.replays import Trained, Trial, train
 from odtpack.fit.search_context import SearchContext, make_search_context
-from odtpack.recipe import BuildSettings, Recipe, read_recipe
+from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_simulator.budgets import judge, parse_budgets
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.simulation import simulate
@@ -43,7 +43,7 @@ def plans(
     folder = tmp_path_factory.mktemp("plans")
     recipe = recipe_of(files, folder, FIXED)
     candidates = space_of(ground, recipe).candidates()
-    base = dataclasses.replace(BuildSettings.of(recipe), outputs=("output",))
+    base = dataclasses.replace(BuildSpec.of(recipe), outputs=("output",))
     workshop = PackageCache(base, folder / "packages", ground.shapes, 256, 1)
     planned = workshop.plan(candidates, LocalExecutor())
     return {
@@ -67,7 +67,7 @@ def test_a_budget_that_only_smaller_batches_keep(
     told: list[FitProgress] = []
     profiles = device("slow", gflops=1, watts=2), device("hot", gflops=100, watts=30)
     request = FitRequest(
-        BuildSettings.of(recipe),
+        BuildSpec.of(recipe),
         files.data,
         profiles,
         recipe=recipe,
@@ -117,7 +117,7 @@ def test_a_budget_that_only_smaller_batches_keep(
     read = read_recipe(tmp_path / "recipe-1.toml")
     assert read.devices() == ["pixel-8a"]
     assert read.package is not None
-    BuildSettings.of(read).build(read.package)
+    BuildSpec.of(read).build(read.package)
     again = judge(
         simulate(
             read.package,
@@ -138,7 +138,7 @@ def test_a_budget_that_only_smaller_batches_keep(
 
 def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:
     """Train what the recipe says as it is."""
-    settings = dataclasses.replace(BuildSettings.of(recipe), outputs=("output",))
+    settings = dataclasses.replace(BuildSpec.of(recipe), outputs=("output",))
     (folder / "whole").mkdir()
     ground = make_search_context(settings, files.data, folder / "whole", 0)
     package = folder / "whole" / "recipe"
@@ -230,7 +230,7 @@ class TestBadInput:
 
     def test_a_schedule_longer_than_the_training(self, files: Files, tmp_path: Path) -> None:
         recipe = recipe_of(files, tmp_path, '[schedule]\nkind = "linear"\nwarmup_steps = 1000\n')
-        request = self.request(files, settings=BuildSettings.of(recipe), recipe=recipe, trials=1)
+        request = self.request(files, settings=BuildSpec.of(recipe), recipe=recipe, trials=1)
         with pytest.raises(OdtpackError) as caught:
             fit(request)
         assert caught.value.code == "bad-schedule"

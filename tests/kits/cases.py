@@ -75,7 +75,7 @@ class Case:
     Attributes:
         model: Makes the forward model.
         data: Makes a batch.
-        build: Options of :func:`odtpack.package.build.build_package`.
+        build: Options of :func:`odtpack.build.build_package`.
         learning_rate: Learning rate; None to leave the default.
         schedule: Kind, settings and initial rate.
         steps: Training steps.

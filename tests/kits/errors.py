@@ -222,7 +222,7 @@ def _mismatches(good: Path, case: Callable[..., Folder]) -> Iterator[dict[str, A
     folder = case("nominal_step", "step", "nominal-state", **nominal)
     shutil.rmtree(folder.path / "package")
     case_of = CASES["sgd"]
-    from odtpack.package.build import build_package
+    from odtpack.build import build_package
 
     build_package(case_of.model(), folder.path / "package", loss="cross_entropy", nominal=True)
     batch = case_of.data(np.random.default_rng(0), 4)

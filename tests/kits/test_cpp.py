@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import Clip, GroupRule, Update
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.carry_over import carry_over

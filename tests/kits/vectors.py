@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer, default_session_options
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.package.inference_template import write_inference_model

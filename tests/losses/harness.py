@@ -13,7 +13,7 @@ import onnxruntime
 import torch
 
 from odtpack import optimizers
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training
 

@@ -10,9 +10,9 @@ import onnx
 import onnx.parser
 import pytest
 
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES, make_loss, parse_options
-from odtpack.package.build import build_package
 from odtpack_runtime.package.manifest import LossName, Manifest
 from odtpack_runtime.training.data import load_dataset
 from tests.losses.cases import CASES, normal

@@ -10,8 +10,8 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
+from odtpack.build import build_package
 from odtpack.ort.choices import OrtFormat, Platform, Style
-from odtpack.package.build import build_package
 from odtpack_runtime.package.package import Package
 from tests import zoo
 

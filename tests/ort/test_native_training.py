@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import SGD, Adafactor
 from odtpack.ort import native_training
@@ -25,7 +26,6 @@ from odtpack.ort.native_training import (
     train_natively,
 )
 from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.package.build import build_package
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.ort.conftest import Shared

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests import zoo

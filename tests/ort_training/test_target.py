@@ -12,10 +12,10 @@ import onnx
 import pytest
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, GroupRule, Lion, Optimizer
 from odtpack.ort.choices import OrtFormat
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo

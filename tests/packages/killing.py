@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from odtpack import artifacts
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack.update import signing
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.files import folder_update

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack.update.update_archive import UpdateSummary, write_update
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.package.apply_update import apply_update

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW
 from odtpack.ort.choices import OrtFormat
-from odtpack.package.build import build_package
 from odtpack.update.diff import diff_packages
 from odtpack.update.diff_model import PackageDiff
 from odtpack.update.diff_text import escape, markdown

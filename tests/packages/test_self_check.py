@@ -11,8 +11,8 @@ import onnx.parser
 import onnxruntime
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import SGD
-from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState, OdtpackError, UnknownNameError
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.manifest import SelfCheckInfo

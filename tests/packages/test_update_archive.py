@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from odtpack import artifacts
+from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW
 from odtpack.ort.choices import OrtFormat
-from odtpack.package.build import build_package
 from odtpack.update.update_archive import UpdateSummary, write_update
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint import writer

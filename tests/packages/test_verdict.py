@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
-from odtpack.package.build import build_package
 from odtpack.update.diff import diff_packages
 from odtpack.update.diff_model import Level, Verdict
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer

@@ -17,8 +17,8 @@ import onnx
 import onnx.parser
 import pytest
 
+from odtpack.build import build_package
 from odtpack.cli import main
-from odtpack.package.build import build_package
 from odtpack.update.signing import new_key, sign_package
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.package import verify_steps

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack.recipe import BuildSettings, read_recipe
+from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.key import cache_key, write_stamp
 from odtpack_runtime.package.package import Package
 from tests import zoo
@@ -255,7 +255,7 @@ class TestIfChanged:
 
 
 def _keys(folder: Path) -> str:
-    return cache_key(BuildSettings.of(read_recipe(folder / "recipe.toml")))
+    return cache_key(BuildSpec.of(read_recipe(folder / "recipe.toml")))
 
 
 class TestCacheKey:
@@ -322,7 +322,7 @@ class TestCacheKey:
         assert done.returncode == 0, done.stderr
         loaded = set(json.loads(done.stdout.splitlines()[-1]))
         unwanted = {
-            "jinja2", "odtpack.autodiff", "odtpack.package.build", "odtpack.model.loading",
+            "jinja2", "odtpack.autodiff", "odtpack.build", "odtpack.model.loading",
             "onnx.reference", "onnx_ir", "onnxruntime.tools", "rich", "scipy", "sklearn", "torch",
         }  # fmt: skip
         assert not loaded & unwanted

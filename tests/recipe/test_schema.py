@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
-from odtpack.recipe import BuildSettings, read_recipe
+from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.loss_tables import LossTable
 from odtpack.recipe.optimizer_tables import OptimizerTable, ScheduleTable
 from odtpack.recipe.schema import json_schema
@@ -107,7 +107,7 @@ def make(table: str, path: Path) -> object:
     from odtpack.losses import make_loss
     from odtpack.optimizers import make_optimizer
 
-    settings = BuildSettings.of(read_recipe(path))
+    settings = BuildSpec.of(read_recipe(path))
     if table == "loss":
         return make_loss(settings.loss, settings.loss_options)
     if table == "optimizer":
@@ -216,6 +216,6 @@ def test_equal_settings_have_equal_text(tmp_path: Path) -> None:
     )
     third = tmp_path / "third.toml"
     third.write_text(RECIPE + "label_smoothing = 0.1\n")
-    texts = [BuildSettings.of(read_recipe(p)).canonical_json() for p in (first, second, third)]
+    texts = [BuildSpec.of(read_recipe(p)).canonical_json() for p in (first, second, third)]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]

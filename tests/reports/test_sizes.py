@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
+from odtpack.build import build_package
 from odtpack.fit.outcome import FitResult
 from odtpack.fit.page import render_fit
-from odtpack.package.build import build_package
 from odtpack_simulator.budgets import judge, parse_budgets
 from odtpack_simulator.budgets.compare import compare
 from odtpack_simulator.reports.comparison.page import render_comparison

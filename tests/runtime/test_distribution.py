@@ -19,7 +19,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Package
 from tests import zoo
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from tests import zoo
 
 FORBIDDEN = (

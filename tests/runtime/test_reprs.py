@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import Cosine

@@ -11,8 +11,8 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
+from odtpack.build import build_package
 from odtpack.ort.choices import OrtFormat
-from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_simulator.replay.job import Job
 from tests.simulator.packages import Case
 

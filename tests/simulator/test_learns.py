@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_simulator.budgets import judge, parse_budgets
 from odtpack_simulator.replay.paired_loss import Groups, held_out_fall, pooled, student_t
 from odtpack_simulator.result.result import Check, HeldOutFall, SimulationResult

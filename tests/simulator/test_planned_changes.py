@@ -12,8 +12,8 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.artifacts import OptimType
+from odtpack.build import build_package
 from odtpack.optimizers.sgd import SGD
-from odtpack.package.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.budgets import advice, judge, parse_budgets
 from odtpack_simulator.memory.layer_order import trained_layers

@@ -8,7 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack.package.optimizer_update import Update
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package

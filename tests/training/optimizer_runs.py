@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from odtpack.build import build_package
 from odtpack.optimizers import Adafactor, GroupRule, Optimizer
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import Update
 from tests import zoo
 from tests.packaging_tools import batch, open_training

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from odtpack import optimizers
+from odtpack.build import build_package
 from odtpack.cli import _fit
 from odtpack.errors import OdtpackError
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import Update
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package

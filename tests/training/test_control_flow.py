@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional as F
 
 from odtpack import optimizers
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.package.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from tests.packaging_tools import open_training

@@ -12,9 +12,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from odtpack import choices
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.package import storage
-from odtpack.package.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package
@@ -50,10 +51,10 @@ def with_values(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> onnx.M
     return result
 
 
-@pytest.mark.parametrize("kind", storage.STORAGES)
+@pytest.mark.parametrize("kind", choices.STORAGES)
 @pytest.mark.parametrize("name", HEADS)
 def test_results_are_those_of_the_expanded_weights(
-    name: str, kind: storage.Storage, tmp_path: Path
+    name: str, kind: choices.Storage, tmp_path: Path
 ) -> None:
     """Bit for bit the float32 package of the weights that numpy expands; so is an export.
 
@@ -106,9 +107,9 @@ def test_results_are_those_of_the_expanded_weights(
 BOUNDS = {"float16": (2e-3, 0.62), "int8": (6e-2, 0.45)}
 
 
-@pytest.mark.parametrize("kind", storage.STORAGES)
+@pytest.mark.parametrize("kind", choices.STORAGES)
 @pytest.mark.parametrize("name", HEADS)
-def test_accuracy_and_size(name: str, kind: storage.Storage, tmp_path: Path) -> None:
+def test_accuracy_and_size(name: str, kind: choices.Storage, tmp_path: Path) -> None:
     model = model_of(name)
     x, labels = batch(model, 8)
     outputs, sizes, exact = [], [], []
@@ -236,8 +237,8 @@ def test_nothing_to_store_is_an_error(tmp_path: Path) -> None:
     assert error.value.code == "storage-not-used"
 
 
-@pytest.mark.parametrize("kind", storage.STORAGES)
-def test_lowest_opset(kind: storage.Storage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", choices.STORAGES)
+def test_lowest_opset(kind: choices.Storage, tmp_path: Path) -> None:
     weight = np.random.default_rng(1).standard_normal((40, 40))
     build_package(
         linear(weight, 12), tmp_path / "p", loss="cross_entropy", train=["head"],
@@ -255,7 +256,7 @@ def test_lowest_opset(kind: storage.Storage, tmp_path: Path) -> None:
 def test_one_vector_of_all_parameters(tmp_path: Path) -> None:
     """Float16 widens exactly, and comes back; int8 is refused by name."""
     weight = np.random.default_rng(1).standard_normal((40, 40))
-    for kind in storage.STORAGES:
+    for kind in choices.STORAGES:
         folder = tmp_path / kind
         build_package(
             linear(weight), folder, loss="cross_entropy", train=["head"], frozen_storage=kind

@@ -56,7 +56,7 @@ def test_a_model_of_more_than_2_gb_is_built_without_copies(tmp_path: Path) -> No
     script = textwrap.dedent(f"""
         import re, resource
         from pathlib import Path
-        from odtpack.package.build import build_package
+        from odtpack.build import build_package
         status = Path("/proc/self/status").read_text()
         used = int(re.search(r"VmData:\\s+(\\d+)", status)[1]) * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (used + {ALLOWED},) * 2)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import (
     SGD,
     Adafactor,
@@ -22,7 +23,6 @@ from odtpack.optimizers import (
     optimizer_model,
 )
 from odtpack.ort.choices import OrtFormat
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer

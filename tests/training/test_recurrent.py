@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from odtpack.build import build_package
 from odtpack.optimizers import SGD
-from odtpack.package.build import build_package
 from tests.autodiff.recurrent_oracle import onnx_weights
 from tests.training import runs
 

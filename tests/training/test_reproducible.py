@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 from odtpack import optimizers
+from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from odtpack.package.build import build_package
 from odtpack.package.digest import model_digest
 from odtpack_runtime.package.manifest import Manifest
 from tests import zoo

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from odtpack.package.build import build_package
 from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training
 

@@ -3,113 +3,86 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from odtpack.build_spec import BuildSpec, Group, options
+from odtpack.cli._ort import read_formats
+from odtpack.cli._spec_options import OPTIMIZER_SETTINGS
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import OrtFormat
-from odtpack.recipe import BuildSettings
-from odtpack.recipe.settings import Group
 
 
-@dataclasses.dataclass(frozen=True)
-class BuildOptions:
-    """Options of ``odtpack build`` as they were given; None, empty or false if they were not."""
+def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
+    """What to build: each option that was given takes the place of the recipe's key.
 
-    model: Path | None = None
-    loss: str | None = None
-    loss_options: Sequence[str] = ()
-    loss_inputs: Sequence[str] = ()
-    outputs: Sequence[str] = ()
-    no_prediction: bool = False
-    train: Sequence[str] = ()
-    freeze: Sequence[str] = ()
-    untie: Sequence[str] = ()
-    optimizer: str | None = None
-    optimizer_settings: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    optimizer_options: Sequence[str] = ()
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    groups: Sequence[str] = ()
-    no_vector_decay: bool = False
-    accumulate: int | None = None
-    schedule: str | None = None
-    runtime: str | None = None
-    frozen_storage: str | None = None
-    ort_format: OrtFormat | None = None
-    nominal: bool = False
-    no_self_check: bool = False
-    onnxruntime: str | None = None
+    Another loss or optimizer than the recipe's leaves the options of the recipe's behind.
 
-    def over(self, recipe: BuildSettings | None) -> BuildSettings:
-        """What to build: each option that was given takes the place of the recipe's key.
+    Args:
+        given: Options as typer reads them, by parameter; None, empty or false if not given.
+        recipe: What the recipe asks for, if there is one.
 
-        Another loss or optimizer than the recipe's leaves the options of the recipe's behind.
+    Raises:
+        OdtpackError: An option cannot be read, is unknown or out of range; or model or loss
+            are neither given nor in a recipe.
+    """
+    given = {key: _plain(value) for key, value in given.items() if value not in (None, (), [])}
+    if recipe is None:
+        for name, key in (("MODEL.onnx", "model"), ("--loss", "loss")):
+            if key not in given:
+                raise OdtpackError(
+                    "usage",
+                    f"{name} is missing, and there is no --recipe to name it",
+                    hint="odtpack build --help",
+                )
+        recipe = BuildSpec(model=Path(), loss="")
+    values: dict[str, Any] = {"model": given.get("model", recipe.model)}
+    for field, option in options():
+        value = given.get(field.name)
+        if not option.flag or value is None:
+            continue
+        read: Callable[[Any], Any] = _READERS.get(field.name) or (lambda plain: plain)
+        if isinstance(value, bool):
+            if value:  # a switch turns the default
+                values[field.name] = not field.default
+        elif isinstance(value, list | tuple):
+            values[field.name] = tuple(read(each) for each in value)
+        else:
+            values[field.name] = read(value)
+    if values.keys() & {"clip_norm", "clip_value"}:
+        values = {"clip_norm": None, "clip_value": None, **values}
+    formats = read_formats(
+        bool(given.get("ort_format")), given.get("ort_style"), given.get("ort_platform")
+    )
+    if formats is not None:
+        values["ort_format"] = formats
+    return dataclasses.replace(recipe, **_loss(given, recipe), **_optimizer(given, recipe) | values)
 
-        Raises:
-            OdtpackError: An option cannot be read, is unknown or out of range; or model or loss
-                are neither given nor in a recipe.
-        """
-        if recipe is None:
-            for name, value in (("MODEL.onnx", self.model), ("--loss", self.loss)):
-                if value is None:
-                    raise OdtpackError(
-                        "usage",
-                        f"{name} is missing, and there is no --recipe to name it",
-                        hint="odtpack build --help",
-                    )
-            recipe = BuildSettings(model=Path(), loss="")
-        given: dict[str, Any] = {
-            "model": self.model,
-            "outputs": tuple(self.outputs),
-            "train": tuple(self.train),
-            "freeze": tuple(self.freeze),
-            "untie": tuple(self.untie),
-            "groups": tuple(_read_group(text) for text in self.groups),
-            "accumulation_steps": self.accumulate,
-            "onnxruntime": self.onnxruntime,
-            "runtime": self.runtime,
-            "frozen_storage": self.frozen_storage,
-            "ort_format": self.ort_format,
-        }
-        given = {key: value for key, value in given.items() if value not in (None, ())}
-        given |= {
-            key: turned_on
-            for key, given_at_all, turned_on in (
-                ("nominal", self.nominal, True),
-                ("prediction", self.no_prediction, False),
-                ("self_check", self.no_self_check, False),
-                ("decay_vectors", self.no_vector_decay, False),
-            )
-            if given_at_all
-        }
-        if self.clip_norm is not None or self.clip_value is not None:
-            given |= {"clip_norm": self.clip_norm, "clip_value": self.clip_value}
-        if self.schedule is not None:
-            from odtpack_runtime.training.schedules import ScheduleSpec
 
-            given["schedule"] = ScheduleSpec.parse(self.schedule)
-        given |= self._loss(recipe)
-        given |= self._optimizer(recipe)
-        return dataclasses.replace(recipe, **given)
+def _plain(value: Any) -> Any:
+    """The text of a choice that stands for a text."""
+    return value.value if isinstance(value, StrEnum) else value
 
-    def _loss(self, recipe: BuildSettings) -> dict[str, Any]:
-        name = self.loss or recipe.loss
-        kept = name == recipe.loss
-        options = dict(recipe.loss_options) if kept else {}
-        if self.loss_options:
-            from odtpack.losses import parse_options
 
-            options |= parse_options(name, list(self.loss_options))
-        inputs = tuple(self.loss_inputs) or (recipe.loss_inputs if kept else ())
-        return {"loss": name, "loss_options": options, "loss_inputs": inputs}
+def _loss(given: Mapping[str, Any], recipe: BuildSpec) -> dict[str, Any]:
+    name = given.get("loss", recipe.loss)
+    kept = name == recipe.loss
+    loss_options = dict(recipe.loss_options) if kept else {}
+    if "loss_option" in given:
+        from odtpack.losses import parse_options
 
-    def _optimizer(self, recipe: BuildSettings) -> dict[str, Any]:
-        kind = self.optimizer or recipe.optimizer
-        options = dict(recipe.optimizer_options) if kind == recipe.optimizer else {}
-        options |= read_optimizer_options(kind, self.optimizer_settings, self.optimizer_options)
-        return {"optimizer": kind, "optimizer_options": options}
+        loss_options |= parse_options(name, list(given["loss_option"]))
+    found = {"loss": name, "loss_options": loss_options}
+    return found if kept or "loss_inputs" in given else found | {"loss_inputs": ()}
+
+
+def _optimizer(given: Mapping[str, Any], recipe: BuildSpec) -> dict[str, Any]:
+    kind = given.get("optimizer", recipe.optimizer)
+    settings = dict(recipe.optimizer_options) if kind == recipe.optimizer else {}
+    own = {name: given.get(name) for name in OPTIMIZER_SETTINGS}
+    settings |= read_optimizer_options(kind, own, given.get("optimizer_option", ()))
+    return {"optimizer": kind, "optimizer_options": settings}
 
 
 def read_optimizer_options(
@@ -175,3 +148,13 @@ def _read_group(text: str) -> Group:
         ) from None
     rule = GroupRule(pattern, numbers.get("lr", 1.0), numbers.get("decay"))
     return rule.pattern, rule.learning_rate_scale, rule.weight_decay
+
+
+def _read_schedule(text: str) -> Any:
+    from odtpack_runtime.training.schedules import ScheduleSpec
+
+    return ScheduleSpec.parse(text)
+
+
+# How the text of an option becomes the value of its field, where it is not that.
+_READERS: dict[str, Callable[[str], Any]] = {"groups": _read_group, "schedule": _read_schedule}

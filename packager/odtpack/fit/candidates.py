@@ -16,9 +16,9 @@ from odtpack.fit.depth import Freeze
 from odtpack_runtime.training.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
-    from odtpack.package.storage import Storage
-    from odtpack.recipe import BuildSettings
-    from odtpack.recipe.settings import Group
+    from odtpack.build_spec import Group
+    from odtpack.choices import Storage
+    from odtpack.recipe import BuildSpec
 
 Options = tuple[tuple[str, object], ...]
 
@@ -52,7 +52,7 @@ class Candidate:
         """Training steps of an optimizer step."""
         return self.batch_size // self.micro_batch
 
-    def package_settings(self, base: BuildSettings) -> BuildSettings:
+    def package_settings(self, base: BuildSpec) -> BuildSpec:
         """Everything that decides how its package computes; the learning rate does not."""
         return dataclasses.replace(
             base,
@@ -64,7 +64,7 @@ class Candidate:
             frozen_storage=self.frozen_storage,
         )
 
-    def _has(self, group: Group, base: BuildSettings) -> bool:
+    def _has(self, group: Group, base: BuildSpec) -> bool:
         """Whether a parameter group still has parameters, of which the first pattern decides."""
         if not self.freeze.patterns:
             return True  # a group that has none without freezing more is a mistake to be told
@@ -74,13 +74,13 @@ class Candidate:
         )
         return any(first is group for first in firsts)
 
-    def settings(self, base: BuildSettings) -> BuildSettings:
+    def settings(self, base: BuildSpec) -> BuildSpec:
         """Its package with the learning rate, as the recipe to paste has it."""
         schedule = base.schedule or ScheduleSpec("constant", {})
         schedule = dataclasses.replace(schedule, learning_rate=self.learning_rate)
         return dataclasses.replace(self.package_settings(base), schedule=schedule)
 
-    def cost_key(self, base: BuildSettings) -> str:
+    def cost_key(self, base: BuildSpec) -> str:
         """What decides its memory and time: equal for candidates that differ in the rate only."""
         text = self.package_settings(base).canonical_json()
         content = json.dumps([text, self.batch_size, self.micro_batch])

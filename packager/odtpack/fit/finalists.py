@@ -12,7 +12,7 @@ from odtpack.fit.candidates import Candidate
 from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
 from odtpack.fit.pareto import Point, beaten_by, on_grid
 from odtpack.fit.recipe_text import Surroundings, recipe_text
-from odtpack.recipe import BuildSettings, read_recipe
+from odtpack.recipe import BuildSpec, read_recipe
 from odtpack_simulator.budgets import Budgets, judge
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.result.result import Check, DeviceResult, NotJudged, SimulationResult
@@ -39,7 +39,7 @@ class Simulation:
         threads: Threads of the replay.
     """
 
-    base: BuildSettings
+    base: BuildSpec
     data: Path
     profiles: tuple[DeviceProfile, ...]
     budgets: Budgets
@@ -65,7 +65,7 @@ def run(candidate: Candidate, simulation: Simulation, folder: Path) -> Simulatio
     )
     (folder / "recipe.toml").write_text(text, encoding="utf-8")
     recipe = read_recipe(folder / "recipe.toml")
-    BuildSettings.of(recipe).build(folder / "package")
+    BuildSpec.of(recipe).build(folder / "package")
     measured = simulate(
         folder / "package",
         simulation.data,

@@ -15,7 +15,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 
 if TYPE_CHECKING:
-    from odtpack.recipe import BuildSettings
+    from odtpack.recipe import BuildSpec
     from odtpack_simulator.replay.executor import Executor, OnDone
 
 
@@ -31,7 +31,7 @@ class Order:
         threads: Threads of the sessions.
     """
 
-    settings: BuildSettings
+    settings: BuildSpec
     folder: str
     batch: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -75,7 +75,7 @@ class PackageCache:
 
     def __init__(
         self,
-        base: BuildSettings,
+        base: BuildSpec,
         folder: Path,
         shapes: Mapping[str, tuple[int, ...]],
         largest: int,

@@ -12,7 +12,7 @@ from odtpack.recipe.draft import SCHEMA_NAME
 from odtpack_simulator.values.toml_text import toml_key, toml_value
 
 if TYPE_CHECKING:
-    from odtpack.recipe import BuildSettings
+    from odtpack.recipe import BuildSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Surroundings:
     remark: tuple[str, ...] = ()
 
 
-def recipe_text(settings: BuildSettings, batch_size: int, around: Surroundings) -> str:
+def recipe_text(settings: BuildSpec, batch_size: int, around: Surroundings) -> str:
     """The text of ``recipe.toml``.
 
     Args:
@@ -48,7 +48,7 @@ def recipe_text(settings: BuildSettings, batch_size: int, around: Surroundings) 
     return "\n".join(lines) + "\n"
 
 
-def _content(settings: BuildSettings, batch_size: int, around: Surroundings) -> dict[str, Any]:
+def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict[str, Any]:
     """The tables of the recipe; what is at its default is left out."""
     limits = around.budgets
     budgets = _relative(limits, around.folder) if isinstance(limits, Path) else limits
@@ -62,15 +62,10 @@ def _content(settings: BuildSettings, batch_size: int, around: Surroundings) -> 
     content: dict[str, Any] = {
         "model": _relative(settings.model, around.folder),
         "package": around.package,
-        "outputs": settings.outputs,
-        **({} if settings.prediction else {"prediction": False}),
+        **settings.said(""),
         "budgets": budgets,
         "loss": loss,
-        "parameters": {
-            "train": settings.train,
-            "freeze": settings.freeze,
-            "untie": settings.untie,
-        },
+        "parameters": settings.said("parameters"),
         "optimizer": optimizer,
         "clip": {"norm": settings.clip_norm, "value": settings.clip_value},
         "groups": [
@@ -88,13 +83,10 @@ def _content(settings: BuildSettings, batch_size: int, around: Surroundings) -> 
             "ort": True if formats else None,
             "ort_styles": [style.value for style in formats.styles] if formats else (),
             "ort_platforms": [p.value for p in formats.platforms if p] if formats else (),
-            "frozen_dtype": settings.frozen_storage,
-            "nominal": settings.nominal or None,
-            "self_check": None if settings.self_check else False,
+            **settings.said("formats"),
         },
         "target": {
-            "onnxruntime": settings.onnxruntime,
-            "runtime": None if settings.runtime == "onnxruntime" else settings.runtime,
+            **settings.said("target"),
             "devices": [
                 _relative(Path(name), around.folder) if name.endswith(".toml") else name
                 for name in around.devices

@@ -30,7 +30,7 @@ from odtpack_simulator.replay.sample_plan import SamplePlan
 from odtpack_simulator.result.result import SimulationResult
 
 if TYPE_CHECKING:
-    from odtpack.recipe import BuildSettings, Recipe
+    from odtpack.recipe import BuildSpec, Recipe
 
 DEFAULT_TRIALS: Final = 24
 DEFAULT_FINALISTS: Final = 6
@@ -74,7 +74,7 @@ class FitRequest:
         threads: Threads of the replays.
     """
 
-    settings: BuildSettings
+    settings: BuildSpec
     data: Path
     profiles: tuple[DeviceProfile, ...]
     recipe: Recipe | None = None

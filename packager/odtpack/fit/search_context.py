@@ -17,7 +17,7 @@ from odtpack_simulator.replay.prepare import write_data
 from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
 
 if TYPE_CHECKING:
-    from odtpack.recipe import BuildSettings
+    from odtpack.recipe import BuildSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SearchContext:
         freezes: Choices of what to freeze.
     """
 
-    base: BuildSettings
+    base: BuildSpec
     inputs: tuple[TensorSpec, ...]
     files: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
@@ -65,9 +65,7 @@ class SearchContext:
         return self.schedule(self.fixed_batch or 1, 1, 1)
 
 
-def make_search_context(
-    settings: BuildSettings, data: Path, folder: Path, seed: int
-) -> SearchContext:
+def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int) -> SearchContext:
     """Build what the recipe says, so that its errors are told, and read the data.
 
     Args:
@@ -100,7 +98,7 @@ def make_search_context(
     )
 
 
-def _freezes(base: BuildSettings) -> Sequence[Freeze]:
+def _freezes(base: BuildSpec) -> Sequence[Freeze]:
     """What may be frozen; nothing more where the recipe says what is trained."""
     model = load_model(base.model, named=(*base.train, *base.freeze), untie=base.untie)
     read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)

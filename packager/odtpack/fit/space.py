@@ -13,14 +13,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from odtpack.choices import STORAGES
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate, Options
 from odtpack.fit.depth import Freeze
-from odtpack.package.storage import STORAGES
 
 if TYPE_CHECKING:
-    from odtpack.package.storage import Storage
-    from odtpack.recipe import BuildSettings, Recipe
+    from odtpack.choices import Storage
+    from odtpack.recipe import BuildSpec, Recipe
 
 OPTIMIZERS: Final[dict[str, tuple[Options, tuple[float, ...]]]] = {
     "adamw": ((), (0.001, 0.003, 0.0003)),
@@ -130,7 +130,7 @@ class Space:
 
 
 def open_space(
-    base: BuildSettings,
+    base: BuildSpec,
     recipe: Recipe | None,
     wishes: SearchConstraints,
     freezes: Sequence[Freeze],

@@ -111,3 +111,36 @@ class Names(set[str]):
             if name not in self:
                 self.add(name)
                 return name
+
+
+def turn_dropout_off(graph: ir.Graph) -> None:
+    """Drop the training_mode inputs of Dropout, without which it passes its input through."""
+    for node in nodes_of(graph):
+        if node.op_type == "Dropout" and len(node.inputs) > 2:
+            node.resize_inputs(2)
+
+
+def drop_unused_constants(graph: ir.Graph) -> None:
+    """Drop the initializers of subgraphs that nothing reads."""
+    for subgraph in graph.subgraphs():
+        for value in list(subgraph.initializers.values()):
+            if not value.uses() and not value.is_graph_output():
+                subgraph.initializers.pop(str(value.name))
+
+
+def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
+    """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
+
+    Args:
+        graph: The graph; its subgraphs are looked into.
+        made: What nodes before the subgraph have computed; what its own do is added.
+    """
+    made = set() if made is None else made
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in made and value.producer() is not None:
+                return False
+        if not all(is_sorted(subgraph, made) for subgraph in subgraphs(node)):
+            return False
+        made.update(node.outputs)
+    return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import json
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 
@@ -20,7 +20,8 @@ from odtpack.errors import OdtpackError, WrongTypeError
 from odtpack.graph.ops import Ops
 from odtpack.onnxblock.bases import current, empty_base
 from odtpack.onnxblock.block import Block
-from odtpack.onnxblock.models import ForwardBlock, Parameters
+from odtpack.onnxblock.models import ForwardBlock, Parameters, parameters
+from odtpack.package.training import Graphs
 from odtpack.passes import aliases
 
 __all__ = ["SGD", "AdamW", "AdamWOptimizer", "ClipGradNorm", "Optimizer", "SGDOptimizer"]
@@ -298,23 +299,22 @@ class BlockOptimizer:
                 self.formula = block.formula
                 self.clip = optimizers.Clip(norm=None if clip is None else clip.max_norm)
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> dict[str, Any]:
         """The parts of a manifest that tell of a block of the user's."""
         return {"optimizer": {"kind": "custom"}, "groups": []}
 
-    def model(self, parameters: Parameters, opset: int) -> ir.Model:
+    def model(self, graphs: Graphs) -> ir.Model:
         """Let the block write the model, and check that a runtime can run it.
 
         Args:
-            parameters: Trainable and other parameters.
-            opset: Opset of the training model.
+            graphs: The training model and its parameters.
 
         Raises:
             OdtpackError: It is no optimizer model over flat vectors, or an output cannot
                 share memory with its input.
         """
-        with empty_base(opset):
-            self._block(parameters)
+        with empty_base(graphs.opset):
+            self._block(parameters(graphs))
         model = ir.from_proto(self._block.to_model_proto())
         moments = _check_model(model.graph, type(self._block).__name__)
         model.graph.name = "optimizer"

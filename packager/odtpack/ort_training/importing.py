@@ -16,10 +16,10 @@ from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.forward import forward_model
 from odtpack.ort_training.loss import take_loss
 from odtpack.ort_training.optimizer import carried_state, read_optimizer
-from odtpack.package.build import check_folder
 from odtpack.package.emit import write_package
 from odtpack.package.optimizer_update import Update, resolve_update
 from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.write import check_folder
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.package.manifest import Manifest
 
@@ -62,13 +62,12 @@ def import_artifacts(
         state = carried_state(opened.checkpoint, optimizer, str(opened.checkpoint_path))
         graphs = _differentiate(opened)
         resolved = resolve_update(optimizer, Update(clip=clip), graphs)
-        opset = graphs.training.graph.opset_imports[""]
     except OdtpackError as error:
         error.where = error.where or str(source)
         raise
     manifest = write_package(
         graphs,
-        (resolved, resolved.model(opset)),
+        (resolved, resolved.model(graphs)),
         destination,
         nominal=opened.nominal,
         carried=CheckpointData({}, {}, optimizer=state, properties=opened.checkpoint.properties),

@@ -16,12 +16,10 @@ import onnx
 import onnx_ir as ir
 
 import odtpack
-from odtpack import targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, nodes_of
-from odtpack.onnxblock.optim import BlockOptimizer
-from odtpack.ort.kernel_needs import Need, oldest_runtime
-from odtpack.package.optimizer_update import ResolvedUpdate
+from odtpack.ort.kernel_needs import Need
+from odtpack.package.optimizer_update import OptimizerStep
 from odtpack.package.parameters import Parameter
 from odtpack.package.self_check import with_self_check
 from odtpack.package.training import STATE_SUFFIX, Graphs
@@ -42,7 +40,7 @@ _PROTOBUF_LIMIT = 2**31
 
 def write_package(
     graphs: Graphs,
-    optimizer: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None,
+    optimizer: tuple[OptimizerStep, ir.Model] | None,
     folder: Path,
     prefix: str = "",
     *,
@@ -74,7 +72,7 @@ def write_package(
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if optimizer is not None:
         models["optimizer_model"] = optimizer[1]
-        if graphs.inference is not None and graphs.runtime == targets.STOCK:
+        if graphs.inference is not None and graphs.backend.is_stock:
             models[_TEMPLATE] = graphs.inference.model
     name = f"{prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
@@ -82,7 +80,7 @@ def write_package(
         if optimizer is None:
             return None
         manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest)
-        if self_check and graphs.runtime == targets.STOCK:
+        if self_check and graphs.backend.is_stock:
             manifest = with_self_check(manifest, staged)
         with atomic_write(stage / name) as stream:
             stream.write(manifest.to_json().encode())
@@ -148,25 +146,24 @@ def _stage(
 def _manifest(
     graphs: Graphs,
     models: dict[str, ir.Model],
-    update: ResolvedUpdate | BlockOptimizer,
+    update: OptimizerStep,
     staged: dict[str, Path],
     recipe_digest: str | None,
     oldest: Need | None,
 ) -> Manifest:
     graph = graphs.training.graph
-    peer = graphs.runtime == targets.ORT_TRAINING
-    template = None if peer else graphs.inference
-    if peer:
-        lowest = targets.ORT_TRAINING_TARGET.name
-    else:
-        lowest = (oldest or oldest_runtime(models.values())).name
+    backend = graphs.backend
+    template = graphs.inference if backend.is_stock else None
+    lowest = (oldest or backend.oldest_runtime(models.values())).name
     inputs, outputs = _inputs(graphs), _outputs(graph)
     predictions = [
         _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
     ]
     roles = [str(item["role"]) for item in (*inputs, *outputs, *predictions)]
     roles += [parameter.role for parameter in graphs.parameters]
-    layout, offsets = (None, {}) if peer else _layout(graphs, models["optimizer_model"])
+    layout, offsets = None, dict[str, int]()
+    if backend.is_stock:
+        layout, offsets = _layout(graphs, models["optimizer_model"])
     content = {
         "schema_version": 1,
         "tool": {
@@ -175,7 +172,7 @@ def _manifest(
             "onnx_ir": ir.__version__,
         },
         "files": {key: PackageFile.describe(path).as_dict() for key, path in staged.items()},
-        **({"target": graphs.runtime} if peer else {}),
+        **({} if backend.is_stock else {"target": backend.runtime}),
         "minimum_onnxruntime": lowest,
         "ir_version": graphs.training.ir_version,
         "opsets": dict(sorted(graph.opset_imports.items())),
@@ -209,7 +206,9 @@ def _manifest(
             key: operators(model.graph) for key, model in models.items() if key != _TEMPLATE
         },
         "recipe_digest": recipe_digest,
-        "session": None if peer else _session(graphs.training).as_dict(defaults=False),
+        "session": (
+            _session(graphs.training).as_dict(defaults=False) if backend.is_stock else None
+        ),
         "layout": layout,
         "inference": template
         and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},

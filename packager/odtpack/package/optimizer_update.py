@@ -7,7 +7,7 @@ applies it to the parameters of a model.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import onnx_ir as ir
 
@@ -40,6 +40,16 @@ PLAIN_UPDATE: Final = Update()
 """No clipping, one group, no schedule."""
 
 
+class OptimizerStep(Protocol):
+    """What an optimizer step does: a formula of the packager's, or a model that others write."""
+
+    def describe(self) -> dict[str, Any]:
+        """The parts of a manifest that tell of it."""
+
+    def model(self, graphs: Graphs) -> ir.Model:
+        """The optimizer model for the parameters of a training model."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ResolvedUpdate:
     """An optimizer and an update, applied to the parameters of one model."""
@@ -49,10 +59,10 @@ class ResolvedUpdate:
     groups: tuple[Group, ...]
     schedule: ScheduleSpec | None
 
-    def model(self, opset: int, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
+    def model(self, graphs: Graphs) -> ir.Model:
         """The optimizer model; see :func:`odtpack.optimizers.optimizer_model`."""
         return optimizer_model(
-            self.optimizer, opset, clip=self.clip, groups=self.groups, dtype=dtype
+            self.optimizer, graphs.opset, clip=self.clip, groups=self.groups, dtype=graphs.master
         )
 
     def describe(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.choices import Storage
 from odtpack.errors import OdtpackError
 from odtpack.package import storage
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
@@ -49,7 +50,7 @@ class Parameter:
 
 
 def store_frozen(
-    graph: ir.Graph, parameters: Sequence[Parameter], wanted: storage.Storage
+    graph: ir.Graph, parameters: Sequence[Parameter], wanted: Storage
 ) -> tuple[Parameter, ...]:
     """Store large frozen weights in fewer bytes; a scale follows the weight it belongs to."""
     found: list[Parameter] = []

@@ -9,15 +9,12 @@ statistics and other vectors are small, and an error in one of them moves a whol
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.choices import Storage
 from odtpack.errors import OdtpackError
-
-Storage = Literal["float16", "int8"]
-STORAGES: tuple[Storage, ...] = ("float16", "int8")
 
 SMALLEST = 1024
 """Elements from which on a weight is stored in fewer bytes."""

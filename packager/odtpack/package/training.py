@@ -14,34 +14,24 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common_passes
 
 from odtpack import losses, targets
-from odtpack.autodiff import differentiate, stop_gradient
+from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
+from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.graph.graphs import nodes_of, static_dims, subgraphs
+from odtpack.graph.graphs import static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
-from odtpack.ort_training import in_place
-from odtpack.package import inference_template, storage
+from odtpack.package import inference_template
 from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
+from odtpack.package.backend import STOCK, Backend
 from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
-from odtpack.passes import (
-    aliases,
-    batch_norm,
-    float16_fallback,
-    float64_lowering,
-    keep_epsilon,
-    pipeline,
-    sparse_gradients,
-    upgrade_opset,
-)
-from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX, accumulate
-from odtpack.passes.compact import compact
+from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
+from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 RESET = "lazy_reset_grad"
@@ -69,7 +59,6 @@ class TrainingGraphSpec:
         attached: What is known of a loss that the model already ends in.
         input_gradients: Names of inputs whose gradients the training model accumulates,
             like those of parameters.
-        runtime: What is to run the models.
         newest_opset: The newest opset that whoever loads the models knows.
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
@@ -87,9 +76,8 @@ class TrainingGraphSpec:
     accumulation_steps: int = 1
     attached: LossInfo | None = None
     input_gradients: tuple[str, ...] = ()
-    runtime: targets.Runtime = targets.STOCK
     newest_opset: int = targets.MAX_OPSET
-    frozen_storage: storage.Storage | None = None
+    frozen_storage: Storage | None = None
     prediction: bool = False
 
     def __post_init__(self) -> None:
@@ -114,9 +102,14 @@ class Graphs:
     parameters: tuple[Parameter, ...]
     accumulation_steps: int = 1
     loss: LossInfo = dataclasses.field(default_factory=LossInfo)
-    runtime: targets.Runtime = targets.STOCK
+    backend: Backend = STOCK
     returns_prediction: bool = False
     inference: InferenceTemplate | None = None
+
+    @property
+    def opset(self) -> int:
+        """Opset of the training model."""
+        return self.training.graph.opset_imports[""]
 
     @property
     def master(self) -> ir.DataType:
@@ -128,18 +121,15 @@ def _master(dtypes: Collection[ir.DataType]) -> ir.DataType:
     return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
 
 
-def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
-    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`).
+def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = STOCK) -> Graphs:
+    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`) for a runtime.
 
     Raises:
         OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
             trained, or is not reached from the loss; or an operator has no gradient.
     """
     forward = model.clone()
-    if recipe.newest_opset >= upgrade_opset.TO:
-        upgrade_opset.upgrade(forward.graph)
-    float16_fallback.refuse_bfloat16(forward.graph)
-    float16_fallback.widen(forward.graph)
+    pipeline.on_reading(forward, recipe.newest_opset)
     parameters = _parameters(forward.graph, recipe)
     _check_names(forward.graph)
     _check_inputs(forward.graph, recipe.input_gradients)
@@ -164,27 +154,27 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
-    batch_norm.to_evaluation(evaluation.graph)
-    stop_gradient.lower(evaluation.graph)
-    _dropout_off(evaluation.graph)
+    pipeline.for_evaluation(evaluation)
     for each in (forward, evaluation):
         lift_parameters(each.graph, parameters)
-    forward = pipeline.before_gradient(forward)
-    _differentiate(forward.graph, recipe)
+    pipeline.before_gradient(forward)
+    _differentiate(forward, recipe, backend)
     properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
     training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
     return Graphs(
-        compact(
-            _finish(forward, "training", properties | training),
-            keep_names=recipe.runtime != targets.STOCK,  # the reference tells values by name
+        _finish(
+            forward,
+            "training",
+            properties | training,
+            keep_names=not backend.is_stock,  # the reference tells values by name
         ),
-        compact(_finish(evaluation, "evaluation", properties), keep_names=True),
+        _finish(evaluation, "evaluation", properties),
         parameters,
         recipe.accumulation_steps,
         info,
-        recipe.runtime,
+        backend,
         returned,
         _inference(plain, forward.graph, recipe, parameters),
     )
@@ -201,11 +191,9 @@ def _inference(
     names = inference_template.select(plain.graph, wanted, own_loss, beyond)
     if not names:
         return None
-    batch_norm.to_evaluation(plain.graph)
-    stop_gradient.lower(plain.graph)
-    _dropout_off(plain.graph)
+    pipeline.for_evaluation(plain)
     inputs, used = inference_template.detach(plain.graph, names, [p.name for p in parameters])
-    model = compact(_finish(plain, "inference", {}), keep_names=True)
+    model = _finish(plain, "inference", {})
     return InferenceTemplate(model, inputs, tuple(names), used)
 
 
@@ -298,14 +286,8 @@ def _check_names(graph: ir.Graph) -> None:
             )
 
 
-def _dropout_off(graph: ir.Graph) -> None:
-    """Without its training_mode input a Dropout passes its input through."""
-    for node in nodes_of(graph):
-        if node.op_type == "Dropout" and len(node.inputs) > 2:
-            node.resize_inputs(2)
-
-
-def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec) -> None:
+def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> None:
+    graph = model.graph
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
@@ -324,9 +306,9 @@ def _differentiate(graph: ir.Graph, recipe: TrainingGraphSpec) -> None:
                 f"{parameter.name!r} is to be trained, but the loss does not depend on it",
                 hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
             )
-    updates = pipeline.after_gradient(op, graph, recipe.runtime)
+    updates = pipeline.after_gradient(op, model, backend.lower_batch_norms)
     if trained:
-        _accumulate(graph, op, trained, gradients, recipe.runtime)
+        _accumulate(graph, op, trained, gradients, backend)
     for update in updates:
         # A layer used twice updates its statistics twice, the second time from the first.
         update.update.name = update.name + STATE_SUFFIX
@@ -340,13 +322,12 @@ def _accumulate(
     op: Ops,
     trained: Sequence[ir.Value],
     gradients: dict[ir.Value, ir.Value],
-    runtime: targets.Runtime,
+    backend: Backend,
 ) -> None:
     buffers = [ir.val(f"{p.name}{BUFFER_SUFFIX}", dtype=p.dtype, shape=p.shape) for p in trained]
     reset = ir.val(RESET, dtype=ir.DataType.BOOL, shape=[1])
     graph.inputs.extend([*buffers, reset])
-    stock = runtime == targets.STOCK
-    flag = op.squeeze(reset, 0) if stock else reset
+    accumulate = backend.accumulator(op, reset)
     shares = collections.Counter(gradients[parameter] for parameter in trained)
     for parameter, buffer in zip(trained, buffers, strict=True):
         gradient = gradients[parameter]
@@ -357,16 +338,9 @@ def _accumulate(
             gradient = sparse_gradients.merge(op, gradient)
         gradient.name = op.fresh_name(f"{parameter.name}_grad")
         gradient.type, gradient.shape = parameter.type, parameter.shape
-        if stock:
-            out = accumulate(op, gradient, buffer, flag)
-            out.type, out.shape = parameter.type, parameter.shape
-        else:
-            in_place.check_float(parameter)
-            out = in_place.accumulate(op, gradient, buffer, flag)
+        out = accumulate(parameter, gradient, buffer)
         out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
         graph.outputs.append(out)
-        if stock:
-            aliases.verify(graph, buffer, out)
     sparse_gradients.zeros_at_run_time(op, graph, reset)
 
 
@@ -386,38 +360,14 @@ def _has_constant_weight(node: ir.Node) -> bool:
     return weight is not None and weight.is_initializer()
 
 
-def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
+def _finish(
+    model: ir.Model, name: str, properties: dict[str, str], *, keep_names: bool = True
+) -> ir.Model:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
-    model = common_passes.RemoveUnusedNodesPass()(model).model
-    for subgraph in model.graph.subgraphs():  # which the pass leaves their constants
-        for value in list(subgraph.initializers.values()):
-            if not value.uses() and not value.is_graph_output():
-                subgraph.initializers.pop(str(value.name))
-    keep_epsilon.rewrite(Ops(model.graph, "sum/"), model.graph)
-    model = float64_lowering.lower(model)
-    if not _is_sorted(model.graph):
-        common_passes.TopologicalSortPass()(model)
+    pipeline.finish(model)
     model.graph.name = name
     model.producer_name, model.producer_version = "odtpack", None
     model.metadata_props.clear()
     model.metadata_props.update(properties)
     targets.stamp(model)
-    return model
-
-
-def _is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
-    """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
-
-    Args:
-        graph: The graph; its subgraphs are looked into.
-        made: What nodes before the subgraph have computed; what its own do is added.
-    """
-    made = set() if made is None else made
-    for node in graph:
-        for value in node.inputs:
-            if value is not None and value not in made and value.producer() is not None:
-                return False
-        if not all(_is_sorted(subgraph, made) for subgraph in subgraphs(node)):
-            return False
-        made.update(node.outputs)
-    return True
+    return pipeline.on_writing(model, keep_names=keep_names)

@@ -1,53 +1,114 @@
-"""Which passes run on the training graph, and in which order."""
+"""Which passes run, in which order: the list of them all, stage by stage.
+
+Each is a pass of onnx-ir (``requires``, ``call``, ``ensures``), its own or a
+:class:`~odtpack.passes.graph_pass.GraphPass`.
+"""
 
 from __future__ import annotations
 
-import onnx_ir as ir
+from collections.abc import Callable
 
-from odtpack import targets
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
 from odtpack.autodiff import stop_gradient
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.graph.graphs import drop_unused_constants, is_sorted, turn_dropout_off
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.ort_training import in_place
 from odtpack.passes import (
     batch_norm,
     fake_quant,
+    float16_fallback,
+    float64_lowering,
     fuse_layer_norm,
     gelu,
+    keep_epsilon,
     pool_before_relu,
     small_conv,
+    upgrade_opset,
 )
+from odtpack.passes.compact import compact
+from odtpack.passes.graph_pass import ALL, GraphPass, ModelPass, run
 
-# Rewrites of the forward graph that make its gradient cheaper, each exact.
-_REWRITES = (fuse_layer_norm.rewrite, pool_before_relu.rewrite)
+
+def on_reading(model: ir.Model, newest_opset: int) -> None:
+    """Bring a forward model into a form that has kernels everywhere.
+
+    Raises:
+        OdtpackError: It has values of a type that no kernel takes.
+    """
+    if newest_opset >= upgrade_opset.TO:
+        run(model, GraphPass(upgrade_opset.upgrade))
+    run(model, GraphPass(float16_fallback.refuse_bfloat16), GraphPass(float16_fallback.widen))
 
 
-def before_gradient(model: ir.Model) -> ir.Model:
+def for_evaluation(model: ir.Model) -> None:
+    """Let a model with its loss evaluate, not train."""
+    run(
+        model,
+        GraphPass(batch_norm.to_evaluation),
+        GraphPass(stop_gradient.lower, lowers=ALL),
+        GraphPass(turn_dropout_off),
+    )
+
+
+def before_gradient(model: ir.Model) -> None:
     """Prepare a forward graph whose parameters are inputs for differentiation."""
-    changed = [rewrite(Ops(model.graph, "forward/"), model.graph) for rewrite in _REWRITES]
+    # Rewrites of the forward graph that make its gradient cheaper, each exact.
+    changed = [
+        run(model, GraphPass(rewrite, Ops(model.graph, "forward/")))
+        for rewrite in (fuse_layer_norm.rewrite, pool_before_relu.rewrite)
+    ]
     if any(changed):
-        model = infer_shapes(model, new_only=True)
-    batch_norm.mark(model.graph)
-    gelu.mark(model.graph)
-    fake_quant.mark(model.graph)
-    return model
+        run(model, ModelPass(infer_shapes, new_only=True))
+    run(model, GraphPass(batch_norm.mark), GraphPass(gelu.mark), GraphPass(fake_quant.mark))
 
 
 def after_gradient(
-    op: Ops, graph: ir.Graph, runtime: targets.Runtime
+    op: Ops, model: ir.Model, lower_batch_norms: Callable[[Ops, ir.Graph], None]
 ) -> list[batch_norm.RunningStatistic]:
     """Write internal operators out and speed up what is left of the forward graph.
+
+    Args:
+        op: Writer for the training graph.
+        model: The training model.
+        lower_batch_norms: Replaces batch normalizations by an operator of the runtime's own,
+            if it has one.
 
     Returns:
         The updates of running statistics; none where the runtime updates them in place.
     """
-    small_conv.rewrite(op, graph)
-    if runtime == targets.ORT_TRAINING:
-        in_place.lower_batch_norms(op, graph)
-    updates = batch_norm.lower(op, graph)
-    gelu.lower(op, graph)
-    fake_quant.lower(graph)
-    stop_gradient.lower(graph)
-    graph.opset_imports.pop(INTERNAL_DOMAIN, None)
+    updates: list[batch_norm.RunningStatistic] = []
+
+    def lower_the_rest(op: Ops, graph: ir.Graph) -> None:
+        updates.extend(batch_norm.lower(op, graph))
+
+    run(
+        model,
+        GraphPass(small_conv.rewrite, op),
+        GraphPass(lower_batch_norms, op),
+        GraphPass(lower_the_rest, op, lowers=batch_norm.OP_TYPE),
+        GraphPass(gelu.lower, op, lowers="Gelu"),
+        GraphPass(fake_quant.lower, lowers=fake_quant.OP_TYPE),
+        GraphPass(stop_gradient.lower, lowers=ALL),
+    )
     return updates
+
+
+def finish(model: ir.Model) -> None:
+    """Drop what no output needs, and write what ONNX Runtime would misread or lacks."""
+    run(
+        model,
+        common_passes.RemoveUnusedNodesPass(),
+        GraphPass(drop_unused_constants),  # of subgraphs, which that pass leaves
+        GraphPass(keep_epsilon.rewrite, Ops(model.graph, "sum/")),
+        ModelPass(float64_lowering.lower),
+    )
+    if not is_sorted(model.graph):
+        run(model, common_passes.TopologicalSortPass())
+
+
+def on_writing(model: ir.Model, *, keep_names: bool) -> ir.Model:
+    """Make a finished model small; return it."""
+    run(model, ModelPass(compact, keep_names=keep_names))
+    return model

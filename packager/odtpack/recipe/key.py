@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from odtpack.build_spec import BuildSpec
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
-from odtpack.recipe.settings import BuildSettings
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.digest import file_sha256
 
@@ -23,7 +23,7 @@ _MAX_STAMP_BYTES: Final = 2**20
 MANIFEST: Final = "manifest.json"
 
 
-def cache_key(settings: BuildSettings) -> str:
+def cache_key(settings: BuildSpec) -> str:
     """The key of what settings build, in hex.
 
     Raises:

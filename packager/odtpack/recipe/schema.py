@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, model_validator
 
+from odtpack.build_spec import keys_of
 from odtpack.recipe.loss_tables import LossTable
 from odtpack.recipe.optimizer_tables import (
     AdamWTable,
@@ -21,28 +23,46 @@ from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
 Pattern = Annotated[str, Field(min_length=1)]
+_Table = TypeVar("_Table", bound=Table)
 
 
-def _version(text: str) -> str:
-    if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?", text):
-        msg = f'must be a version such as "1.20", found {text[:40]!r}'
-        raise ValueError(msg)
-    return text
+def declared(table: str) -> Callable[[type[_Table]], type[_Table]]:
+    """Add the keys to a table that :class:`~odtpack.build_spec.BuildSpec` declares for it.
+
+    Args:
+        table: Its name in a recipe; empty for what stands above all tables.
+    """
+
+    def decorate(kind: type[_Table]) -> type[_Table]:
+        fields: dict[str, Any] = {
+            key: (_strict(field), Field(field.default, description=field.metadata["option"].doc))
+            for key, field in keys_of(table)
+        }
+        made = create_model(
+            kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
+        )
+        return made
+
+    return decorate
 
 
+def _strict(field: dataclasses.Field[Any]) -> Any:
+    """The type of a field as a recipe takes it: no empty names, no numbers for truth values."""
+    if field.type is bool:
+        return Switch
+    if get_origin(field.type) is tuple:
+        return tuple[Pattern, ...]
+    check = field.metadata["option"].check
+    return field.type if check is None else Annotated[str, AfterValidator(check)] | None
+
+
+@declared("parameters")
 class ParametersTable(Table):
     """What is trained and what is frozen.
 
     A parameter that neither list matches stays a constant in the models; with one list only,
     the other has the rest.
     """
-
-    train: tuple[Pattern, ...] = ()
-    """Patterns of the parameters to train."""
-    freeze: tuple[Pattern, ...] = ()
-    """Patterns of the parameters to freeze."""
-    untie: tuple[Pattern, ...] = ()
-    """Patterns of tensors that several places read, to give each place its own."""
 
 
 class BatchTable(Table):
@@ -72,6 +92,7 @@ class BatchTable(Table):
         return self.size // self.at_once
 
 
+@declared("formats")
 class FormatsTable(Table):
     """What is written besides the ONNX models."""
 
@@ -81,22 +102,16 @@ class FormatsTable(Table):
     """ORT format: optimized once, or with what suits the processor left to the session."""
     ort_platforms: tuple[Literal["arm", "amd64"], ...] = ()
     """ORT format: processors to optimize for. Without them, models that run on all."""
-    frozen_dtype: Literal["float16", "int8"] | None = None
-    """Store large frozen weights in fewer bytes; the models compute in float32."""
-    nominal: Switch = False
-    """A checkpoint without values too."""
-    self_check: Switch = True
-    """Run the first steps, and note their losses for devices to compare theirs with."""
 
 
-class TargetTable(Table):
+@declared("target")
+class _TargetOptions(Table):
+    pass
+
+
+class TargetTable(_TargetOptions):
     """Where the package shall run."""
 
-    onnxruntime: Annotated[str, AfterValidator(_version)] | None = None
-    """Oldest version of ONNX Runtime that must load the package, `"1.20"`. Without it, the
-    oldest that has the kernels of the models; the manifest names it."""
-    runtime: Literal["onnxruntime", "ort-training"] = "onnxruntime"
-    """What runs the package: ONNX Runtime as it is, or onnxruntime-training 1.19."""
     platforms: tuple[OsClass, ...] = ()
     """Operating systems: `simulate --recipe` replays on every shipped device that has one."""
     devices: tuple[Pattern, ...] = ()
@@ -122,17 +137,21 @@ BudgetsKey = Annotated[
 ]
 
 
-class RecipeFile(Table):
-    """A recipe: everything that decides a package."""
-
+class _Paths(Table):
     model: Annotated[str, Field(min_length=1)]
     """Path of the forward model, from the recipe's folder."""
     package: Annotated[str, Field(min_length=1)] | None = None
     """Folder of the package, from the recipe's folder."""
-    outputs: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Further values that the training and evaluation models return."""
-    prediction: bool = True
-    """Whether the evaluation model returns what the loss compares with labels: for accuracy."""
+
+
+@declared("")
+class _AboveAll(_Paths):
+    pass
+
+
+class RecipeFile(_AboveAll):
+    """A recipe: everything that decides a package."""
+
     loss: LossTable
     """What is made small."""
     parameters: ParametersTable = ParametersTable()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, AdamW, Clip, Lion, Optimizer
-from odtpack.package.build import build_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.node_names import Labels

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack.package.build import build_package
+from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.replay.checkpoint_difference import first_difference
 from tests import zoo

@@ -155,9 +155,9 @@ def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> N
     """Train the model that ships: what a server would do, here on the same runtime."""
     import tempfile
 
+    from odtpack.build import build_package
     from odtpack.cli import _fit
     from odtpack.demo.cnn import cnn
-    from odtpack.package.build import build_package
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
 
@@ -184,8 +184,8 @@ def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> N
 
 
 def _build(model: Path, folder: Path) -> None:
+    from odtpack.build import build_package
     from odtpack.cli._describe import parameter_summary
-    from odtpack.package.build import build_package
     from odtpack_simulator.values.units import format_bytes
 
     manifest = build_package(model, folder, loss="cross_entropy")

@@ -21,7 +21,7 @@ from odtpack.cli._options import (
 if TYPE_CHECKING:
     from odtpack.fit import FitProgress, FitResult
     from odtpack.fit.outcome import Solution
-    from odtpack.recipe import BuildSettings, Recipe
+    from odtpack.recipe import BuildSpec, Recipe
     from odtpack_simulator.replay.executor import Executor
     from odtpack_simulator.result.result import Check
 
@@ -204,17 +204,13 @@ def _settings(
     loss: LossName | None,
     loss_options: list[str] | None,
     freeze: list[str] | None,
-) -> BuildSettings:
+) -> BuildSpec:
     """What recipe and options fix."""
-    from odtpack.cli._build_options import BuildOptions
-    from odtpack.recipe import BuildSettings
+    from odtpack.cli._build_options import overlay
+    from odtpack.recipe import BuildSpec
 
-    return BuildOptions(
-        model=model,
-        loss=None if loss is None else loss.value,
-        loss_options=loss_options or (),
-        freeze=freeze or (),
-    ).over(None if read is None else BuildSettings.of(read))
+    given = {"model": model, "loss": loss, "loss_option": loss_options, "freeze": freeze}
+    return overlay(given, None if read is None else BuildSpec.of(read))
 
 
 def _tell(progress: _console.Progress, now: FitProgress) -> None:

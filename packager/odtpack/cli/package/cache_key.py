@@ -17,7 +17,7 @@ def cache_key(
     It changes with the recipe's keys that decide the package, the model and its external data,
     and the versions of odtpack, onnx, onnx-ir and onnxruntime.
     """
-    from odtpack.recipe import BuildSettings, read_recipe
+    from odtpack.recipe import BuildSpec, read_recipe
     from odtpack.recipe import key as keys
 
-    sys.stdout.write(keys.cache_key(BuildSettings.of(read_recipe(recipe))) + "\n")
+    sys.stdout.write(keys.cache_key(BuildSpec.of(read_recipe(recipe))) + "\n")

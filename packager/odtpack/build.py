@@ -2,13 +2,11 @@
 
 ``artifacts.generate_artifacts`` is the reference's call with the reference's arguments;
 :func:`build_package` takes patterns in place of names and an optimizer with its
-hyperparameters. Both end in :func:`write_artifacts`.
+hyperparameters. Both end in :func:`odtpack.package.write.write_artifacts`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,34 +15,21 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from odtpack import optimizers, targets
+from odtpack import choices, optimizers, targets
+from odtpack.arguments import check_choice, check_names, check_type
+from odtpack.choices import STORAGES, Storage
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.model.loading import ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
-from odtpack.onnxblock.models import parameters
-from odtpack.onnxblock.optim import BlockOptimizer
-from odtpack.ort import kernel_needs
 from odtpack.ort.choices import OrtFormat
-from odtpack.ort.files import with_ort_files, write_ort_files
-from odtpack.ort.kernel_needs import oldest_runtime
-from odtpack.ort.ort_needs import oldest_of_files
-from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.ort_training.optimizer import inexpressible
-from odtpack.ort_training.optimizer import optimizer_model as peer_optimizer
-from odtpack.package.arguments import check_choice, check_names, check_type
-from odtpack.package.digest import model_digest, recipe_digest
-from odtpack.package.emit import listed_files, write_package
-from odtpack.package.optimizer_update import PLAIN_UPDATE, ResolvedUpdate, Update, resolve_update
+from odtpack.ort_training.backend import backend_for
+from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack.package.patterns import resolve, unreached
-from odtpack.package.storage import STORAGES, Storage
-from odtpack.package.training import TrainingGraphSpec, build_graphs
-from odtpack_runtime.files.digest import file_sha256
-from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
+from odtpack.package.training import TrainingGraphSpec
+from odtpack.package.write import FilesSpec, check_folder, write_artifacts
 from odtpack_runtime.package.manifest import Manifest
-
-MANIFEST = "manifest.json"
 
 
 @paused_collector()
@@ -69,7 +54,7 @@ def build_package(
     self_check: bool = True,
     onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
-    runtime: targets.Runtime = targets.STOCK,
+    runtime: choices.Runtime = choices.STOCK,
 ) -> Manifest:
     """Build a package.
 
@@ -88,7 +73,7 @@ def build_package(
         untie: Patterns of tensors that several places of the model read, of which each place
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
         loss_inputs: Names of the values that the loss reads, see
-            :class:`odtpack.package.training.Recipe`; the first outputs if empty.
+            :class:`odtpack.package.training.TrainingGraphSpec`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
         prediction: Let the evaluation model also return what the loss compares with labels, so
             that the accuracy can be told. Training is not touched by it.
@@ -119,7 +104,7 @@ def build_package(
     check_type("nominal", nominal, bool, "True")
     check_type("onnxruntime", onnxruntime, (str, NoneType), "'1.20'")
     check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
-    check_choice("runtime", runtime, get_args(targets.Runtime))
+    check_choice("runtime", runtime, get_args(choices.Runtime))
     for name, names in {
         "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
     }.items():  # fmt: skip
@@ -160,7 +145,6 @@ def build_package(
             tuple(loss_inputs),
             tuple(outputs),
             accumulation_steps,
-            runtime=runtime,
             newest_opset=targets.newest_opset(onnxruntime),
             frozen_storage=frozen_storage,
             prediction=prediction,
@@ -170,11 +154,10 @@ def build_package(
             recipe,
             optimizer or optimizers.AdamW(),
             destination,
+            FilesSpec(ort_format=ort_format, nominal=nominal, self_check=self_check),
             update=update,
-            ort_format=ort_format,
-            nominal=nominal,
-            self_check=self_check,
             onnxruntime=onnxruntime,
+            backend=backend_for(runtime),
         )
     except OdtpackError as error:
         if error.where is None and isinstance(model, str | Path):
@@ -199,145 +182,3 @@ def _first_outputs(model: ir.Model, loss: Loss | None) -> tuple[str, ...]:
     """What a loss reads that is told nothing else."""
     count = 1 if loss is None else len(loss.reads)
     return tuple(str(value.name) for value in model.graph.outputs[:count])
-
-
-def write_artifacts(
-    model: ir.Model,
-    recipe: TrainingGraphSpec,
-    optimizer: optimizers.Optimizer | BlockOptimizer | None,
-    folder: Path,
-    *,
-    update: Update = PLAIN_UPDATE,
-    prefix: str = "",
-    ort_format: OrtFormat | None = None,
-    custom_op_library: Path | None = None,
-    nominal: bool = False,
-    self_check: bool = True,
-    onnxruntime: str | None = None,
-) -> Manifest | None:
-    """Differentiate a loaded model and write everything that a recipe asks for.
-
-    Args:
-        model: Model as :func:`odtpack.model.loading.load_model` returns it.
-        recipe: What to train and how.
-        optimizer: Optimizer to emit, or None.
-        folder: Destination; created if needed.
-        update: Clipping, parameter groups and schedule around the optimizer.
-        prefix: Start of every file name.
-        ort_format: Also write each model in ORT format, in these variants, and the
-            operators that a reduced build needs.
-        custom_op_library: Shared library with custom operators, for the conversion.
-        nominal: Also write a checkpoint without values.
-        self_check: Run the first steps, for devices to compare theirs with.
-        onnxruntime: Version of ONNX Runtime that must load the package; any if None.
-
-    Returns:
-        The manifest; None without an optimizer.
-
-    Raises:
-        OdtpackError: Bad input, or a folder that cannot be written. Nothing has been
-            written then.
-    """
-    stock = recipe.runtime == targets.STOCK
-    if ort_format and not stock:
-        raise OdtpackError(
-            "target-cannot",
-            "the ORT format is written by this ONNX Runtime, which does not know the operators "
-            "of onnxruntime-training",
-            hint="convert with onnxruntime-training: "
-            "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
-        )
-    targets.require_runtime(model.graph.opset_imports[""], recipe.runtime)
-    graphs = build_graphs(model, recipe)
-    opset = graphs.training.graph.opset_imports[""]
-    if onnxruntime is not None:
-        targets.require(onnxruntime, opset)
-    pair: tuple[ResolvedUpdate | BlockOptimizer, ir.Model] | None = None
-    if isinstance(optimizer, BlockOptimizer) and optimizer.formula is not None:
-        update = Update(clip=optimizer.clip)
-        optimizer = optimizer.formula
-    if isinstance(optimizer, BlockOptimizer):
-        if not stock:
-            raise inexpressible("an optimizer that blocks write")
-        pair = optimizer, optimizer.model(parameters(graphs), opset)
-    elif optimizer is not None:
-        resolved = resolve_update(optimizer, update, graphs)
-        if stock:
-            pair = resolved, resolved.model(opset, graphs.master)
-        else:
-            pair = resolved, peer_optimizer(resolved, opset)
-    digest = recipe_digest(
-        model,
-        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
-        loss=graphs.loss,
-        # What is resolved above, or had no effect, does not decide.
-        recipe=dataclasses.replace(
-            recipe, train=(), frozen=(), loss=None, prediction=graphs.returns_prediction
-        ),
-        update=None if pair is None else pair[0].describe(),
-        optimizer=None if pair is None else model_digest(pair[1]),
-        prefix=prefix,
-        nominal=nominal,
-        self_check=self_check,
-        ort_format=ort_format,
-        custom_op_library=None if custom_op_library is None else file_sha256(custom_op_library),
-    )
-    oldest = None
-    if stock:
-        oldest = oldest_runtime(
-            [graphs.training, graphs.evaluation, *(() if pair is None else pair[1:])]
-        )
-        if onnxruntime is not None:
-            kernel_needs.require(onnxruntime, oldest)
-    write = functools.partial(
-        write_package, graphs, pair, prefix=prefix, nominal=nominal, recipe_digest=digest,
-        self_check=self_check, oldest=oldest,
-    )  # fmt: skip
-    if ort_format is None:
-        return write(folder=folder)
-    # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
-    name = f"{prefix}{MANIFEST}"
-    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        manifest = write(folder=stage)
-        models = {key: stage / f"{prefix}{key}.onnx" for key in TRAINING_MODELS}
-        present = {key: path for key, path in models.items() if path.exists()}
-        made = write_ort_files(present, ort_format, stage, prefix, custom_op_library)
-        needed = oldest_of_files(stage / file.path for file in made if file.role == "ort_model")
-        if onnxruntime is not None:
-            kernel_needs.require(onnxruntime, needed)
-        if manifest is not None:
-            assert oldest is not None  # noqa: S101 - the ORT format is for stock releases
-            least = kernel_needs.newest([oldest, needed]).name
-            manifest = with_ort_files(manifest, made, least)
-            (stage / name).write_bytes(manifest.to_json().encode())
-    return manifest
-
-
-def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Refuse to mix a package with other things.
-
-    Args:
-        folder: Where a package is to go.
-
-    Returns:
-        The folder.
-
-    Raises:
-        OdtpackError: It is a file, or it holds files and no manifest.
-    """
-    path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise OdtpackError(
-            "package-not-written",
-            f"{str(path)!r} is a file, and a package is a folder",
-            hint="choose another folder (--out DIR)",
-        )
-    finish_update(path)
-    found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
-    if found and not (path / MANIFEST).is_file():
-        raise OdtpackError(
-            "folder-not-empty",
-            f"the folder {str(path)!r} holds files that are no package",
-            hint="choose an empty or a new folder (--out DIR)",
-        )
-    return path

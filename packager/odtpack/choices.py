@@ -1,0 +1,17 @@
+"""What can be chosen about a package. This module imports nothing large, for the command line."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+Runtime = Literal["onnxruntime", "ort-training"]
+"""What runs a package."""
+
+STOCK: Final = "onnxruntime"
+ORT_TRAINING: Final = "ort-training"
+"""onnxruntime-training, whose own operators accumulate and update in place."""
+
+Storage = Literal["float16", "int8"]
+"""How large frozen weights may be stored."""
+
+STORAGES: Final[tuple[Storage, ...]] = get_args(Storage)

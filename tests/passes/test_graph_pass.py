@@ -1,0 +1,55 @@
+"""Passes made of functions keep the protocol of onnx-ir."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from onnx_ir.passes import PostconditionError, PreconditionError
+
+from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
+from odtpack.passes.graph_pass import ALL, GraphPass, run
+
+
+def _model() -> ir.Model:
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[2])
+    node = ir.node("Gelu", [x], domain=INTERNAL_DOMAIN)
+    graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 17}, name="g")
+    return ir.Model(graph, ir_version=8)
+
+
+def _nothing(*_: object) -> bool:
+    return False
+
+
+def _rename(graph: ir.Graph) -> None:
+    graph.name = "renamed"
+
+
+def _refuse(graph: ir.Graph) -> None:
+    raise OdtpackError("unknown-shape", f"{graph.name} is refused")
+
+
+def test_it_says_whether_it_changed_the_model() -> None:
+    model = _model()
+    assert not run(model, GraphPass(_nothing), GraphPass(_nothing, Ops(model.graph)))
+    assert run(model, GraphPass(_rename), GraphPass(_nothing))
+    assert model.graph.name == "renamed"
+
+
+def test_a_writer_belongs_to_the_graph() -> None:
+    with pytest.raises(PreconditionError, match="_nothing has a writer for another graph"):
+        run(_model(), GraphPass(_nothing, Ops(_model().graph)))
+
+
+@pytest.mark.parametrize("lowers", ["Gelu", ALL])
+def test_what_it_lowers_is_gone(lowers: str) -> None:
+    with pytest.raises(PostconditionError, match="_nothing left a node Gelu"):
+        run(_model(), GraphPass(_nothing, lowers=lowers))
+    run(_model(), GraphPass(_nothing, lowers="FakeQuant"))
+
+
+def test_errors_for_the_user_stay_what_they_are() -> None:
+    with pytest.raises(OdtpackError, match="g is refused"):
+        run(_model(), GraphPass(_refuse))

@@ -1,0 +1,87 @@
+"""A build option is declared once: recipe, command line and Python call follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+from odtpack.build import build_package
+from odtpack.build_spec import BuildSpec, options
+from odtpack.cli._build_options import overlay
+from odtpack.package.optimizer_update import Update
+from odtpack.recipe import read_recipe
+from odtpack_runtime.training.schedules import ScheduleSpec
+
+MODEL = Path("model.onnx")
+
+# Each key of a recipe, the option that says the same, and the field that both become.
+GIVEN = {
+    "train": ("[parameters]\ntrain = ['a.*']", {"train": ["a.*"]}, ("a.*",)),
+    "freeze": ("[parameters]\nfreeze = ['a.*']", {"freeze": ["a.*"]}, ("a.*",)),
+    "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
+    "outputs": ("outputs = ['y']", {"outputs": ["y"]}, ("y",)),
+    "prediction": ("prediction = false", {"prediction": True}, False),
+    "loss_inputs": ("loss.inputs = ['y']", {"loss_inputs": ["y"]}, ("y",)),
+    "loss_options": (
+        "loss.reduction = 'sum'", {"loss_option": ["reduction=sum"]}, {"reduction": "sum"},
+    ),
+    "optimizer": ("optimizer.kind = 'lion'", {"optimizer": "lion"}, "lion"),
+    "optimizer_options": (
+        "optimizer = { kind = 'adamw', beta1 = 0.5 }", {"beta1": 0.5}, {"beta1": 0.5},
+    ),
+    "clip_norm": ("clip.norm = 2.0", {"clip_norm": 2.0}, 2.0),
+    "clip_value": ("clip.value = 2.0", {"clip_value": 2.0}, 2.0),
+    "groups": (
+        "groups = [{ parameters = 'a', learning_rate_scale = 2.0 }]", {"groups": ["a:lr=2"]},
+        (("a", 2.0, None),),
+    ),
+    "decay_vectors": (
+        "optimizer = { kind = 'adamw', decay_vectors = false }", {"decay_vectors": True}, False,
+    ),
+    "accumulation_steps": (
+        "batch = { size = 8, micro_batch = 2 }", {"accumulation_steps": 4}, 4,
+    ),
+    "schedule": (
+        "schedule = { kind = 'cosine', floor = 0.5 }", {"schedule": "cosine:floor=0.5"},
+        ScheduleSpec("cosine", {"floor": 0.5}),
+    ),
+    "runtime": ("target.runtime = 'ort-training'", {"runtime": "ort-training"}, "ort-training"),
+    "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),
+    "nominal": ("formats.nominal = true", {"nominal": True}, True),
+    "self_check": ("formats.self_check = false", {"self_check": True}, False),
+    "onnxruntime": ("target.onnxruntime = '1.20'", {"onnxruntime": "1.20"}, "1.20"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_recipe_and_an_option_say_the_same(name: str, tmp_path: Path) -> None:
+    text, option, value = GIVEN[name]
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"model = 'model.onnx'\nloss.kind = 'cross_entropy'\n{text}\n")
+    plain = BuildSpec(MODEL, "cross_entropy")
+    spec = dataclasses.replace(BuildSpec.of(read_recipe(path)), model=MODEL)
+    assert spec == dataclasses.replace(plain, **{name: value})
+    assert overlay(option, plain) == spec
+    assert spec.canonical_json() != plain.canonical_json()
+
+
+def test_every_field_can_be_given() -> None:
+    fields = {field.name for field in dataclasses.fields(BuildSpec)}
+    assert {field.name for field, _ in options()} == fields - {"model"}
+    assert fields - set(GIVEN) == {"model", "loss", "ort_format"}
+
+
+def test_the_call_takes_every_field() -> None:
+    """By its name and with its default, or as a part of the optimizer and its update."""
+    taken = inspect.signature(build_package).parameters
+    parts = {field.name for field in dataclasses.fields(Update)}
+    parts |= {"clip_norm", "clip_value", "optimizer_options"}
+    for field in dataclasses.fields(BuildSpec):
+        if field.name in parts:
+            continue
+        assert field.name in taken, field.name
+        if field.name not in ("model", "loss", "loss_options", "optimizer"):
+            assert taken[field.name].default == field.default, field.name

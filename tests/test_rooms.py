@@ -1,0 +1,48 @@
+"""Rooms that a reader can take in. Who imports whom stands in pyproject.toml (import-linter)."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = (
+    *(ROOT / "packager").rglob("*.py"),
+    *(ROOT / "runtime/odtpack_runtime").rglob("*.py"),
+    *(ROOT / "runtime/odtpack_simulator").rglob("*.py"),
+)
+MOST_FILES = 17
+
+# What the runtime may import beside the standard library, and what one module of it may besides.
+ITS_THREE = {"numpy", "onnxruntime", "flatbuffers", "odtpack_runtime"}
+WHERE_INSTALLED = {"manifest_signature.py": {"cryptography"}, "verify_models.py": {"onnx"}}
+
+
+def test_no_folder_holds_too_many_files() -> None:
+    counts = collections.Counter(path.parent for path in SOURCES)
+    assert len(counts) > 20  # the folders were found
+    full = {str(folder): count for folder, count in counts.items() if count > MOST_FILES}
+    assert not full, "split them into rooms"
+
+
+def test_the_runtime_imports_three_libraries() -> None:
+    used = set()
+    for path in (path for path in SOURCES if "odtpack_runtime" in path.parts):
+        found = set(_imported(path)) - sys.stdlib_module_names
+        used |= found
+        assert found <= ITS_THREE | WHERE_INSTALLED.get(path.name, set()), path
+    assert used >= ITS_THREE
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Top names of all imports of a file, those inside functions included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module
+            assert not node.level
+            yield node.module.partition(".")[0]
