@@ -12,8 +12,8 @@ import onnx_ir as ir
 from odtpack.autodiff.stop_gradient import stop
 from odtpack.graph.graphs import Dims
 from odtpack.graph.ops import Ops
-from odtpack.losses.base import Loss, Target, dims, reduce, require_rank, shaped
-from odtpack.losses.options import check_choice, check_number, check_whole
+from odtpack.losses.common.base import Loss, Target, dims, reduce, require_rank, shaped
+from odtpack.option import option
 
 _LOG_ZERO = -1e30
 """Logarithm of what cannot happen; finite, so that differences of such are no NaN."""
@@ -41,14 +41,12 @@ class CTC(Loss):
     """
 
     name: ClassVar[str] = "ctc"
-    blank: int = 0
-    layout: Layout = "TNC"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole(self.name, "blank", self.blank)
-        check_number(self.name, "blank", self.blank, at_least=0)
-        check_choice(self.name, "layout", self.layout, ("TNC", "NTC"))
+    summary: ClassVar[str] = "Connectionist temporal classification."
+    formula: ClassVar[str] = "-log P(all alignments that read as the labels)"
+    prediction: ClassVar[str] = "logits or log-probabilities [T, N, C]"
+    target: ClassVar[str] = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
+    blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
+    layout: Layout = option("TNC", "Axes of the prediction.")
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Labels [N, S], and the lengths [N] of inputs and targets."""

@@ -10,15 +10,14 @@ import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
-from odtpack.optimizers.base import (
+from odtpack.optimizers.common.base import (
     FIRST,
     Optimizer,
     StateVector,
     Values,
     add_decay,
-    check_fraction,
-    check_not_negative,
 )
+from odtpack.option import option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +40,17 @@ class SGD(Optimizer):
     """
 
     kind: ClassVar[str] = "sgd"
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
+    summary: ClassVar[str] = "Stochastic gradient descent."
+    source: ClassVar[str] = "`torch.optim.SGD`, with dampening and Nesterov's method"
+    keeps: ClassVar[str] = "with momentum one moment: 4 bytes; else nothing"
+    momentum: float = option(0.0, "How much of the last step is kept.", least=0, below=1)
+    dampening: float = option(
+        0.0, "Share of the gradient that does not enter the momentum.", least=0, below=1
+    )
+    nesterov: bool = option(False, "Nesterov's method; asks for momentum and no dampening.")
 
     def __post_init__(self) -> None:
-        check_fraction(self, "momentum", zero=True)
-        check_fraction(self, "dampening", zero=True)
-        check_not_negative(self, "weight_decay")
+        super().__post_init__()
         if (self.nesterov and (not self.momentum or self.dampening)) or (
             self.dampening and not self.momentum
         ):

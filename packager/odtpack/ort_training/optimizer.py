@@ -15,8 +15,8 @@ from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_source
 from odtpack.model.source import Source
 from odtpack.optimizers import FIRST, SECOND, SGD, AdamW, Clip, Optimizer
-from odtpack.optimizers.adam import PYTORCH, REFERENCE
-from odtpack.optimizers.model import NO_CLIP
+from odtpack.optimizers.adamw import PYTORCH, REFERENCE
+from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.in_place import DOMAIN
 from odtpack.package.optimizer_update import ResolvedUpdate
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState

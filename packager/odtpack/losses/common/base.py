@@ -12,7 +12,8 @@ import onnx_ir as ir
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Dims, dims_of
 from odtpack.graph.ops import Ops
-from odtpack.losses.options import bad_option, check_choice, plain
+from odtpack.losses.common.options import bad_option, numbers, plain
+from odtpack.option import option, options_of
 
 Reduction = Literal["mean", "sum", "none"]
 TargetRole = Literal["labels", "target"]
@@ -43,20 +44,33 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Loss(abc.ABC):
-    """A loss; its fields are its options.
+    """A loss; its fields are its options, each declared by :func:`odtpack.option.option`.
 
     Attributes:
-        name: As the manifest and the command line have it.
+        name: As the manifest and the command line have it; that of its file.
+        summary: What it is, in a sentence.
+        formula: Formula of a term, for the documentation.
         reads: What it reads of the model, in this order.
+        prediction: The same with its shape, for the documentation.
+        target: The graph inputs that it compares with, for the documentation.
     """
 
     name: ClassVar[str]
+    summary: ClassVar[str]
+    formula: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ("prediction",)
+    prediction: ClassVar[str] = "prediction"
+    target: ClassVar[str] = "`target`"
 
-    reduction: Reduction = "mean"
+    reduction: Reduction = option("mean", "How the terms become one number.")
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "reduction", self.reduction, ("mean", "sum", "none"))
+        for each in options_of(type(self)):
+            value = getattr(self, each.name)
+            if not each.takes(value):
+                raise bad_option(self.name, each.name, value, each.range)
+            if each.axes is not None and value is not None:
+                object.__setattr__(self, each.name, numbers(self.name, each, value))
 
     @abc.abstractmethod
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
-from odtpack.optimizers.base import Optimizer
-from odtpack.optimizers.groups import Group
+from odtpack.optimizers.common.base import Optimizer
+from odtpack.optimizers.common.groups import Group
 from odtpack.passes import aliases
 from odtpack.passes.compact import compact
 
