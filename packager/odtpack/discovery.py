@@ -6,7 +6,6 @@ those of the files: the command line lists them without importing a module.
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 from importlib import import_module
 from importlib.util import find_spec
@@ -46,7 +45,7 @@ def declared_classes(package: str, base: type[T], attribute: str = "name") -> di
             if isinstance(value, type)
             and issubclass(value, base)
             and value.__module__ == module.__name__
-            and not inspect.isabstract(value)
+            and not getattr(value, "__abstractmethods__", None)
         ]
         if len(declared) != 1 or getattr(declared[0], attribute, None) != name:
             msg = (

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import like
 from odtpack.losses.common.elementwise import Elementwise
 from odtpack.losses.common.options import Numbers
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ class BinaryCrossEntropyWithLogits(Elementwise):
         return like(terms, logits)
 
     def _constant(self, op: Ops, option: str, logits: ir.Value, minus: float = 0) -> ir.Value:
+        from odtpack.graph.graphs import dims_of
+
         array = np.asarray(getattr(self, option), np.float64) - minus
         shape = dims_of(logits) or ()
         ends = zip(reversed(array.shape), reversed(shape), strict=False)
@@ -57,4 +61,4 @@ class BinaryCrossEntropyWithLogits(Elementwise):
         ):
             shown = ", ".join(map(str, shape))
             raise self._bad(option, f"of a shape that broadcasts to the prediction's, [{shown}]")
-        return op.constant(array.astype((logits.dtype or ir.DataType.FLOAT).numpy()))
+        return op.constant(array.astype(op.type_of(logits).numpy()))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import onnx_ir as ir
-
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import Loss, Reduction, Target, like, target_like
 from odtpack.losses.common.labels import label_metadata, label_target
 from odtpack.losses.cross_entropy import CrossEntropy
 from odtpack.losses.kl_div import KLDivergence, Teacher
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)

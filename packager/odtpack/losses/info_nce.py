@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import onnx_ir as ir
-
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import Target, dims, shaped
 from odtpack.losses.common.embeddings import LEAST_SQUARE, Embeddings
 from odtpack.losses.cross_entropy import CrossEntropy
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)

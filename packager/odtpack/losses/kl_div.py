@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import onnx_ir as ir
-
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import (
     Loss,
     Target,
@@ -21,6 +18,11 @@ from odtpack.losses.common.base import (
 )
 from odtpack.losses.common.labels import log_softmax
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 _LEAST = 1e-37  # whose logarithm float32 holds
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import Loss, Target, dims, rank, shaped
 from odtpack.losses.common.labels import (
     label_metadata,
@@ -19,6 +17,11 @@ from odtpack.losses.common.labels import (
 )
 from odtpack.losses.common.options import Numbers
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +89,7 @@ class NegativeLogLikelihood(Loss):
         prediction, labels = values
         shape = without_classes(dims(prediction))
         log_p, axis = self._log_probabilities(op, prediction)
-        labels = op.cast(labels, ir.DataType.INT64)
+        labels = op.cast(labels, op.INT64)
         counts: ir.Value | None = None
         if self.ignore_index is not None:
             counts = op.Not(op.Equal(labels, self.ignore_index))
@@ -101,14 +104,14 @@ class NegativeLogLikelihood(Loss):
         if counts is not None:
             # Not a product with 0: an ignored sample may hold anything.
             terms = op.Where(counts, terms, 0)
-            ones = op.cast(counts, log_p.dtype or ir.DataType.FLOAT)
+            ones = op.cast(counts, op.type_of(log_p))
             weights = ones if weights is None else op.Mul(weights, ones)
         return shaped(terms, shape), weights
 
     def _class_weights(self, op: Ops, prediction: ir.Value) -> ir.Value | None:
         if self.weight is None:
             return None
-        array = np.asarray(self.weight, (prediction.dtype or ir.DataType.FLOAT).numpy())
+        array = np.asarray(self.weight, op.type_of(prediction).numpy())
         classes = dims(prediction)[1]
         if isinstance(classes, int) and classes != array.size:
             raise self._bad("weight", f"one number for each of the {classes} classes")

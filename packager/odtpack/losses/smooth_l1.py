@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import onnx_ir as ir
-
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import like
 from odtpack.losses.common.elementwise import Elementwise, huber
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)

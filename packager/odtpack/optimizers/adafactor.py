@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
-from odtpack.graph.ops import Ops
 from odtpack.optimizers.common.base import (
     Optimizer,
     StateVector,
@@ -16,6 +14,11 @@ from odtpack.optimizers.common.base import (
     keep_factor,
 )
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 ROWS, COLUMNS = "row_variances", "column_variances"
 
@@ -67,7 +70,7 @@ class Adafactor(Optimizer):
         ``values`` also holds ``factored`` BOOL[1]: true for matrices, false for vectors.
         """
         params, gradients, rate = values["params"], values["gradients"], values["learning_rate"]
-        dtype = gradients.dtype or ir.DataType.FLOAT
+        dtype = op.type_of(gradients)
         epsilon1 = float(np.finfo(dtype.numpy()).eps)
         step = op.cast(values["step"], dtype)
         weight = op.Pow(step, self.beta2_decay)
@@ -96,4 +99,4 @@ class Adafactor(Optimizer):
 def _rms(op: Ops, value: ir.Value) -> ir.Value:
     """Root of the mean square over all elements, [1, 1]."""
     total = op.ReduceSumSquare(value, keepdims=1)
-    return op.Sqrt(op.Div(total, op.cast(op.Size(value), value.dtype or ir.DataType.FLOAT)))
+    return op.Sqrt(op.Div(total, op.cast(op.Size(value), op.type_of(value))))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-import onnx_ir as ir
-
-from odtpack.graph.ops import Ops
 from odtpack.optimizers.common.base import (
     FIRST,
     SECOND,
@@ -18,6 +15,11 @@ from odtpack.optimizers.common.base import (
 )
 from odtpack.optimizers.common.moments import change, moments
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 REFERENCE: Final = "reference"
 PYTORCH: Final = "pytorch"

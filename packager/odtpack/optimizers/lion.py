@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
-from odtpack.graph.ops import Ops
 from odtpack.optimizers.common.base import (
     FIRST,
     Optimizer,
@@ -18,6 +16,11 @@ from odtpack.optimizers.common.base import (
     lerp,
 )
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.ops import Ops
 from odtpack.optimizers.common.base import (
     FIRST,
     Optimizer,
@@ -18,6 +16,11 @@ from odtpack.optimizers.common.base import (
     add_decay,
 )
 from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ class SGD(Optimizer):
             return {"params": op.Sub(params, op.Mul(gradients, rate))}
         fresh = gradients
         if self.dampening:
-            dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
+            dtype = op.type_of(gradients).numpy()
             share = op.constant(np.full(1, 1 - self.dampening, dtype))
             fresh = op.Mul(gradients, op.Where(op.Equal(values["step"], 1), 1.0, share))
         buffer = op.Add(op.Mul(values[FIRST], self.momentum), fresh)

@@ -7,6 +7,8 @@ Such a model updates lists of tensors in place, with one operator of its own::
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 import numpy as np
 import onnx_ir as ir
 
@@ -23,7 +25,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState
 from odtpack_runtime.checkpoint.layout import Array
 
 ADAMW, PLAIN_SGD, CLIP_NORM = "AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"
-_FORMULAS = {0: PYTORCH, 1: REFERENCE}
+_FORMULAS: Final[dict[int, Literal["reference", "pytorch"]]] = {0: PYTORCH, 1: REFERENCE}
 
 
 def read_optimizer(source: Source) -> tuple[Optimizer, Clip]:

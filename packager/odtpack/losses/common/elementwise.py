@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import Loss, Target, like, target_like
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.ops import Ops
 from odtpack.losses.common.base import Loss, dims, require_rank
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 _EPSILON = 1e-6
 """Added to every difference, as in PyTorch's pairwise_distance."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
+from typing import TYPE_CHECKING
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import Dims
-from odtpack.graph.ops import Ops
-from odtpack.losses.common.base import Target, dims, rank, require_rank, shaped
+from odtpack.losses.common.base import Target, dims, rank, require_rank, shaped, whole_numbers
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.graphs import Dims
+    from odtpack.graph.ops import Ops
 
 
 def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
@@ -41,7 +45,7 @@ def label_target(loss: str, prediction: ir.Value) -> Target:
             hint="transpose the output in the model so that the classes are on axis 1, or name "
             "another value as the loss's input",
         )
-    return Target("labels", "labels", ir.DataType.INT64, without_classes(dims(prediction)))
+    return whole_numbers("labels", "labels", without_classes(shape))
 
 
 def label_metadata(prediction: ir.Value, ignore_index: int | None) -> dict[str, str]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.ops import Ops
 from odtpack.option import option, options_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
 
-Values = Mapping[str, ir.Value]
+Values: TypeAlias = "Mapping[str, ir.Value]"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import onnx_ir as ir
-
-from odtpack.graph.ops import Ops
 from odtpack.optimizers.common.base import FIRST, SECOND, Values, lerp
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 class AdamLike(Protocol):
@@ -56,7 +58,7 @@ def change(
     size = values["learning_rate"]
     epsilon: ir.Value | float = optimizer.epsilon
     if optimizer.bias_correction:
-        t = op.cast(values["step"], size.dtype or ir.DataType.FLOAT)
+        t = op.cast(values["step"], op.type_of(size))
         root2 = op.Sqrt(_unbias(op, t, optimizer.beta2))
         if scaled_epsilon:
             epsilon = op.Mul(root2, optimizer.epsilon)
