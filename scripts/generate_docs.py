@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from odtpack.fit.outcome import json_schema as fit_json_schema
+from odtpack.package import manifest_schema as manifest
 from odtpack.package.coverage import coverage
-from odtpack.package.record_schema import record_schema
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack.update.diff_model import PackageDiff
-from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.budgets.budget_file import budget_schema
 from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
@@ -69,7 +68,7 @@ def operators_page() -> str:
 
 def manifest_schema() -> str:
     """The JSON Schema of a package's manifest."""
-    return _schema(record_schema(Manifest), "Manifest of an odtpack package")
+    return _schema(manifest.manifest_schema(), "Manifest of an odtpack package")
 
 
 def diff_schema() -> str:

@@ -239,9 +239,11 @@ def _scan(
     reverse: bool,
 ) -> ir.Value:
     """Run a recursion over the steps; return its second result at every step, [T, N, L]."""
-    stem = op.fresh_name("recursion")
     import onnx_ir as ir
 
+    from odtpack.graph.ops import Ops
+
+    stem = op.fresh_name("recursion")
     state = ir.val(f"{stem}/state", dtype=ir.DataType.FLOAT)
     table = ir.val(f"{stem}/jump", dtype=ir.DataType.FLOAT)
     now = ir.val(f"{stem}/seen", dtype=ir.DataType.FLOAT)

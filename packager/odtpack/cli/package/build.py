@@ -136,9 +136,8 @@ def build(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Further setting of the optimizer; may be repeated. adamw: formula (reference, "
-            "pytorch), bias_correction; sgd: dampening, nesterov; adafactor: beta2_decay, "
-            "epsilon2, clip_threshold.",
+            help="Further setting of the optimizer; may be repeated. docs/optimizers.md lists "
+            "those of each. For example: --optimizer sgd --optimizer-option nesterov=true",
         ),
     ] = None,
     clip_norm: Annotated[
