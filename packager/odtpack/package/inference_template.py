@@ -84,5 +84,5 @@ def _read_by(value: ir.Value) -> set[str | None]:
         for reader in (node, *inner):
             waiting += [operand for operand in reader.inputs if operand is not None]
         for subgraph in subgraphs(node):
-            waiting += subgraph.outputs
+            waiting.extend(subgraph.outputs)
     return found
