@@ -24,6 +24,8 @@ from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
 
 _INTRODUCTION = """# Operators
 
@@ -309,6 +311,12 @@ PAGES = {
     _CHECKPOINT: checkpoint_page,
     ROOT / "docs" / "runtimes.md": runtimes_page,
     ROOT / "docs" / "devices.md": devices_page,
+    ROOT / "docs" / "losses.md": losses_page,
+    ROOT / "docs" / "optimizers.md": optimizers_page,
+    ROOT / "docs" / "reports.md": reports_page,
+    ROOT / "docs" / "losses.md": losses_page,
+    ROOT / "docs" / "optimizers.md": optimizers_page,
+    ROOT / "docs" / "reports.md": reports_page,
     ROOT / "docs" / "operators.md": operators_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,
