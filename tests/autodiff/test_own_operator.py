@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,9 @@ DOMAIN = "com.microsoft"
 
 
 @pytest.fixture(autouse=True)
-def only_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules that a test registers are gone when it ends."""
     monkeypatch.setattr(REGISTRY, "_rules", {key: [*v] for key, v in REGISTRY._rules.items()})
-    yield
 
 
 def guide(folder: Path, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
