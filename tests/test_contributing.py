@@ -21,6 +21,7 @@ from tests.packaging_tools import open_training
 
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+GUIDES = ROOT / "docs" / "guides"
 SCALE = 2.0
 
 
@@ -113,6 +114,12 @@ def test_every_room_is_on_the_map() -> None:
     roots = ("packager/odtpack", "runtime/odtpack_runtime", "runtime/odtpack_simulator")
     rooms = {path.parent.name for root in roots for path in ROOT.glob(f"{root}/*/__init__.py")}
     assert rooms <= set(re.findall(r"`(\w+)`", CONTRIBUTING))
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(p.name for p in GUIDES.glob("*.md"))])
+def test_a_page_begins_with_how_to_install(page: str) -> None:
+    path = ROOT / page if page == "README.md" else GUIDES / page
+    assert "pip install ." in "\n".join(path.read_text().splitlines()[:14])
 
 
 PUBLIC = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", (ROOT / "docs/stability.md").read_text(), re.M)

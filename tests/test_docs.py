@@ -25,7 +25,8 @@ PYTHON = GUIDES.pop([page.stem for page in GUIDES].index("python"))
 GUIDES = [*GUIDES, ROOT / "docs" / "minimal-build.md"]
 GUIDES += [ROOT / "docs" / "losses.md", ROOT / "docs" / "onnxblock.md"]
 GUIDES += [ROOT / "docs" / "reports.md", ROOT / "docs" / "simulation.md"]
-MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+MARKDOWN += sorted((ROOT / "docs").rglob("*.md"))
 BUDGETS = '[budgets]\npeak_memory = "200 MB"\npackage_size = "1 MB"\n'
 
 

@@ -53,6 +53,7 @@ class Adafactor(Optimizer):
     summary: ClassVar[str] = "Adafactor, with the learning rate as given."
     source: ClassVar[str] = "`torch.optim.Adafactor`, after Shazeer and Stern (2018)"
     keeps: ClassVar[str] = "a number per row and column: 0.02 bytes for 700 x 700"
+    learning_rates: ClassVar[tuple[float, ...]] = (0.01, 0.03, 0.003)
     beta2_decay: float = option(
         -0.8, "Power of the step by which the second moment decays.", most=0
     )

@@ -45,6 +45,7 @@ class Lion(Optimizer):
     summary: ClassVar[str] = "Lion."
     source: ClassVar[str] = "Chen et al. (2023), algorithm 2"
     keeps: ClassVar[str] = "one moment: 4 bytes"
+    learning_rates: ClassVar[tuple[float, ...]] = (0.0003, 0.001, 0.0001)
     beta1: float = option(0.9, "How the sign of a step is mixed.", above=0, below=1)
     beta2: float = option(0.99, "Decay of the moment.", above=0, below=1)
 

@@ -46,6 +46,7 @@ class SGD(Optimizer):
     summary: ClassVar[str] = "Stochastic gradient descent."
     source: ClassVar[str] = "`torch.optim.SGD`, with dampening and Nesterov's method"
     keeps: ClassVar[str] = "with momentum one moment: 4 bytes; else nothing"
+    learning_rates: ClassVar[tuple[float, ...]] = (0.03, 0.1, 0.01)
     momentum: float = option(0.0, "How much of the last step is kept.", least=0, below=1)
     dampening: float = option(
         0.0, "Share of the gradient that does not enter the momentum.", least=0, below=1

@@ -29,7 +29,7 @@ _OPTIONAL: Final = """
 # prediction = false         # no accuracy: the evaluation model returns the loss only
 
 [optimizer]
-kind = "adamw"               # adamw, adam, sgd, lion or adafactor
+kind = "adamw"               # {optimizers}
 # weight_decay = 0.01
 # decay_vectors = false      # no decay for biases and scales of normalizations
 
@@ -87,7 +87,9 @@ def draft(model: Path, folder: Path) -> str:
     lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
     relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
-    optional = _OPTIONAL.format(pattern=pattern, version=version)
+    *others, last = module_names("odtpack.optimizers")
+    optimizers = f"{', '.join(others)} or {last}"
+    optional = _OPTIONAL.format(pattern=pattern, version=version, optimizers=optimizers)
     outputs, rest = optional.split("\n[optimizer]", 1)
     return "\n".join(
         [

@@ -47,6 +47,7 @@ class Optimizer(abc.ABC):
         summary: What it is, in a sentence.
         source: Whose formula it is, for the documentation.
         keeps: What it keeps for each parameter, for the documentation.
+        learning_rates: What a search tries, the usual one first.
         weight_decay: How strongly parameters are drawn to 0; what it is multiplied with is
             the formula's affair.
 
@@ -58,6 +59,7 @@ class Optimizer(abc.ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     keeps: ClassVar[str]
+    learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)
     weight_decay: float = option(
         0.0,
         "How strongly parameters are drawn to 0; `adam` and `sgd`: an L2 penalty.",
