@@ -16,7 +16,7 @@ from odtpack.losses.common.options import parse, same_type
 
 __all__ = ["LOSSES", "Loss", "Target", "TargetRole", "make_loss", "parse_options"]
 
-# mypy takes an abstract class for no type[T]: https://github.com/python/mypy/issues/4717
+# mypy does not take an abstract class as type[T]: https://github.com/python/mypy/issues/4717
 LOSSES: dict[str, type[Loss]] = declared_classes(__name__, Loss)  # type: ignore[type-abstract]
 
 

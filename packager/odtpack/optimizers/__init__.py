@@ -41,7 +41,7 @@ __all__ = [
     "resolve_groups",
 ]
 
-# mypy takes an abstract class for no type[T]: https://github.com/python/mypy/issues/4717
+# mypy does not take an abstract class as type[T]: https://github.com/python/mypy/issues/4717
 OPTIMIZERS: dict[str, type[Optimizer]] = declared_classes(__name__, Optimizer, "kind")  # type: ignore[type-abstract]
 
 _BOOLEANS = {"true": True, "false": False}
