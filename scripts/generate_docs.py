@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from odtpack.fit.outcome import json_schema as fit_json_schema
+from odtpack.package import manifest_schema as manifest
 from odtpack.package.coverage import coverage
-from odtpack.package.record_schema import record_schema
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack.update.diff_model import PackageDiff
-from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.budgets.budget_file import budget_schema
 from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
@@ -25,6 +24,8 @@ from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
 
 _INTRODUCTION = """# Operators
 
@@ -69,7 +70,7 @@ def operators_page() -> str:
 
 def manifest_schema() -> str:
     """The JSON Schema of a package's manifest."""
-    return _schema(record_schema(Manifest), "Manifest of an odtpack package")
+    return _schema(manifest.manifest_schema(), "Manifest of an odtpack package")
 
 
 def diff_schema() -> str:
@@ -310,6 +311,12 @@ PAGES = {
     _CHECKPOINT: checkpoint_page,
     ROOT / "docs" / "runtimes.md": runtimes_page,
     ROOT / "docs" / "devices.md": devices_page,
+    ROOT / "docs" / "losses.md": losses_page,
+    ROOT / "docs" / "optimizers.md": optimizers_page,
+    ROOT / "docs" / "reports.md": reports_page,
+    ROOT / "docs" / "losses.md": losses_page,
+    ROOT / "docs" / "optimizers.md": optimizers_page,
+    ROOT / "docs" / "reports.md": reports_page,
     ROOT / "docs" / "operators.md": operators_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,

@@ -21,7 +21,7 @@ def test_no_gradient_of_a_node_case_is_wrong(
     part: int, record_property: Callable[[str, Any], None]
 ) -> None:
     cases = collect_once()[part::PARTS]
-    assert len(cases) > 400
+    assert cases
     verdicts = {case.name: judge(case) for case in cases}
     counts = collections.Counter(verdict.kind for verdict in verdicts.values())
     for kind in VERDICTS:

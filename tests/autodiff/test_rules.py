@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx.defs
+import onnx.helper
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -47,6 +48,7 @@ from tests.autodiff.oracle import (
     session,
     spread,
 )
+from tests.autodiff.rule_reads import attributes, compared_words
 from tests.autodiff.versions import at_every_version
 
 CASES = [
@@ -100,13 +102,56 @@ def test_every_rule_has_a_case() -> None:
     assert not missing
 
 
-def test_case_count(record_property: Callable[[str, object], None]) -> None:
-    operators = {(case.domain, case.op) for case in CASES} | BESIDE_THE_TABLE
+def test_every_attribute_and_every_word_that_a_rule_reads_has_cases() -> None:
+    """Each attribute takes two values, left out being one; each word it is compared with occurs."""
+    given: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for case in CASES:
+        values = given.setdefault((case.domain, case.op), {})
+        for name in _schema_attributes(case.domain, case.op):
+            values.setdefault(name, set()).update(_words(case.attrs.get(name)))
+    one_value, never = [], []
+    for domain, op_type, rule in REGISTRY.entries():
+        if rule.function is None or (domain, op_type) in BESIDE_THE_TABLE:
+            continue
+        values = given[domain, op_type]
+        read = attributes(rule.function) & set(values)
+        one_value += [(op_type, name) for name in sorted(read) if len(values[name]) < 2]
+        usual = _schema_attributes(domain, op_type)
+        taken = set().union(*values.values(), *usual.values(), usual)
+        words = compared_words(rule.function) - _NOT_VALUES
+        never += [(op_type, word) for word in sorted(words - taken)]
+    assert not one_value
+    assert not never
+
+
+_NOT_VALUES = {"", "...", *(schema.name for schema in onnx.defs.get_all_schemas())}
+
+
+def _schema_attributes(domain: str, op_type: str) -> dict[str, set[str]]:
+    """Default of each attribute that a definition of the operator has."""
+    found: dict[str, set[str]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if (schema.domain, schema.name) == (domain, op_type):
+            for name, attribute in schema.attributes.items():
+                default = (
+                    onnx.helper.get_attribute_value(attribute.default_value)
+                    if (attribute.default_value.name)
+                    else None
+                )
+                found.setdefault(name, set()).update(_words(default))
+    return found
+
+
+def _words(value: Any) -> set[str]:
+    """A value and, of a list, its entries, as text."""
+    entries = value if isinstance(value, list | tuple) else ()
+    parts = (part.decode() if isinstance(part, bytes) else part for part in (value, *entries))
+    return {str(part) for part in parts}
+
+
+def test_no_two_cases_have_one_name() -> None:
     ids = [case.id for case in CASES]
     assert len(set(ids)) == len(ids), sorted({i for i in ids if ids.count(i) > 1})
-    assert len(CASES) >= 2200
-    record_property("gradient_cases", len(CASES))
-    print(f"\n{len(CASES)} gradient cases of {len(operators)} operators")
 
 
 NOT_DIFFERENTIABLE = [(d, o) for d, o, rule in REGISTRY.entries() if not rule.differentiable]

@@ -192,6 +192,26 @@ def _distillation() -> dict[str, Case]:
                 from_probabilities,
             )
 
+    def summed(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return kl(y, F.softmax(t, 1)) * len(y)
+
+    cases["kl_div-sum"] = Case(
+        "kl_div", {"reduction": "sum"}, (normal(6, 5),), (normal(6, 5, seed=6),), summed
+    )
+
+    def mixed_sum(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        power = t ** (1 / 2)
+        soft = kl(y, power / power.sum(1, keepdim=True), 2) * len(y)
+        return 0.5 * soft + 0.5 * F.cross_entropy(y, labels, reduction="sum")
+
+    cases["distillation-probabilities-sum"] = Case(
+        "distillation",
+        {"reduction": "sum", "teacher": "probabilities"},
+        (normal(6, 5),),
+        (labels((6, 5)), probabilities(6, 5)),
+        mixed_sum,
+    )
+
     def mixed(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         soft = kl(y, F.softmax(t / 3, 1), 3)
         return 0.7 * soft + 0.3 * F.cross_entropy(y, labels, ignore_index=-1)
@@ -228,6 +248,21 @@ def _metric() -> dict[str, Case]:
         return (t * d**2 + (1 - t) * F.relu(4 - d) ** 2).mean()
 
     cases["contrastive"] = Case("contrastive", {"margin": 4.0}, three[:2], (together,), contrastive)
+
+    def contrastive_sum(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return contrastive(a, b, t) * len(a)
+
+    cases["contrastive-sum"] = Case(
+        "contrastive", {"margin": 4.0, "reduction": "sum"}, three[:2], (together,), contrastive_sum
+    )
+
+    def info_nce_sum(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        q, k = F.normalize(q), F.normalize(k)
+        return F.cross_entropy(q @ k.T / 0.5, torch.arange(len(q)), reduction="sum")
+
+    cases["info_nce-sum"] = Case(
+        "info_nce", {"temperature": 0.5, "reduction": "sum"}, three[:2], (), info_nce_sum
+    )
     for normalize in (True, False):
         for symmetric in (True, False):
 

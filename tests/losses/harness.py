@@ -92,7 +92,8 @@ def check(
         rtol: Relative tolerance.
         atol: Absolute tolerance.
     """
-    package(folder, shifted([x.shape for x in xs], opset), name, loss_options)
+    model = shifted([x.shape for x in xs], opset)
+    package(folder, model, name, loss_options, prediction=False)
     state, module, optimizer = open_training(folder, options(optimized))
     optimizer.set_learning_rate(RATE)
     shifts = [

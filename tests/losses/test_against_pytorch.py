@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from odtpack.losses import LOSSES
@@ -31,5 +32,14 @@ def test_every_opset_without_optimizations(name: str, opset: int, tmp_path: Path
     )
 
 
-def test_every_loss_is_here() -> None:
+def test_every_loss_has_a_case_and_every_option_another_value() -> None:
     assert {case.name for case in CASES.values()} == set(LOSSES)
+    defaults = {name: loss.defaults() for name, loss in LOSSES.items()}
+    changed = {
+        (case.name, option)
+        for case in CASES.values()
+        for option, value in case.options.items()
+        if not np.array_equal(value, defaults[case.name][option])
+    }
+    missing = {(name, o) for name, options in defaults.items() for o in options} - changed
+    assert {name for name, _ in missing} <= {"ctc"}, missing  # test_ctc has all of its options

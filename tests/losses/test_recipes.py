@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES, make_loss, parse_options
-from odtpack_runtime.package.manifest import LossName, Manifest
+from odtpack.optimizers import OPTIMIZERS
+from odtpack.package.manifest_schema import manifest_schema
+from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.training.data import load_dataset
 from tests.losses.cases import CASES, normal
 from tests.losses.harness import package, shifted
@@ -94,8 +97,16 @@ def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) ->
     assert make_loss(name, manifest.loss_options) == loss
 
 
-def test_the_schema_names_every_loss() -> None:
-    assert set(LossName.__args__) == {*LOSSES, "none", "custom"}
+def test_the_schema_names_every_loss_and_optimizer() -> None:
+    schema = manifest_schema()
+    assert set(schema["properties"]["loss"]["enum"]) == {*LOSSES, "none", "custom"}
+    kinds = schema["properties"]["optimizer"]["discriminator"]["mapping"]
+    assert set(kinds) == {*OPTIMIZERS, "custom"}
+    for kind, place in kinds.items():
+        record = schema["$defs"][place.rpartition("/")[2]]
+        fields = dataclasses.fields(OPTIMIZERS[kind]) if kind in OPTIMIZERS else ()
+        assert set(record["properties"]) == {"kind", *(field.name for field in fields)}
+        assert record["properties"]["kind"]["const"] == kind
 
 
 # Which values a loss reads
@@ -209,7 +220,7 @@ def test_options_out_of_range(name: str, options: dict[str, object], word: str) 
 def test_options_that_do_not_exist() -> None:
     with refused("unknown-loss-option", "'delta'", "reduction, weight, ignore_index"):
         make_loss("cross_entropy", {"delta": 1})
-    with refused("unknown-loss", "hinge", "cross_entropy, mse"):
+    with refused("unknown-loss", "hinge", "cross_entropy, ctc"):
         make_loss("hinge")
 
 

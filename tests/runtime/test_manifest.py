@@ -109,10 +109,12 @@ def test_sgd_and_prefixes(package: Path) -> None:
     for name in ROLES.values():
         (package / name).rename(package / f"digits_{name}")
     (package / "manifest.json").unlink()
-    content = describe(package, "digits_") | {"optimizer": {"kind": "sgd"}}
+    content = describe(package, "digits_") | {"optimizer": {"kind": "sgd", "momentum": 0.5}}
     (package / "digits_manifest.json").write_text(json.dumps(content))
     opened = Package.open(package)
     assert opened.manifest.optimizer.kind == "sgd"
+    assert opened.manifest.optimizer.settings == {"momentum": 0.5}
+    assert opened.manifest.optimizer.as_dict() == {"kind": "sgd", "momentum": 0.5}
     assert opened.checkpoint.name == "digits_checkpoint"
     (package / "other_manifest.json").write_text("{}")
     with pytest.raises(OdtpackError, match="several packages"):
@@ -161,8 +163,15 @@ def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
         (_set("inputs", 0, "dtype", "float"), "manifest-invalid", r"inputs\[0\]\.dtype"),
         (_set("outputs", []), "manifest-invalid", "first output must be the loss"),
         (_set("outputs", 0, "role", "additional"), "manifest-invalid", "first output must be"),
-        (_set("optimizer", {"kind": "lion"}), "manifest-invalid", "optimizer"),
-        (_set("optimizer", {"kind": "sgd", "beta1": 1.0}), "manifest-invalid", "beta1"),
+        (_set("loss", "Hinge loss"), "manifest-invalid", "loss: it must match"),
+        (_set("loss", "a" * 65), "manifest-invalid", "loss: it must match"),
+        (_set("loss", None), "manifest-invalid", "loss: it must be text"),
+        (_set("optimizer", "sgd"), "manifest-invalid", "optimizer: it must be an object"),
+        (_set("optimizer", {"rate": 1.0}), "manifest-invalid", r"optimizer\.kind: this key"),
+        (_set("optimizer", {"kind": "../sgd"}), "manifest-invalid", r"optimizer\.kind: it must"),
+        (_set("optimizer", "beta1", [0.9]), "manifest-invalid", r"optimizer\.beta1: it must be"),
+        (_set("optimizer", "beta1", None), "manifest-invalid", r"optimizer\.beta1: it must be"),
+        (_set("optimizer", "", 1.0), "manifest-invalid", "optimizer: it must not be empty"),
         (
             _set("files", "checkpoint", "path", "gone"),
             "package-incomplete",

@@ -12,6 +12,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import (
+    OPTIMIZERS,
     SGD,
     Adafactor,
     Adam,
@@ -22,6 +23,7 @@ from odtpack.optimizers import (
     Optimizer,
     optimizer_model,
 )
+from odtpack.option import options_of
 from odtpack.ort.choices import OrtFormat
 from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, Module
@@ -64,6 +66,20 @@ CASES: dict[str, Optimizer] = {
 
 KINDS = {kind: CASES[kind] for kind in ("sgd-nesterov", "lion-decay", "adam-decay", "adamw",
                                         "adamw-pytorch", "adafactor-other")}  # fmt: skip
+
+
+def test_every_optimizer_has_a_case_and_every_hyperparameter_another_value_than_its_default() -> (
+    None
+):
+    assert set(FORMULAS) == set(OPTIMIZERS) == {optimizer.kind for optimizer in CASES.values()}
+    changed = {
+        (optimizer.kind, name)
+        for optimizer in CASES.values()
+        for name, value in optimizer.settings().items()
+        if value != getattr(type(optimizer), name)
+    }
+    assert changed == {(k, each.name) for k, o in OPTIMIZERS.items() for each in options_of(o)}
+
 
 UPDATES = {
     "clip-norm": Update(Clip(norm=0.1)),

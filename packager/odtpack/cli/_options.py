@@ -1,43 +1,28 @@
 """Arguments and options that mean the same in several commands.
 
-This module imports nothing large: the command line reads its choices from here.
+This module imports nothing large: names of losses and optimizers are those of their files.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import typer
 
+from odtpack.discovery import module_names
 
-class LossName(StrEnum):
-    """Losses of :data:`odtpack.losses.LOSSES`, and none."""
+if TYPE_CHECKING:  # which cannot follow names that are found when this is imported
 
-    CROSS_ENTROPY = "cross_entropy"
-    MSE = "mse"
-    BCE_WITH_LOGITS = "bce_with_logits"
-    L1 = "l1"
-    HUBER = "huber"
-    SMOOTH_L1 = "smooth_l1"
-    NLL = "nll"
-    KL_DIV = "kl_div"
-    DISTILLATION = "distillation"
-    TRIPLET_MARGIN = "triplet_margin"
-    CONTRASTIVE = "contrastive"
-    INFO_NCE = "info_nce"
-    CTC = "ctc"
-    NONE = "none"
+    class LossName(StrEnum):
+        """Losses of :data:`odtpack.losses.LOSSES`, and none."""
 
+    class OptimizerName(StrEnum):
+        """Optimizers of :data:`odtpack.optimizers.OPTIMIZERS`."""
 
-class OptimizerName(StrEnum):
-    """Optimizers of :data:`odtpack.optimizers.OPTIMIZERS`."""
-
-    ADAMW = "adamw"
-    ADAM = "adam"
-    SGD = "sgd"
-    LION = "lion"
-    ADAFACTOR = "adafactor"
-
+else:
+    LossName = StrEnum("LossName", [*module_names("odtpack.losses"), "none"])
+    OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
 
 MODEL = typer.Argument(metavar="MODEL.onnx", show_default=False, help="Forward model.")
 MODEL_OR_RECIPES = typer.Argument(

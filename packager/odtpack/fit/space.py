@@ -17,28 +17,24 @@ from odtpack.choices import STORAGES
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate, Options
 from odtpack.fit.depth import Freeze
+from odtpack.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from odtpack.choices import Storage
     from odtpack.recipe import BuildSpec, Recipe
 
-OPTIMIZERS: Final[dict[str, tuple[Options, tuple[float, ...]]]] = {
-    "adamw": ((), (0.001, 0.003, 0.0003)),
-    "sgd": ((("momentum", 0.9),), (0.03, 0.1, 0.01)),
-    "lion": ((), (0.0003, 0.001, 0.0001)),
-    "adafactor": ((), (0.01, 0.03, 0.003)),
+_TRIED: Final[dict[str, Options]] = {
+    "adamw": (),
+    "sgd": (("momentum", 0.9),),
+    "lion": (),
+    "adafactor": (),
 }
-"""Optimizers that are tried, with settings and learning rates; the usual one stands first.
+"""Optimizers that are tried where none is named, with settings; the usual one stands first.
 
-Lion's rates are a third of AdamW's, as its authors advise (Chen et al. 2023,
-https://arxiv.org/abs/2302.06675, section 5). Adafactor's are relative to the size of the
-parameters (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235, section 8).
+Each says which learning rates to try. Lion's are a third of AdamW's, as its authors advise (Chen
+et al. 2023, https://arxiv.org/abs/2302.06675, section 5). Adafactor's are relative to the size of
+the parameters (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235, section 8).
 """
-
-RATES: Final[dict[str, tuple[float, ...]]] = {
-    **{kind: rates for kind, (_, rates) in OPTIMIZERS.items()},
-    "adam": (0.001, 0.003, 0.0003),
-}
 
 DEFAULT_BATCH: Final = 32
 _PARTS: Final = (1, 2, 4, 8, 16)
@@ -164,12 +160,13 @@ def open_space(
     if wishes.optimizers:
         kinds = dict.fromkeys(wishes.optimizers)
     else:
-        kinds = dict.fromkeys([base.optimizer] if "optimizer" in said else OPTIMIZERS)
+        kinds = dict.fromkeys([base.optimizer] if "optimizer" in said else _TRIED)
     optimizers = []
     for kind in kinds:
-        usual = OPTIMIZERS[kind][0] if kind in OPTIMIZERS else ()
-        options = own if "optimizer" in said and kind == base.optimizer else usual
-        optimizers.append((kind, options, tuple(dict.fromkeys(rates or RATES[kind]))))
+        kept = "optimizer" in said and kind == base.optimizer
+        options = own if kept else _TRIED.get(kind, ())
+        tried = rates or OPTIMIZERS[kind].learning_rates
+        optimizers.append((kind, options, tuple(dict.fromkeys(tried))))
     return Space(sizes, micro_batches, tuple(freezes), tuple(optimizers), storages)
 
 

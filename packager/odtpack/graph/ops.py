@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -59,6 +59,9 @@ class Ops:
         outer: Writer for the graph around ``graph``, if that is a subgraph: names differ
             from all names there, and opsets are the same.
     """
+
+    FLOAT: Final = ir.DataType.FLOAT
+    INT64: Final = ir.DataType.INT64
 
     def __init__(self, graph: ir.Graph, prefix: str = "", outer: Ops | None = None) -> None:
         if outer is not None:
@@ -250,6 +253,10 @@ class Ops:
     def zeros(self, shape: ir.Value, dtype: ir.DataType) -> ir.Value:
         """Zeros of a shape that is given as an INT64 vector."""
         return self.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, dtype.numpy())))
+
+    def type_of(self, value: ir.Value) -> ir.DataType:
+        """Element type of a value; FLOAT where it is unknown."""
+        return value.dtype or ir.DataType.FLOAT
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """Cast, unless the value already has the type."""

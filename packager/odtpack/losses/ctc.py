@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import onnx_ir as ir
 
-from odtpack.autodiff.stop_gradient import stop
-from odtpack.graph.graphs import Dims
-from odtpack.graph.ops import Ops
-from odtpack.losses.base import Loss, Target, dims, reduce, require_rank, shaped
-from odtpack.losses.options import check_choice, check_number, check_whole
+from odtpack.losses.common.base import (
+    Loss,
+    Target,
+    dims,
+    reduce,
+    require_rank,
+    shaped,
+    whole_numbers,
+)
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.graphs import Dims
+    from odtpack.graph.ops import Ops
+
+    Body = Callable[[Ops, ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 _LOG_ZERO = -1e30
 """Logarithm of what cannot happen; finite, so that differences of such are no NaN."""
@@ -41,14 +53,12 @@ class CTC(Loss):
     """
 
     name: ClassVar[str] = "ctc"
-    blank: int = 0
-    layout: Layout = "TNC"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole(self.name, "blank", self.blank)
-        check_number(self.name, "blank", self.blank, at_least=0)
-        check_choice(self.name, "layout", self.layout, ("TNC", "NTC"))
+    summary: ClassVar[str] = "Connectionist temporal classification."
+    formula: ClassVar[str] = "-log P(all alignments that read as the labels)"
+    prediction: ClassVar[str] = "logits or log-probabilities [T, N, C]"
+    target: ClassVar[str] = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
+    blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
+    layout: Layout = option("TNC", "Axes of the prediction.")
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Labels [N, S], and the lengths [N] of inputs and targets."""
@@ -57,11 +67,10 @@ class CTC(Loss):
         batch, classes = shape[self.layout.index("N")], shape[2]
         if isinstance(classes, int) and self.blank >= classes:
             raise self._bad("blank", f"below {classes}, the number of classes")
-        whole = ir.DataType.INT64
         return (
-            Target("labels", "labels", whole, (batch, "label_count")),
-            Target("input_lengths", "target", whole, (batch,)),
-            Target("target_lengths", "target", whole, (batch,)),
+            whole_numbers("labels", "labels", (batch, "label_count")),
+            whole_numbers("input_lengths", "target", (batch,)),
+            whole_numbers("target_lengths", "target", (batch,)),
         )
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
@@ -72,9 +81,8 @@ class CTC(Loss):
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write the loss of every sample."""
         prediction, labels, input_lengths, target_lengths = values
-        whole = ir.DataType.INT64
         labels, input_lengths, target_lengths = (
-            op.cast(value, whole) for value in (labels, input_lengths, target_lengths)
+            op.cast(value, op.INT64) for value in (labels, input_lengths, target_lengths)
         )
         if self.layout == "NTC":
             shape = dims(prediction)
@@ -86,8 +94,10 @@ class CTC(Loss):
         log_p.shape = prediction.shape
         places = self._places(op, labels)
         seen = self._emissions(op, log_p, places, table)
+        from odtpack.autodiff.stop_gradient import stop
+
         held = stop(op, seen)
-        given = op.cast(held, ir.DataType.FLOAT)
+        given = op.cast(held, op.FLOAT)
         active = _active(op, prediction, input_lengths)
         ends = _ends(op, places, target_lengths)
         jump = _jumps(op, places, self.blank)
@@ -98,18 +108,18 @@ class CTC(Loss):
         possible = op.Greater(log_z, _IMPOSSIBLE)
         through = op.Exp(op.Sub(op.Add(alpha, beta), op.unsqueeze(log_z, 0)))
         counted = op.Where(op.And(active, op.unsqueeze(possible, 0)), through, 0)
-        share = shaped(op.cast(counted, log_p.dtype or ir.DataType.FLOAT), table)
+        share = shaped(op.cast(counted, op.type_of(log_p)), table)
         # Its value is 0; its gradient is the share of every place.
         rise = shaped(op.Sub(seen, held), table)
         slope = op.reduce_sum(shaped(op.Mul(share, rise), table), [0, 2], keepdims=False)
         cost = op.squeeze(op.Where(possible, op.Neg(log_z), 0), 1)
-        return shaped(op.Sub(op.cast(cost, share.dtype or ir.DataType.FLOAT), slope), (batch,))
+        return shaped(op.Sub(op.cast(cost, op.type_of(share)), slope), (batch,))
 
     def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write the terms and their reduction; the mean is over loss / target length."""
         terms = self.terms(op, *values)
         if self.reduction == "mean":
-            lengths = op.cast(values[3], terms.dtype or ir.DataType.FLOAT)
+            lengths = op.cast(values[3], op.type_of(terms))
             terms = shaped(op.Div(terms, op.Max(lengths, 1)), dims(terms))
         return reduce(op, terms, self.reduction)
 
@@ -126,7 +136,7 @@ class CTC(Loss):
         """Log-probability of every place at every step: [T, N, 2 S + 1]."""
         if op.opset < 16:  # whose scatters do not add: the gradient of a gather needs one
             classes = op.slice(op.Shape(log_p), [0], [2], [3])
-            values = op.constant(np.array([0, 1], (log_p.dtype or ir.DataType.FLOAT).numpy()))
+            values = op.constant(np.array([0, 1], op.type_of(log_p).numpy()))
             chosen = op.OneHot(places, classes, values, axis=1)
             chosen.type = log_p.type
             chosen = shaped(chosen, (shape[1], dims(log_p)[2], shape[2]))
@@ -161,20 +171,20 @@ def _ends(op: Ops, places: ir.Value, lengths: ir.Value) -> ir.Value:
     place = op.unsqueeze(_range_like(op, places, 1), 0)
     last = op.unsqueeze(op.Mul(lengths, 2), 1)
     either = op.Or(op.Equal(place, last), op.Equal(place, op.Sub(last, 1)))
-    return _log(op, either, ir.DataType.FLOAT)
+    return _log(op, either, op.FLOAT)
 
 
 def _starts(op: Ops, ends: ir.Value) -> ir.Value:
     """Before the first step an alignment is at place 0."""
     first = op.Equal(op.unsqueeze(_range_like(op, ends, 1), 0), 0)
-    return op.Expand(_log(op, first, ir.DataType.FLOAT), op.Shape(ends))
+    return op.Expand(_log(op, first, op.FLOAT), op.Shape(ends))
 
 
 def _jumps(op: Ops, places: ir.Value, blank: int) -> ir.Value:
     """Which places may be reached past a blank: labels unlike the one before, [N, 2 S + 1]."""
     before = op.Pad(places, op.ints(0, 2, 0, -2), op.constant(np.array(blank, np.int64)))
     other = op.And(op.Not(op.Equal(places, blank)), op.Not(op.Equal(places, before)))
-    return _log(op, other, ir.DataType.FLOAT)
+    return _log(op, other, op.FLOAT)
 
 
 def _log_sum(op: Ops, value: ir.Value) -> ir.Value:
@@ -185,9 +195,6 @@ def _log_sum(op: Ops, value: ir.Value) -> ir.Value:
         top = op.ReduceMax(value, op.ints(1), keepdims=1)
     total = op.reduce_sum(op.Exp(op.Sub(value, top)), [1])
     return op.Add(top, op.Log(total))
-
-
-Body = Callable[[Ops, ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 
 def _forward(
@@ -232,6 +239,10 @@ def _scan(
     reverse: bool,
 ) -> ir.Value:
     """Run a recursion over the steps; return its second result at every step, [T, N, L]."""
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
     stem = op.fresh_name("recursion")
     state = ir.val(f"{stem}/state", dtype=ir.DataType.FLOAT)
     table = ir.val(f"{stem}/jump", dtype=ir.DataType.FLOAT)

@@ -1,65 +1,21 @@
-"""Losses that compare a student's scores with a teacher's."""
+"""Distillation: a teacher's scores and labels."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-import onnx_ir as ir
+from odtpack.losses.common.base import Loss, Reduction, Target, like, target_like
+from odtpack.losses.common.labels import label_metadata, label_target
+from odtpack.losses.cross_entropy import CrossEntropy
+from odtpack.losses.kl_div import KLDivergence, Teacher
+from odtpack.option import option
 
-from odtpack.graph.ops import Ops
-from odtpack.losses.base import (
-    Loss,
-    Reduction,
-    Target,
-    dims,
-    like,
-    rank,
-    require_rank,
-    shaped,
-    target_like,
-)
-from odtpack.losses.classification import CrossEntropy, label_metadata, label_target, log_softmax
-from odtpack.losses.options import check_choice, check_number, check_whole
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
-_LEAST = 1e-37  # whose logarithm float32 holds
-
-Teacher = Literal["logits", "probabilities"]
-
-
-@dataclasses.dataclass(frozen=True)
-class KLDivergence(Loss):
-    """T^2 sum_c q_c (log q_c - log p_c), p = softmax(prediction / T), [N, C, ...].
-
-    q is softmax(target / T) for a teacher that gives logits; for one that gives
-    probabilities, target^(1 / T) divided by its sum over the classes. T^2 keeps the size of
-    the gradient as T grows. The mean is over everything but the classes; for [N, C] it is
-    PyTorch's "batchmean". Source: Hinton, Vinyals and Dean (2015).
-
-    Attributes:
-        temperature: T.
-        teacher: What the target holds.
-    """
-
-    name: ClassVar[str] = "kl_div"
-    temperature: float = 1.0
-    teacher: Teacher = "logits"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "temperature", self.temperature, above=0)
-        check_choice(self.name, "teacher", self.teacher, ("logits", "probabilities"))
-
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
-        """The teacher's scores, of the prediction's shape."""
-        require_rank(self.name, predictions[0], "[N, C, ...]", 2, None)
-        return (target_like(predictions[0]),)
-
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the divergence of every sample."""
-        prediction, target = values
-        return divergence(op, prediction, target, self.temperature, self.teacher)
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,18 +32,14 @@ class Distillation(Loss):
     """
 
     name: ClassVar[str] = "distillation"
-    alpha: float = 0.5
-    temperature: float = 2.0
-    teacher: Teacher = "logits"
-    ignore_index: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "alpha", self.alpha, at_least=0, at_most=1)
-        check_number(self.name, "temperature", self.temperature, above=0)
-        check_choice(self.name, "teacher", self.teacher, ("logits", "probabilities"))
-        if self.ignore_index is not None:
-            check_whole(self.name, "ignore_index", self.ignore_index)
+    summary: ClassVar[str] = "Divergence from a teacher, and cross-entropy of labels."
+    formula: ClassVar[str] = "alpha kl_div + (1 - alpha) cross_entropy"
+    prediction: ClassVar[str] = "logits [N, C, ...]"
+    target: ClassVar[str] = "`labels`, `target`"
+    alpha: float = option(0.5, "How much the teacher counts.", least=0, most=1)
+    temperature: float = option(2.0, "Divides the logits.", above=0)
+    teacher: Teacher = option("logits", "What the target holds.")
+    ignore_index: int | None = option(None, "Label of samples that do not count.", whole=True)
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Class numbers, and the teacher's scores."""
@@ -118,30 +70,3 @@ class Distillation(Loss):
         near = soft.reduced(op, prediction, target)
         right = hard.reduced(op, prediction, labels)
         return like(op.Add(op.Mul(near, self.alpha), op.Mul(right, 1 - self.alpha)), near)
-
-
-def divergence(
-    op: Ops, prediction: ir.Value, target: ir.Value, temperature: float, teacher: Teacher
-) -> ir.Value:
-    """T^2 KL(teacher || student) of every sample: [N, ...]."""
-    shape = dims(prediction)
-
-    def tempered(value: ir.Value) -> ir.Value:
-        return value if temperature == 1 else like(op.Mul(value, 1 / temperature), prediction)
-
-    log_p, axis = log_softmax(op, tempered(prediction))
-    if teacher == "logits":
-        log_q, _ = log_softmax(op, like(tempered(target), prediction))
-        q = op.Exp(log_q)
-    else:
-        q = target
-        if axis != 1:
-            q = op.transpose(q, 0, *range(2, rank(prediction)), 1)
-        if temperature != 1:
-            power = op.Pow(q, 1 / temperature)
-            q = op.Div(power, op.reduce_sum(power, [axis]))
-        log_q = op.Log(op.Max(q, _LEAST))
-    terms = op.reduce_sum(op.Mul(q, op.Sub(log_q, log_p)), [axis], keepdims=False)
-    if temperature != 1:
-        terms = op.Mul(terms, temperature**2)
-    return shaped(terms, (shape[0], *shape[2:]))

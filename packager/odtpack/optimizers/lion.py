@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
-from odtpack.graph.ops import Ops
-from odtpack.optimizers.base import (
+from odtpack.optimizers.common.base import (
     FIRST,
     Optimizer,
     StateVector,
     Values,
-    check_fraction,
-    check_not_negative,
     keep_factor,
     lerp,
 )
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +42,12 @@ class Lion(Optimizer):
     """
 
     kind: ClassVar[str] = "lion"
-    beta1: float = 0.9
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        check_fraction(self, "beta1", "beta2")
-        check_not_negative(self, "weight_decay")
+    summary: ClassVar[str] = "Lion."
+    source: ClassVar[str] = "Chen et al. (2023), algorithm 2"
+    keeps: ClassVar[str] = "one moment: 4 bytes"
+    learning_rates: ClassVar[tuple[float, ...]] = (0.0003, 0.001, 0.0001)
+    beta1: float = option(0.9, "How the sign of a step is mixed.", above=0, below=1)
+    beta2: float = option(0.99, "Decay of the moment.", above=0, below=1)
 
     @property
     def state(self) -> tuple[StateVector, ...]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.ops import Ops
-from odtpack.optimizers.base import (
+from odtpack.optimizers.common.base import (
     FIRST,
     Optimizer,
     StateVector,
     Values,
     add_decay,
-    check_fraction,
-    check_not_negative,
 )
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +43,18 @@ class SGD(Optimizer):
     """
 
     kind: ClassVar[str] = "sgd"
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
+    summary: ClassVar[str] = "Stochastic gradient descent."
+    source: ClassVar[str] = "`torch.optim.SGD`, with dampening and Nesterov's method"
+    keeps: ClassVar[str] = "with momentum one moment: 4 bytes; else nothing"
+    learning_rates: ClassVar[tuple[float, ...]] = (0.03, 0.1, 0.01)
+    momentum: float = option(0.0, "How much of the last step is kept.", least=0, below=1)
+    dampening: float = option(
+        0.0, "Share of the gradient that does not enter the momentum.", least=0, below=1
+    )
+    nesterov: bool = option(False, "Nesterov's method; asks for momentum and no dampening.")
 
     def __post_init__(self) -> None:
-        check_fraction(self, "momentum", zero=True)
-        check_fraction(self, "dampening", zero=True)
-        check_not_negative(self, "weight_decay")
+        super().__post_init__()
         if (self.nesterov and (not self.momentum or self.dampening)) or (
             self.dampening and not self.momentum
         ):
@@ -72,7 +78,7 @@ class SGD(Optimizer):
             return {"params": op.Sub(params, op.Mul(gradients, rate))}
         fresh = gradients
         if self.dampening:
-            dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
+            dtype = op.type_of(gradients).numpy()
             share = op.constant(np.full(1, 1 - self.dampening, dtype))
             fresh = op.Mul(gradients, op.Where(op.Equal(values["step"], 1), 1.0, share))
         buffer = op.Add(op.Mul(values[FIRST], self.momentum), fresh)

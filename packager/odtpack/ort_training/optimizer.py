@@ -7,6 +7,8 @@ Such a model updates lists of tensors in place, with one operator of its own::
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 import numpy as np
 import onnx_ir as ir
 
@@ -15,15 +17,15 @@ from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_source
 from odtpack.model.source import Source
 from odtpack.optimizers import FIRST, SECOND, SGD, AdamW, Clip, Optimizer
-from odtpack.optimizers.adam import PYTORCH, REFERENCE
-from odtpack.optimizers.model import NO_CLIP
+from odtpack.optimizers.adamw import PYTORCH, REFERENCE
+from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.in_place import DOMAIN
 from odtpack.package.optimizer_update import ResolvedUpdate
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState
 from odtpack_runtime.checkpoint.layout import Array
 
 ADAMW, PLAIN_SGD, CLIP_NORM = "AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"
-_FORMULAS = {0: PYTORCH, 1: REFERENCE}
+_FORMULAS: Final[dict[int, Literal["reference", "pytorch"]]] = {0: PYTORCH, 1: REFERENCE}
 
 
 def read_optimizer(source: Source) -> tuple[Optimizer, Clip]:

@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 import onnx_ir as ir
 
 from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_model, resolve_groups
-from odtpack.optimizers.groups import memory_order
-from odtpack.optimizers.model import NO_CLIP
+from odtpack.optimizers.common.groups import memory_order
+from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.package.training import Graphs
 from odtpack_runtime.training.schedules import ScheduleSpec
 

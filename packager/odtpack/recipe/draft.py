@@ -12,6 +12,7 @@ from typing import Final
 
 import onnx_ir as ir
 
+from odtpack import discovery
 from odtpack.graph.graphs import dims_of
 from odtpack.model.exporters import module_names
 from odtpack.model.loading import load_model
@@ -30,7 +31,7 @@ _OPTIONAL: Final = """
 # prediction = false         # no accuracy: the evaluation model returns the loss only
 
 [optimizer]
-kind = "adamw"               # adamw, adam, sgd, lion or adafactor
+kind = "adamw"               # {optimizers}
 # weight_decay = 0.01
 # decay_vectors = false      # no decay for biases and scales of normalizations
 
@@ -88,7 +89,9 @@ def draft(model: Path, folder: Path) -> str:
     lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
     relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
-    optional = _OPTIONAL.format(pattern=pattern, version=version)
+    *others, last = discovery.module_names("odtpack.optimizers")
+    optimizers = f"{', '.join(others)} or {last}"
+    optional = _OPTIONAL.format(pattern=pattern, version=version, optimizers=optimizers)
     outputs, rest = optional.split("\n[optimizer]", 1)
     return "\n".join(
         [

@@ -9,15 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin
 from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, model_validator
 
 from odtpack.build_spec import keys_of
-from odtpack.recipe.loss_tables import LossTable
-from odtpack.recipe.optimizer_tables import (
-    AdamWTable,
-    ClipTable,
-    GroupTable,
-    OptimizerTable,
-    ScheduleTable,
-)
+from odtpack.recipe.option_tables import OPTIMIZER_TABLES, LossTable, OptimizerTable
 from odtpack.recipe.ranges import PositiveCount, Switch, Table
+from odtpack.recipe.update_tables import ClipTable, GroupTable, ScheduleTable
 from odtpack_simulator.budgets.budget_values import Section, name_limits
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
@@ -156,7 +150,7 @@ class RecipeFile(_AboveAll):
     """What is made small."""
     parameters: ParametersTable = ParametersTable()
     """What is trained and what is frozen."""
-    optimizer: OptimizerTable = AdamWTable(kind="adamw")
+    optimizer: OptimizerTable = OPTIMIZER_TABLES["adamw"](kind="adamw")
     """How parameters are updated."""
     clip: ClipTable | None = None
     """How gradients are clipped."""

@@ -94,7 +94,7 @@ class Part:
         for field in dataclasses.fields(cls):
             if field.name in content:
                 hint = hints[field.name]
-                values[field.name] = _read(hint, content[field.name], (*path, field.name))
+                values[field.name] = read_value(hint, content[field.name], (*path, field.name))
             elif is_required(field):
                 raise InvalidRecordError("this key is missing", (*path, field.name))
         for key in content:
@@ -179,11 +179,15 @@ def _refuse_constant(name: str) -> Any:
     raise InvalidRecordError(f"{name} is not a number of JSON")
 
 
-def _read(hint: Any, value: Any, path: Path) -> Any:
-    """Check a value against an annotation."""
+def read_value(hint: Any, value: Any, path: Path) -> Any:
+    """Check a value against an annotation, and return it.
+
+    Raises:
+        InvalidRecordError: It does not follow the annotation.
+    """
     origin, options = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        found = _read(options[0], value, path)
+        found = read_value(options[0], value, path)
         for rule in options[1:]:
             rule.check(found, path)
         return found
@@ -196,12 +200,12 @@ def _read(hint: Any, value: Any, path: Path) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise InvalidRecordError("it must be a list", path)
-        return tuple(_read(options[0], item, (*path, i)) for i, item in enumerate(value))
+        return tuple(read_value(options[0], item, (*path, i)) for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
             raise InvalidRecordError("it must be an object", path)
         return {
-            _read(options[0], key, path): _read(options[1], item, (*path, key))
+            read_value(options[0], key, path): read_value(options[1], item, (*path, key))
             for key, item in value.items()
         }
     if isinstance(hint, type) and issubclass(hint, Part):
@@ -214,7 +218,7 @@ def _read_union(options: tuple[Any, ...], value: Any, path: Path) -> Any:
         return None
     options = tuple(option for option in options if option is not type(None))
     if len(options) == 1:
-        return _read(options[0], value, path)
+        return read_value(options[0], value, path)
     if all(isinstance(option, type) and issubclass(option, Part) for option in options):
         kinds = {kind_of(option): option for option in options}
         kind = value.get("kind") if isinstance(value, dict) else None
@@ -224,7 +228,7 @@ def _read_union(options: tuple[Any, ...], value: Any, path: Path) -> Any:
     problems: list[str] = []
     for option in options:
         try:
-            return _read(option, value, path)
+            return read_value(option, value, path)
         except InvalidRecordError as error:
             problems.append(error.problem)
     raise InvalidRecordError(", or ".join(dict.fromkeys(problems)), path)

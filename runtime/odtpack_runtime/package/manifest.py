@@ -21,6 +21,7 @@ from odtpack_runtime.package.manifest_base import (
     SHA256,
     DType,
     FixedShape,
+    Kind,
     Name,
     NonNegativeInt,
     PositiveInt,
@@ -43,17 +44,12 @@ from odtpack_runtime.session.graph_signature import TensorSpec
 
 __all__ = [
     "MEANINGS", "SCHEMA_VERSION", "ClipInfo", "ExtraFile", "GroupInfo", "InferenceInfo",
-    "InputInfo", "LayoutInfo", "LossName", "Manifest", "Operators", "OptimizerInfo", "OutputInfo",
+    "InputInfo", "LayoutInfo", "Manifest", "Operators", "OptimizerInfo", "OutputInfo",
     "PackageFile", "PackageFiles", "ParameterInfo", "ScheduleInfo", "SelfCheckInfo", "SessionInfo",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
 _MOST_CHARACTERS = 300
-
-LossName = Literal[
-    "cross_entropy", "mse", "bce_with_logits", "l1", "huber", "smooth_l1", "nll", "kl_div",
-    "distillation", "triplet_margin", "contrastive", "info_nce", "ctc", "none", "custom",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +165,7 @@ class Manifest(Part):
         inputs: User inputs of the training model, in order.
         outputs: User outputs of the training model, in order; the loss is the first.
         evaluation_outputs: Further outputs of the evaluation model, after those.
-        loss: The loss by name.
+        loss: The loss by name; ``none`` if the model has its own, ``custom`` for a block.
         loss_options: Options of the loss in force, by name.
         optimizer: Optimizer and hyperparameters.
         parameters: All parameters, in the order of the training model's inputs.
@@ -198,7 +194,7 @@ class Manifest(Part):
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
     evaluation_outputs: tuple[OutputInfo, ...] = ()
-    loss: LossName
+    loss: Kind
     loss_options: dict[Name, Any] | None = None
     optimizer: OptimizerInfo
     parameters: tuple[ParameterInfo, ...]

@@ -2,78 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Self
 
-from odtpack_runtime.files.records import Part
-from odtpack_runtime.package.manifest_base import Name
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamWInfo(Part):
-    """Hyperparameters of AdamW."""
-
-    kind: Literal["adamw"]
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    formula: Literal["reference", "pytorch"] = "reference"
-    bias_correction: bool = True
+from odtpack_runtime.files.records import InvalidRecordError, Part, Path, read_value
+from odtpack_runtime.package.manifest_base import Kind, Name
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamInfo(Part):
-    """Hyperparameters of Adam with an L2 penalty."""
+class OptimizerInfo(Part):
+    """Kind and hyperparameters of the optimizer, which stand beside each other in the file.
 
-    kind: Literal["adam"]
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    bias_correction: bool = True
+    The optimizer model holds the formula, so that a runtime needs to know neither. ``custom``
+    is an optimizer that is described by its model only.
+    """
 
+    kind: Kind
+    settings: dict[Name, float | bool | str] = field(default_factory=dict)
 
-@dataclass(frozen=True, kw_only=True)
-class CustomOptimizerInfo(Part):
-    """An optimizer that is described by its model only."""
+    @classmethod
+    def read(cls, content: object, path: Path = ()) -> Self:
+        """Check what a JSON text held, and return it as a record.
 
-    kind: Literal["custom"]
+        Raises:
+            InvalidRecordError: There is no kind, or a hyperparameter is not a number, true,
+                false or text.
+        """
+        if not isinstance(content, dict):
+            raise InvalidRecordError("it must be an object", path)
+        kind = {key: value for key, value in content.items() if key == "kind"}
+        found = super().read(kind, path)
+        settings = {
+            read_value(Name, key, path): read_value(float | bool | str, value, (*path, key))
+            for key, value in content.items()
+            if key != "kind"
+        }
+        return dataclasses.replace(found, settings=settings)
 
-
-@dataclass(frozen=True, kw_only=True)
-class SGDInfo(Part):
-    """Hyperparameters of SGD."""
-
-    kind: Literal["sgd"]
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LionInfo(Part):
-    """Hyperparameters of Lion."""
-
-    kind: Literal["lion"]
-    beta1: float
-    beta2: float
-    weight_decay: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdafactorInfo(Part):
-    """Hyperparameters of Adafactor."""
-
-    kind: Literal["adafactor"]
-    beta2_decay: float
-    epsilon2: float
-    clip_threshold: float
-    weight_decay: float
-
-
-OptimizerInfo = AdamWInfo | AdamInfo | SGDInfo | LionInfo | AdafactorInfo | CustomOptimizerInfo
+    def as_dict(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Return the content as JSON has it."""
+        return {"kind": self.kind, **self.settings}
 
 
 @dataclass(frozen=True, kw_only=True)

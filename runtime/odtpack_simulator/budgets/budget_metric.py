@@ -1,7 +1,7 @@
 """What a metric is: how its figure is read from a result, and which way is better.
 
-A metric that budgets can limit is one :class:`BudgetMetric` in ``metrics_*.py``. The
-budget file's keys and their schema, judging, suggesting, comparing and the
+A metric that budgets can limit is one :class:`BudgetMetric` in ``metrics/``. The budget file's
+keys and their schema, judging, suggesting, comparing, the topic of reports that shows it and the
 documentation all follow from it.
 """
 
@@ -16,6 +16,10 @@ from odtpack_simulator.values.units import Interval, format_interval, format_val
 
 Scope = Literal["package", "device"]
 Better = Literal["lower", "higher"]
+Topic = Literal[
+    "Memory", "Step", "Finish", "Energy", "Sessions", "Metric", "Package", "Interruptions"
+]
+"""Where reports show a check: in a column of the device matrix, or in the part of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class BudgetMetric:
         title: Its name for people.
         unit: Unit of the figure in results; the budget file names its own.
         scope: Whether there is one per package or one per device.
+        topic: Where reports show it.
+        headline: The figure that stands for its topic is its own.
         better: ``lower`` where a budget is the most that is allowed, ``higher`` for a floor.
         meaning: A sentence for the documentation and the schema.
         example: A value in a budget file.
@@ -79,6 +85,8 @@ class BudgetMetric:
     title: str
     unit: CheckUnit
     scope: Scope
+    topic: Topic
+    headline: bool = False
     better: Better = "lower"
     meaning: str
     example: str
@@ -97,6 +105,21 @@ class BudgetMetric:
     def worse_end(self, interval: Interval) -> float:
         """The end of an interval that a limit meets first."""
         return interval.low if self.better == "higher" else interval.high
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysCheck:
+    """A check that needs no budget.
+
+    Attributes:
+        title: Its name for people.
+        topic: Where reports show it.
+        headline: The figure that stands for its topic is its own.
+    """
+
+    title: str
+    topic: Topic
+    headline: bool = False
 
 
 def shortened(text: str, most: int = 1000) -> str:

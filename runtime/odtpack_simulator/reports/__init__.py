@@ -1,38 +1,38 @@
 """Reports: one result object, one file per format.
 
-To add a format, write ``reports/<name>_report.py`` with a function from
-``SimulationResult`` to bytes, and name it in ``_FORMATS``.
+To add a format, write ``reports/<name>_report.py`` with ``FORMAT``, a
+:class:`~odtpack_simulator.reports.formats.ReportFormat`; ``json_report.py`` is the one to
+copy from. The command line, its completion and the documentation follow.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Final, cast
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 
 if TYPE_CHECKING:
+    from odtpack_simulator.reports.formats import ReportFormat
     from odtpack_simulator.result.result import SimulationResult
 
-# Format -> module and function; imported on use, so that JSON needs no template engine.
-_FORMATS: Final = {
-    "github": ("odtpack_simulator.reports.github_report", "render_github"),
-    "html": ("odtpack_simulator.reports.html_report", "render_html"),
-    "json": ("odtpack_simulator.reports.json_report", "render_json"),
-    "junit": ("odtpack_simulator.reports.junit_report", "render_junit"),
-    "markdown": ("odtpack_simulator.reports.markdown_report", "render_markdown"),
-}
-_SUFFIXES: Final = {"github": "txt", "junit": "xml", "markdown": "md"}
+_SUFFIX: Final = "_report"
 STDOUT: Final = Path("-")
-"""The path that means standard output, for every format but HTML."""
+"""The path that means standard output, for every format that is text."""
 
 
 def report_formats() -> list[str]:
-    """Names of the formats that :func:`write_report` knows."""
-    return sorted(_FORMATS)
+    """Names of the formats that :func:`write_report` knows; none is imported."""
+    names = (module.name for module in iter_modules(__path__))
+    return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+
+
+def report_format(name: str) -> ReportFormat:
+    """The declaration of one of :func:`report_formats`; only its module is imported."""
+    return cast("ReportFormat", import_module(f"{__name__}.{name}{_SUFFIX}").FORMAT)
 
 
 def parse_destination(destination: str) -> tuple[str, Path]:
@@ -43,8 +43,9 @@ def parse_destination(destination: str) -> tuple[str, Path]:
         OdtpackError: No path after the colon, or a page for standard output.
     """
     name, colon, path = destination.partition(":")
-    if name not in _FORMATS:
-        known = ", ".join(report_formats())
+    formats = report_formats()
+    if name not in formats:
+        known = ", ".join(formats)
         raise UnknownNameError(
             "report-format-unknown",
             f"there is no report format {name[:40]!r}; known formats: {known}",
@@ -56,23 +57,21 @@ def parse_destination(destination: str) -> tuple[str, Path]:
             "report-path-missing",
             f"the report {name!r} needs a path after a colon",
             where=destination[:200],
-            hint=f"write for example: --report {name}:report.{_SUFFIXES.get(name, name)}",
+            hint=f"write for example: --report {name}:report.{report_format(name).suffix}",
         )
-    if name == "html" and Path(path) == STDOUT:
+    if Path(path) == STDOUT and not report_format(name).to_stdout:
         raise OdtpackError(
             "report-not-text",
-            "an HTML report is a page for a browser, it is not written to standard output",
+            f"{name} is not text for a terminal, it is not written to standard output",
             where=destination[:200],
-            hint="write for example: --report html:report.html",
+            hint=f"write for example: --report {name}:report.{report_format(name).suffix}",
         )
     return name, Path(path)
 
 
 def render_report(result: SimulationResult, name: str) -> bytes:
     """The report in one of :func:`report_formats` as the bytes of its file."""
-    module, function = _FORMATS[name]
-    render = cast("Callable[[SimulationResult], bytes]", getattr(import_module(module), function))
-    return render(result)
+    return report_format(name).render(result)
 
 
 def write_report(result: SimulationResult, destination: str) -> Path:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.view import view
 from odtpack_simulator.reports.view.plain import location, shortened
 from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
@@ -132,3 +133,11 @@ def _data(text: str) -> str:
 
 def _property(text: str) -> str:
     return _data(clean(text)).replace(":", "%3A").replace(",", "%2C")
+
+
+FORMAT: Final = ReportFormat(
+    render=render_github,
+    suffix="txt",
+    audience="annotations beside the lines of the budgets",
+    written_as="workflow commands, at most ten of a level",
+)

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from odtpack_simulator.budgets.suggest import suggest_budget
 from odtpack_simulator.device.profile import ProfileFigure
 from odtpack_simulator.reports.drawing import charts
+from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.html.latency import latency_section
 from odtpack_simulator.reports.html.learning import interruption_rows, panels
 from odtpack_simulator.reports.html.memory import memory_section
@@ -124,3 +125,12 @@ def _figure_text(figure: ProfileFigure) -> str:
     if figure.threads is not None:
         text += f", {figure.threads} thread{'s' if figure.threads > 1 else ''}"
     return text
+
+
+FORMAT: Final = ReportFormat(
+    render=render_html,
+    suffix="html",
+    to_stdout=False,
+    audience="people: one page to open, send, or keep as an artifact of a build",
+    written_as="one self-contained file",
+)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.result.result import SimulationResult
 
 
 def render_json(result: SimulationResult) -> bytes:
     """The result as UTF-8 JSON with ``schema_version``, in the order of the schema's fields."""
     return result.to_json().encode("utf-8")
+
+
+FORMAT: Final = ReportFormat(
+    render=render_json,
+    suffix="json",
+    audience="programs, and judging or comparing later",
+    written_as="the whole result",
+)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.view import view
 from odtpack_simulator.result.result import Check, SimulationResult
 from odtpack_simulator.values.plain_text import clean
@@ -100,3 +101,11 @@ def _details(check: Check, note: str) -> str:
     if check.budget_location:
         lines.append(f"budget: {clean(check.budget_location)}")
     return "\n".join([*lines, *([note] if note else [])])
+
+
+FORMAT: Final = ReportFormat(
+    render=render_junit,
+    suffix="xml",
+    audience="the test page of a CI system",
+    written_as="JUnit XML",
+)

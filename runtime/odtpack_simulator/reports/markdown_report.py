@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.view import device_text, matrix, view
 from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_words, policy_words
 from odtpack_simulator.reports.view.plain import shortened
@@ -161,3 +162,11 @@ def _text(text: str) -> str:
 def _code(text: str) -> str:
     """Text inside backticks, where nothing can be escaped: without backticks and pipes."""
     return re.sub(r"[`|]", "'", shortened(clean(text), _MOST_TEXT))
+
+
+FORMAT: Final = ReportFormat(
+    render=render_markdown,
+    suffix="md",
+    audience="a comment on a pull request, `$GITHUB_STEP_SUMMARY`",
+    written_as="GitHub's Markdown, below 65,536 bytes",
+)

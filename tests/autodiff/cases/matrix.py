@@ -102,6 +102,13 @@ def layer_norm(axis: int, *shape: int):  # type: ignore[no-untyped-def]
     ]  # fmt: skip
 
 
+def layer_norm_default() -> list[Case]:
+    """Without the attribute, on numbers so small that its default counts."""
+    inputs = {"x": X * np.float32(0.01), "scale": normal(4, seed=2)}
+    return cases("LayerNormalization", inputs, lambda x, scale: F.layer_norm(x, (4,), scale),
+                 (17, 23), label="usual-epsilon")  # fmt: skip
+
+
 def layer_norm_statistics(*used: int):  # type: ignore[no-untyped-def]
     """The loss depends on the mean and the inverse deviation of each row, too."""
 
@@ -119,21 +126,23 @@ def layer_norm_statistics(*used: int):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def batch_norm(*shape: int, **options):  # type: ignore[no-untyped-def]
-    channels = shape[1]
+def batch_norm(*shape: int, usual: bool = False, **options):  # type: ignore[no-untyped-def]
+    """With ``usual`` without the attribute epsilon, on variances so small that it counts."""
+    channels, epsilon = shape[1], 1e-5 if usual else 1e-3
     inputs = {
         "x": normal(*shape, seed=1) + 0.5,
         "scale": normal(channels, seed=2),
         "bias": normal(channels, seed=3),
         "mean": normal(channels, seed=4),
-        "var": spread(channels, low=0.5, high=2),
+        "var": spread(channels, low=0.5, high=2) * np.float32(1e-2 if usual else 1),
     }
 
     def function(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         scale, bias, mean, var = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in rest)
-        return (x - mean) / torch.sqrt(var + 1e-3) * scale + bias
+        return (x - mean) / torch.sqrt(var + epsilon) * scale + bias
 
-    options |= {"epsilon": 1e-3, "label": f"{len(shape)}d"}
+    options |= {"label": f"{len(shape)}d{'-usual-epsilon' * usual}"}
+    options |= {} if usual else {"epsilon": epsilon}
     return [
         *cases("BatchNormalization", inputs, function, (14, 15, 23), **options),
         # The reference implementation of the older version normalizes by the batch.
@@ -186,12 +195,14 @@ CASES: list[Case] = [
            lambda x: x.prod(1), (12, 17), axes=[1], keepdims=0, label="zeros"),
     # Normalizations
     *layer_norm(-1, 4),
+    *layer_norm_default(),
     *layer_norm(2, 4),
     *layer_norm(1, 3, 4),
     *layer_norm_statistics(0, 1, 2),
     *layer_norm_statistics(0, 1),
     *layer_norm_statistics(2),
     *batch_norm(4, 3),
+    *batch_norm(4, 3, usual=True),
     *batch_norm(2, 3, 2, 2, batch=["x"]),
     *batch_norm(2, 3, 4),
     *batch_norm(2, 3, 2, 2, 2),

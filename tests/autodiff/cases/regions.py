@@ -39,7 +39,8 @@ def roi_align(x: torch.Tensor, boxes: np.ndarray, owners: np.ndarray, attrs: dic
     """From the definition, bin by bin. A maximum is that of the weighted elements: see the rule."""
     default = "half_pixel" if opset >= 16 else "output_half_pixel"
     half = attrs.get("coordinate_transformation_mode", default) == "half_pixel"
-    bins, each = (attrs["output_height"], attrs["output_width"]), attrs.get("sampling_ratio", 0)
+    bins = attrs.get("output_height", 1), attrs.get("output_width", 1)
+    each = attrs.get("sampling_ratio", 0)
     results = []
     for box, owner in zip(boxes.astype(float) * attrs["spatial_scale"], owners, strict=True):
         axes = []
@@ -60,9 +61,10 @@ def roi_align(x: torch.Tensor, boxes: np.ndarray, owners: np.ndarray, attrs: dic
 
 
 def align(opset: int, mode: str, coordinates: str | None, each: int, *,
-          symbolic: bool = False) -> list[Case]:  # fmt: skip
-    attrs: dict[str, Any] = {"output_height": 2, "output_width": 3, "sampling_ratio": each,
-                             "spatial_scale": 0.8, "mode": mode}  # fmt: skip
+          symbolic: bool = False, sized: bool = True) -> list[Case]:  # fmt: skip
+    """Without ``sized`` each region gives one number, as without the attributes."""
+    attrs: dict[str, Any] = {"sampling_ratio": each, "spatial_scale": 0.8, "mode": mode}
+    attrs |= {"output_height": 2, "output_width": 3} if sized else {}
     if coordinates is not None:
         attrs["coordinate_transformation_mode"] = coordinates
     x = spread(2, 2, 5, 6, low=0.5, high=4.0)  # positive: elements that weigh nothing never win
@@ -72,13 +74,15 @@ def align(opset: int, mode: str, coordinates: str | None, each: int, *,
 
     inputs = {"x": x, "r": BOXES, "b": OWNERS}
     axes = {"x": (0, 1, 2, 3), "r": (0,), "b": (0,)} if symbolic else {}
+    label = f"{mode}-{coordinates}-{each}{'-unsized' * (not sized)}"
     return cases("RoiAlign", inputs, function, (opset,), wrt=["x"], runtime=["b"], symbols=axes,
-                 label=f"{mode}-{coordinates}-{each}", differences="torch", **attrs)  # fmt: skip
+                 label=label, differences="torch", **attrs)  # fmt: skip
 
 
-def max_roi_pool(scale: float, *, symbolic: bool = False) -> list[Case]:
+def max_roi_pool(
+    scale: float, bins: tuple[int, int] = (2, 3), *, symbolic: bool = False
+) -> list[Case]:
     boxes = np.float32([[0, 0, 0, 3, 3], [1, 1, 2, 5, 4], [1, 4, 1, 9, 9], [0, 2, 2, 2, 2]])
-    bins = (2, 3)
 
     def function(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         results = []
@@ -100,7 +104,7 @@ def max_roi_pool(scale: float, *, symbolic: bool = False) -> list[Case]:
     axes = {"x": (0, 1, 2, 3), "r": (0,)} if symbolic else {}
     return cases("MaxRoiPool", {"x": spread(2, 2, 5, 6), "r": boxes}, function, (16, 21),
                  wrt=["x"], pooled_shape=bins, spatial_scale=scale, differences="torch",
-                 symbols=axes, label=f"{scale}")  # fmt: skip
+                 symbols=axes, label=f"{scale}-{bins[0]}x{bins[1]}")  # fmt: skip
 
 
 def deform(opset: int, label: str, *, channels: int = 4, features: int = 4, kernel: int = 3,
@@ -173,8 +177,10 @@ CASES: list[Case] = [
     ),
     *(case for mode, each in itertools.product(("avg", "max"), (0, 2))
       for case in align(18, mode, None, each, symbolic=True)),
+    *align(16, "avg", None, 2, sized=False),
     *max_roi_pool(1.0),
     *max_roi_pool(0.7),
+    *max_roi_pool(0.7, (3, 1)),
     *max_roi_pool(0.7, symbolic=True),
     *(
         case

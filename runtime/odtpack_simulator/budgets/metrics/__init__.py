@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from odtpack_simulator.budgets.budget_metric import BudgetMetric
+from odtpack_simulator.budgets.budget_metric import AlwaysCheck, BudgetMetric, Topic
 from odtpack_simulator.budgets.metrics import campaign, latency, memory, package
 
 METRICS: Final = MappingProxyType({
@@ -16,21 +16,31 @@ METRICS: Final = MappingProxyType({
 """Key -> metric."""
 
 ALWAYS: Final = MappingProxyType({
-    "memory_limit": "Device memory limit",
-    "finite_loss": "Finite loss",
-    "learns": "Learns",
-    "steps_done": "Replay completed",
-    "finishes": "Training comes to its end",
-    "interruption": "Interruption",
-    "low_memory_warning": "Low memory warning",
-    "small_data": "Small data",
+    "memory_limit": AlwaysCheck("Device memory limit", "Memory", headline=True),
+    "finite_loss": AlwaysCheck("Finite loss", "Metric", headline=True),
+    "learns": AlwaysCheck("Learns", "Metric"),
+    "steps_done": AlwaysCheck("Replay completed", "Sessions"),
+    "finishes": AlwaysCheck("Training comes to its end", "Finish"),
+    "interruption": AlwaysCheck("Interruption", "Interruptions"),
+    "low_memory_warning": AlwaysCheck("Low memory warning", "Memory"),
+    "small_data": AlwaysCheck("Small data", "Metric"),
 })  # fmt: skip
-"""Titles of the checks that need no budget, by metric."""
+"""The checks that need no budget, by metric."""
 
 
 def titles() -> dict[str, str]:
     """Title of every check for people, by its metric."""
-    return dict(ALWAYS) | {key: metric.title for key, metric in METRICS.items()}
+    return {key: check.title for key, check in (ALWAYS | METRICS).items()}
+
+
+def of_topic(topic: Topic) -> frozenset[str]:
+    """The metrics that reports show under a topic, with or without a budget."""
+    return frozenset(key for key, check in (ALWAYS | METRICS).items() if check.topic == topic)
+
+
+def headlines() -> frozenset[str]:
+    """The metrics whose figure is the one that stands for their topic."""
+    return frozenset(key for key, check in (ALWAYS | METRICS).items() if check.headline)
 
 
 def of_scope(scope: str) -> list[BudgetMetric]:

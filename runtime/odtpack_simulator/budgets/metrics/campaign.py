@@ -13,6 +13,7 @@ from odtpack_simulator.budgets.budget_metric import (
     BudgetMetric,
     Reading,
     Subject,
+    Topic,
     estimated,
     shortened,
 )
@@ -86,9 +87,10 @@ def _days_noise(base: Subject, head: Subject) -> float | None:
 
 
 def _metric(
-    key: str, title: str, field: Field, unit: CheckUnit, meaning: str, example: str,
+    key: str, title: str, topic: Topic, field: Field, unit: CheckUnit, meaning: str, example: str,
     advise: Callable[[Subject, float, Interval, CheckUnit], str], *, noun: str = "",
-    suggested: bool = True, noise: Callable[[Subject, Subject], float | None] | None = None,
+    headline: bool = False, suggested: bool = True,
+    noise: Callable[[Subject, Subject], float | None] | None = None,
 ) -> BudgetMetric:  # fmt: skip
     read = partial(_read, field=field, unit=unit, noun=noun)
 
@@ -101,6 +103,8 @@ def _metric(
         title=title,
         unit=unit,
         scope="device",
+        topic=topic,
+        headline=headline,
         meaning=meaning,
         example=example,
         read=read,
@@ -114,43 +118,43 @@ def _metric(
 
 METRICS: Final = (
     _metric(
-        "time_to_finish", "Time to finish", "active_s", "s",
+        "time_to_finish", "Time to finish", "Finish", "active_s", "s",
         "Time that the device works for the whole training: sessions, steps, checkpoints.",
-        "10 min", advice.for_time,
+        "10 min", advice.for_time, headline=True,
     ),
     _metric(
-        "energy", "Energy", "energy_j", "J",
+        "energy", "Energy", "Energy", "energy_j", "J",
         "Energy of the whole training above that of the idle device.", "20 kJ",
-        advice.for_energy,
+        advice.for_energy, headline=True,
     ),
     _metric(
-        "battery_share", "Battery", "battery_share", "%",
+        "battery_share", "Battery", "Energy", "battery_share", "%",
         "The same as a share of one full battery; over 100 % is more than one charge.", "5 %",
         advice.for_energy, suggested=False,
     ),
     _metric(
-        "battery_per_session", "Battery per session", "battery_share_per_session", "%",
+        "battery_per_session", "Battery per session", "Energy", "battery_share_per_session", "%",
         "Share of a full battery that one session takes.", "2 %",
         advice.for_battery_per_session,
     ),
     _metric(
-        "sessions", "Sessions", "sessions", "1",
+        "sessions", "Sessions", "Sessions", "sessions", "1",
         "Sessions in the foreground, or windows in the background, until the training ends.",
-        "10", advice.for_sessions, noun=" sessions",
+        "10", advice.for_sessions, noun=" sessions", headline=True,
     ),
     _metric(
-        "days", "Days", "days", "1",
+        "days", "Days", "Finish", "days", "1",
         "Days that the training spans, the first and the last included; a day is 24 hours, from "
         "the start of the first session on.",
         "7", advice.for_days, noun=" days", suggested=False, noise=_days_noise,
     ),
     _metric(
-        "written_per_day", "Written per day", "written_bytes_per_day", "B",
+        "written_per_day", "Written per day", "Sessions", "written_bytes_per_day", "B",
         "Bytes of checkpoints that are written to storage in a day.", "500 MB",
         advice.for_written,
     ),
     _metric(
-        "repeated_steps", "Repeated steps", "repeated_steps", "1",
+        "repeated_steps", "Repeated steps", "Sessions", "repeated_steps", "1",
         "Steps that are made twice because a window ended between two checkpoints.", "50",
         advice.for_repeated_steps, noun=" steps", suggested=False,
     ),

@@ -86,6 +86,8 @@ def _metric(
         title=title,
         unit="ms",
         scope="device",
+        topic="Step",
+        headline=key == "step_latency",
         meaning=meaning,
         example=example,
         read=read,

@@ -58,6 +58,8 @@ METRICS: Final = (
         title="Peak memory",
         unit="B",
         scope="device",
+        topic="Memory",
+        headline=True,
         meaning="The measured peak of the replay above the process before it, or the predicted "
         "one where none was measured.",
         example="200 MB",
@@ -70,6 +72,8 @@ METRICS: Final = (
         title="Memory headroom",
         unit="%",
         scope="device",
+        topic="Memory",
+        headline=True,
         better="higher",
         meaning="Share of the memory that the device grants the app, in the foreground or in the "
         "background as it trains, that must stay free.",

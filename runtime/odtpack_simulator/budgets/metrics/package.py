@@ -53,6 +53,7 @@ METRICS: Final = (
         title="Package size",
         unit="B",
         scope="package",
+        topic="Package",
         meaning="Bytes of all files of the package together.",
         example="12 MB",
         read=_package_size,
@@ -63,6 +64,7 @@ METRICS: Final = (
         title="Final loss",
         unit="1",
         scope="package",
+        topic="Metric",
         meaning="Loss on the held-out samples at the end, or of the last step where none are "
         "held out.",
         example="0.5",
@@ -71,9 +73,11 @@ METRICS: Final = (
     ),
     BudgetMetric(
         key="metric_floor",
-        title="BudgetMetric floor",
+        title="Metric floor",
         unit="1",
         scope="package",
+        topic="Metric",
+        headline=True,
         better="higher",
         meaning="Smallest metric on the held-out samples at the end.",
         example="0.9",

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from odtpack_simulator.budgets.budget_metric import Topic
+from odtpack_simulator.budgets.metrics import headlines, of_topic
 from odtpack_simulator.reports.view import device_text, view
 from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
 from odtpack_simulator.values.units import format_interval, format_number
 
-_TOPICS: Final = {
-    "Memory": ("memory_limit", "peak_memory", "memory_headroom", "low_memory_warning"),
-    "Step": ("step_latency", "step_latency_p90", "first_step"),
-    "Finish": ("time_to_finish", "days", "finishes"),
-    "Energy": ("energy", "battery_share", "battery_per_session"),
-    "Sessions": ("sessions", "steps_done", "written_per_day", "repeated_steps"),
-    "Metric": ("metric_floor", "final_loss", "finite_loss", "learns", "small_data"),
-}
-TOPICS: Final = tuple(_TOPICS)
-_OWN: Final = frozenset({
-    "memory_limit", "peak_memory", "memory_headroom", "low_memory_warning", "step_latency",
-    "time_to_finish", "energy", "sessions", "metric_floor", "finite_loss",
-})  # fmt: skip
+_OWN: Final = headlines()
 """Metrics that a topic's figure speaks for; of another one the words say its name."""
 
 
@@ -48,11 +38,12 @@ class Cell:
 def cells(result: SimulationResult, device: DeviceResult) -> list[Cell]:
     """One cell per topic of :data:`TOPICS`; the metric is judged once for all devices."""
     found = []
-    for topic, metrics in _TOPICS.items():
+    for topic, figure in _FIGURES.items():
+        metrics = of_topic(topic)
         checks = [check for check in device.checks if check.metric in metrics]
         if topic == "Metric" and not _ended_early(device):
             checks += [check for check in result.checks if check.metric in metrics]
-        cell = _cell(result, _FIGURES[topic](result, device), checks)
+        cell = _cell(result, figure(result, device), checks)
         if topic == "Step" and device.latency.step_ms is not None:
             cell = replace(cell, ends=format_interval(device.latency.step_ms, "ms"))
         found.append(cell)
@@ -131,7 +122,7 @@ def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
     return device_text.UNKNOWN, "no held-out samples"
 
 
-_FIGURES: Final = {
+_FIGURES: Final[dict[Topic, Callable[[SimulationResult, DeviceResult], tuple[str, str]]]] = {
     "Memory": _memory,
     "Step": _step,
     "Finish": _finish,
@@ -139,3 +130,5 @@ _FIGURES: Final = {
     "Sessions": _sessions,
     "Metric": _metric,
 }
+TOPICS: Final[tuple[str, ...]] = tuple(_FIGURES)
+"""Topics that are columns, in their order; the checks of others have parts of their own."""

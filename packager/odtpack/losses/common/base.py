@@ -1,23 +1,28 @@
-"""What every loss shares: options as fields, targets, reduction."""
+"""What every loss shares: options as fields, targets, reduction.
+
+Losses import what writes graphs where they write: recipes read the declarations, and whether a
+package has to be built again is to be known without loading onnx_ir.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import Dims, dims_of
-from odtpack.graph.ops import Ops
-from odtpack.losses.options import bad_option, check_choice, plain
+from odtpack.losses.common.options import bad_option, numbers, plain
+from odtpack.option import option, options_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.graphs import Dims
+    from odtpack.graph.ops import Ops
 
 Reduction = Literal["mean", "sum", "none"]
 TargetRole = Literal["labels", "target"]
-
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,25 +43,40 @@ class Target:
 
     def value(self, name: str | None = None) -> ir.Value:
         """The graph input, under its own or another name."""
+        import onnx_ir as ir
+
         return ir.val(name or self.name, dtype=self.dtype, shape=ir.Shape(self.dims))
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss(abc.ABC):
-    """A loss; its fields are its options.
+    """A loss; its fields are its options, each declared by :func:`odtpack.option.option`.
 
     Attributes:
-        name: As the manifest and the command line have it.
+        name: As the manifest and the command line have it; that of its file.
+        summary: What it is, in a sentence.
+        formula: Formula of a term, for the documentation.
         reads: What it reads of the model, in this order.
+        prediction: The same with its shape, for the documentation.
+        target: The graph inputs that it compares with, for the documentation.
     """
 
     name: ClassVar[str]
+    summary: ClassVar[str]
+    formula: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ("prediction",)
+    prediction: ClassVar[str] = "prediction"
+    target: ClassVar[str] = "`target`"
 
-    reduction: Reduction = "mean"
+    reduction: Reduction = option("mean", "How the terms become one number.")
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "reduction", self.reduction, ("mean", "sum", "none"))
+        for each in options_of(type(self)):
+            value = getattr(self, each.name)
+            if not each.takes(value):
+                raise bad_option(self.name, each.name, value, each.range)
+            if each.axes is not None and value is not None:
+                object.__setattr__(self, each.name, numbers(self.name, each, value))
 
     @abc.abstractmethod
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
@@ -84,7 +104,7 @@ class Loss(abc.ABC):
             OdtpackError: A value has another type or rank than the loss needs.
         """
         self._check_types(values)
-        wide = [op.cast(v, ir.DataType.FLOAT) if v.dtype in _HALVES else v for v in values]
+        wide = [op.cast(v, op.FLOAT) if _is_half(v.dtype) else v for v in values]
         for value, cast in zip(values, wide, strict=True):
             cast.shape = value.shape
         return self.reduced(op, *wide)
@@ -117,6 +137,8 @@ class Loss(abc.ABC):
         return {field.name: field.default for field in dataclasses.fields(cls)}
 
     def _check_types(self, values: Sequence[ir.Value]) -> None:
+        import onnx_ir as ir
+
         predictions = values[: len(self.reads)]
         for what, value in zip(self.reads, predictions, strict=True):
             if value.dtype is not None and not value.dtype.is_floating_point():
@@ -147,6 +169,8 @@ def dims(value: ir.Value) -> Dims:
     Raises:
         OdtpackError: The rank is unknown.
     """
+    from odtpack.graph.graphs import dims_of
+
     found = dims_of(value)
     if found is None:
         raise OdtpackError(
@@ -183,13 +207,26 @@ def require_rank(loss: str, value: ir.Value, shape: str, least: int, most: int |
 
 def target_dtype(prediction: ir.Value) -> ir.DataType:
     """Element type of a target like a prediction: that of the loss, so 32 bits for 16."""
+    import onnx_ir as ir
+
     dtype = prediction.dtype or ir.DataType.FLOAT
-    return ir.DataType.FLOAT if dtype in _HALVES else dtype
+    return ir.DataType.FLOAT if _is_half(dtype) else dtype
+
+
+def _is_half(dtype: ir.DataType | None) -> bool:
+    return dtype is not None and dtype.name in ("FLOAT16", "BFLOAT16")
 
 
 def target_like(prediction: ir.Value, name: str = "target") -> Target:
     """A target of the prediction's shape."""
     return Target(name, "target", target_dtype(prediction), dims(prediction))
+
+
+def whole_numbers(name: str, role: TargetRole, shape: Dims) -> Target:
+    """A target of whole numbers, INT64."""
+    import onnx_ir as ir
+
+    return Target(name, role, ir.DataType.INT64, shape)
 
 
 def like(value: ir.Value, model: ir.Value) -> ir.Value:
@@ -200,6 +237,8 @@ def like(value: ir.Value, model: ir.Value) -> ir.Value:
 
 def shaped(value: ir.Value, shape: Dims) -> ir.Value:
     """Give a result its shape."""
+    import onnx_ir as ir
+
     value.shape = ir.Shape(shape)
     return value
 

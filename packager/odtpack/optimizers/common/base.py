@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.ops import Ops
+from odtpack.option import option, options_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
 
-Values = Mapping[str, ir.Value]
+Values: TypeAlias = "Mapping[str, ir.Value]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +39,44 @@ class StateVector:
 class Optimizer(abc.ABC):
     """A formula and its hyperparameters.
 
-    Every field is a hyperparameter with a default: the fields are what the command line
-    takes as ``--optimizer-option`` and what the manifest shows.
+    Every field is a hyperparameter, declared by :func:`odtpack.option.option`: the fields are
+    what the command line takes as ``--optimizer-option`` and what the manifest shows.
 
     Attributes:
+        kind: Its name, as the manifest and the command line have it; that of its file.
+        summary: What it is, in a sentence.
+        source: Whose formula it is, for the documentation.
+        keeps: What it keeps for each parameter, for the documentation.
+        learning_rates: What a search tries, the usual one first.
         weight_decay: How strongly parameters are drawn to 0; what it is multiplied with is
             the formula's affair.
+
+    Raises:
+        OdtpackError: ``bad-hyperparameter``: a hyperparameter is out of range.
     """
 
     kind: ClassVar[str]
-    weight_decay: float = 0.0
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    keeps: ClassVar[str]
+    learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)
+    weight_decay: float = option(
+        0.0,
+        "How strongly parameters are drawn to 0; `adam` and `sgd`: an L2 penalty.",
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        for each in options_of(type(self)):
+            value = getattr(self, each.name)
+            if not each.takes(value):
+                shown = f"{value:g}" if type(value) is float else str(value)
+                default = each.default if type(each.default) is not float else f"{each.default:g}"
+                raise OdtpackError(
+                    "bad-hyperparameter",
+                    f"{each.name} is {shown[:60]}; it must be {each.range}",
+                    hint=f"leave it out: the default is {default}",
+                )
 
     @property
     @abc.abstractmethod
@@ -92,41 +122,3 @@ def add_decay(
 def lerp(op: Ops, old: ir.Value, new: ir.Value, keep: float) -> ir.Value:
     """Return keep old + (1 - keep) new."""
     return op.Add(op.Mul(old, keep), op.Mul(new, 1 - keep))
-
-
-def check_range(optimizer: Optimizer, name: str, good: bool, bounds: str) -> None:
-    """Refuse a hyperparameter that is out of range.
-
-    Raises:
-        OdtpackError: ``bad-hyperparameter``, with the default as a hint.
-    """
-    if not good:
-        default = getattr(type(optimizer), name)
-        shown = default if isinstance(default, str | bool) else f"{default:g}"
-        value = getattr(optimizer, name)
-        raise OdtpackError(
-            "bad-hyperparameter",
-            f"{name} is {value if isinstance(value, str | bool) else f'{value:g}'}; "
-            f"it must be {bounds}",
-            hint=f"leave it out: the default is {shown}",
-        )
-
-
-def check_fraction(optimizer: Optimizer, *names: str, zero: bool = False) -> None:
-    """Refuse hyperparameters that are not between 0 and 1; 0 itself is good with ``zero``."""
-    for name in names:
-        value = getattr(optimizer, name)
-        good = 0 <= value < 1 if zero else 0 < value < 1
-        check_range(optimizer, name, good, "0 or more and below 1" if zero else "between 0 and 1")
-
-
-def check_positive(optimizer: Optimizer, *names: str) -> None:
-    """Refuse hyperparameters that are not above 0 and finite."""
-    for name in names:
-        check_range(optimizer, name, 0 < getattr(optimizer, name) < math.inf, "above 0")
-
-
-def check_not_negative(optimizer: Optimizer, *names: str) -> None:
-    """Refuse hyperparameters that are not 0 or more and finite."""
-    for name in names:
-        check_range(optimizer, name, 0 <= getattr(optimizer, name) < math.inf, "0 or more")

@@ -10,17 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
-
-from odtpack import targets
 from odtpack.errors import OdtpackError
-from odtpack.graph.ops import Ops
-from odtpack.optimizers.base import Optimizer
-from odtpack.optimizers.groups import Group
-from odtpack.passes import aliases
-from odtpack.passes.compact import compact
+from odtpack.optimizers.common.base import Optimizer
+from odtpack.optimizers.common.groups import Group
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
 
 NORM_EPSILON = 1e-6
 """Of ``torch.nn.utils.clip_grad_norm_``."""
@@ -69,7 +68,7 @@ def optimizer_model(
     *,
     clip: Clip = NO_CLIP,
     groups: tuple[Group, ...] = (),
-    dtype: ir.DataType = ir.DataType.FLOAT,
+    dtype: ir.DataType | None = None,
 ) -> ir.Model:
     """Build the optimizer model.
 
@@ -78,7 +77,7 @@ def optimizer_model(
         opset: Opset of the training model, so that one runtime loads both.
         clip: How gradients are clipped.
         groups: Parameter groups; their decays take the place of the optimizer's.
-        dtype: Element type of parameters, gradients and state, FLOAT or DOUBLE.
+        dtype: Element type of parameters, gradients and state, FLOAT (the default) or DOUBLE.
 
     Returns:
         Model with inputs ``learning_rate`` FLOAT[1]; ``step`` INT64[1] (from 1); if clipped
@@ -87,6 +86,15 @@ def optimizer_model(
         An optimizer that is run parameter by parameter has ``factored`` BOOL[1], true for
         parameters with two axes or more, and dtype[rows, columns] in place of dtype[n].
     """
+    # Here, so that recipes can read the declarations of optimizers without onnx_ir.
+    import onnx_ir as ir
+
+    from odtpack import targets
+    from odtpack.graph.ops import Ops
+    from odtpack.passes import aliases
+    from odtpack.passes.compact import compact
+
+    dtype = dtype or ir.DataType.FLOAT
     shaped = any(vector.axes is not None for vector in optimizer.state)
     decays = {group.weight_decay for group in groups} or {optimizer.weight_decay}
     shapes: dict[str, list[int | str]] = {}
@@ -131,7 +139,7 @@ def optimizer_model(
 def _clipped(op: Ops, values: dict[str, ir.Value], clip: Clip) -> ir.Value:
     gradients = values["gradients"]
     if clip.value is not None:
-        dtype = (gradients.dtype or ir.DataType.FLOAT).numpy()
+        dtype = op.type_of(gradients).numpy()
         bounds = [op.constant(dtype.type(bound)) for bound in (-clip.value, clip.value)]
         return op.Clip(gradients, *bounds)
     if clip.norm is not None:

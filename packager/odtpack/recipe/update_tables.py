@@ -1,4 +1,4 @@
-"""``[optimizer]``, ``[clip]``, ``[[groups]]`` and ``[schedule]`` of a recipe.
+"""``[clip]``, ``[[groups]]`` and ``[schedule]`` of a recipe.
 
 The keys are the fields of the classes that they describe, with the same defaults; a test
 holds the two together.
@@ -10,103 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from odtpack.recipe.ranges import Count, NotNegative, Positive, PositiveCount, Range, Switch, Table
+from odtpack.recipe.ranges import Count, NotNegative, Positive, PositiveCount, Range, Table
 from odtpack.recipe.variants import by_kind
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
-
-_Open = Annotated[float, Range(above=0, below=1)]
-_HalfOpen = Annotated[float, Range(least=0, below=1)]
-
-
-class _Optimizer(Table):
-    weight_decay: NotNegative = 0.0
-    """How strongly parameters are drawn to 0; `adam` and `sgd`: an L2 penalty."""
-    decay_vectors: Switch = True
-    """Whether biases, scales of normalizations and other vectors decay too."""
-
-
-class AdamWTable(_Optimizer):
-    """Adam with decoupled weight decay."""
-
-    kind: Literal["adamw"]
-    beta1: _Open = 0.9
-    """Decay of the first moment."""
-    beta2: _Open = 0.999
-    """Decay of the second moment."""
-    epsilon: Positive = 1e-6
-    """Added to the denominator."""
-    formula: Literal["reference", "pytorch"] = "reference"
-    """Whose formula: that of onnxruntime-training's default, or of `torch.optim.AdamW`."""
-    bias_correction: Switch = True
-    """Whether the moments are corrected for their start at 0."""
-
-
-class AdamTable(_Optimizer):
-    """Adam."""
-
-    kind: Literal["adam"]
-    beta1: _Open = 0.9
-    """Decay of the first moment."""
-    beta2: _Open = 0.999
-    """Decay of the second moment."""
-    epsilon: Positive = 1e-8
-    """Added to the denominator."""
-    bias_correction: Switch = True
-    """Whether the moments are corrected for their start at 0."""
-
-
-class SGDTable(_Optimizer):
-    """Stochastic gradient descent."""
-
-    kind: Literal["sgd"]
-    momentum: _HalfOpen = 0.0
-    """How much of the last step is kept."""
-    dampening: _HalfOpen = 0.0
-    """Share of the gradient that does not enter the momentum."""
-    nesterov: Switch = False
-    """Nesterov's method; asks for momentum and no dampening."""
-
-    @model_validator(mode="after")
-    def _check_momentum(self) -> SGDTable:
-        if self.nesterov and (not self.momentum or self.dampening):
-            msg = "nesterov asks for momentum and no dampening"
-            raise ValueError(msg)
-        if self.dampening and not self.momentum:
-            msg = "dampening asks for momentum"
-            raise ValueError(msg)
-        return self
-
-
-class LionTable(_Optimizer):
-    """Lion."""
-
-    kind: Literal["lion"]
-    beta1: _Open = 0.9
-    """How the sign of a step is mixed."""
-    beta2: _Open = 0.99
-    """Decay of the moment."""
-
-
-class AdafactorTable(_Optimizer):
-    """Adafactor, with the learning rate as given."""
-
-    kind: Literal["adafactor"]
-    beta2_decay: Annotated[float, Range(most=0)] = -0.8
-    """Power of the step by which the second moment decays."""
-    epsilon2: Positive = 1e-3
-    """Least root mean square of a parameter."""
-    clip_threshold: Positive = 1.0
-    """Largest root mean square of a step."""
-
-
-OptimizerTable = Annotated[
-    Annotated[AdamWTable, Tag(f"{TAG_PREFIX}adamw")]
-    | Annotated[AdamTable, Tag(f"{TAG_PREFIX}adam")]
-    | Annotated[SGDTable, Tag(f"{TAG_PREFIX}sgd")]
-    | Annotated[LionTable, Tag(f"{TAG_PREFIX}lion")]
-    | Annotated[AdafactorTable, Tag(f"{TAG_PREFIX}adafactor")],
-    Discriminator(by_kind),
-]
 
 
 class ClipTable(Table):

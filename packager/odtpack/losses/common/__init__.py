@@ -1,0 +1,1 @@
+"""What several losses share: the base of all, options, labels, embeddings, comparison."""

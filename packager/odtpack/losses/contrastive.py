@@ -1,0 +1,51 @@
+"""Contrastive loss over pairs of embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from odtpack.losses.common.base import Target, dims, shaped, target_dtype
+from odtpack.losses.common.embeddings import Embeddings, distance
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrastive(Embeddings):
+    """t d^2 + (1 - t) max(margin - d, 0)^2, d = ||first - second + 1e-6||, [N, D] each.
+
+    The target t [N] is 1 for a pair that belongs together and 0 for one that does not.
+    Source: Hadsell, Chopra and LeCun (2006), without the halves.
+
+    Attributes:
+        margin: How far apart a pair that does not belong together shall lie.
+    """
+
+    name: ClassVar[str] = "contrastive"
+    summary: ClassVar[str] = "Pairs are to be near each other, or apart."
+    formula: ClassVar[str] = "t d² + (1 - t) max(margin - d, 0)², d = ‖a - b + 1e-6‖"
+    prediction: ClassVar[str] = "two embeddings [N, D]"
+    target: ClassVar[str] = "`target` [N]"
+    reads: ClassVar[tuple[str, ...]] = ("first", "second")
+    margin: float = option(1.0, "How far apart.", above=0)
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """1 for a pair that belongs together, else 0: [N]."""
+        self.check_embeddings(predictions)
+        first = predictions[0]
+        return (Target("target", "target", target_dtype(first), dims(first)[:1]),)
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the loss of every pair."""
+        first, second, together = values
+        apart = distance(op, first, second, 2)
+        short = op.Relu(op.Sub(self.margin, apart))
+        attract = op.Mul(together, op.Mul(apart, apart))
+        repel = op.Mul(op.Sub(1, together), op.Mul(short, short))
+        return shaped(op.Add(attract, repel), dims(first)[:1])

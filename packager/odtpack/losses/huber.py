@@ -1,0 +1,28 @@
+"""Huber's loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+from odtpack.losses.common.elementwise import Elementwise, huber
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Huber(Elementwise):
+    """d^2 / 2 for |d| <= delta, delta (|d| - delta / 2) beyond; d = prediction - target."""
+
+    name: ClassVar[str] = "huber"
+    summary: ClassVar[str] = "Squares up to a difference, and a straight line beyond."
+    formula: ClassVar[str] = r"d²/2 up to \|d\| = delta, then delta (\|d\| - delta/2); d = y - t"
+    delta: float = option(1.0, "The difference.", above=0)
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the terms."""
+        return huber(op, self.delta, *values)

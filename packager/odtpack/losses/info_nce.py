@@ -1,0 +1,65 @@
+"""InfoNCE: each query finds its key among those of the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from odtpack.losses.common.base import Target, dims, shaped
+from odtpack.losses.common.embeddings import LEAST_SQUARE, Embeddings
+from odtpack.losses.cross_entropy import CrossEntropy
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class InfoNCE(Embeddings):
+    """-log softmax_j(<q_i, k_j> / T)[i]: query i belongs to key i, to none of the others.
+
+    Source: van den Oord, Li and Vinyals (2018); in both directions, Radford et al. (2021).
+
+    Attributes:
+        temperature: T.
+        normalize: Take embeddings of length 1 (cosine similarity).
+        symmetric: Mean of both directions, from queries to keys and back.
+    """
+
+    name: ClassVar[str] = "info_nce"
+    summary: ClassVar[str] = "Each query is to find its key among those of the batch."
+    formula: ClassVar[str] = "-log softmax over j of ⟨q[i], k[j]⟩/T, at j = i"
+    prediction: ClassVar[str] = "queries, keys [N, D]"
+    target: ClassVar[str] = ""
+    reads: ClassVar[tuple[str, ...]] = ("queries", "keys")
+    temperature: float = option(0.07, "Divides the products.", above=0)
+    normalize: bool = option(True, "Whether embeddings are brought to length 1.")
+    symmetric: bool = option(False, "Whether keys are to find their queries, too.")
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """None: the other samples of the batch are the counterexamples."""
+        self.check_embeddings(predictions)
+        return ()
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the loss of every query."""
+        queries, keys = (self._direction(op, value) for value in values)
+        size = dims(values[0])[0]
+        similarity = op.MatMul(queries, op.transpose(keys, 1, 0))
+        logits = shaped(op.Mul(similarity, 1 / self.temperature), (size, size))
+        count = op.squeeze(op.slice(op.Shape(queries), [0], [0], [1]), 0)
+        own = shaped(op.Range(0, count, 1), (size,))
+        forth = CrossEntropy().terms(op, logits, own)
+        if not self.symmetric:
+            return forth
+        back = CrossEntropy().terms(op, shaped(op.transpose(logits, 1, 0), (size, size)), own)
+        return shaped(op.Mul(op.Add(forth, back), 0.5), (size,))
+
+    def _direction(self, op: Ops, value: ir.Value) -> ir.Value:
+        if not self.normalize:
+            return value
+        squares = op.reduce_sum(op.Mul(value, value), [1])
+        return op.Div(value, op.Sqrt(op.Max(squares, LEAST_SQUARE)))

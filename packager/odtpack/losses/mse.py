@@ -1,0 +1,29 @@
+"""Mean squared error."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+from odtpack.losses.common.base import like
+from odtpack.losses.common.elementwise import Elementwise
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanSquaredError(Elementwise):
+    """(prediction - target)^2."""
+
+    name: ClassVar[str] = "mse"
+    summary: ClassVar[str] = "Mean squared error."
+    formula: ClassVar[str] = "(y - t)²"
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the squares."""
+        prediction, target = values
+        difference = like(op.Sub(prediction, target), prediction)
+        return like(op.Mul(difference, difference), prediction)

@@ -1,0 +1,128 @@
+"""Negative log-likelihood of class numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from odtpack.losses.common.base import Loss, Target, dims, rank, shaped
+from odtpack.losses.common.labels import (
+    label_metadata,
+    label_target,
+    shape_text,
+    without_classes,
+)
+from odtpack.losses.common.options import Numbers
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class NegativeLogLikelihood(Loss):
+    """-w[label] prediction[label], the prediction being log-probabilities [N, C, ...].
+
+    The mean divides by the sum of w[label] over the labels that count. Where none counts
+    loss and gradient are 0.
+
+    Attributes:
+        weight: w, one number a class; all 1 if None.
+        ignore_index: Label of samples that do not count; it need not be a class.
+    """
+
+    name: ClassVar[str] = "nll"
+    summary: ClassVar[str] = "Negative log-likelihood of labels, from log-probabilities."
+    formula: ClassVar[str] = "-w[t] y[t]"
+    prediction: ClassVar[str] = "log-probabilities [N, C, ...]"
+    target: ClassVar[str] = "`labels` [N, ...]"
+    weight: Numbers | None = option(None, "A number for each class.", least=0, axes=1)
+    ignore_index: int | None = option(None, "Label of samples that do not count.", whole=True)
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """Class numbers: the prediction's dimensions without axis 1."""
+        return (label_target(self.name, predictions[0]),)
+
+    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+        """On which axis the classes are, where there are more than two."""
+        prediction = predictions[0]
+        shape = dims(prediction)
+        if len(shape) < 3:
+            return None
+        return (
+            f"{self.name} takes axis 1 of {prediction.name!r} {shape_text(shape)} for the classes, "
+            f"as PyTorch does, and labels {shape_text(without_classes(shape))}; where the classes "
+            "are on the last axis, transpose the output in the model"
+        )
+
+    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+        """Number of classes, where it is known, and the label that does not count."""
+        return label_metadata(predictions[0], self.ignore_index)
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the loss of every sample."""
+        return self._sum_and_count(op, *values)[0]
+
+    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the terms and their reduction; the mean is over labels that count."""
+        if self.reduction != "mean":
+            return super().reduced(op, *values)
+        terms, weights = self._sum_and_count(op, *values)
+        axes = range(rank(terms))
+        if weights is None:
+            return shaped(op.reduce_mean(terms, axes, keepdims=False), ())
+        total = op.reduce_sum(terms, axes, keepdims=False)
+        count = op.reduce_sum(weights, axes, keepdims=False)
+        return shaped(op.Div(total, op.Where(op.Equal(count, 0), 1, count)), ())
+
+    def _log_probabilities(self, op: Ops, prediction: ir.Value) -> tuple[ir.Value, int]:
+        """Log-probabilities, and the axis of the classes."""
+        return prediction, 1
+
+    def _sum_and_count(self, op: Ops, *values: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+        """Terms, and the weight of each; None where all are 1."""
+        prediction, labels = values
+        shape = without_classes(dims(prediction))
+        log_p, axis = self._log_probabilities(op, prediction)
+        labels = op.cast(labels, op.INT64)
+        counts: ir.Value | None = None
+        if self.ignore_index is not None:
+            counts = op.Not(op.Equal(labels, self.ignore_index))
+            labels = op.Where(counts, labels, 0)
+        classes = self._class_weights(op, prediction)
+        weights = None if classes is None else op.Gather(classes, labels, axis=0)
+        index = op.unsqueeze(labels, axis)
+        terms = op.Neg(op.squeeze(op.GatherElements(log_p, index, axis=axis), axis))
+        if weights is not None:
+            terms = op.Mul(terms, weights)
+        terms = self._smooth(op, terms, log_p, axis, classes)
+        if counts is not None:
+            # Not a product with 0: an ignored sample may hold anything.
+            terms = op.Where(counts, terms, 0)
+            ones = op.cast(counts, op.type_of(log_p))
+            weights = ones if weights is None else op.Mul(weights, ones)
+        return shaped(terms, shape), weights
+
+    def _class_weights(self, op: Ops, prediction: ir.Value) -> ir.Value | None:
+        if self.weight is None:
+            return None
+        array = np.asarray(self.weight, op.type_of(prediction).numpy())
+        classes = dims(prediction)[1]
+        if isinstance(classes, int) and classes != array.size:
+            raise self._bad("weight", f"one number for each of the {classes} classes")
+        return op.constant(array)
+
+    def _smooth(
+        self,
+        op: Ops,
+        terms: ir.Value,
+        log_p: ir.Value,
+        axis: int,
+        classes: ir.Value | None,
+    ) -> ir.Value:
+        return terms

@@ -1,0 +1,56 @@
+"""Triplet margin loss over embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from odtpack.losses.common.base import Target, dims, shaped
+from odtpack.losses.common.embeddings import Embeddings, distance
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class TripletMargin(Embeddings):
+    """max(d(anchor, positive) - d(anchor, negative) + margin, 0), embeddings [N, D] each.
+
+    d(a, b) = ||a - b + 1e-6||_p. Source: PyTorch's TripletMarginLoss, after Balntas et al.
+    (2016).
+
+    Attributes:
+        margin: How much farther the negative shall lie.
+        p: Norm of the distance, 1 or 2.
+        swap: Where the negative lies nearer to the positive, take that distance.
+    """
+
+    name: ClassVar[str] = "triplet_margin"
+    summary: ClassVar[str] = "An anchor is to be nearer to the positive than to the negative."
+    formula: ClassVar[str] = "max(d(a, p) - d(a, n) + margin, 0), d(a, b) = ‖a - b + 1e-6‖"
+    prediction: ClassVar[str] = "anchor, positive, negative [N, D]"
+    target: ClassVar[str] = ""
+    reads: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
+    margin: float = option(1.0, "By how much.", above=0)
+    p: Literal[1, 2] = option(2, "Norm of the distance.")
+    swap: bool = option(
+        False, "Whether the distance of positive and negative counts where it is less."
+    )
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """None: the three embeddings are all that it needs."""
+        self.check_embeddings(predictions)
+        return ()
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the loss of every triplet."""
+        anchor, positive, negative = values
+        near = distance(op, anchor, positive, self.p)
+        far = distance(op, anchor, negative, self.p)
+        if self.swap:
+            far = op.Min(far, distance(op, positive, negative, self.p))
+        return shaped(op.Relu(op.Add(op.Sub(near, far), self.margin)), dims(anchor)[:1])
