@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
+	@echo "make sweep   the many cases of which make test runs representatives"
 	@echo "make check   lint, format check, strict types"
-	@echo "make format  mend lint and format"
+	@echo "make format  fix lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
 	@echo "make bench   step time and peak memory against the reference"
@@ -22,8 +23,15 @@ help:
 demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
+# What pytest makes of the tests' asserts is kept, also where the environment says that no bytecode
+# is: to make it takes each process ten seconds.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -m "not runtimes" -n $(JOBS) --maxprocesses 4 --dist worksteal
+	@$(PYTEST) -m "not runtimes and not sweep"
+
+sweep: $(VENV)/.ready-full
+	@$(PYTEST) -m "sweep and not runtimes"
 
 check: $(VENV)/.ready-full
 	@failed=0; \

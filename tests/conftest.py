@@ -24,16 +24,18 @@ def pytest_collection_finish() -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many gradients were held to the oracles, and what became of the node cases."""
     passed = [
-        report.nodeid
+        report
         for report in terminalreporter.getreports("passed")
-        if any(sweep in report.nodeid for sweep in SWEEPS)
+        if report.when == "call" and any(sweep in report.nodeid for sweep in SWEEPS)
     ]
-    if passed:
-        operators = {nodeid.rpartition("[")[2].partition("-")[0] for nodeid in passed}
-        terminalreporter.write_line(
-            f"gradient sweep: {len(passed)} cases of {len(operators)} operators agree with "
-            "PyTorch and finite differences"
-        )
+    for kind, marked in (("representative", False), ("further", True)):
+        ids = [report.nodeid for report in passed if ("sweep" in report.keywords) == marked]
+        operators = {nodeid.rpartition("[")[2].partition("-")[0] for nodeid in ids}
+        if ids:
+            terminalreporter.write_line(
+                f"gradients: {len(ids)} {kind} cases of {len(operators)} operators agree with "
+                "PyTorch and finite differences"
+            )
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     counts: collections.Counter[str] = collections.Counter()
     for name, number in (each for report in reports for each in report.user_properties):
