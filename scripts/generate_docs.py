@@ -14,6 +14,7 @@ from odtpack.package.record_schema import record_schema
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack.update.diff_model import PackageDiff
+from odtpack_runtime.error_codes import error_codes
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.budgets.budget_file import budget_schema
 from odtpack_simulator.budgets.compare import Comparison
@@ -65,6 +66,24 @@ def operators_page() -> str:
         opsets = ", ".join(map(str, row.opsets))
         lines.append(f"| {name} | {opsets} | {', '.join(row.inputs)} | {row.how} |")
     return "\n".join(lines) + "\n"
+
+
+_ERRORS = """# Errors
+
+Generated from `runtime/odtpack_runtime/error_codes.toml` by `scripts/generate_docs.py`. A command
+that fails prints the code of its error, what is wrong, where, and what to do, and exits with code
+2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are. Those with
+**kits** are raised by the training kits of other languages too.
+"""
+
+
+def errors_page() -> str:
+    """Every error code with its meaning and usual hint, as Markdown."""
+    lines = [_ERRORS]
+    for code, entry in error_codes().items():
+        lines += [f"## {code}", "", entry.means + (" **kits**" if entry.kits else ""), ""]
+        lines += [f"Help: {entry.hint}", ""] if entry.hint else []
+    return "\n".join(lines)
 
 
 def manifest_schema() -> str:
@@ -310,6 +329,7 @@ PAGES = {
     _CHECKPOINT: checkpoint_page,
     ROOT / "docs" / "runtimes.md": runtimes_page,
     ROOT / "docs" / "devices.md": devices_page,
+    ROOT / "docs" / "errors.md": errors_page,
     ROOT / "docs" / "operators.md": operators_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +20,23 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def listed_codes() -> Iterator[None]:
+    """Errors whose code is not in the table of error codes fail."""
+    from odtpack_runtime.error_codes import error_codes
+    from odtpack_runtime.errors import OdtpackError
+
+    original = OdtpackError.__init__
+
+    def checked(self: OdtpackError, code: str, what: str, **details: str | None) -> None:
+        assert code in error_codes(), f"{code!r} is not in error_codes.toml"
+        original(self, code, what, **details)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OdtpackError, "__init__", checked)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

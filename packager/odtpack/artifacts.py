@@ -145,9 +145,7 @@ def generate_artifacts(
         loaded, recipe = _attach(loaded, recipe, loss)
     if method is not None and not recipe.train:
         raise OdtpackError(
-            "nothing-to-train",
-            "an optimizer is asked for, but requires_grad names no parameter",
-            hint="pass requires_grad=[...], or leave the optimizer out",
+            "nothing-to-train", "an optimizer is asked for, but requires_grad names no parameter"
         )
     write_artifacts(
         loaded,
@@ -175,9 +173,7 @@ def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tu
         hits = matching(pattern, candidates(model), module_names(graph))
         if not hits:
             raise UnknownNameError(
-                "unknown-parameter",
-                f"{argument} {pattern!r} matches no parameter of the model",
-                hint="odtpack inspect MODEL.onnx lists them",
+                "unknown-parameter", f"{argument} {pattern!r} matches no parameter of the model"
             )
         known += hits
     return tuple(dict.fromkeys(known))
@@ -231,7 +227,5 @@ def _names(names: Sequence[str] | None, argument: str) -> tuple[str, ...]:
         )
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise OdtpackError(
-            "named-twice", f"{argument} names {repeated[0]!r} more than once", hint="name it once"
-        )
+        raise OdtpackError("named-twice", f"{argument} names {repeated[0]!r} more than once")
     return tuple(names)

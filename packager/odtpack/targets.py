@@ -112,9 +112,7 @@ def newest_opset(version: str | None) -> int:
 def _newest(version: str) -> Target:
     if not re.fullmatch(VERSION, version):
         raise OdtpackError(
-            "bad-version",
-            f"the target is ONNX Runtime {version[:40]!r}, which is no version",
-            hint="write for example: 1.20",
+            "bad-version", f"the target is ONNX Runtime {version[:40]!r}, which is no version"
         )
     wanted = tuple(int(part) for part in version.split(".")[:2])
     found = [target for target in TARGETS if target.version <= wanted]
@@ -122,7 +120,6 @@ def _newest(version: str) -> Target:
         raise OdtpackError(
             "target-too-old",
             f"the target is ONNX Runtime {version}; packages run on {TARGETS[0].name} and newer",
-            hint='write for example: [target] onnxruntime = "1.20"',
         )
     return found[-1]
 

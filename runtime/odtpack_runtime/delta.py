@@ -142,7 +142,6 @@ def listed_files(data: bytes, where: str) -> dict[str, ListedFile]:
             "manifest-invalid",
             f"The manifest does not list its files: {error or type(error).__name__}.",
             where=where,
-            hint="build the package again with odtpack",
         ) from error
     for path in files:
         if problem := path_problem(path):
@@ -150,7 +149,6 @@ def listed_files(data: bytes, where: str) -> dict[str, ListedFile]:
                 "package-path",
                 f"The manifest names the file {path!r}, which {problem}.",
                 where=where,
-                hint="do not use this package: it was tampered with, or not written by odtpack",
             )
     return files
 
@@ -177,7 +175,6 @@ def check_files(root: Path, files: dict[str, ListedFile]) -> None:
             "package-changed",
             f"'{name}' is not the file that the manifest describes.",
             where=str(root),
-            hint="copy or build the package again; save training progress outside the package",
         )
 
 

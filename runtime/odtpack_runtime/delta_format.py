@@ -144,7 +144,6 @@ class DeltaReader:
                 "delta-version",
                 f"The delta has version {version}, and this odtpack reads {VERSION}.",
                 where=where,
-                hint="update odtpack, or make the delta with the same version",
             )
         if total != size:
             self.fail(f"it has {size} bytes and says {total}")
@@ -211,10 +210,7 @@ class DeltaReader:
     def fail(self, problem: str) -> NoReturn:
         """Raise the error for a file that is no delta, or no longer."""
         raise OdtpackError(
-            "delta-damaged",
-            f"This is no whole delta: {problem}.",
-            where=self._where,
-            hint="copy the file again, or make it again with odtpack delta OLD NEW",
+            "delta-damaged", f"This is no whole delta: {problem}.", where=self._where
         )
 
     def _entries(self, table: bytes, count: int) -> tuple[Entry, ...]:
@@ -375,15 +371,7 @@ def read_range(source: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
 def open_error(path: Path, error: OSError) -> OdtpackError:
     """Return the error for a file that the system does not open."""
     if isinstance(error, FileNotFoundError):
-        return OdtpackError(
-            "delta-not-found",
-            f"There is no file {path}.",
-            where=str(path),
-            hint="odtpack delta OLD NEW --out update.odtdelta",
-        )
+        return OdtpackError("delta-not-found", f"There is no file {path}.", where=str(path))
     return OdtpackError(
-        "delta-unreadable",
-        f"{path} cannot be read: {error.strerror or error}.",
-        where=str(path),
-        hint="pass a file that odtpack delta wrote",
+        "delta-unreadable", f"{path} cannot be read: {error.strerror or error}.", where=str(path)
     )

@@ -203,9 +203,7 @@ def _free_run(job: Job, tell: ProgressReporter) -> ReplayResult:
     free = run_training_child(job, on_message=tell.message)
     if free.outcome == "killed":
         raise OdtpackError(
-            "replay-killed",
-            f"The training was killed without any limit set: {free.detail}.",
-            hint="this machine has too little memory: use a smaller batch",
+            "replay-killed", f"The training was killed without any limit set: {free.detail}."
         )
     return free
 

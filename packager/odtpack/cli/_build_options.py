@@ -55,9 +55,7 @@ class BuildOptions:
             for name, value in (("MODEL.onnx", self.model), ("--loss", self.loss)):
                 if value is None:
                     raise OdtpackError(
-                        "usage",
-                        f"{name} is missing, and there is no --recipe to name it",
-                        hint="odtpack build --help",
+                        "usage", f"{name} is missing, and there is no --recipe to name it"
                     )
             recipe = BuildSettings(model=Path(), loss="")
         given: dict[str, Any] = {
@@ -147,7 +145,6 @@ def read_optimizer_options(
                 "bad-option",
                 f"--optimizer-option {option!r} "
                 + ("is a second value" if equals else "is no KEY=VALUE"),
-                hint="write for example: --optimizer-option nesterov=true",
             )
         given[name] = text
     return given
@@ -168,10 +165,6 @@ def _read_group(text: str) -> Group:
         if not pattern or not colon:
             raise ValueError(pattern)
     except ValueError:
-        raise OdtpackError(
-            "bad-group",
-            f"--group {text!r} is no GLOB:lr=X,decay=X",
-            hint="write for example: --group 'head.*:lr=10,decay=0'",
-        ) from None
+        raise OdtpackError("bad-group", f"--group {text!r} is no GLOB:lr=X,decay=X") from None
     rule = GroupRule(pattern, numbers.get("lr", 1.0), numbers.get("decay"))
     return rule.pattern, rule.learning_rate_scale, rule.weight_decay

@@ -70,14 +70,17 @@ def status(text: str) -> None:
 
 
 def error(code: str, what: str, *, where: str | None = None, hint: str | None = None) -> None:
-    """Print an error: what, where, what to do."""
+    """Print an error: what, where, what to do, and where to read more."""
     from rich.text import Text
+
+    from odtpack_runtime.error_codes import PAGE
 
     text = Text.assemble((f"error[{clean(code)}]", "bold red"), f": {clean(what)}")
     if where:
         text.append(f"\n  in: {clean(where)}")
     if hint:
         text.append(f"\n  help: {clean(hint)}", style="cyan")
+    text.append(f"\n  see: {PAGE}#{clean(code)}", style="dim")
     _open(stderr=True).print(text, soft_wrap=True)
 
 

@@ -70,7 +70,7 @@ def check_creatable(folder: Path, option: str) -> None:
         reason = error.strerror or str(error)
     if reason:
         text = f"{option} {str(folder)!r} cannot be made a folder: {reason}"
-        raise OdtpackError("cannot-write", text, hint="choose another folder")
+        raise OdtpackError("cannot-write", text)
 
 
 def _obstacle(folder: Path) -> str:
@@ -142,7 +142,6 @@ def check_reports(
             raise OdtpackError(
                 "report-twice",
                 f"{taken[place]} and --report {text[:200]} would both be written to {where}",
-                hint="give each a file of its own",
             )
         taken[place] = f"--report {text[:200]}"
         if path != STDOUT:
@@ -182,12 +181,7 @@ def check_share(holdout: float | None, *, other: Path | None = None) -> float:
         raise OdtpackError(
             "bad-holdout",
             f"--holdout is {holdout:g}; it is a share of the samples, from 0 to below 1",
-            hint="write for example: --holdout 0.2",
         )
     if other is not None and holdout:
-        raise OdtpackError(
-            "holdout-and-eval",
-            "--holdout and --eval both name data to evaluate on",
-            hint="leave one of them out",
-        )
+        raise OdtpackError("holdout-and-eval", "--holdout and --eval both name data to evaluate on")
     return holdout

@@ -161,7 +161,6 @@ def fit(
         raise OdtpackError(
             "too-few-samples",
             f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
-            hint="pass more data or a smaller --holdout",
         )
     done = 0
     for number in range(first_epoch + 1, first_epoch + epochs + 1):
@@ -172,9 +171,7 @@ def fit(
             loss = float(result[0] if isinstance(result, tuple) else result)
             if not math.isfinite(loss):
                 raise OdtpackError(
-                    "diverged",
-                    f"the loss is {loss} in epoch {number}: the training diverged",
-                    hint="pass a smaller --lr",
+                    "diverged", f"the loss is {loss} in epoch {number}: the training diverged"
                 )
             if index % module.accumulation_steps == 0 or index == count:
                 optimizer.step()

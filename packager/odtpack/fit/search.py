@@ -91,9 +91,7 @@ class FitRequest:
 
     def __post_init__(self) -> None:
         if not self.profiles:
-            raise OdtpackError(
-                "no-device", "no device was named to fit to", hint="pass --device NAME"
-            )
+            raise OdtpackError("no-device", "no device was named to fit to")
         # More threads than any machine has: ONNX Runtime would start every one of them.
         most = {"epochs": 2**31 - 1, "trials": 2**31 - 1, "finalists": 2**31 - 1, "threads": 1024}
         for name, highest in most.items():
@@ -108,7 +106,6 @@ class FitRequest:
             raise OdtpackError(
                 "target-cannot",
                 "the recipe builds for onnxruntime-training, which this ONNX Runtime cannot replay",
-                hint='leave runtime = "ort-training" out of the recipe',
             )
 
 
@@ -252,7 +249,6 @@ class _Search:
             raise OdtpackError(
                 "nothing-builds",
                 f"none of {looked_at} candidates can be built; {self.left[0].reason}",
-                hint="odtpack build --recipe recipe.toml shows what the recipe builds",
             )
         return good, looked_at
 

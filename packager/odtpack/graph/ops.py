@@ -345,7 +345,6 @@ class Ops:
                 "shape-conflict",
                 f"{target.name!r} is declared with {len(wanted)} axes, more than the result that "
                 "is computed from it has",
-                hint="correct the shapes that the model declares, or leave them out",
             )
         pairs = list(zip(dims[lead:], wanted, strict=True))
         if any(want not in (have, 1) and not isinstance(want, int) for have, want in pairs):

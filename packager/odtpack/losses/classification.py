@@ -194,8 +194,6 @@ def label_target(loss: str, prediction: ir.Value) -> Target:
             f"{loss} takes axis 1 of its prediction [N, C, ...] for the classes, and of "
             f"{prediction.name!r} {_text(shape)} that axis has any length: the labels cannot be "
             "known from it",
-            hint="transpose the output in the model so that the classes are on axis 1, or name "
-            "another value as the loss's input",
         )
     return Target("labels", "labels", ir.DataType.INT64, _without_classes(dims(prediction)))
 

@@ -30,7 +30,6 @@ class _Embeddings(Loss):
             raise OdtpackError(
                 "prediction-shape",
                 f"{self.name} compares embeddings of one length; those of {shown} differ",
-                hint="name other outputs as the loss's inputs",
             )
 
 

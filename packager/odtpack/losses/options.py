@@ -44,7 +44,6 @@ def bad_option(loss: str, option: str, value: object, must: str) -> OdtpackError
     return OdtpackError(
         "bad-loss-option",
         f"option {option} of {loss} is {shown[:60]}{'...' * (len(shown) > 60)}; it must be {must}",
-        hint="docs/losses.md lists the options of every loss",
     )
 
 

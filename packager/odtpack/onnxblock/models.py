@@ -211,7 +211,6 @@ def result_names(output: Any, who: str) -> tuple[str, ...]:
         raise OdtpackError(
             "bad-block-result",
             f"{who} returned {output!r}; build must return a name, or a tuple of names",
-            hint="return what the last block returned",
         )
     if len(set(names)) < len(names):
         raise OdtpackError("named-twice", f"{who} returned a name twice: {', '.join(names)}")
@@ -235,8 +234,4 @@ def set_outputs(accessor: ModelAccessor, names: Sequence[str], who: str) -> None
 
 
 def _not_built(what: str) -> OdtpackError:
-    return OdtpackError(
-        "not-built",
-        f"the {what} has not been built yet",
-        hint="call the block first: with onnxblock.base(model): block(*names)",
-    )
+    return OdtpackError("not-built", f"the {what} has not been built yet")

@@ -160,9 +160,7 @@ class Optimizer(ForwardBlock):
         super().__init__()
         if clip_grad is not None and not isinstance(clip_grad, Block):
             raise WrongTypeError(
-                "bad-clip",
-                f"clip_grad is a {type(clip_grad).__name__}; it must be a block",
-                hint="for example onnxblock.optim.ClipGradNorm(1.0)",
+                "bad-clip", f"clip_grad is a {type(clip_grad).__name__}; it must be a block"
             )
         self.clip_grad = clip_grad
 
@@ -287,7 +285,6 @@ class BlockOptimizer:
             raise WrongTypeError(
                 "bad-optimizer",
                 f"optimizer {type(block).__name__} makes no model; it must be a ForwardBlock",
-                hint="derive it from onnxblock.optim.Optimizer",
             )
         self._block = block
         self.formula: optimizers.Optimizer | None = None
@@ -342,7 +339,6 @@ def _check_model(graph: ir.Graph, who: str) -> list[str]:
             "not-an-optimizer",
             f"{who} wrote no optimizer model over flat vectors: {min(odd)!r} is missing, not "
             "expected, or no tensor",
-            hint="derive it from onnxblock.optim.Optimizer, which makes inputs and outputs",
         )
     for name in vectors:
         output = outputs[f"{name}.out"]

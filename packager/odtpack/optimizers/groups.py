@@ -34,7 +34,6 @@ class GroupRule:
                 raise OdtpackError(
                     "bad-group",
                     f"{name} of the group {self.pattern!r} is {value:g}; it must be 0 or more",
-                    hint="write for example: --group 'head.*:lr=10,decay=0'",
                 )
 
 

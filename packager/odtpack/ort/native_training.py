@@ -129,10 +129,7 @@ def _failed(library: Path, why: str) -> Exception:
     from odtpack.errors import OdtpackError
 
     return OdtpackError(
-        "native-run-failed",
-        f"the library cannot train the package: {why}",
-        where=str(library),
-        hint="build it with the configuration of this package: odtpack config PKG --out FILE",
+        "native-run-failed", f"the library cannot train the package: {why}", where=str(library)
     )
 
 

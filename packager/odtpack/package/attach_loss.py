@@ -118,7 +118,6 @@ def _write_loss(
         raise OdtpackError(
             "loss-not-scalar",
             f"{loss.name} with reduction 'none' gives a number for each sample; training needs one",
-            hint="take reduction 'mean' or 'sum'",
         )
     count = len(loss.reads)
     values = [*(read or graph.outputs[:count])]

@@ -327,16 +327,12 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise OdtpackError(
-            "package-not-written",
-            f"{str(path)!r} is a file, and a package is a folder",
-            hint="choose another folder (--out DIR)",
+            "package-not-written", f"{str(path)!r} is a file, and a package is a folder"
         )
     finish_update(path)
     found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
     if found and not (path / MANIFEST).is_file():
         raise OdtpackError(
-            "folder-not-empty",
-            f"the folder {str(path)!r} holds files that are no package",
-            hint="choose an empty or a new folder (--out DIR)",
+            "folder-not-empty", f"the folder {str(path)!r} holds files that are no package"
         )
     return path

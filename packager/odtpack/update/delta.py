@@ -135,10 +135,7 @@ def _members(path: Path) -> dict[str, _Member]:
     for name in members:
         if problem := path_problem(name):
             raise OdtpackError(
-                "delta-path",
-                f"The package has a file {name!r}, which {problem}.",
-                where=str(path),
-                hint="a delta holds packages whose files lie in one folder",
+                "delta-path", f"The package has a file {name!r}, which {problem}.", where=str(path)
             )
     return members
 

@@ -169,7 +169,6 @@ def _values(package: Package) -> dict[str, Array]:
                 "package-inconsistent",
                 f"The manifest and the checkpoint disagree about parameter '{item.name}'.",
                 where=str(package.path),
-                hint="build the package again with odtpack",
             )
     return values
 

@@ -69,7 +69,6 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
             "installed-into-itself",
             "the package cannot be installed where it was built",
             where=str(folder),
-            hint="name a folder of the app, for example app/src/main/assets/odtpack",
         )
     files = _needed(opened, ort)
     entries = _entries(files)
@@ -115,12 +114,7 @@ def _ort_model(root: Path, model: PackageFile) -> PackageFile:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 return PackageFile(path=path.name, size_bytes=stream.tell(), sha256=digest)
-    raise OdtpackError(
-        "no-ort-format",
-        f"the package has no {stem}.ort",
-        where=str(root),
-        hint="build it with --ort-format, or [formats] ort = true in the recipe",
-    )
+    raise OdtpackError("no-ort-format", f"the package has no {stem}.ort", where=str(root))
 
 
 def _entries(files: PackageFiles) -> list[PackageFile]:
@@ -140,11 +134,7 @@ def _manifest(package: Package, files: PackageFiles) -> dict[str, bytes]:
 
 def _present(folder: Path) -> set[str]:
     if folder.exists() and not folder.is_dir():
-        raise OdtpackError(
-            "package-not-installed",
-            f"{str(folder)!r} is a file",
-            hint="choose a folder of its own for the package",
-        )
+        raise OdtpackError("package-not-installed", f"{str(folder)!r} is a file")
     finish_update(folder)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return {name for name in found if not is_stage(name)}

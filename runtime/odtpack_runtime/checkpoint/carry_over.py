@@ -85,16 +85,10 @@ def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> Optimi
                 "carry-over-optimizer",
                 f"The optimizer's state does not go over: there is none for '{name}', which the "
                 "new package trains.",
-                hint="carry_over(trained, fresh, optimizer_state=False)",
             )
     moments = {name: [moment.copy() for moment in old.moments[name]] for name in wanted}
     return OptimizerState(old.step, old.learning_rate, moments)
 
 
 def _refuse(problem: str) -> None:
-    raise OdtpackError(
-        "carry-over-parameter",
-        f"The trained parameters do not go over: {problem}.",
-        hint="odtpack diff OLD NEW says what goes over; train from the new package's checkpoint "
-        "if nothing does",
-    )
+    raise OdtpackError("carry-over-parameter", f"The trained parameters do not go over: {problem}.")

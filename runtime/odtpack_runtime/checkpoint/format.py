@@ -158,11 +158,7 @@ def check_property(name: object, value: object) -> PropertyValue:
         if math.isinf(real) and not math.isinf(float(value)):
             raise OdtpackError("property-out-of-range", f"{where}: {value} is no float32.")
         return real
-    raise WrongTypeError(
-        "property-type",
-        f"{where} cannot be a {type(value).__name__}.",
-        hint="use an int, a float or a str",
-    )
+    raise WrongTypeError("property-type", f"{where} cannot be a {type(value).__name__}.")
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
@@ -183,10 +179,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
             return _Reader(stream, str(file), Path(f"{file}.data")).read()
     except FileNotFoundError as error:
         raise OdtpackError(
-            "checkpoint-not-found",
-            f"There is no checkpoint {error.filename}.",
-            where=str(file),
-            hint="pass the path of the checkpoint file of a package",
+            "checkpoint-not-found", f"There is no checkpoint {error.filename}.", where=str(file)
         ) from error
     except OSError as error:
         raise OdtpackError(
@@ -224,7 +217,6 @@ class _Reader:
                 f"{self._where} is a checkpoint of version {version}, and only version "
                 f"{VERSION} can be read.",
                 where=self._where,
-                hint="write it again with ONNX Runtime training 1.17 or later, or with odtpack",
             )
         module = root.table(1)
         if module is None:
@@ -273,7 +265,6 @@ class _Reader:
                 "checkpoint-dtype",
                 f"'{name}' has elements of ONNX type {code}, which are not supported.",
                 where=self._where,
-                hint="convert the model's parameters to float32 before building the package",
             )
         dims = table.integers(2, MAX_RANK)
         if any(dim < 0 for dim in dims) or math.prod(max(dim, 1) for dim in dims) > MAX_ELEMENTS:

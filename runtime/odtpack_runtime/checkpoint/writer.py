@@ -83,6 +83,7 @@ def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None
             "file-not-written",
             f"{data_path} is a link, and a checkpoint's data are not written through links.",
             where=str(data_path),
+            hint="remove the link, or choose another name",
         )
     try:
         start = _free_region(data_path, occupied, _nbytes(data))
@@ -103,7 +104,6 @@ def write_checkpoint(path: str | os.PathLike[str], data: CheckpointData) -> None
             "file-not-written",
             f"{data_path} could not be written: {error.strerror or error}.",
             where=str(data_path),
-            hint="check that the folder exists, is writable and has space left",
         ) from error
 
 

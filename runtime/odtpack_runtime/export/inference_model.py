@@ -318,17 +318,12 @@ def cast_parameter(name: str, array: Array, dtype: np.dtype[np.generic]) -> Arra
         result = array.astype(dtype)
     if not np.array_equal(np.isfinite(result), np.isfinite(array)):
         raise OdtpackError(
-            "value-out-of-range",
-            f"Parameter '{name}' has grown beyond what {dtype} holds.",
-            hint="train with a lower learning rate, or from a float32 model",
+            "value-out-of-range", f"Parameter '{name}' has grown beyond what {dtype} holds."
         )
     return result
 
 
 def _not_loadable(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
     raise OdtpackError(
-        "model-not-loadable",
-        f"{path} is not a readable ONNX model: {reason}.",
-        where=str(path),
-        hint="export needs the eval_model.onnx or eval_model.ort of the package",
+        "model-not-loadable", f"{path} is not a readable ONNX model: {reason}.", where=str(path)
     ) from cause

@@ -99,7 +99,6 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
             "update-unfinished",
             f"An update of {target} was interrupted, and cannot be finished: {reason}.",
             where=str(update),
-            hint="make the folder writable, or build the package again into a new folder",
         ) from error
 
 

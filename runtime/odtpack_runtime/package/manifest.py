@@ -316,7 +316,6 @@ class Manifest(Part):
                     f"The manifest has schema version {version!r}, and this odtpack reads "
                     f"{SCHEMA_VERSION}.",
                     where=where,
-                    hint="update odtpack, or build the package again",
                 )
             return cls.read(content)
         except InvalidRecordError as error:
@@ -326,9 +325,4 @@ class Manifest(Part):
 def _invalid(problem: str, where: str) -> OdtpackError:
     if len(problem) > _MOST_CHARACTERS:  # a hostile key may be of any length
         problem = f"{problem[: _MOST_CHARACTERS // 2]} ... {problem[-_MOST_CHARACTERS // 2 :]}"
-    return OdtpackError(
-        "manifest-invalid",
-        f"The manifest is not valid: {problem}.",
-        where=where,
-        hint="build the package again with odtpack",
-    )
+    return OdtpackError("manifest-invalid", f"The manifest is not valid: {problem}.", where=where)

@@ -79,7 +79,6 @@ def run_steps_apart(package: Package) -> StepFigures:
             "models-stall",
             f"The models did not get through one step in {STALL_SECONDS:g} seconds.",
             where=str(package.path),
-            hint="build the package again, or look for a loop that does not end",
         ) from error
     try:
         message = json.loads(done.stdout)
@@ -89,7 +88,6 @@ def run_steps_apart(package: Package) -> StepFigures:
             f"ONNX Runtime {onnxruntime.__version__} crashed on the models of the package "
             f"(exit code {done.returncode}).",
             where=str(package.path),
-            hint="do not use this package: build it again",
         ) from error
     if "error" in message:
         raise OdtpackError(**message["error"])

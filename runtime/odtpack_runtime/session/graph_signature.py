@@ -125,9 +125,7 @@ def check_tensors(
         for dim, size in zip(spec.shape, shape, strict=bool(spec.shape)):
             if size == 0 and dim != 0:
                 raise OdtpackError(
-                    "empty-batch",
-                    f"Input '{spec.name}' is empty: its shape is {list(shape)}.",
-                    hint="skip the step when a batch has no samples",
+                    "empty-batch", f"Input '{spec.name}' is empty: its shape is {list(shape)}."
                 )
             if isinstance(dim, str):
                 known, owner = sizes.setdefault(dim, (size, spec.name))

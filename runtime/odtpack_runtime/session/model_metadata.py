@@ -94,6 +94,5 @@ def _memory_order(
             "bad-metadata",
             "The model's metadata odtpack.parameter_order do not list its trainable parameters.",
             where=where,
-            hint="build the package again with odtpack",
         )
     return tuple(names)

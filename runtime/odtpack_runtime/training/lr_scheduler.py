@@ -64,11 +64,7 @@ class LRScheduler:
             content = None
         rate = content.pop("initial_lr", None) if isinstance(content, dict) else None
         if type(rate) is not float or not math.isfinite(rate):
-            raise OdtpackError(
-                "bad-schedule",
-                f"The state's property {PROPERTY} is no schedule.",
-                hint="make an LRScheduler with a schedule of your own, which replaces it",
-            )
+            raise OdtpackError("bad-schedule", f"The state's property {PROPERTY} is no schedule.")
         if isinstance(content.get("milestones"), list):
             content["milestones"] = tuple(content["milestones"])
         return LRScheduler(optimizer, make_schedule(content.pop("kind", None), content), rate)

@@ -61,7 +61,6 @@ class Optimizer:
             raise OdtpackError(
                 "nothing-trainable",
                 "The checkpoint marks no parameter as trainable: there is nothing to optimize.",
-                hint="name parameters in requires_grad when building the package",
             )
         self._module = module
         self._session = open_session(optimizer_uri, module.session_options)
@@ -120,7 +119,6 @@ class Optimizer:
             raise OdtpackError(
                 "run-failed",
                 f"ONNX Runtime failed in the middle of an optimizer step: {first_line(error)}",
-                hint="load the last checkpoint: parameters may hold part of the step",
             ) from error
         self._state.step += 1
 

@@ -269,8 +269,5 @@ def _read_list(metadata: Mapping[str, str], key: str, where: str) -> list[dict[s
 
 def _refuse(what: str, where: str) -> NoReturn:
     raise OdtpackError(
-        "bad-metadata",
-        f"The optimizer model's metadata are wrong: {what}.",
-        where=where,
-        hint="build the package again with odtpack",
+        "bad-metadata", f"The optimizer model's metadata are wrong: {what}.", where=where
     )

@@ -64,7 +64,6 @@ def allocator_overhead(allocator: Allocator) -> float | None:
         raise OdtpackError(
             "allocator-not-measured",
             f"the process that measures ONNX Runtime's allocator gave no answer ({error})",
-            hint="run it again with ODTPACK_TRACEBACK=1",
         ) from error
 
 

@@ -107,15 +107,9 @@ def measure_device(
 
 def _check(name: str, title: str, threads: int | None) -> None:
     if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
-        raise OdtpackError(
-            "profile-name",
-            f"{name[:100]!r} cannot be the name of a profile",
-            hint="write vendor/device in lower case, for example acme/phone-1",
-        )
+        raise OdtpackError("profile-name", f"{name[:100]!r} cannot be the name of a profile")
     if not title or len(title) > 100:
-        raise OdtpackError(
-            "profile-title", "a title has 1 to 100 characters", hint='for example --title "Phone 1"'
-        )
+        raise OdtpackError("profile-title", "a title has 1 to 100 characters")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise OdtpackError(
             "threads-range",

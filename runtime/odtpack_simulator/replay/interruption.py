@@ -189,7 +189,6 @@ def _undisturbed(job: Job, folder: Path, stall_seconds: float) -> Path:
                 f"The checkpoint stands at step {position.step}, and the training ends at "
                 f"{job.steps}.",
                 where=str(kept),
-                hint="keep the checkpoint of the same job",
             )
         return kept
     folder.mkdir()

@@ -288,9 +288,7 @@ def _parse(line: bytes) -> Message:
 
 def _stalled(seconds: float) -> OdtpackError:
     return OdtpackError(
-        "replay-stalled",
-        f"The training process was silent for {seconds:g} s and was ended.",
-        hint="use a smaller batch, or check that the machine is not swapping",
+        "replay-stalled", f"The training process was silent for {seconds:g} s and was ended."
     )
 
 

@@ -49,7 +49,6 @@ def parse_destination(destination: str) -> tuple[str, Path]:
             "report-format-unknown",
             f"there is no report format {name[:40]!r}; known formats: {known}",
             where=destination[:200],
-            hint="write for example: --report html:report.html",
         )
     if not colon or not path:
         raise OdtpackError(
@@ -63,7 +62,6 @@ def parse_destination(destination: str) -> tuple[str, Path]:
             "report-not-text",
             "an HTML report is a page for a browser, it is not written to standard output",
             where=destination[:200],
-            hint="write for example: --report html:report.html",
         )
     return name, Path(path)
 

@@ -258,6 +258,5 @@ def load_devices(names: list[str]) -> list[DeviceProfile]:
                 "device-twice",
                 f"two profiles are called {profile.name!r} and say different things",
                 where=name,
-                hint="give one of them another name",
             )
     return list(profiles.values())

@@ -58,25 +58,17 @@ def _kind(path: Path) -> str:
     if path.is_dir() or path.name.endswith("manifest.json"):
         return "package"
     if not path.is_file():
-        raise OdtpackError(
-            "not-found",
-            f"there is no file or folder {str(path)!r}",
-            hint="pass the folder of a package, a .onnx file or a checkpoint",
-        )
+        raise OdtpackError("not-found", f"there is no file or folder {str(path)!r}")
     try:
         with path.open("rb") as stream:
             identifier = stream.read(8)[4:]
     except OSError as error:
         raise OdtpackError(
-            "unreadable",
-            f"{str(path)!r} cannot be read: {error.strerror or error}",
-            hint="check its permissions",
+            "unreadable", f"{str(path)!r} cannot be read: {error.strerror or error}"
         ) from error
     if identifier == b"ORTM":
         raise OdtpackError(
-            "ort-format",
-            f"{str(path)!r} is a model in ORT format, which cannot be taken apart",
-            hint="inspect the .onnx file that it was converted from",
+            "ort-format", f"{str(path)!r} is a model in ORT format, which cannot be taken apart"
         )
     return "checkpoint" if identifier == b"ODTC" else "model"
 

@@ -129,7 +129,6 @@ def check_state(package: Package, state: CheckpointState, where: Path) -> None:
             f"the package has a parameter {item.name!r}, {item.dtype}{list(item.shape)}, and the "
             f"checkpoint {found}",
             where=str(where),
-            hint="pass a checkpoint that was trained from this package",
         )
 
 
