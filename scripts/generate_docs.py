@@ -148,12 +148,12 @@ Generated from `device_profiles/` by `scripts/generate_docs.py`; a test holds th
 taken from a neighbour or computed, for the reason that the profile gives. A dash is unknown, and
 what it would have judged is reported as "not judged".
 
-- **app memory**: what an app in the foreground may hold; behind the slash, with the entitlement.
+- **app memory**: what an app in the foreground may hold; after the slash, with the entitlement.
 - **rate**: large single-precision matrix product with the threads of a training, typical and
   interval in GFLOPS.
 - **storage**: sequential read / write in MB/s.
 - **power**: whole device under load, in watts. **battery**: in watt-hours.
-- **unknown**: number of figures that nobody could name.
+- **unknown**: number of unknown figures.
 """
 
 _COLUMNS = (

@@ -93,7 +93,7 @@ def generate_artifacts(
             entries but are not trained. All others stay inside the models.
         loss: Loss to attach, or a block that writes one; without one the model's first output
             must be a scalar loss. A block is called with the names of all outputs of the
-            model, or with ``loss_input_names``; what it returns behind the loss are
+            model, or with ``loss_input_names``; what it returns after the loss are
             additional outputs.
         optimizer: Optimizer to emit, or a block that writes one, see
             :mod:`odtpack.onnxblock.optim`; none by default.
@@ -114,7 +114,7 @@ def generate_artifacts(
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
 
     Raises:
-        OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
+        OdtpackError: Bad input; the message says what, and how to correct it. Nothing has been
             written then.
     """
     check_type("artifact_directory", artifact_directory, (str, os.PathLike, NoneType), "'folder'")
@@ -128,7 +128,7 @@ def generate_artifacts(
         raise OdtpackError("bad-prefix", f"prefix {prefix!r} must be the start of a file name")
     library = None if custom_op_library is None else Path(custom_op_library)
     if library is not None and not library.is_file():
-        raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is no file")
+        raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is not a file")
     if target not in get_args(targets.Runtime):
         known = ", ".join(repr(name) for name in get_args(targets.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")

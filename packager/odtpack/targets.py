@@ -104,7 +104,7 @@ def newest_opset(version: str | None) -> int:
     """The newest opset that a release of ONNX Runtime loads; that of the newest if None.
 
     Raises:
-        OdtpackError: It is no version, or older than all that are known.
+        OdtpackError: It is not a version, or older than all that are known.
     """
     return MAX_OPSET if version is None else _newest(version).opset
 
@@ -112,7 +112,7 @@ def newest_opset(version: str | None) -> int:
 def _newest(version: str) -> Target:
     if not re.fullmatch(VERSION, version):
         raise OdtpackError(
-            "bad-version", f"the target is ONNX Runtime {version[:40]!r}, which is no version"
+            "bad-version", f"the target is ONNX Runtime {version[:40]!r}, which is not a version"
         )
     wanted = tuple(int(part) for part in version.split(".")[:2])
     found = [target for target in TARGETS if target.version <= wanted]

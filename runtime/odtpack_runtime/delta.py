@@ -6,7 +6,7 @@ Needs the standard library only, so it runs where the app runs::
 
     apply_delta("package", "update.odtdelta")
 
-A trained checkpoint is no part of a package. ``odtpack diff OLD NEW`` says whether it goes on
+A trained checkpoint is not part of a package. ``odtpack diff OLD NEW`` says whether it goes on
 with the new package, and :func:`odtpack_runtime.checkpoint.carry_over.carry_over` takes it there.
 """
 
@@ -226,7 +226,7 @@ def _wrong_base(root: Path, delta: Path) -> OdtpackError:
         "delta-base" if found else "package-not-found",
         "The package is not the one that the delta starts from."
         if found
-        else f"{root} is no package: it has no {MANIFEST_NAME}.",
+        else f"{root} is not a package: it has no {MANIFEST_NAME}.",
         where=str(delta) if found else str(root),
         hint="apply it to the package that was OLD in: odtpack delta OLD NEW",
     )

@@ -208,9 +208,9 @@ class DeltaReader:
             self.fail(f"'{entry.path}' cannot be unpacked")
 
     def fail(self, problem: str) -> NoReturn:
-        """Raise the error for a file that is no delta, or no longer."""
+        """Raise the error for a file that is not a delta, or no longer."""
         raise OdtpackError(
-            "delta-damaged", f"This is no whole delta: {problem}.", where=self._where
+            "delta-damaged", f"This is not a complete delta: {problem}.", where=self._where
         )
 
     def _entries(self, table: bytes, count: int) -> tuple[Entry, ...]:
@@ -285,7 +285,7 @@ def folded(path: str) -> str:
 def path_problem(path: str) -> str | None:
     """Return what is wrong with the name of a file in a package's folder, None if nothing is."""
     if not path or path in (".", "..") or set(path) & set("/\\:\0"):
-        return "is no plain name of a file in the folder"
+        return "is not a plain name of a file in the folder"
     if any(unicodedata.category(character) in ("Cc", "Cf", "Cs") for character in path):
         return "holds control characters"
     if len(path.encode()) > MAX_PATH_BYTES:

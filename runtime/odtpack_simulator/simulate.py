@@ -282,6 +282,6 @@ def _memory_info(plan: MemoryPlan, free: ReplayResult, modules: Mapping[str, str
 
 
 def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
-    """With the parameter's name in the module: ``gradient of onnx::MatMul_8`` tells nobody."""
+    """With the parameter's name in the module: ``gradient of onnx::MatMul_8`` says little."""
     what, of, name = tensor.name.rpartition(" of ")
     return tensor.model_copy(update={"name": f"{what}{of}{modules.get(name, name)}"})

@@ -200,7 +200,7 @@ REFUSED = {
 net (int64 m, float[1, 3] h, float[3] w) => (float[n, 3] rows) {
   rows = Loop <body = turn (int64 i, bool go, float[] s) => (bool on, float[] t) {
     on = Identity(go) sw = Mul(s, w) t = Concat <axis = 0> (sw, s) }> (m, , h) }""",
-    "it carries 's', which is no tensor": """
+    "it carries 's', which is not a tensor": """
 net (int64 m, float[3] h, float[3] w) => (float[3] last) {
   hw = Mul(h, w) start = SequenceConstruct(hw, hw)
   last, unread = Loop <body = turn (int64 i, bool go, float[3] a, seq(float[3]) s)

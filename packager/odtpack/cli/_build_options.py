@@ -45,7 +45,7 @@ class BuildOptions:
     def over(self, recipe: BuildSettings | None) -> BuildSettings:
         """What to build: each option that was given takes the place of the recipe's key.
 
-        Another loss or optimizer than the recipe's leaves the options of the recipe's behind.
+        Another loss or optimizer than the recipe's drops the options of the recipe's.
 
         Raises:
             OdtpackError: An option cannot be read, is unknown or out of range; or model or loss
@@ -134,7 +134,7 @@ def read_optimizer_options(
             option = f"--{name.replace('_', '-')}"
             raise OdtpackError(
                 "option-not-used",
-                f"{option} is no setting of the optimizer {kind}",
+                f"{option} is not a setting of the optimizer {kind}",
                 hint=f"leave {option} out; {kind} has {', '.join(sorted(fields))}",
             )
         given[name] = value
@@ -144,7 +144,7 @@ def read_optimizer_options(
             raise OdtpackError(
                 "bad-option",
                 f"--optimizer-option {option!r} "
-                + ("is a second value" if equals else "is no KEY=VALUE"),
+                + ("is a second value" if equals else "is not KEY=VALUE"),
             )
         given[name] = text
     return given
@@ -165,6 +165,6 @@ def _read_group(text: str) -> Group:
         if not pattern or not colon:
             raise ValueError(pattern)
     except ValueError:
-        raise OdtpackError("bad-group", f"--group {text!r} is no GLOB:lr=X,decay=X") from None
+        raise OdtpackError("bad-group", f"--group {text!r} is not GLOB:lr=X,decay=X") from None
     rule = GroupRule(pattern, numbers.get("lr", 1.0), numbers.get("decay"))
     return rule.pattern, rule.learning_rate_scale, rule.weight_decay

@@ -171,7 +171,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int, total: int, title: str | None = None) -> None:
-        """Tell how many of how many units are done."""
+        """Report how many of how many units are done."""
         changed = title is not None and title != self._title
         if title is not None:
             self._title = title

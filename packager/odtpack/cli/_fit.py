@@ -73,7 +73,7 @@ def batches(indices: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
 
 @dataclass(frozen=True)
 class Figures:
-    """Mean loss over samples, and the share of right labels where the package can tell it."""
+    """Mean loss over samples, and the share of right labels where the package allows it."""
 
     loss: float | None
     accuracy: float | None

@@ -166,7 +166,7 @@ def _value(value: object) -> str:
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            msg = f"{value} is no number of a recipe"
+            msg = f"{value} is not a number of a recipe"
             raise ValueError(msg)
         return repr(value)
     if isinstance(value, list | tuple):

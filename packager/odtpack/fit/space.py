@@ -145,7 +145,7 @@ def open_space(
         fixed_batch: Size of every batch if the model fixes it.
 
     Raises:
-        OdtpackError: An asked-for batch size is no multiple of the model's.
+        OdtpackError: An asked-for batch size is not a multiple of the model's.
     """
     said = set() if recipe is None else recipe.table.model_fields_set
     formats = set() if recipe is None else recipe.table.formats.model_fields_set

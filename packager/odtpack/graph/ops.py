@@ -164,7 +164,7 @@ class Ops:
 
     @contextmanager
     def after(self, node: ir.Node) -> Iterator[None]:
-        """Write behind ``node`` for the length of a ``with`` block."""
+        """Write after ``node`` for the length of a ``with`` block."""
         graph, last = node.graph or self.graph, node
 
         def insert(new: ir.Node) -> None:

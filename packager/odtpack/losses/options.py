@@ -109,7 +109,7 @@ def numbers(loss: str, option: str, value: Any, *, rank: int | None = None) -> N
         rank: Number of axes that it must have; any if None.
 
     Raises:
-        OdtpackError: It is no array of finite numbers that are 0 or more.
+        OdtpackError: It is not an array of finite numbers that are 0 or more.
     """
     try:
         array = np.asarray(value, np.float64)

@@ -138,7 +138,7 @@ class ModelAccessor:
         graph = self._model.graph
         for domain, version in fragment.opset_imports.items():
             self.import_domain(domain, version)
-        # ONNX infers no types behind operators that it does not know.
+        # ONNX infers no types after operators that it does not know.
         internal = (y for n in fragment if n.domain == INTERNAL_DOMAIN for y in n.outputs)
         declared = [ir.serde.serialize_value(value) for value in internal]
         self._declared.update({info.name: info for info in declared})

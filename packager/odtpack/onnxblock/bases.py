@@ -114,13 +114,13 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     (``generate_artifacts(..., ort_format=True, custom_op_library=...)``).
 
     Raises:
-        OdtpackError: It is no file, or another one is named already.
+        OdtpackError: It is not a file, or another one is named already.
     """
     path = Path(custom_op_library_path)
     if _LIBRARY.get() is not None:
         raise OdtpackError("library-open", "a library of custom operators is named already")
     if not path.is_file():
-        raise OdtpackError("library-not-found", f"custom_op_library {str(path)!r} is no file")
+        raise OdtpackError("library-not-found", f"custom_op_library {str(path)!r} is not a file")
     token = _LIBRARY.set(path)
     try:
         yield path

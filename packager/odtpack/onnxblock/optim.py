@@ -296,7 +296,7 @@ class BlockOptimizer:
                 self.clip = optimizers.Clip(norm=None if clip is None else clip.max_norm)
 
     def describe(self) -> dict[str, object]:
-        """The parts of a manifest that tell of a block of the user's."""
+        """The parts of a manifest that describe a block of the user's."""
         return {"optimizer": {"kind": "custom"}, "groups": []}
 
     def model(self, parameters: Parameters, opset: int) -> ir.Model:
@@ -307,7 +307,7 @@ class BlockOptimizer:
             opset: Opset of the training model.
 
         Raises:
-            OdtpackError: It is no optimizer model over flat vectors, or an output cannot
+            OdtpackError: It is not an optimizer model over flat vectors, or an output cannot
                 share memory with its input.
         """
         with empty_base(opset):
@@ -350,6 +350,6 @@ def _check_model(graph: ir.Graph, who: str) -> list[str]:
                 "not-in-place",
                 f"{who} wrote a model that cannot update {name!r} in place: {error}",
                 hint=f"let the last node of {name}.out be elementwise, and read {name!r} nowhere "
-                "behind it",
+                "after it",
             ) from None
     return moments

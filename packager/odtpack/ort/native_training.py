@@ -134,7 +134,7 @@ def _failed(library: Path, why: str) -> Exception:
 
 
 def _numbered(feeds: Mapping[str, Array]) -> dict[str, Array]:
-    # Names of tensors may be no names of files.
+    # Names of tensors may not be names of files.
     return {f"a{index}": array for index, array in enumerate(feeds.values())}
 
 

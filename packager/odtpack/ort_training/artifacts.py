@@ -2,7 +2,7 @@
 
 A folder holds ``{prefix}training_model.onnx``, ``{prefix}eval_model.onnx``,
 ``{prefix}optimizer_model.onnx``, ``{prefix}checkpoint`` and perhaps
-``{prefix}nominal_checkpoint``. What a graph's inputs are is told by their names: those of
+``{prefix}nominal_checkpoint``. What a graph's inputs are follows from their names: those of
 the checkpoint are parameters.
 """
 

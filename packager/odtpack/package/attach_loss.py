@@ -1,4 +1,4 @@
-"""Puts a loss behind a forward graph, with graph inputs for the targets that it lacks."""
+"""Appends a loss to a forward graph, with graph inputs for the targets that it lacks."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def build_package(
             :class:`odtpack.package.training.Recipe`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
         prediction: Let the evaluation model also return what the loss compares with labels, so
-            that the accuracy can be told. Training is not touched by it.
+            that the accuracy can be computed. Training is not touched by it.
         frozen_storage: How large frozen weights are stored, see :mod:`odtpack.package.storage`.
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
@@ -142,7 +142,7 @@ def build_package(
             if assumed is not None:
                 remark(assumed)
             for each in shared_tensors(loaded.graph, trained):
-                if not each.told:
+                if not each.one_parameter:
                     remark(each.sentence())
         if not trained:
             raise OdtpackError(
@@ -195,7 +195,7 @@ def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:
 
 
 def _first_outputs(model: ir.Model, loss: Loss | None) -> tuple[str, ...]:
-    """What a loss reads that is told nothing else."""
+    """What a loss reads without further instructions."""
     count = 1 if loss is None else len(loss.reads)
     return tuple(str(value.name) for value in model.graph.outputs[:count])
 
@@ -333,6 +333,6 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
     found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
     if found and not (path / MANIFEST).is_file():
         raise OdtpackError(
-            "folder-not-empty", f"the folder {str(path)!r} holds files that are no package"
+            "folder-not-empty", f"the folder {str(path)!r} holds files that are not a package"
         )
     return path

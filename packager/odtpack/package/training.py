@@ -73,7 +73,7 @@ class TrainingGraphSpec:
         newest_opset: The newest opset that whoever loads the models knows.
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
-            labels, so that the share of right ones can be told.
+            labels, so that the share of right ones can be computed.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -177,7 +177,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec) -> Graphs:
     return Graphs(
         compact(
             _finish(forward, "training", properties | training),
-            keep_names=recipe.runtime != targets.STOCK,  # the reference tells values by name
+            keep_names=recipe.runtime != targets.STOCK,  # the reference knows values by name
         ),
         compact(_finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
@@ -214,7 +214,7 @@ def _parameters(graph: ir.Graph, recipe: TrainingGraphSpec) -> tuple[Parameter, 
     for name in sorted(state - set(graph.initializers)):
         raise OdtpackError(
             "statistic-not-stored",
-            f"{name!r}, a running statistic of a batch normalization in training mode, is no "
+            f"{name!r}, a running statistic of a batch normalization in training mode, is not an "
             "initializer: nothing can keep its updates",
         )
     for name in (*recipe.train, *recipe.frozen):
@@ -394,7 +394,7 @@ def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
 
 
 def _is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
-    """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
+    """Whether every node comes after those that it reads from; sorting leaves it as it is then.
 
     Args:
         graph: The graph; its subgraphs are looked into.

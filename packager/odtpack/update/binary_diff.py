@@ -33,7 +33,7 @@ class Step:
     Attributes:
         offset: Where the range begins in the old file.
         length: Bytes of the range; may be 0.
-        fresh_from: Where the bytes behind it begin in the new file.
+        fresh_from: Where the bytes after it begin in the new file.
         fresh_to: Where they end.
     """
 
@@ -111,7 +111,7 @@ class _Index:
             hashes[begin:end] = part.sum(axis=1, dtype=np.uint64)
         self._hashes, first = np.unique(hashes, return_index=True)
         self._offsets = first * block
-        # Most windows are no block: their first bits tell without a search.
+        # Most windows are not a block: their first bits show it without a search.
         self._seen = np.zeros(2**_SEEN_BITS, np.bool_)
         self._seen[self._hashes >> _SEEN_SHIFT] = True
 

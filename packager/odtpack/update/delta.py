@@ -76,7 +76,7 @@ def write_delta(
         What the delta holds.
 
     Raises:
-        OdtpackError: One of them is no whole package; a file's name is not a plain one
+        OdtpackError: One of them is not a complete package; a file's name is not a plain one
             (``delta-path``); ``file-not-written``.
     """
     before, after = _members(Path(old)), _members(Path(new))

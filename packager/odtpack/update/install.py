@@ -79,7 +79,7 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
     if foreign:
         raise OdtpackError(
             "folder-not-empty",
-            f"the folder {str(folder)!r} holds {foreign[0]!r}, which is no file of a package",
+            f"the folder {str(folder)!r} holds {foreign[0]!r}, which is not a file of a package",
             hint="choose a folder of its own for the package",
         )
     intact = before == set(names) and all(

@@ -34,7 +34,7 @@ def carry_over(
             changed.
         names: Parameters whose values are taken over, ``verdict.carry_over`` of the diff;
             by default those that were trained. Running statistics of batch normalization
-            are trained as well, but a checkpoint does not tell them from frozen parameters:
+            are trained as well, but a checkpoint does not distinguish them from frozen parameters:
             they must be named.
         optimizer_state: Also take over step count, learning rate and moments. Without it the
             optimizer starts afresh.

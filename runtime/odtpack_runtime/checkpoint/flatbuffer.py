@@ -1,4 +1,4 @@
-"""Read flatbuffers that nobody has verified.
+"""Read flatbuffers that have not been verified.
 
 The flatbuffers package for Python reads whatever the offsets say and has no
 verifier; generated bindings inherit that. This module reads tables, vectors and

@@ -137,7 +137,7 @@ MEANINGS = {
     "additional": "A value of the forward model that was asked for when the package was built.",
     "prediction": "What the loss compares with the labels; the evaluation model returns it.",
     "trainable": "Changed by the optimizer, along the gradient of the loss.",
-    "frozen": "Read from the checkpoint, and changed by nobody.",
+    "frozen": "Read from the checkpoint, and never changed.",
     "state": "Changed by every training step from the data, without a gradient.",
 }
 """What each role of an input, an output or a parameter means."""
@@ -176,7 +176,7 @@ class Manifest(Part):
         operators: Operators of each model.
         roles: What each role that occurs among inputs, outputs and parameters means.
         recipe_digest: SHA-256 of the model and every setting that decided the build.
-        digest: SHA-256 of everything else in the manifest, see :meth:`sealed`. It tells damage
+        digest: SHA-256 of everything else in the manifest, see :meth:`sealed`. It detects damage
             from content; who must fear intent needs a signature.
         clip: How the optimizer model clips gradients, if it does.
         groups: Parameter groups; none if all parameters are updated alike.

@@ -152,7 +152,7 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
     if not candidates:
         raise OdtpackError(
             "package-not-found",
-            f"{path} is no package: it has no {MANIFEST_NAME}.",
+            f"{path} is not a package: it has no {MANIFEST_NAME}.",
             where=str(path),
         )
     if len(candidates) > 1:

@@ -114,11 +114,11 @@ def _load(path: Path) -> onnx.ModelProto:
         model = onnx.load_model_from_string(path.read_bytes())
     except Exception as error:  # protobuf's exceptions have no common base with onnx's
         raise OdtpackError(
-            "model-not-readable", f"{path.name} is no ONNX model.", where=str(path)
+            "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
         ) from error
     if any(not isinstance(text, str) for text in _texts(model)):  # bytes: not UTF-8
         raise OdtpackError(
-            "model-not-readable", f"{path.name} holds a name that is no text.", where=str(path)
+            "model-not-readable", f"{path.name} holds a name that is not text.", where=str(path)
         )
     for tensor in _tensors(model):
         if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:

@@ -150,7 +150,7 @@ def _finite(value: float) -> float | None:
 def main(arguments: Sequence[str]) -> int:
     """Run the steps of one package and print the outcome."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no message
+    os.dup2(2, 1)  # what libraries print is not a message
     try:
         figures = run_steps(Package.open(Path(arguments[0])))
         message: dict[str, Any] = {"figures": asdict(figures)}

@@ -218,7 +218,7 @@ class BoundGraph:
                 array = np.asarray(value)
             except ValueError as error:
                 raise OdtpackError(
-                    "input-shape", f"Input '{spec.name}' is no regular array: {error}."
+                    "input-shape", f"Input '{spec.name}' is not a regular array: {error}."
                 ) from error
             # A list has no type of its own: integers may become floats, not the reverse.
             if spec.dtype != object and np.can_cast(array.dtype, spec.dtype, "same_kind"):

@@ -53,7 +53,7 @@ class LRScheduler:
         """Return the scheduler that the optimizer's state was saved with, None without one.
 
         Raises:
-            OdtpackError: ``bad-schedule`` if the property is no schedule.
+            OdtpackError: ``bad-schedule`` if the property is not a schedule.
         """
         properties = optimizer.checkpoint_state.properties
         if PROPERTY not in properties:
@@ -64,7 +64,9 @@ class LRScheduler:
             content = None
         rate = content.pop("initial_lr", None) if isinstance(content, dict) else None
         if type(rate) is not float or not math.isfinite(rate):
-            raise OdtpackError("bad-schedule", f"The state's property {PROPERTY} is no schedule.")
+            raise OdtpackError(
+                "bad-schedule", f"The state's property {PROPERTY} is not a schedule."
+            )
         if isinstance(content.get("milestones"), list):
             content["milestones"] = tuple(content["milestones"])
         return LRScheduler(optimizer, make_schedule(content.pop("kind", None), content), rate)

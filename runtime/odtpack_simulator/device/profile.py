@@ -1,7 +1,7 @@
 """Device profiles: one TOML file per device, every figure with its unit, kind and source.
 
 A figure is a table ``{ value, unit, kind, source }``, with ``low`` and ``high``
-where it is only known as an interval. A figure nobody knows is written
+where it is only known as an interval. An unknown figure is written
 ``{ unknown = "why" }`` or left out; both read as null, and whatever it would
 have judged is reported as "not judged". ``docs/formats/device-profile.md``
 specifies the format.

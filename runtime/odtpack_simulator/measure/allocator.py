@@ -35,7 +35,7 @@ _SECONDS: Final = 60.0
 
 
 def allocator_overhead(allocator: Allocator) -> float | None:
-    """Bytes taken from the system per byte held; None where the system does not tell.
+    """Bytes taken from the system per byte held; None where the system does not say.
 
     Args:
         allocator: ``"arena"`` for ONNX Runtime's default, ``"heap"`` with the arena off.

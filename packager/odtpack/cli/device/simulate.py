@@ -215,7 +215,7 @@ def simulate(
 
 
 def say_suggestion(result: SimulationResult) -> None:
-    """Print a budget to start from; it is not what mends a result that fails without one."""
+    """Print a budget to start from; it does not correct a result that fails without one."""
     from odtpack_simulator.budgets import suggest_budget
 
     _console.say()

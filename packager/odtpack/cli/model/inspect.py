@@ -175,7 +175,7 @@ def _model(path: Path) -> dict[str, Any]:
     if shared:
         _console.say("tensors that several places read, and that train as one", style="bold")
         for each in shared:
-            known = " (one parameter of the module)" if each.told else ""
+            known = " (one parameter of the module)" if each.one_parameter else ""
             _console.say(f"  {each.name}{known}: {', '.join(each.places)}")
         _console.say("  build --untie GLOB gives each place its own")
     _console.say("operators", style="bold")
@@ -198,7 +198,7 @@ def _model(path: Path) -> dict[str, Any]:
             for name, role, dtype, shape in parameters
         ],
         "shared": [
-            {"name": each.name, "places": list(each.places), "one_parameter": each.told}
+            {"name": each.name, "places": list(each.places), "one_parameter": each.one_parameter}
             for each in shared
         ],
         "operators": operators,
