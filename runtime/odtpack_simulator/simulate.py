@@ -196,7 +196,9 @@ def _check_arguments(
     names = [profile.name for profile in profiles]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise OdtpackError("device-twice", f"Device '{min(twice)}' is given twice.")
+        raise OdtpackError(
+            "device-twice", f"Device '{min(twice)}' is given twice.", hint="name it once"
+        )
 
 
 def _free_run(job: Job, tell: ProgressReporter) -> ReplayResult:

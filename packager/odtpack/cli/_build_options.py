@@ -55,7 +55,9 @@ class BuildOptions:
             for name, value in (("MODEL.onnx", self.model), ("--loss", self.loss)):
                 if value is None:
                     raise OdtpackError(
-                        "usage", f"{name} is missing, and there is no --recipe to name it"
+                        "usage",
+                        f"{name} is missing, and there is no --recipe to name it",
+                        hint="odtpack build --help",
                     )
             recipe = BuildSettings(model=Path(), loss="")
         given: dict[str, Any] = {

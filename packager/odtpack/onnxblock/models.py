@@ -211,6 +211,7 @@ def result_names(output: Any, who: str) -> tuple[str, ...]:
         raise OdtpackError(
             "bad-block-result",
             f"{who} returned {output!r}; build must return a name, or a tuple of names",
+            hint="return what the last block returned",
         )
     if len(set(names)) < len(names):
         raise OdtpackError("named-twice", f"{who} returned a name twice: {', '.join(names)}")

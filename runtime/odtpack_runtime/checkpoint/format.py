@@ -136,7 +136,9 @@ def check_property(name: object, value: object) -> PropertyValue:
             ``property-not-text`` for text that is not UTF-8.
     """
     if not isinstance(name, str) or not name:
-        raise WrongTypeError("property-type", f"A property needs a name, and {name!r} is not one.")
+        raise WrongTypeError(
+            "property-type", f"A property needs a name, and {name!r} is not one.", hint="use a str"
+        )
     where = f"property '{name}'"
     try:
         name.encode()

@@ -325,5 +325,8 @@ def cast_parameter(name: str, array: Array, dtype: np.dtype[np.generic]) -> Arra
 
 def _not_loadable(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
     raise OdtpackError(
-        "model-not-loadable", f"{path} is not a readable ONNX model: {reason}.", where=str(path)
+        "model-not-loadable",
+        f"{path} is not a readable ONNX model: {reason}.",
+        where=str(path),
+        hint="export needs the eval_model.onnx or eval_model.ort of the package",
     ) from cause

@@ -35,7 +35,6 @@ def open_session(
             "model-not-loadable",
             f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(error)}",
             where=str(file),
-            hint="build the package again for this version of ONNX Runtime, or update it",
         ) from error
 
 

@@ -65,7 +65,9 @@ class LRScheduler:
         rate = content.pop("initial_lr", None) if isinstance(content, dict) else None
         if type(rate) is not float or not math.isfinite(rate):
             raise OdtpackError(
-                "bad-schedule", f"The state's property {PROPERTY} is not a schedule."
+                "bad-schedule",
+                f"The state's property {PROPERTY} is not a schedule.",
+                hint="make an LRScheduler with a schedule of your own, which replaces it",
             )
         if isinstance(content.get("milestones"), list):
             content["milestones"] = tuple(content["milestones"])

@@ -344,6 +344,7 @@ def _require_fits(array: Array, dtype: np.dtype[Any]) -> None:
         raise OdtpackError(
             "parameter-type",
             f"A parameter has elements of {array.dtype}, and a flat buffer is {dtype} throughout.",
+            hint="pass trainable_only=True",
         )
 
 

@@ -186,7 +186,6 @@ class ScheduleSpec:
             raise OdtpackError(
                 "bad-schedule",
                 f"The learning rate of a schedule must be above 0, not {rate}.",
-                hint="write for example: cosine:lr=0.001",
             )
         self.schedule(2**31)
 

@@ -285,7 +285,9 @@ def build(
     if folder is None:
         from odtpack.errors import OdtpackError
 
-        raise OdtpackError("usage", "--out is missing, and no recipe names a package")
+        raise OdtpackError(
+            "usage", "--out is missing, and no recipe names a package", hint="odtpack build --help"
+        )
     content = _build_if_changed(settings, folder) if if_changed else _build(settings, folder)
     if sample is not None:
         from odtpack.cli._gradients import report_zero_gradients
