@@ -5,16 +5,17 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test kits web-demo distribution check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep kits web-demo distribution check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
+	@echo "make sweep   the many cases of which make test runs representatives"
 	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make check   lint, format check, strict types, who imports whom"
-	@echo "make format  mend lint and format"
+	@echo "make format  fix lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
 	@echo "make bench   step time and peak memory against the reference"
@@ -25,8 +26,15 @@ help:
 demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack demo --out build/demo
 
+# What pytest makes of the tests' asserts is kept, also where the environment says that no bytecode
+# is: to make it takes each process ten seconds.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+
 test: $(VENV)/.ready-full
-	@$(BIN)/python -m pytest -m "not runtimes and not kits and not distribution" -n $(JOBS) --maxprocesses 4 --dist worksteal
+	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution"
+
+sweep: $(VENV)/.ready-full
+	@$(PYTEST) -m "sweep and not runtimes and not kits"
 
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh

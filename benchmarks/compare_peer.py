@@ -8,7 +8,7 @@ Both train the same model file on the same batch, on one thread, each measuremen
 process, ours and the peer's in turns. A time is the median of the steps of one process: training
 model, optimizer and lazy_reset_grad. A peak is the highest resident set of the process above that
 before the model was loaded, without an evaluation model. A ratio is taken within a round; shown
-are the median over the rounds and, behind it, the lowest and the highest. Beside it stands the
+are the median over the rounds and, after it, the lowest and the highest. Beside it stands the
 ratio of the fastest steps of all rounds, which other work on the machine disturbs least. The floor
 is three times the forward pass of the same model on the stock ONNX Runtime that trains ours.
 """

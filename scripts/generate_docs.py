@@ -14,6 +14,7 @@ from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack.update.diff_model import PackageDiff
+from odtpack_runtime.error_codes import error_codes
 from odtpack_simulator.budgets.budget_file import budget_schema
 from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
@@ -66,6 +67,24 @@ def operators_page() -> str:
         opsets = ", ".join(map(str, row.opsets))
         lines.append(f"| {name} | {opsets} | {', '.join(row.inputs)} | {row.how} |")
     return "\n".join(lines) + "\n"
+
+
+_ERRORS = """# Errors
+
+Generated from `runtime/odtpack_runtime/error_codes.toml` by `scripts/generate_docs.py`. A command
+that fails prints the code of its error, what is wrong, where, and what to do, and exits with code
+2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are. Those with
+**kits** are raised by the training kits of other languages too.
+"""
+
+
+def errors_page() -> str:
+    """Every error code with its meaning and usual hint, as Markdown."""
+    lines = [_ERRORS]
+    for code, entry in error_codes().items():
+        lines += [f"## {code}", "", entry.means + (" **kits**" if entry.kits else ""), ""]
+        lines += [f"Help: {entry.hint}", ""] if entry.hint else []
+    return "\n".join(lines)
 
 
 def manifest_schema() -> str:
@@ -130,12 +149,12 @@ Generated from `device_profiles/` by `scripts/generate_docs.py`; a test holds th
 taken from a neighbour or computed, for the reason that the profile gives. A dash is unknown, and
 what it would have judged is reported as "not judged".
 
-- **app memory**: what an app in the foreground may hold; behind the slash, with the entitlement.
+- **app memory**: what an app in the foreground may hold; after the slash, with the entitlement.
 - **rate**: large single-precision matrix product with the threads of a training, typical and
   interval in GFLOPS.
 - **storage**: sequential read / write in MB/s.
 - **power**: whole device under load, in watts. **battery**: in watt-hours.
-- **unknown**: number of figures that nobody could name.
+- **unknown**: number of unknown figures.
 """
 
 _COLUMNS = (
@@ -314,9 +333,7 @@ PAGES = {
     ROOT / "docs" / "losses.md": losses_page,
     ROOT / "docs" / "optimizers.md": optimizers_page,
     ROOT / "docs" / "reports.md": reports_page,
-    ROOT / "docs" / "losses.md": losses_page,
-    ROOT / "docs" / "optimizers.md": optimizers_page,
-    ROOT / "docs" / "reports.md": reports_page,
+    ROOT / "docs" / "errors.md": errors_page,
     ROOT / "docs" / "operators.md": operators_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,

@@ -1,4 +1,4 @@
-"""Tells which kernels the ONNX Runtime of this Python has; for scripts/kernel_table.py.
+"""Lists which kernels the ONNX Runtime of this Python has; for scripts/kernel_table.py.
 
 It runs in the environments of old releases, so it is written for Python 3.8 and imports nothing
 of this project.

@@ -227,10 +227,10 @@ def main() -> int:
         if release in telling:
             found = listed([(d, n, tuple(r), t) for d, n, r, t in lists[release]])
         else:
-            told = dict(zip(models, load(release, models.values()), strict=True))
-            found = {key for key, answer in told.items() if answer == "yes"}
+            answers = dict(zip(models, load(release, models.values()), strict=True))
+            found = {key for key, answer in answers.items() if answer == "yes"}
             found |= {(*key[:3], "", "") for key in found}
-            strange = Counter(a[:90] for a in told.values() if a not in ("yes", "no"))
+            strange = Counter(a[:90] for a in answers.values() if a not in ("yes", "no"))
             print(release, len(found), f"{strange.total()} other errors", file=sys.stderr)
             for message, count in strange.most_common(4):
                 print(f"  {count} {message}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,19 +22,38 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def listed_codes() -> Iterator[None]:
+    """Errors whose code is not in the table of error codes fail."""
+    from odtpack_runtime.error_codes import error_codes
+    from odtpack_runtime.errors import OdtpackError
+
+    original = OdtpackError.__init__
+
+    def checked(self: OdtpackError, code: str, what: str, **details: str | None) -> None:
+        assert code in error_codes(), f"{code!r} is not in error_codes.toml"
+        original(self, code, what, **details)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OdtpackError, "__init__", checked)
+        yield
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many gradients were held to the oracles, and what became of the node cases."""
     passed = [
-        report.nodeid
+        report
         for report in terminalreporter.getreports("passed")
-        if any(sweep in report.nodeid for sweep in SWEEPS)
+        if report.when == "call" and any(sweep in report.nodeid for sweep in SWEEPS)
     ]
-    if passed:
-        operators = {nodeid.rpartition("[")[2].partition("-")[0] for nodeid in passed}
-        terminalreporter.write_line(
-            f"gradient sweep: {len(passed)} cases of {len(operators)} operators agree with "
-            "PyTorch and finite differences"
-        )
+    for kind, marked in (("representative", False), ("further", True)):
+        ids = [report.nodeid for report in passed if ("sweep" in report.keywords) == marked]
+        operators = {nodeid.rpartition("[")[2].partition("-")[0] for nodeid in ids}
+        if ids:
+            terminalreporter.write_line(
+                f"gradients: {len(ids)} {kind} cases of {len(operators)} operators agree with "
+                "PyTorch and finite differences"
+            )
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     counts: collections.Counter[str] = collections.Counter()
     for name, number in (each for report in reports for each in report.user_properties):

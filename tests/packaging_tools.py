@@ -79,3 +79,15 @@ def batch(
     else:
         data = random.standard_normal(dims, dtype=np.float32)
     return data, random.integers(0, classes, size)
+
+
+def distance_limit(name: str, value: np.ndarray, relative: float, walk: float) -> float:
+    """Return how far a trained parameter may be from the reference's, as a Euclidean distance.
+
+    The softmax of attention does not see a bias of keys, so its gradient is rounding error around
+    zero. SGD hardly moves it, but AdamW makes whole steps of any gradient: two runs may walk apart
+    by ``walk`` in every element, the sum of both runs' learning rates.
+    """
+    if "key.bias" in name:
+        return max(1e-6, walk) * float(np.sqrt(value.size))
+    return relative * float(np.linalg.norm(value)) + 1e-8

@@ -92,7 +92,7 @@ def _memory(
         ):
             rows.append(row)
             table.add_row(*_memory_cells(row))
-            if not console.is_terminal:  # nobody sees the status; who waits sees what came
+            if not console.is_terminal:  # the status is not shown; whoever waits sees what came
                 print(*_memory_cells(row), file=sys.stderr, flush=True)
             say(f"peak memory: {len(rows)} done, the last was {row.model}")
     console.print(table)

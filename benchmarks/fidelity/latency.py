@@ -20,7 +20,7 @@ than processor time: such steps are counted as interrupted, and not compared. Wh
 more than half of the steps were interrupted, processor times are compared instead
 (the column ``clock``), which are the same on a machine that does nothing else. They
 are no stand-in for two threads, of which one waits for the other. How far a matrix
-product drifted between rounds is told too.
+product drifted between rounds is reported too.
 
     python -m benchmarks.fidelity.latency [--models NAME ...] [--quick]
 """

@@ -48,7 +48,7 @@ class TimedBatches(Batches):
 
 
 class Worker:
-    """A trainer that makes steps when it is told to."""
+    """A trainer that makes steps on request."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -98,7 +98,7 @@ class Worker:
 
 def main(path: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is not an answer
     worker = Worker(Job.read(Path(path)))
     actions = {name: getattr(worker, name) for name in ("scaling", "steps", "nodes", "costs")}
     answers.write("{}\n")

@@ -96,7 +96,7 @@ def measure(
         limits: Shares of the measured need.
         quick: Only the first batch size and one thread of each.
         jobs: Trainings at once.
-        say: Told what begins.
+        say: Called with what begins.
     """
     tasks = []
     for case in cases:

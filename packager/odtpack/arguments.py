@@ -9,7 +9,7 @@ from odtpack.errors import OdtpackError
 
 
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], example: str) -> None:
-    """Check the type of an argument; a bool is no int.
+    """Check the type of an argument; a bool is not an int.
 
     Args:
         name: The argument.

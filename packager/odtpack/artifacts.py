@@ -95,7 +95,7 @@ def generate_artifacts(
             entries but are not trained. All others stay inside the models.
         loss: Loss to attach, or a block that writes one; without one the model's first output
             must be a scalar loss. A block is called with the names of all outputs of the
-            model, or with ``loss_input_names``; what it returns behind the loss are
+            model, or with ``loss_input_names``; what it returns after the loss are
             additional outputs.
         optimizer: Optimizer to emit, or a block that writes one, see
             :mod:`odtpack.onnxblock.optim`; none by default.
@@ -116,7 +116,7 @@ def generate_artifacts(
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
 
     Raises:
-        OdtpackError: Bad input; the message says what and how to mend it. Nothing has been
+        OdtpackError: Bad input; the message says what, and how to correct it. Nothing has been
             written then.
     """
     check_type("artifact_directory", artifact_directory, (str, os.PathLike, NoneType), "'folder'")
@@ -146,9 +146,7 @@ def generate_artifacts(
         loaded, recipe = _attach(loaded, recipe, loss)
     if method is not None and not recipe.train:
         raise OdtpackError(
-            "nothing-to-train",
-            "an optimizer is asked for, but requires_grad names no parameter",
-            hint="pass requires_grad=[...], or leave the optimizer out",
+            "nothing-to-train", "an optimizer is asked for, but requires_grad names no parameter"
         )
     write_artifacts(
         loaded,
@@ -175,9 +173,7 @@ def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tu
         hits = matching(pattern, candidates(model), module_names(graph))
         if not hits:
             raise UnknownNameError(
-                "unknown-parameter",
-                f"{argument} {pattern!r} matches no parameter of the model",
-                hint="odtpack inspect MODEL.onnx lists them",
+                "unknown-parameter", f"{argument} {pattern!r} matches no parameter of the model"
             )
         known += hits
     return tuple(dict.fromkeys(known))
@@ -235,7 +231,5 @@ def _names(names: Sequence[str] | None, argument: str) -> tuple[str, ...]:
         )
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise OdtpackError(
-            "named-twice", f"{argument} names {repeated[0]!r} more than once", hint="name it once"
-        )
+        raise OdtpackError("named-twice", f"{argument} names {repeated[0]!r} more than once")
     return tuple(names)

@@ -76,7 +76,7 @@ def build_package(
             :class:`odtpack.package.training.TrainingGraphSpec`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
         prediction: Let the evaluation model also return what the loss compares with labels, so
-            that the accuracy can be told. Training is not touched by it.
+            that the accuracy can be computed. Training is not touched by it.
         frozen_storage: How large frozen weights are stored, see :mod:`odtpack.package.storage`.
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
@@ -128,7 +128,7 @@ def build_package(
             if assumed is not None:
                 remark(assumed)
             for each in shared_tensors(loaded.graph, trained):
-                if not each.told:
+                if not each.one_parameter:
                     remark(each.sentence())
         if not trained:
             raise OdtpackError(
@@ -179,6 +179,6 @@ def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:
 
 
 def _first_outputs(model: ir.Model, loss: Loss | None) -> tuple[str, ...]:
-    """What a loss reads that is told nothing else."""
+    """What a loss reads without further instructions."""
     count = 1 if loss is None else len(loss.reads)
     return tuple(str(value.name) for value in model.graph.outputs[:count])

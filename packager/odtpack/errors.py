@@ -25,9 +25,5 @@ def model_not_readable(path: Path, error: OSError) -> OdtpackError:
 
 
 def not_onnx(path: Path) -> OdtpackError:
-    """Return the error for a file that is no ONNX model."""
-    return OdtpackError(
-        "not-onnx",
-        f"{str(path)!r} is not an ONNX model",
-        hint="pass the .onnx file of a forward model, as torch.onnx.export writes it",
-    )
+    """Return the error for a file that is not an ONNX model."""
+    return OdtpackError("not-onnx", f"{str(path)!r} is not an ONNX model")

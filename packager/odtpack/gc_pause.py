@@ -25,9 +25,9 @@ def paused_collector() -> Iterator[None]:
     would be walked through at the next allocation, a fifth of the time of a build. Most
     processes end before it matters; in others the next build frees what this one left.
 
-    A program that froze its own objects (``gc.freeze``) keeps them frozen. They cannot be told
-    apart from those of the build, so that these are left to the collector as the young ones
-    that they are.
+    A program that froze its own objects (``gc.freeze``) keeps them frozen. They cannot be
+    distinguished from those of the build, so that these are left to the collector as the young
+    ones that they are.
     """
     was_enabled = gc.isenabled()
     if was_enabled and _Collector.left_behind:

@@ -79,7 +79,7 @@ def newest_opset(version: str | None) -> int:
     """The newest opset that a release of ONNX Runtime loads; that of the newest if None.
 
     Raises:
-        OdtpackError: It is no version, or older than all that are known.
+        OdtpackError: It is not a version, or older than all that are known.
     """
     return MAX_OPSET if version is None else _newest(version).opset
 
@@ -87,9 +87,7 @@ def newest_opset(version: str | None) -> int:
 def _newest(version: str) -> Target:
     if not re.fullmatch(VERSION, version):
         raise OdtpackError(
-            "bad-version",
-            f"the target is ONNX Runtime {version[:40]!r}, which is no version",
-            hint="write for example: 1.20",
+            "bad-version", f"the target is ONNX Runtime {version[:40]!r}, which is not a version"
         )
     wanted = tuple(int(part) for part in version.split(".")[:2])
     found = [target for target in TARGETS if target.version <= wanted]
@@ -97,7 +95,6 @@ def _newest(version: str) -> Target:
         raise OdtpackError(
             "target-too-old",
             f"the target is ONNX Runtime {version}; packages run on {TARGETS[0].name} and newer",
-            hint='write for example: [target] onnxruntime = "1.20"',
         )
     return found[-1]
 

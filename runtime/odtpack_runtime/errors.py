@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from odtpack_runtime.error_codes import error_codes
+
 
 class OdtpackError(RuntimeError):
-    """Bad input or usage, told to the person who must mend it.
+    """Bad input or usage, explained to the person who can correct it.
 
     Every command prints it as three short lines and exits with code 2; the
     Python API raises it. It is a ``RuntimeError`` because that is what the
     reference API raises for the same mistakes.
 
     Attributes:
-        code: Stable kebab-case identifier, for example ``"checkpoint-truncated"``.
+        code: Stable kebab-case identifier from ``error_codes.toml``, explained in
+            docs/errors.md, for example ``"checkpoint-corrupt"``.
         what: One sentence that says what is wrong and names the culprit.
         where: File, graph or key in which the culprit stands.
-        hint: The next thing to do, if possible a command or line to paste.
+        hint: The next thing to do, if possible a command or line to paste. Without one, the
+            usual hint of the code.
     """
 
     def __init__(
@@ -24,6 +28,8 @@ class OdtpackError(RuntimeError):
         self.code = code
         self.what = what
         self.where = where
+        if hint is None and code in error_codes():
+            hint = error_codes()[code].hint
         self.hint = hint
 
     def __str__(self) -> str:
@@ -49,8 +55,4 @@ class WrongTypeError(OdtpackError, TypeError):
 
 def onnx_missing(what: str) -> OdtpackError:
     """Return the error for something that needs the package onnx where it is not installed."""
-    return OdtpackError(
-        "onnx-missing",
-        f"{what} needs the package 'onnx', which is not installed.",
-        hint="pip install onnx",
-    )
+    return OdtpackError("onnx-missing", f"{what} needs the package 'onnx', which is not installed.")

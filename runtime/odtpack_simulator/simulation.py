@@ -196,16 +196,16 @@ def _check_arguments(
     names = [profile.name for profile in profiles]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise OdtpackError("device-twice", f"Device '{min(twice)}' is given twice.")
+        raise OdtpackError(
+            "device-twice", f"Device '{min(twice)}' is given twice.", hint="name it once"
+        )
 
 
 def _free_run(job: Job, tell: ProgressReporter) -> ReplayResult:
     free = run_training_child(job, on_message=tell.message)
     if free.outcome == "killed":
         raise OdtpackError(
-            "replay-killed",
-            f"The training was killed without any limit set: {free.detail}.",
-            hint="this machine has too little memory: use a smaller batch",
+            "replay-killed", f"The training was killed without any limit set: {free.detail}."
         )
     return free
 
@@ -284,6 +284,6 @@ def _memory_info(plan: MemoryPlan, free: ReplayResult, modules: Mapping[str, str
 
 
 def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
-    """With the parameter's name in the module: ``gradient of onnx::MatMul_8`` tells nobody."""
+    """With the parameter's name in the module: ``gradient of onnx::MatMul_8`` says little."""
     what, of, name = tensor.name.rpartition(" of ")
     return tensor.model_copy(update={"name": f"{what}{of}{modules.get(name, name)}"})

@@ -58,7 +58,7 @@ class Case:
         torch: The same function in PyTorch; receives a tensor for each present input.
         opset: Opset of ``domain`` "" under which the node is read.
         attrs: Attributes.
-        wrt: Inputs to differentiate; default: all floats that are no constants.
+        wrt: Inputs to differentiate; default: all floats that are not constants.
         const: Floats that are initializers of the model; INT64 inputs always are, unless in
         runtime: INT64 inputs that are fed when the model runs.
         batch: Inputs whose first axis is declared as the symbol "batch".
@@ -132,7 +132,7 @@ def cases(
     opsets: Sequence[int] = (17,),
     **options: Any,
 ) -> list[Case]:
-    """One case for each opset; options that are no fields of :class:`Case` are attributes."""
+    """One case for each opset; options that are not fields of :class:`Case` are attributes."""
     fields = {key: value for key, value in options.items() if key in _FIELDS}
     attrs = {key: value for key, value in options.items() if key not in _FIELDS}
     return [Case(op, inputs, function, opset=opset, attrs=attrs, **fields) for opset in opsets]

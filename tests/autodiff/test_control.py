@@ -30,6 +30,7 @@ from tests.autodiff.oracle import (
     spread,
 )
 from tests.autodiff.reference_loops import Loop, Scan
+from tests.sweep import split
 
 
 def run_torch(case: Case) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
@@ -71,7 +72,12 @@ def slopes(case: Case, seeds: Mapping[str, Array]) -> dict[str, tuple[Array, Arr
     return result
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+FIRST = {case.label.partition("-opset")[0]: case.label for case in reversed(CASES)}.values()
+
+
+@pytest.mark.parametrize(
+    "case", split(CASES, lambda case: case.label in FIRST, name=lambda case: case.label)
+)
 def test_gradient_is_that_of_both_oracles(case: Case) -> None:
     outputs, seeds, expected = run_torch(case)
     for name, (ways, found) in slopes(case, seeds).items():
@@ -194,7 +200,7 @@ REFUSED = {
 net (int64 m, float[1, 3] h, float[3] w) => (float[n, 3] rows) {
   rows = Loop <body = turn (int64 i, bool go, float[] s) => (bool on, float[] t) {
     on = Identity(go) sw = Mul(s, w) t = Concat <axis = 0> (sw, s) }> (m, , h) }""",
-    "it carries 's', which is no tensor": """
+    "it carries 's', which is not a tensor": """
 net (int64 m, float[3] h, float[3] w) => (float[3] last) {
   hw = Mul(h, w) start = SequenceConstruct(hw, hw)
   last, unread = Loop <body = turn (int64 i, bool go, float[3] a, seq(float[3]) s)

@@ -1,7 +1,7 @@
 """What a model computes and discards, where it is NaN or infinite, takes no part in gradients.
 
 The gradients are held to central differences, in float64, of the ONNX reference
-implementation. PyTorch's autograd is no oracle here: it multiplies zero by NaN.
+implementation. PyTorch's autograd is not an oracle here: it multiplies zero by NaN.
 """
 
 from __future__ import annotations

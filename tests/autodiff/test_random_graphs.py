@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 from hypothesis import HealthCheck, given, note, settings
 from onnx.reference import ReferenceEvaluator
 
@@ -50,12 +51,26 @@ def slopes(proto: onnx.ModelProto, graph: RandomGraph, seeds: dict[str, Array],
     }  # fmt: skip
 
 
-@settings(
+SETTINGS = settings(
     max_examples=200, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
+
+
+@settings(SETTINGS, max_examples=25)
 @given(random_graphs())
 def test_gradients_are_those_of_finite_differences(graph: RandomGraph) -> None:
+    check(graph)
+
+
+@pytest.mark.sweep
+@SETTINGS
+@given(random_graphs())
+def test_gradients_of_many_graphs_are_those_of_finite_differences(graph: RandomGraph) -> None:
+    check(graph)
+
+
+def check(graph: RandomGraph) -> None:
     note(f"{graph.steps} {'float32' if graph.single else 'float64'}")
     proto = ir.to_proto(graph.model)
     note(onnx.printer.to_text(proto))

@@ -6,17 +6,14 @@ operators are run in float32 by ``passes.half``.
 
 Rules are held to their oracles at every opset by ``test_rules``. What a type adds is whether
 constants, casts and kernels are of that type, and that does not depend on the numbers in
-the attributes. So of the cases that are told apart only by their opset or by which sizes are
-unknown one is taken, and of tables that cross every attribute with every other (``CROSSED``)
-a subset in which each value of each attribute occurs with each rule and rank, see
-:func:`representatives`. Every operator and every version of a rule stays.
+the attributes. So only the representatives of the table are run in a type.
 """
 
 from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +23,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from torch.nn import functional
 
-from odtpack.autodiff import REGISTRY
 from odtpack.autodiff.rules.windows.pool import MANY_TAPS
 from odtpack.errors import OdtpackError
 from odtpack.passes import float64_lowering
@@ -38,7 +34,9 @@ from tests.autodiff.oracle import (
     gradient_model,
     session,
 )
+from tests.autodiff.representatives import representatives, rule_of
 from tests.autodiff.test_rules import CASES
+from tests.sweep import split_rows
 
 # Relative to a gradient's largest element. Attributes are float32: 1e-6. Values of float16 have
 # eleven bits, and some gradients are ill-conditioned: 2e-2.
@@ -116,48 +114,25 @@ REFUSALS = {
     NOT_THE_STANDARDS: "is invalid",
 }
 
-# Tables that cross every attribute with every other.
-CROSSED = {
-    *("AveragePool", "Conv", "ConvTranspose", "GlobalLpPool", "GridSample", "LpPool", "MaxPool"),
-    *("MaxUnpool", "Resize", "RoiAlign", "GRU", "LSTM", "RNN", "Pow", "DFT", "Col2Im"),
-}
+
+def runnable(name: str) -> list[Case]:
+    """The cases that run in a type."""
+    return [case for case in CASES if limit(case, name) is None]
 
 
-def _rule(case: Case) -> tuple[str, str, int]:
-    rule = REGISTRY.lookup(case.domain, case.op, case.opset if not case.domain else 1)
-    assert rule is not None
-    return case.domain, case.op, rule.since
+RUN = [(case, name) for name in TYPES for case in representatives(runnable(name))]
+# What a type adds shows in the first case of each version of a rule, and with unknown sizes.
+FIRST = {(*rule_of(case), bool(case.symbols), name): case.id for case, name in reversed(RUN)}
 
 
-def representatives(table: Iterable[Case], name: str) -> list[Case]:
-    """The cases to run in a type.
-
-    Of cases that differ only by opset within one version of the rule, or by which axes are
-    unknown, the first. Of an operator in ``CROSSED``, a case is taken if it has a property that
-    none taken before has, for the same version of the rule: an attribute's value with the rank
-    of the data, a set of present inputs, or a set of differentiated ones.
-    """
-    seen: set[object] = set()
-    found = []
-    for case in table:
-        whole = _rule(case)
-        new: set[object] = {(*whole, case.label, bool(case.batch), bool(case.symbols))}
-        if case.op in CROSSED:
-            rank = next(iter(case.present.values())).ndim
-            open_ = bool(case.symbols)
-            new = {(*whole, rank, open_, key, str(value)) for key, value in case.attrs.items()}
-            new |= {(*whole, rank, open_), (*whole, tuple(case.present))}
-            new |= {(*whole, tuple(case.differentiated)), (*whole, tuple(case.output_names))}
-        if limit(case, name) is None and not new <= seen:
-            seen |= new
-            found.append(case)
-    return found
+def is_first(case: Case, name: str) -> bool:
+    return FIRST[*rule_of(case), bool(case.symbols), name] == case.id
 
 
-RUN = [(case, name) for name in TYPES for case in representatives(CASES, name)]
-
-
-@pytest.mark.parametrize(("case", "name"), RUN, ids=[f"{case.id}-{name}" for case, name in RUN])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    split_rows(RUN, is_first, ids=[f"{case.id}-{name}" for case, name in RUN]),
+)
 def test_gradient_is_that_of_pytorch(case: Case, name: str) -> None:
     floats = TYPES[name]
     expected, seeds = ask_torch(case)
@@ -203,8 +178,8 @@ def test_what_is_left_out_and_why(record_property: Callable[[str, object], None]
         record_property(f"left out of {name}", f"{counts.total()} cases: {reason}")
     # All other operators, at every version of their rules, are run.
     for name in TYPES:
-        taken = {_rule(case) for case, type_ in RUN if type_ == name}
-        assert taken == {_rule(case) for case in CASES if limit(case, name) is None}
+        taken = {rule_of(case) for case, type_ in RUN if type_ == name}
+        assert taken == {rule_of(case) for case in CASES if limit(case, name) is None}
 
 
 LEFT_OUT = {

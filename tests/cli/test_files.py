@@ -28,7 +28,7 @@ def places(folder: Path) -> list[tuple[Path, str]]:
         (folder / ("x" * 300), "name too long"),
         # The name itself would do; that under which it is written first would not.
         (folder / ("x" * 250), "name too long"),
-        (Path(os.devnull), "no ordinary file"),
+        (Path(os.devnull), "not an ordinary file"),
         (NOTHING_IS_CREATED / "new", "no file can be created in the folder"),
         (NOTHING_IS_CREATED / "deeper" / "new", "no file can be created in the folder"),
     ]

@@ -1,4 +1,4 @@
-"""Every training of a classifier shows its accuracy, unless the build was told otherwise."""
+"""Every training of a classifier shows its accuracy, unless the build says otherwise."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class LstmClassifier(nn.Module):
 
 
 class Bert(nn.Module):
-    """Tokens, segments and a mask of what is no padding, all [N, T], to a class."""
+    """Tokens, segments and a mask of what is not padding, all [N, T], to a class."""
 
     def __init__(self, vocabulary: int = 30, d: int = 16, depth: int = 2, classes: int = 3) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ def test_size() -> None:
     failed = [check.limit for _, check in result.all_checks() if check.status == "fail"]
     assert 5e6 in failed
     assert ceiling.excess(result.package.package_bytes) > 0
-    assert "budgets.toml" in ceiling.told("the package", 6e6)
+    assert "budgets.toml" in ceiling.describe("the package", 6e6)
 
 
 def test_no_limit() -> None:

@@ -117,7 +117,7 @@ def test_notes_that_make_no_sense(scopes: str) -> None:
     "body",
     [
         "y = MatMul(x, val_1)",  # nothing says where it comes from
-        '["/MatMul"] y = MatMul(x, val_1)',  # the root is no module
+        '["/MatMul"] y = MatMul(x, val_1)',  # the root is not a module
         '["/head/Add"] y = Add(x, val_1)',  # no layer
         '["/a/MatMul"] h = MatMul(x, val_1) ["/b/MatMul"] y = MatMul(h, val_1)',  # two modules
         '["/a/MatMul"] h = MatMul(x, val_1) ["/a/MatMul_1"] y = MatMul(h, val_2)',  # one name

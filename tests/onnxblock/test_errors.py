@@ -199,7 +199,7 @@ def test_absolute_temporary_files() -> None:
 
 def test_custom_op_library(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
-    with pytest.raises(RuntimeError, match="no file"), onnxblock.custom_op_library(library):
+    with pytest.raises(RuntimeError, match="not a file"), onnxblock.custom_op_library(library):
         pass
     library.write_bytes(b"")
     with onnxblock.custom_op_library(library) as path:

@@ -81,7 +81,7 @@ def test_a_model_that_the_library_refuses(tmp_path: Path) -> None:
 def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     package = package_of("mlp", tmp_path / "p", OrtFormat())
     (tmp_path / "lib.so").write_bytes(b"no library")
-    with pytest.raises(OdtpackError, match="no library of ONNX Runtime"):
+    with pytest.raises(OdtpackError, match="not a library of ONNX Runtime"):
         train_natively(package, models(package), tmp_path / "lib.so", tmp_path)
 
 

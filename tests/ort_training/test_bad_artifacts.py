@@ -1,4 +1,4 @@
-"""``odtpack import`` of what is no artifacts, or not of one model: one error, nothing written."""
+"""``odtpack import`` of what are not artifacts, or not of one model: one error, nothing written."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks whatever takes the fixture, so that ``-m "not peer"`` leaves it out."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and "peer" in getattr(item, "fixturenames", ()):
+        if "peer" in getattr(item, "fixturenames", ()) and here in item.path.parents:
             item.add_marker(pytest.mark.peer)
 
 

@@ -132,7 +132,7 @@ def test_action_declares_what_it_uses() -> None:
 
 
 def test_a_package_from_the_cache_is_judged_and_its_report_is_kept(project: Path) -> None:
-    """Budgets are no part of the package's key: judging must not hang on a new package."""
+    """Budgets are not part of the package's key: judging must not hang on a new package."""
     found = steps(WORKFLOW)
     judging = next(step for step in found if "odtpack simulate" in str(step.get("run")))
     assert "if" not in judging

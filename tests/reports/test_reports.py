@@ -169,12 +169,12 @@ def test_console_says_why_a_finish_is_missing() -> None:
     """A step that is known without an end that is: the background window has no figure."""
     device = make_result(["google/pixel-8a"]).devices[0]
     assert device.campaign is not None
-    reason = NotJudged(figure="active_s", reason="nobody published the window")
+    reason = NotJudged(figure="active_s", reason="the window is not published")
     campaign = device.campaign.model_copy(update={"active_s": None, "not_judged": [reason]})
     device = device.model_copy(update={"campaign": campaign})
     result = make_result(["google/pixel-8a"]).model_copy(update={"devices": [device]})
     lines = " ".join(printed(judge(result), 160).split())
-    assert "? finish of Google Pixel 8a: nobody published the window" in lines
+    assert "? finish of Google Pixel 8a: the window is not published" in lines
     assert "? finish" not in printed(judge(make_result(["google/pixel-8a"])), 160)
 
 

@@ -30,7 +30,7 @@ X, T = np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float32)
         ((X, T[:4]), "input-sizes-differ", "'batch' is 5 in input 'input' and 4 in input 'target'"),
         ((X[:0], T[:0]), "empty-batch", "'input' is empty"),
         (([], []), "input-shape", "'input'"),
-        (([[1, 2, 3], [1]], T), "input-shape", "no regular array"),
+        (([[1, 2, 3], [1]], T), "input-shape", "not a regular array"),
         (("text", T), "input-type", "'input'"),
         ((None, T), "input-type", "'input'"),
     ],

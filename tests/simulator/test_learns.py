@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from odtpack.build import build_package
 from odtpack_simulator.budgets import judge, parse_budgets
@@ -20,16 +19,20 @@ from tests.simulator.factory import make_result
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 63, 127])
 def test_student_points_are_those_of_scipy(freedom: int) -> None:
-    assert student_t(freedom) == pytest.approx(scipy.stats.t.ppf(0.95, freedom), rel=1e-9)
+    from scipy import stats  # takes a second: not while tests are collected
+
+    assert student_t(freedom) == pytest.approx(stats.t.ppf(0.95, freedom), rel=1e-9)
 
 
 @pytest.mark.parametrize("count", [2, 5, 40])
 def test_the_interval_is_that_of_a_paired_t_test(count: int) -> None:
+    from scipy import stats
+
     random = np.random.default_rng(count)
     before, after = random.normal(2, 1, count), random.normal(1.5, 1, count)
     fall = held_out_fall([groups(before)], [groups(after)])
     assert fall is not None
-    expected = scipy.stats.ttest_rel(before, after).confidence_interval(0.9)
+    expected = stats.ttest_rel(before, after).confidence_interval(0.9)
     assert (fall.low, fall.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert fall.fall == pytest.approx(float(np.mean(before - after)))
 

@@ -26,6 +26,9 @@ MODELS = {
 }
 
 
+RATE = 1e-3  # of a new optimizer
+
+
 def build(model: onnx.ModelProto, folder: Path, k: int, **options: object) -> Path:
     build_package(model, folder, loss="cross_entropy", accumulation_steps=k, **options)  # type: ignore[arg-type]
     return folder
@@ -60,10 +63,11 @@ def test_small_batches_equal_the_large_one(name: str, k: int, tmp_path: Path) ->
             module.lazy_reset_grad()
             assert module.accumulated_batches == 0
         for parameter, theirs in zip(small[0].parameters, large[0].parameters, strict=True):
-            if not parameter[0].endswith("key.bias"):  # its gradient is 0 but for rounding
-                np.testing.assert_allclose(
-                    parameter[1].data, theirs[1].data, rtol=1e-4, atol=2e-5, err_msg=parameter[0]
-                )
+            # Gradients of a bias of keys are rounding error, of which AdamW makes whole steps.
+            walk = 2 * RATE * (step + 1) if parameter[0].endswith("key.bias") else 2e-5
+            np.testing.assert_allclose(
+                parameter[1].data, theirs[1].data, rtol=1e-4, atol=walk, err_msg=parameter[0]
+            )
 
 
 def test_the_package_says_so(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
     "loss is a number": (linear, {"loss": 1}, "bad-loss", "MSELoss"),
     "optimizer is a loss": (linear, {"optimizer": LossType.MSELoss}, "bad-optimizer", "AdamW"),
     "nothing to optimize": (linear, {"requires_grad": None}, "nothing-to-train", "requires_grad"),
-    "loss is no scalar": (linear, {"loss": None}, "loss-not-scalar", "'y'"),
+    "loss is not a scalar": (linear, {"loss": None}, "loss-not-scalar", "'y'"),
     "loss of unknown name": (linear, {"loss_input_names": ["zz"]}, "unknown-value", "'zz'"),
     "loss reads three": (
         linear,

@@ -86,7 +86,7 @@ def differentiate(
         ops: Writer for ``graph``.
         registry: Rules to use.
         refused: Takes each node that cannot be differentiated, and why; the walk then goes
-            on behind it, and its result is of no use. Without it the first one is raised.
+            on after it, and its result is of no use. Without it the first one is raised.
 
     Returns:
         Cotangent of each value in ``wrt`` that a seed depends on.
@@ -189,7 +189,7 @@ def _add(ops: Ops, left: ir.Value, right: ir.Value) -> ir.Value:
 def _unknown_operator_before(
     node: ir.Node, graph: ir.Graph, needed: set[ir.Value], registry: Registry
 ) -> ir.Node | None:
-    """A node without a rule whose outputs' shapes nobody knows: what is behind it suffers."""
+    """A node without a rule whose outputs' shapes are unknown: what follows it suffers."""
     behind = ancestors([v for v in node.inputs if v is not None], graph)
     for before in reversed(list(graph)):
         if before not in behind:

@@ -4,7 +4,7 @@ The backward nodes of a body read values of the forward body, which they cannot 
 where they end up. Each such value is either handed over, as one more output of the forward
 body, or computed again from others that are:
 
-1. what an element-wise operator or a view computes from values at hand is computed again;
+1. what an element-wise operator or a view computes from available values is computed again;
 2. so is what does not change from turn to turn, which would be stored once for each;
 3. everything else, matrix products above all, is handed over, if its shape is the same in
    every turn: outputs of turns are stacked;
@@ -111,7 +111,7 @@ class BackwardBody:
         return len(self.body.outputs) - 1
 
     def append_dummy(self, like: ir.Value) -> int:
-        """Give the forward body an output that nobody reads, of the type of ``like``."""
+        """Give the forward body an output that is not read, of the type of ``like``."""
         dtype, dims = self._ctx.dtype(like), dims_of(like)
         known = dims is not None and all(isinstance(dim, int) for dim in dims)
         sizes = [dim if known and isinstance(dim, int) else 0 for dim in dims or ()]
@@ -168,7 +168,7 @@ class BackwardBody:
     def _sort_out(
         self, own: set[ir.Value], is_fixed: Callable[[ir.Value], bool]
     ) -> tuple[set[ir.Node], set[ir.Value]]:
-        """Nodes that are quickly repeated from what is at hand, and results to hand over."""
+        """Nodes that are quickly repeated from what is available, and results to hand over."""
         constant = set(self.body.initializers.values())
         at_hand = constant | {value for value in self.body.inputs if is_fixed(value)}
         light: set[ir.Node] = set()
@@ -232,7 +232,7 @@ def add_output(ctx: Context, index: int, stem: str, like: ir.Value, dims: Dims |
 
 
 def _is_unrepeatable(node: ir.Node) -> bool:
-    """Whether a second run may give another result: random draws, operators nobody knows."""
+    """Whether a second run may give another result: random draws, unknown operators."""
     if node.op_type in _RANDOM or node.domain not in ("", "ai.onnx"):
         return True
     return any(_is_unrepeatable(inner) for body in subgraphs(node) for inner in body)

@@ -210,5 +210,4 @@ class Context:
         return OdtpackError(
             "unsupported-node",
             f"no gradient for node {self.node.name!r} ({self.node.op_type}): {why}",
-            hint="freeze the parameters before this node, or change the node in the model",
         )

@@ -208,8 +208,6 @@ def _read_under(function: ir.Function, model: ir.Model) -> None:
             "bad-function",
             f"function {function.name!r} of the model is written in opset {written}, the model "
             f"in {opset}, and not all of its operators mean the same in both",
-            hint="export the model again with one opset, or inline its functions with "
-            "onnx.inliner.inline_local_functions(model, convert_version=True)",
         )
     function.opset_imports[""] = opset
 

@@ -127,7 +127,7 @@ class Turns(abc.ABC):
                 f"its gradient reads {value.name!r}, which it carries and whose shape {how}"
             )
         if not isinstance(value.type, ir.TensorType):
-            raise self.ctx.unsupported(f"its gradient reads {value.name!r}, which is no tensor")
+            raise self.ctx.unsupported(f"its gradient reads {value.name!r}, which is not a tensor")
         index, dims = self.back.append(value), dims_of(value)
         shape = None if dims is None else (self.loop.length, *dims)
         whole = add_output(self.ctx, index - self.first_output, f"{value.name}.stack", value, shape)
@@ -364,5 +364,5 @@ def _carried(ctx: Context, loop: Form) -> list[State]:
     carried = [state for state in states if state.before in sources and state.after in results]
     for state in carried:
         if not isinstance(state.first.type, ir.TensorType):
-            raise ctx.unsupported(f"it carries {state.before.name!r}, which is no tensor")
+            raise ctx.unsupported(f"it carries {state.before.name!r}, which is not a tensor")
     return carried

@@ -68,7 +68,7 @@ class Registry:
         rules.sort(key=lambda rule: -rule.since)
 
     def lookup(self, domain: str, op_type: str, opset: int) -> Rule | None:
-        """Return the rule in force at ``opset``, or None if nobody wrote one."""
+        """Return the rule in force at ``opset``, or None if there is none."""
         domain = "" if domain == "ai.onnx" else domain
         for rule in self._rules.get((domain, op_type), ()):
             if rule.since <= opset:

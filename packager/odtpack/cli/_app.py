@@ -295,6 +295,7 @@ def _closed_pipe() -> int:
 
 def _failed(error: Exception) -> int:
     from odtpack.errors import OdtpackError
+    from odtpack_runtime.error_codes import error_codes
 
     if os.environ.get("ODTPACK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
@@ -308,6 +309,5 @@ def _failed(error: Exception) -> int:
         _console.error("usage", text, hint=f"{path} --help")
     else:
         what = f"this is a bug in odtpack: {type(error).__name__}: {error}"
-        hint = "set ODTPACK_TRACEBACK=1 and run it again to see where, and report it"
-        _console.error("internal", what, hint=hint)
+        _console.error("internal", what, hint=error_codes()["internal"].hint)
     return BAD_INPUT

@@ -109,7 +109,7 @@ def read_optimizer_options(
             option = f"--{name.replace('_', '-')}"
             raise OdtpackError(
                 "option-not-used",
-                f"{option} is no setting of the optimizer {kind}",
+                f"{option} is not a setting of the optimizer {kind}",
                 hint=f"leave {option} out; {kind} has {', '.join(sorted(fields))}",
             )
         given[name] = value
@@ -119,8 +119,7 @@ def read_optimizer_options(
             raise OdtpackError(
                 "bad-option",
                 f"--optimizer-option {option!r} "
-                + ("is a second value" if equals else "is no KEY=VALUE"),
-                hint="write for example: --optimizer-option nesterov=true",
+                + ("is a second value" if equals else "is not KEY=VALUE"),
             )
         given[name] = text
     return given
@@ -141,11 +140,7 @@ def _read_group(text: str) -> Group:
         if not pattern or not colon:
             raise ValueError(pattern)
     except ValueError:
-        raise OdtpackError(
-            "bad-group",
-            f"--group {text!r} is no GLOB:lr=X,decay=X",
-            hint="write for example: --group 'head.*:lr=10,decay=0'",
-        ) from None
+        raise OdtpackError("bad-group", f"--group {text!r} is not GLOB:lr=X,decay=X") from None
     rule = GroupRule(pattern, numbers.get("lr", 1.0), numbers.get("decay"))
     return rule.pattern, rule.learning_rate_scale, rule.weight_decay
 

@@ -68,14 +68,17 @@ def status(text: str) -> None:
 
 
 def error(code: str, what: str, *, where: str | None = None, hint: str | None = None) -> None:
-    """Print an error: what, where, what to do."""
+    """Print an error: what, where, what to do, and where to read more."""
     from rich.text import Text
+
+    from odtpack_runtime.error_codes import PAGE
 
     text = Text.assemble((f"error[{clean(code)}]", "bold red"), f": {clean(what)}")
     if where:
         text.append(f"\n  in: {clean(where)}")
     if hint:
         text.append(f"\n  help: {clean(hint)}", style="cyan")
+    text.append(f"\n  see: {PAGE}#{clean(code)}", style="dim")
     _open(stderr=True).print(text, soft_wrap=True)
 
 
@@ -166,7 +169,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int, total: int, title: str | None = None) -> None:
-        """Tell how many of how many units are done."""
+        """Report how many of how many units are done."""
         changed = title is not None and title != self._title
         if title is not None:
             self._title = title

@@ -34,7 +34,7 @@ def check_writable(path: Path, option: str, *, outside: Package | None = None) -
     """
     try:
         reason, hint = _objection(path, option, outside)
-    except OSError as error:  # the name is too long, or nobody may look into the folder
+    except OSError as error:  # the name is too long, or the folder is not readable
         reason, hint = error.strerror or str(error), "choose another path"
     if reason:
         text = f"{option} {str(path)!r} cannot be written: {reason}"
@@ -47,7 +47,7 @@ def _objection(path: Path, option: str, outside: Package | None) -> tuple[str, s
     if path.is_dir():
         return "it is a folder", f"name a file in it: {option} {path / 'NAME'}"
     if path.exists() and not path.is_file():
-        return "it is no ordinary file, which could be replaced", "name another file"
+        return "it is not an ordinary file, which could be replaced", "name another file"
     if not folder.is_dir():
         if reason := _obstacle(folder):
             return reason, "choose another folder"
@@ -62,7 +62,7 @@ def check_creatable(folder: Path, option: str) -> None:
     """Refuse a folder that cannot be made or written to, before the work whose results it gets.
 
     Raises:
-        OdtpackError: What stands at its place or above it is no folder, or takes no new file.
+        OdtpackError: What stands at its place or above it is not a folder, or takes no new file.
     """
     try:
         reason = _obstacle(folder)
@@ -70,7 +70,7 @@ def check_creatable(folder: Path, option: str) -> None:
         reason = error.strerror or str(error)
     if reason:
         text = f"{option} {str(folder)!r} cannot be made a folder: {reason}"
-        raise OdtpackError("cannot-write", text, hint="choose another folder")
+        raise OdtpackError("cannot-write", text)
 
 
 def _obstacle(folder: Path) -> str:
@@ -128,7 +128,7 @@ def check_reports(
         as_json: Whether the result goes to standard output as well.
 
     Raises:
-        OdtpackError: Of the first one that is no ``FORMAT:PATH``, or cannot be written.
+        OdtpackError: Of the first one that is not ``FORMAT:PATH``, or cannot be written.
     """
     from odtpack_simulator.reports import STDOUT, parse_destination
 
@@ -142,7 +142,6 @@ def check_reports(
             raise OdtpackError(
                 "report-twice",
                 f"{taken[place]} and --report {text[:200]} would both be written to {where}",
-                hint="give each a file of its own",
             )
         taken[place] = f"--report {text[:200]}"
         if path != STDOUT:
@@ -182,12 +181,7 @@ def check_share(holdout: float | None, *, other: Path | None = None) -> float:
         raise OdtpackError(
             "bad-holdout",
             f"--holdout is {holdout:g}; it is a share of the samples, from 0 to below 1",
-            hint="write for example: --holdout 0.2",
         )
     if other is not None and holdout:
-        raise OdtpackError(
-            "holdout-and-eval",
-            "--holdout and --eval both name data to evaluate on",
-            hint="leave one of them out",
-        )
+        raise OdtpackError("holdout-and-eval", "--holdout and --eval both name data to evaluate on")
     return holdout

@@ -146,7 +146,6 @@ def fit(
         raise OdtpackError(
             "too-few-samples",
             f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
-            hint="pass more data or a smaller --holdout",
         )
     done, total = 0, 0.0
 

@@ -18,7 +18,7 @@ _WORDS = {
 
 
 def teller(shown: Shown) -> Callable[[Progress], None]:
-    """A callback for ``simulate`` that tells its progress."""
+    """A callback for ``simulate`` that reports its progress."""
 
     def tell(now: Progress) -> None:
         what = f"{_WORDS[now.stage]} {now.detail}".rstrip()

@@ -67,7 +67,7 @@ class Candidate:
     def _has(self, group: Group, base: BuildSpec) -> bool:
         """Whether a parameter group still has parameters, of which the first pattern decides."""
         if not self.freeze.patterns:
-            return True  # a group that has none without freezing more is a mistake to be told
+            return True  # a group that has none without freezing more is a mistake to be reported
         firsts = (
             next((each for each in base.groups if fnmatchcase(name, each[0])), None)
             for name in self.freeze.names

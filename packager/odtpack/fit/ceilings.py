@@ -1,4 +1,4 @@
-"""What can be told of budgets before anything is trained: memory, and the package's size."""
+"""What can be said of budgets before anything is trained: memory, and the package's size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ceiling:
         """By which share of the limit a number of bytes is over it; 0 or less within it."""
         return count / self.limit - 1.0 if self.limit > 0 else float("inf")
 
-    def told(self, what: str, count: float) -> str:
+    def describe(self, what: str, count: float) -> str:
         """A sentence about a figure that is over it."""
         limit = format_bytes(self.limit)
         return f"{what} {format_bytes(count)} is over the {limit} of {self.of}"

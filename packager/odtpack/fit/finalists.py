@@ -160,7 +160,7 @@ def _miss(check: Check, of: DeviceResult | SimulationResult) -> float:
 
 
 _FAR: Final = 1e9
-"""Where no share can be told, as of a loss that is not finite: farther than all others."""
+"""Where no share can be computed, as of a loss that is not finite: farther than all others."""
 
 
 def objectives(
@@ -227,6 +227,6 @@ def compared(
     best, rest = list[Solution](), list[Solution]()
     for i in sorted(range(len(points)), key=lambda i: (points[i], solutions[i].number)):
         numbers = sorted(solutions[j].number for j in beating[i])
-        told = solutions[i].model_copy(update={"beaten_by": numbers})
-        (rest if numbers else best).append(told)
+        ranked = solutions[i].model_copy(update={"beaten_by": numbers})
+        (rest if numbers else best).append(ranked)
     return best, rest

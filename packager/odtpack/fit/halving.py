@@ -92,7 +92,7 @@ def halve(
     ceiling: Ceiling | None,
     train: Train,
 ) -> tuple[list[Runner], list[Dropped], list[Rung]]:
-    """Train for ever more epochs, and leave the worse candidates behind each time.
+    """Train for ever more epochs, and drop the worse candidates each time.
 
     Args:
         runners: The candidates.
@@ -130,7 +130,7 @@ def halve(
 def _without_failures(
     runners: Sequence[Runner], epochs: int, ceiling: Ceiling | None
 ) -> tuple[list[Runner], list[Dropped]]:
-    """Leave behind what failed or needs too much memory, but for the nearest if all do."""
+    """Drop what failed or needs too much memory, but for the nearest if all do."""
     good, over, dropped = list[Runner](), list[tuple[float, Runner]](), list[Dropped]()
     for runner in runners:
         peak = runner.trained.peak_bytes
@@ -145,8 +145,8 @@ def _without_failures(
         good.append(over.pop(0)[1])
     for _, runner in over:
         assert ceiling is not None  # noqa: S101 - nothing is over it otherwise
-        told = ceiling.told("the measured peak", runner.trained.peak_bytes or 0)
-        dropped.append(runner.left("training", told, epochs))
+        reason = ceiling.describe("the measured peak", runner.trained.peak_bytes or 0)
+        dropped.append(runner.left("training", reason, epochs))
     return good, dropped
 
 
@@ -164,8 +164,10 @@ def _best_rates(runners: Sequence[Runner], epochs: int) -> tuple[list[Runner], l
             kept.append(runner)
         else:
             rate = f"{winner.candidate.learning_rate:g}"
-            told = f"the learning rate {rate} did no worse after {epochs} epochs, at the same cost"
-            dropped.append(runner.left("rate", told, epochs, [winner.candidate.number]))
+            reason = (
+                f"the learning rate {rate} did no worse after {epochs} epochs, at the same cost"
+            )
+            dropped.append(runner.left("rate", reason, epochs, [winner.candidate.number]))
     return kept, dropped
 
 
@@ -182,6 +184,6 @@ def _cut(runners: Sequence[Runner], count: int, epochs: int) -> tuple[list[Runne
         if index in chosen:
             continue
         by = [runners[i].candidate.number for i in chosen if beats(points[i], points[index])]
-        told = f"after {epochs} epochs others had a better metric, less memory or less work"
-        dropped.append(runner.left("training", told, epochs, by))
+        reason = f"after {epochs} epochs others had a better metric, less memory or less work"
+        dropped.append(runner.left("training", reason, epochs, by))
     return [runner for index, runner in enumerate(runners) if index in chosen], dropped

@@ -1,4 +1,4 @@
-"""Which candidates nobody beats: the Pareto set, and who beats the others.
+"""Which candidates are not beaten: the Pareto set, and who beats the others.
 
 All objectives are costs: smaller is better. A measured figure is as good as another within
 its noise, so each is put on a grid of its tolerance before it is compared; equality on a
@@ -38,7 +38,7 @@ def pareto(points: Sequence[Point]) -> list[int]:
 
 
 def beaten_by(points: Sequence[Point]) -> list[list[int]]:
-    """For each point the members of the Pareto set that beat it; nobody for the set's own.
+    """For each point the members of the Pareto set that beat it; none for the set's own.
 
     Every other point is beaten by at least one of them: beating is a partial order, and there
     are finitely many points.

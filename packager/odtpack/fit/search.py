@@ -1,4 +1,4 @@
-"""The search from a model to the Pareto set: docs/adr/0006-how-fit-searches.md tells why so."""
+"""The search from a model to the Pareto set: docs/adr/0006-how-fit-searches.md says why."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ class FitRequest:
 
     def __post_init__(self) -> None:
         if not self.profiles:
-            raise OdtpackError(
-                "no-device", "no device was named to fit to", hint="pass --device NAME"
-            )
+            raise OdtpackError("no-device", "no device was named to fit to")
         # More threads than any machine has: ONNX Runtime would start every one of them.
         most = {"epochs": 2**31 - 1, "trials": 2**31 - 1, "finalists": 2**31 - 1, "threads": 1024}
         for name, highest in most.items():
@@ -108,7 +106,6 @@ class FitRequest:
             raise OdtpackError(
                 "target-cannot",
                 "the recipe builds for onnxruntime-training, which this ONNX Runtime cannot replay",
-                hint='leave runtime = "ort-training" out of the recipe',
             )
 
 
@@ -237,22 +234,21 @@ class _Search:
             plans = workshop.plan(batch, self.local, on_done=self._teller("build and plan"))
             for candidate, planned in zip(batch, plans, strict=True):
                 runner = self._runner(candidate, planned)
-                excess, told = self._excess(planned)
+                excess, reason = self._excess(planned)
                 if planned.problem is not None:
                     self.left.append(runner.left("build", planned.problem))
                 elif excess > 0:
-                    over.append((excess, runner, told))
+                    over.append((excess, runner, reason))
                 else:
                     good.append(runner)
         over.sort(key=lambda each: (each[0], each[1].candidate.number))
         if over and not good:  # so that there is a measured answer to how far off it is
             good.append(over.pop(0)[1])
-        self.left += [runner.left("plan", told) for _, runner, told in over]
+        self.left += [runner.left("plan", reason) for _, runner, reason in over]
         if not good:
             raise OdtpackError(
                 "nothing-builds",
                 f"none of {looked_at} candidates can be built; {self.left[0].reason}",
-                hint="odtpack build --recipe recipe.toml shows what the recipe builds",
             )
         return good, looked_at
 
@@ -270,14 +266,14 @@ class _Search:
 
     def _excess(self, planned: Planned) -> tuple[float, str]:
         """By which share of a limit a plan is over it for certain, and how to say so."""
-        excess, told = 0.0, ""
+        excess, reason = 0.0, ""
         for ceiling, what, count, error in (
             (self._memory_ceiling, "the planned peak", planned.peak_bytes, PLAN_ERROR),
             (self._size_ceiling, "the package", planned.package_bytes, 0.0),
         ):
             if ceiling is not None and ceiling.excess(count * (1 - error)) > excess:
-                excess, told = ceiling.excess(count), ceiling.told(what, count)
-        return excess, told
+                excess, reason = ceiling.excess(count), ceiling.describe(what, count)
+        return excess, reason
 
     def _runner(self, candidate: Candidate, planned: Planned) -> Runner:
         steps = self._schedule(candidate, 1).steps_per_epoch
@@ -321,8 +317,8 @@ class _Search:
             try:
                 result = finalists.run(runner.candidate, simulation, folder)
             except OdtpackError as error:
-                told = f"{error.code}: {error.what}"
-                self.left.append(runner.left("training", told, request.epochs))
+                reason = f"{error.code}: {error.what}"
+                self.left.append(runner.left("training", reason, request.epochs))
             else:
                 found.append((runner.candidate, result))
         return found

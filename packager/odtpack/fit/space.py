@@ -66,9 +66,7 @@ class SearchConstraints:
         for size in self.batch_sizes:
             if not 1 <= size < 2**31:
                 raise OdtpackError(
-                    "bad-batch-size",
-                    f"a batch size is {size}; it must be 1 or more",
-                    hint="write for example: --batch-size 32",
+                    "bad-batch-size", f"a batch size is {size}; it must be 1 or more"
                 )
 
 
@@ -101,14 +99,12 @@ class Space:
             raise OdtpackError(
                 "space-too-large",
                 f"there are more than {_MOST_CANDIDATES} combinations of what may vary",
-                hint="give fewer --batch-size, --optimizer and --lr",
             )
         if not found:
             raise OdtpackError(
                 "nothing-to-vary",
                 "the recipe stores frozen weights in fewer bytes, and no choice of what to freeze "
                 "has a weight that is large enough",
-                hint="leave frozen_dtype out of the recipe",
             )
         return found
 
@@ -145,7 +141,7 @@ def open_space(
         fixed_batch: Size of every batch if the model fixes it.
 
     Raises:
-        OdtpackError: An asked-for batch size is no multiple of the model's.
+        OdtpackError: An asked-for batch size is not a multiple of the model's.
     """
     said = set() if recipe is None else recipe.table.model_fields_set
     formats = set() if recipe is None else recipe.table.formats.model_fields_set

@@ -88,7 +88,7 @@ def _loses_size(node: ir.Node, sizes: Collection[str]) -> bool:
 def _open_stale_sizes(value: ir.Value, found: Found, sizes: Collection[str]) -> None:
     """Drop a declared number where the node computes as many as an input has, any number.
 
-    So it is where the inputs of an exported model were made dynamic, and the shapes behind
+    So it is where the inputs of an exported model were made dynamic, and the shapes after
     them left as they were. ONNX Runtime only warns of that, but a mean over the axis, or a
     sum back to a broadcast shape, would be differentiated for the wrong number.
     """
@@ -152,7 +152,7 @@ def inferred_proto(model: ir.Model) -> onnx.ModelProto | None:
 
 
 def _type_initializers(graph: ir.Graph) -> None:
-    """Write down types and shapes of initializers, which their values tell."""
+    """Write down types and shapes of initializers, as their values have them."""
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and value.shape is None:

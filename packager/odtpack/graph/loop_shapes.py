@@ -23,7 +23,7 @@ _OPEN = "odtpack.shape_open"  # the same where nothing is known, lest it is trie
 
 
 class _State(NamedTuple):
-    """The same carried value before the loop, in a turn, after it, and behind the loop."""
+    """The same carried value before the loop, in a turn, after the turn, and after the loop."""
 
     first: ir.Value
     before: ir.Value
@@ -106,7 +106,7 @@ def may_change(
     """Whether a carried value may have another shape in another turn.
 
     Sizes that are known only when the model runs are set to numbers for that: then inference
-    tells what has as many elements as before from what has more.
+    separates what has as many elements as before from what has more.
 
     Args:
         graph: The main graph; not changed.

@@ -61,7 +61,7 @@ class NodeInference:
         self._descriptions: dict[ir.Value, _Input] = {}  # most values are read several times
 
     def outputs(self, node: ir.Node) -> list[Found | None]:
-        """Type and shape of each output, as far as those of the inputs tell.
+        """Type and shape of each output, as far as they follow from the inputs'.
 
         None for an output of which nothing is found out, and for every output of a node
         with subgraphs, whose types come from inside.

@@ -167,7 +167,7 @@ class Ops:
 
     @contextmanager
     def after(self, node: ir.Node) -> Iterator[None]:
-        """Write behind ``node`` for the length of a ``with`` block."""
+        """Write after ``node`` for the length of a ``with`` block."""
         graph, last = node.graph or self.graph, node
 
         def insert(new: ir.Node) -> None:
@@ -352,7 +352,6 @@ class Ops:
                 "shape-conflict",
                 f"{target.name!r} is declared with {len(wanted)} axes, more than the result that "
                 "is computed from it has",
-                hint="correct the shapes that the model declares, or leave them out",
             )
         pairs = list(zip(dims[lead:], wanted, strict=True))
         if any(want not in (have, 1) and not isinstance(want, int) for have, want in pairs):

@@ -63,7 +63,7 @@ def parse_options(name: str, texts: list[str]) -> dict[str, object]:
         if not equals or not key:
             raise OdtpackError(
                 "bad-loss-option",
-                f"--loss-option {text!r} is no key=value",
+                f"--loss-option {text!r} is not key=value",
                 hint="for example --loss-option label_smoothing=0.1",
             )
         if key in options:

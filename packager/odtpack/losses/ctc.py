@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     Body = Callable[[Ops, ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 _LOG_ZERO = -1e30
-"""Logarithm of what cannot happen; finite, so that differences of such are no NaN."""
-_IMPOSSIBLE = -1e29  # below it a probability is no probability of float32
+"""Logarithm of what cannot happen; finite, so that differences of such are not NaN."""
+_IMPOSSIBLE = -1e29  # below the least probability of float32
 
 Layout = Literal["TNC", "NTC"]
 
@@ -39,7 +39,7 @@ class CTC(Loss):
     """-log of the probability of all ways in which the labels can be read from the prediction.
 
     The prediction holds logits or log-probabilities [T, N, C] (or [N, T, C]). Labels [N, S]
-    are padded with anything behind ``target_lengths`` [N]; only the first ``input_lengths``
+    are padded with anything after ``target_lengths`` [N]; only the first ``input_lengths``
     [N] of the T steps count. Labels that do not fit into their steps have loss and gradient
     0, as with PyTorch's ``zero_infinity``. The mean is over loss / target length.
 
@@ -167,7 +167,7 @@ def _active(op: Ops, prediction: ir.Value, lengths: ir.Value) -> ir.Value:
 
 
 def _ends(op: Ops, places: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Where an alignment may end: at the last label or the blank behind it, [N, 2 S + 1]."""
+    """Where an alignment may end: at the last label or the blank after it, [N, 2 S + 1]."""
     place = op.unsqueeze(_range_like(op, places, 1), 0)
     last = op.unsqueeze(op.Mul(lengths, 2), 1)
     either = op.Or(op.Equal(place, last), op.Equal(place, op.Sub(last, 1)))

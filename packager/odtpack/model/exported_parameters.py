@@ -48,7 +48,7 @@ class ExportedParameters:
         return name in self._names
 
     def read(self, node: ir.Node, index: int) -> str | None:
-        """The parameter that a node reads at a place among its inputs; None if nothing tells.
+        """The parameter that a node reads at a place among its inputs; None if unknown.
 
         The same for two places only if they read one parameter of the module.
         """

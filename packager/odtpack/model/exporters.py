@@ -143,7 +143,7 @@ def role(node: ir.Node, index: int) -> str | None:
 
 
 def fixed_role(node: ir.Node, index: int) -> str | None:
-    """The same, where the operator alone tells."""
+    """The same, where the operator alone decides."""
     if node.op_type in RECURRENT:
         return onnx.defs.get_schema(node.op_type).inputs[index].name
     return _ROLES.get(node.op_type, {}).get(index)

@@ -73,7 +73,6 @@ def load_beside(
             "external-data-unreadable",
             f"external data cannot be read: {str(error).strip().splitlines()[0]}",
             where=str(path),
-            hint="save the model with its data beside it",
         ) from None
 
 
@@ -106,7 +105,6 @@ def require_none(proto: onnx.ModelProto) -> None:
             "external-data-without-folder",
             f"tensor {tensor.name!r} of the model in memory keeps its data in a file, and "
             "nothing says in which folder",
-            hint="pass the model's path, or load it with its data: onnx.load(path)",
         )
 
 
@@ -130,7 +128,6 @@ def load_into(model: ir.Model) -> ir.Model:
         raise OdtpackError(
             "external-data-unreadable",
             f"external data of the model in memory cannot be read: {error}",
-            hint="save the model with its data beside it",
         ) from None
     return model
 
@@ -156,7 +153,6 @@ def _check(tensor: onnx.TensorProto, path: Path) -> None:
             f"initializer {tensor.name!r} keeps its data in {location!r}, "
             "outside the model's folder",
             where=str(path),
-            hint="save the model with its data beside it",
         )
     if not file.is_file():
         raise OdtpackError(

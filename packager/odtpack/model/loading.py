@@ -93,7 +93,6 @@ def load_source(
             "invalid-model",
             f"the model is damaged: {str(error).splitlines()[0]}",
             where=given.where,
-            hint="export or copy it again",
         ) from error
     _name_standard_domain(loaded.graph.opset_imports)
     for function in loaded.functions.values():
@@ -233,7 +232,6 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             "sparse-initializer",
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
-            hint="write it as a dense initializer",
         )
     for tensor in external_data.tensors(proto):
         source.check_bytes(tensor, where)
@@ -251,7 +249,6 @@ def check_texts(proto: onnx.ModelProto, where: str) -> None:
                 "invalid-model",
                 f"the model is damaged: it holds a name that is not UTF-8 text, {text!r}",
                 where=where,
-                hint="export or copy it again",
             )
 
 

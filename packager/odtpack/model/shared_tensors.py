@@ -22,12 +22,12 @@ class SharedTensor:
     Attributes:
         name: The initializer.
         places: Who reads it: names of nodes, or what they compute.
-        told: Whether the exporter noted that it is one parameter of the module.
+        one_parameter: Whether the exporter noted that it is one parameter of the module.
     """
 
     name: str
     places: tuple[str, ...]
-    told: bool
+    one_parameter: bool
 
     def sentence(self) -> str:
         """What ``build`` says of it."""

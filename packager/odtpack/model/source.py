@@ -197,7 +197,6 @@ def _check_type(tensor: onnx.TensorProto, where: str) -> None:
             "unknown-element-type",
             f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
             where=where,
-            hint="the model is damaged or newer than ONNX here: export it again",
         ) from None
 
 
@@ -217,5 +216,4 @@ def _wrong_size(tensor: onnx.TensorProto, held: str, where: str) -> OdtpackError
         "initializer-size",
         f"tensor {tensor.name!r} of type {dtype} and shape {list(tensor.dims)} holds {held}",
         where=where,
-        hint="the model is damaged: export or copy it again",
     )

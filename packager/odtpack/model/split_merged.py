@@ -3,7 +3,7 @@
 PyTorch's exporters store equal tensors once. Of a model that was not trained yet, all
 layer normalizations have a scale of ones and a bias of zeros, and all layers of an
 nn.TransformerEncoder, which copies the one that it is given, have the same weights. Trained
-as it stands, they would stay one. What the exporter noted tells the places apart, see
+as it stands, they would stay one. What the exporter noted distinguishes the places, see
 :mod:`odtpack.model.exported_parameters`:
 
     LayerNormalization(x, norm1.weight)        LayerNormalization(x, norm1.weight)
@@ -46,7 +46,7 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     changed = False
     parameters = ExportedParameters(graph)
     values = [v for n, v in graph.initializers.items() if n not in keep and _is_merged(v)]
-    for computed in (False, True):  # the names of biases tell of the products beside them
+    for computed in (False, True):  # the names of biases give the products beside them
         for value in values:
             changed |= _restore_left(graph, value, parameters, computed)
     unnamed = made_up(graph)

@@ -8,7 +8,7 @@ its made-up name and by its values, which are those of another initializer bit b
     y = MatMul(x, copy)   ->   copy = Transpose(weight)  y = MatMul(x, copy)
 
 Values may be equal because one module was copied from the other. What the exporter noted
-tells them apart, see :mod:`odtpack.model.exported_parameters`. Where it noted that two copies are
+distinguishes them, see :mod:`odtpack.model.exported_parameters`. Where it noted that two copies are
 of one parameter, which a module that is used twice may leave, one copy takes the place of
 both.
 """

@@ -71,11 +71,7 @@ class ModelAccessor:
             OdtpackError: None was.
         """
         if self._path is None:
-            raise OdtpackError(
-                "no-model-path",
-                "the base model has no path",
-                hint='pass one: onnxblock.base(model, "model.onnx")',
-            )
+            raise OdtpackError("no-model-path", "the base model has no path")
         return self._path
 
     @property
@@ -142,7 +138,7 @@ class ModelAccessor:
         graph = self._model.graph
         for domain, version in fragment.opset_imports.items():
             self.import_domain(domain, version)
-        # ONNX infers no types behind operators that it does not know.
+        # ONNX infers no types after operators that it does not know.
         internal = (y for n in fragment if n.domain == INTERNAL_DOMAIN for y in n.outputs)
         declared = [ir.serde.serialize_value(value) for value in internal]
         self._declared.update({info.name: info for info in declared})
@@ -164,9 +160,7 @@ class ModelAccessor:
         name = value.name or ""
         if self.knows(name):
             raise OdtpackError(
-                "reserved-name",
-                f"the model already has {name!r}, the name of an input to add",
-                hint="give the input another name",
+                "reserved-name", f"the model already has {name!r}, the name of an input to add"
             )
         self._model.graph.input.append(ir.serde.serialize_value(value))
         return name
@@ -215,7 +209,6 @@ class ModelAccessor:
             raise OdtpackError(
                 "invalid-block",
                 f"ONNX refuses what {who} wrote: {str(error).strip().splitlines()[0]}",
-                hint="check the inputs and attributes of its nodes",
             ) from None
         known = {info.name: info for info in inferred.graph.value_info}
         for node in fresh:

@@ -29,11 +29,7 @@ def current(who: str) -> ModelAccessor:
     """
     accessor = _CURRENT.get()
     if accessor is None:
-        raise OdtpackError(
-            "no-base",
-            f"{who} is called without a model to write into",
-            hint="call it in a block: with onnxblock.base(model): ...",
-        )
+        raise OdtpackError("no-base", f"{who} is called without a model to write into")
     return accessor
 
 
@@ -95,9 +91,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 def _opened(model: onnx.ModelProto, path: str | None) -> Iterator[ModelAccessor]:
     if _CURRENT.get() is not None:
         raise OdtpackError(
-            "base-open",
-            "a base model is open already; blocks write into one model at a time",
-            hint="leave the outer 'with onnxblock.base(...)' first",
+            "base-open", "a base model is open already; blocks write into one model at a time"
         )
     opset = next((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), None)
     if opset is None:
@@ -120,17 +114,13 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     (``generate_artifacts(..., ort_format=True, custom_op_library=...)``).
 
     Raises:
-        OdtpackError: It is no file, or another one is named already.
+        OdtpackError: It is not a file, or another one is named already.
     """
     path = Path(custom_op_library_path)
     if _LIBRARY.get() is not None:
-        raise OdtpackError(
-            "library-open",
-            "a library of custom operators is named already",
-            hint="leave the outer 'with onnxblock.custom_op_library(...)' first",
-        )
+        raise OdtpackError("library-open", "a library of custom operators is named already")
     if not path.is_file():
-        raise OdtpackError("library-not-found", f"custom_op_library {str(path)!r} is no file")
+        raise OdtpackError("library-not-found", f"custom_op_library {str(path)!r} is not a file")
     token = _LIBRARY.set(path)
     try:
         yield path

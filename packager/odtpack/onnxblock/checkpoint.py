@@ -32,11 +32,7 @@ def save_checkpoint(
             written.
     """
     if parameters is None:
-        raise OdtpackError(
-            "no-parameters",
-            "there are no parameters to save",
-            hint="pass training_block.parameters()",
-        )
+        raise OdtpackError("no-parameters", "there are no parameters to save")
     trainable, frozen = (
         {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
         for tensors in parameters
@@ -90,7 +86,6 @@ def load_checkpoint_to_model(
                 f"{tensor.name!r} is {array.dtype}{list(array.shape)} in the checkpoint, and "
                 f"{kind}{list(tensor.dims)} in the model",
                 where=where,
-                hint="use the model that the checkpoint was made for",
             )
         fresh.append((tensor, new))
     for tensor, new in fresh:

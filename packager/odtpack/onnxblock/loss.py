@@ -50,7 +50,6 @@ class Loss(Block):
             raise OdtpackError(
                 "too-few-loss-inputs",
                 f"{who} reads {count} values, {', '.join(loss.reads)}; {len(names)} are named",
-                hint="name them in this order",
             )
         predictions = [accessor.value(name, who) for name in names[:count]]
         targets = loss.targets(predictions)
@@ -59,7 +58,6 @@ class Loss(Block):
             raise OdtpackError(
                 "too-many-loss-inputs",
                 f"{who} reads at most {count + len(targets)} values: {wanted}",
-                hint="leave some names out",
             )
         given = [*names[count:], *(target.name for target in targets[len(names) - count :])]
         for target, name in zip(targets, given, strict=True):

@@ -105,7 +105,7 @@ class TrainingBlock(Block):
             What :meth:`build` returns.
 
         Raises:
-            OdtpackError: There is no open base; the model is invalid; the loss is no scalar;
+            OdtpackError: There is no open base; the model is invalid; the loss is not a scalar;
                 a parameter does not exist or is not reached; an operator has no gradient.
         """
         output = super().__call__(*args, **kwargs)
@@ -167,7 +167,7 @@ def parameters(graphs: Graphs) -> Parameters:
 def attach_block(
     model: ir.Model, block: Block, names: Sequence[str]
 ) -> tuple[ir.Model, tuple[str, ...], LossInfo, tuple[str, ...]]:
-    """Let a block write a loss behind a model.
+    """Let a block append a loss to a model.
 
     Args:
         model: As :func:`odtpack.model.loading.load_model` returns it.
@@ -235,8 +235,4 @@ def set_outputs(accessor: ModelAccessor, names: Sequence[str], who: str) -> None
 
 
 def _not_built(what: str) -> OdtpackError:
-    return OdtpackError(
-        "not-built",
-        f"the {what} has not been built yet",
-        hint="call the block first: with onnxblock.base(model): block(*names)",
-    )
+    return OdtpackError("not-built", f"the {what} has not been built yet")

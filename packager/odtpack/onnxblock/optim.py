@@ -161,9 +161,7 @@ class Optimizer(ForwardBlock):
         super().__init__()
         if clip_grad is not None and not isinstance(clip_grad, Block):
             raise WrongTypeError(
-                "bad-clip",
-                f"clip_grad is a {type(clip_grad).__name__}; it must be a block",
-                hint="for example onnxblock.optim.ClipGradNorm(1.0)",
+                "bad-clip", f"clip_grad is a {type(clip_grad).__name__}; it must be a block"
             )
         self.clip_grad = clip_grad
 
@@ -288,7 +286,6 @@ class BlockOptimizer:
             raise WrongTypeError(
                 "bad-optimizer",
                 f"optimizer {type(block).__name__} makes no model; it must be a ForwardBlock",
-                hint="derive it from onnxblock.optim.Optimizer",
             )
         self._block = block
         self.formula: optimizers.Optimizer | None = None
@@ -310,7 +307,7 @@ class BlockOptimizer:
             graphs: The training model and its parameters.
 
         Raises:
-            OdtpackError: It is no optimizer model over flat vectors, or an output cannot
+            OdtpackError: It is not an optimizer model over flat vectors, or an output cannot
                 share memory with its input.
         """
         with empty_base(graphs.opset):
@@ -342,7 +339,6 @@ def _check_model(graph: ir.Graph, who: str) -> list[str]:
             "not-an-optimizer",
             f"{who} wrote no optimizer model over flat vectors: {min(odd)!r} is missing, not "
             "expected, or no tensor",
-            hint="derive it from onnxblock.optim.Optimizer, which makes inputs and outputs",
         )
     for name in vectors:
         output = outputs[f"{name}.out"]
@@ -354,6 +350,6 @@ def _check_model(graph: ir.Graph, who: str) -> list[str]:
                 "not-in-place",
                 f"{who} wrote a model that cannot update {name!r} in place: {error}",
                 hint=f"let the last node of {name}.out be elementwise, and read {name!r} nowhere "
-                "behind it",
+                "after it",
             ) from None
     return moments

@@ -98,7 +98,6 @@ def optimize_model(
         raise OdtpackError(
             "ort-conversion-failed",
             f"ONNX Runtime cannot convert {model.name!r} to ORT format: {error}",
-            hint="leave ORT format out, or report the model",
         ) from error
 
 

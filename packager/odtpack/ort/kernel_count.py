@@ -21,7 +21,7 @@ def count_kernels(config: OperatorConfig) -> tuple[int, int] | None:
 
     As its build does, this keeps a kernel whose range of versions holds that of an operator,
     and, where the configuration limits types, one that is registered for a type that it allows.
-    None if this ONNX Runtime does not tell its kernels.
+    None if this ONNX Runtime does not list its kernels.
     """
     from onnxruntime.capi import onnxruntime_pybind11_state
 

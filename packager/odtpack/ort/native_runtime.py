@@ -82,7 +82,7 @@ class NativeRuntime:
             self._library = ctypes.CDLL(str(library))
             get_base = self._library.OrtGetApiBase
         except (OSError, AttributeError) as error:
-            raise NativeError(f"{library} is no library of ONNX Runtime: {error}") from error
+            raise NativeError(f"{library} is not a library of ONNX Runtime: {error}") from error
         get_base.restype = ctypes.POINTER(_ApiBase)
         base = get_base().contents
         self.version: str = base.get_version().decode()

@@ -129,15 +129,12 @@ def _failed(library: Path, why: str) -> Exception:
     from odtpack.errors import OdtpackError
 
     return OdtpackError(
-        "native-run-failed",
-        f"the library cannot train the package: {why}",
-        where=str(library),
-        hint="build it with the configuration of this package: odtpack config PKG --out FILE",
+        "native-run-failed", f"the library cannot train the package: {why}", where=str(library)
     )
 
 
 def _numbered(feeds: Mapping[str, Array]) -> dict[str, Array]:
-    # Names of tensors may be no names of files.
+    # Names of tensors may not be names of files.
     return {f"a{index}": array for index, array in enumerate(feeds.values())}
 
 

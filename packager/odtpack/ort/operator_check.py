@@ -152,7 +152,6 @@ def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ra
             "check-run-failed",
             f"ONNX Runtime cannot run the model for the check: {error}",
             where=str(run.path),
-            hint="pass data that the model takes: --data FILE.npz",
         ) from error
     events = [event for event in json.loads(profile.read_bytes()) if event.get("cat") == "Node"]
     profile.unlink()
@@ -175,7 +174,6 @@ def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ra
             "check-graph-differs",
             f"what ONNX Runtime ran is not the graph that it saved: {', '.join(sorted(strange))}",
             where=str(run),
-            hint="report the model",
         )
     types = frozenset(_types(kernels, operators))
     return Ran(run, operators, len(main), len(kernels), types)

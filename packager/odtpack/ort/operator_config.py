@@ -115,7 +115,6 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
                 "not-ort-format",
                 f"{model.name!r} is not a readable model in ORT format: {error}",
                 where=str(model),
-                hint="odtpack ort PKG writes models in ORT format",
             ) from error
     operators = frozenset(
         Operator(domain, version, name)
@@ -242,5 +241,4 @@ def _invalid(path: Path, line: int | None, why: str) -> OdtpackError:
         "config-invalid",
         f"the configuration is not valid: {why}",
         where=str(path) if line is None else f"{path}:{line}",
-        hint="odtpack config PKG --out FILE writes one",
     )

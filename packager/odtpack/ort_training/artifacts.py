@@ -2,7 +2,7 @@
 
 A folder holds ``{prefix}training_model.onnx``, ``{prefix}eval_model.onnx``,
 ``{prefix}optimizer_model.onnx``, ``{prefix}checkpoint`` and perhaps
-``{prefix}nominal_checkpoint``. What a graph's inputs are is told by their names: those of
+``{prefix}nominal_checkpoint``. What a graph's inputs are follows from their names: those of
 the checkpoint are parameters.
 """
 
@@ -97,11 +97,7 @@ def open_artifacts(
 def _prefix(folder: Path) -> str:
     """The start of the file names, if there is exactly one."""
     if not folder.is_dir():
-        raise OdtpackError(
-            "artifacts-not-found",
-            f"there is no folder {str(folder)!r}",
-            hint="pass the folder that onnxruntime-training's generate_artifacts wrote",
-        )
+        raise OdtpackError("artifacts-not-found", f"there is no folder {str(folder)!r}")
     ending = "training_model.onnx"
     found = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
     if len(found) == 1:
@@ -143,7 +139,6 @@ def _check_training_model(model: onnx.ModelProto, path: Path) -> None:
             "not-artifacts",
             "the training model holds plain operators: odtpack built it",
             where=str(path),
-            hint="the folder is a package already: use it as it is",
         )
     if any(name.endswith(BUFFER_SUFFIX) for name in names):
         raise OdtpackError(
@@ -184,7 +179,6 @@ def _check_parameters(artifacts: Artifacts, paths: dict[str, Path]) -> None:
                     "checkpoint-mismatch",
                     f"the checkpoint holds {name!r}, which {paths[key].name} does not take",
                     where=where,
-                    hint="pass a checkpoint of this model",
                 )
             wanted = _tensor(inputs[name])
             if wanted != (str(array.dtype), array.shape):
@@ -194,7 +188,6 @@ def _check_parameters(artifacts: Artifacts, paths: dict[str, Path]) -> None:
                     f"{name!r} is {array.dtype}{list(array.shape)} in the checkpoint and "
                     f"{dtype}{list(shape)} in {paths[key].name}",
                     where=where,
-                    hint="pass a checkpoint of this model",
                 )
     for name in sorted(trained ^ set(artifacts.checkpoint.trainable)):
         here, there = ("trains", "freezes") if name in trained else ("freezes", "trains")
@@ -202,7 +195,6 @@ def _check_parameters(artifacts: Artifacts, paths: dict[str, Path]) -> None:
             "checkpoint-mismatch",
             f"the training model {here} {name!r}, and the checkpoint {there} it",
             where=where,
-            hint="pass a checkpoint of this model",
         )
 
 
@@ -237,5 +229,4 @@ def _check_models(artifacts: Artifacts, folder: Path) -> None:
             "artifacts-mixed",
             "training and evaluation model do not take the same inputs and return the same outputs",
             where=str(folder),
-            hint="put the files of one call of generate_artifacts into the folder",
         )

@@ -24,7 +24,7 @@ def take_loss(graph: ir.Graph) -> FoundLoss | None:
     """Recognise the loss that a graph's first output is, and cut it off.
 
     Afterwards the first output is the prediction. What stays as it is: a loss that is none of
-    the four, has weights that are no constant, or hands an intermediate result to something
+    the four, has weights that are not constant, or hands an intermediate result to something
     else.
 
     Returns:

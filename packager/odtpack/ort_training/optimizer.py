@@ -46,7 +46,6 @@ def read_optimizer(source: Source) -> tuple[Optimizer, Clip]:
             "the optimizer model is neither AdamW nor SGD of onnxruntime-training"
             + (f": it has a node {others[0]}" if others else ""),
             where=source.where,
-            hint="build a package from the forward model, with one of odtpack's optimizers",
         )
     clip = NO_CLIP
     if CLIP_NORM in nodes:
@@ -100,8 +99,6 @@ def carried_state(data: CheckpointData, optimizer: Optimizer, where: str) -> Opt
                 f"the checkpoint holds {len(found)} moments of {name!r}, and the optimizer, "
                 f"{optimizer.kind}, keeps {wanted} of its shape",
                 where=where,
-                hint="pass a checkpoint that was trained with this optimizer, or one without "
-                "optimizer state",
             )
         moments[name] = found
     return OptimizerState(state.step, state.learning_rate, moments if wanted else {})

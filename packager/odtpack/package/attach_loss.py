@@ -1,4 +1,4 @@
-"""Puts a loss behind a forward graph, with graph inputs for the targets that it lacks."""
+"""Appends a loss to a forward graph, with graph inputs for the targets that it lacks."""
 
 from __future__ import annotations
 
@@ -118,7 +118,6 @@ def _write_loss(
         raise OdtpackError(
             "loss-not-scalar",
             f"{loss.name} with reduction 'none' gives a number for each sample; training needs one",
-            hint="take reduction 'mean' or 'sum'",
         )
     count = len(loss.reads)
     values = [*(read or graph.outputs[:count])]

@@ -1,7 +1,7 @@
 """Which initializers of a forward model are parameters.
 
 A model file does not say: weights lie beside masks, scales and running statistics. What
-is named is trained or frozen as told; this is the guess for what is not named.
+is named is trained or frozen as requested; this is the guess for what is not named.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _tensor_digest(tensor: ir.TensorProtocol) -> bytes:
 
 
 def _canonical(value: Any) -> Any:
-    """A value as JSON has it, with nothing left out that tells two settings apart.
+    """A value as JSON has it, with nothing left out that distinguishes two settings.
 
     Raises:
         TypeError: Of a kind that no setting has had so far.

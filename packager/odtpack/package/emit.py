@@ -93,7 +93,7 @@ def listed_files(folder: Path, name: str) -> set[str]:
     try:
         files = Manifest.from_json(read_manifest(path), name).files.all()
     except OdtpackError:
-        return set()  # no package, or one that nobody can read: its files stay
+        return set()  # no package, or one that cannot be read: its files stay
     plain = {file.path for file in files if file.path == Path(file.path).name}
     return plain | {signature_path(path).name}
 

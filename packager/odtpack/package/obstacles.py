@@ -84,7 +84,7 @@ def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]
     nodes = list(graph)
     refusals: dict[ir.Node, OdtpackError] = {}
     differentiate(graph, seeds, sources, Ops(graph, "try/"), refused=refusals.__setitem__)
-    # Behind an operator that nobody knows shapes are unknown too: that is its fault.
+    # After an unknown operator shapes are unknown too: that is its fault.
     unknown = [y for node in refusals for y in node.outputs if y.shape is None]
     hidden = dependents(graph, unknown) if unknown else set()
     behind = {source: dependents(graph, [source]) for source in sources} if refusals else {}

@@ -66,7 +66,7 @@ class ResolvedUpdate:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The parts of a manifest that tell of it."""
+        """The parts of a manifest that describe it."""
         content: dict[str, Any] = {
             "optimizer": {"kind": self.optimizer.kind, **self.optimizer.settings()},
             "groups": [dataclasses.asdict(group) for group in self.groups],
@@ -81,7 +81,7 @@ class ResolvedUpdate:
 def resolve_update(optimizer: Optimizer, update: Update, graphs: Graphs) -> ResolvedUpdate:
     """Apply an update to the parameters of a model.
 
-    With several groups the training model gets metadata that tell a runtime to lay the
+    With several groups the training model gets metadata that ask a runtime to lay the
     parameters out group by group, so that each group is one stretch of memory.
 
     Raises:

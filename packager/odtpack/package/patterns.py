@@ -43,7 +43,6 @@ def resolve(
         raise OdtpackError(
             "trained-and-frozen",
             f"{both[0]!r} matches --train {trained[both[0]]!r} and --freeze {frozen[both[0]]!r}",
-            hint="narrow one of the two patterns",
         )
     if not train:
         trained = {name: "*" for name in names if name not in frozen}
@@ -73,7 +72,6 @@ def _check_reached(model: ir.Model, names: Sequence[str], train: Sequence[str]) 
                     "not-reached",
                     f"--train {pattern!r} asks to train {name!r}, but the loss does not depend on "
                     "it: it would never change",
-                    hint="narrow the pattern, or check which output the loss reads (--loss-input)",
                 )
 
 

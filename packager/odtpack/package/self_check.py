@@ -36,7 +36,7 @@ _DIGITS = 6
 def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
     """Return a manifest with a self-check, or with the reason why there is none.
 
-    The figures are rounded to six digits. They come from a run, and so are no part of what a
+    The figures are rounded to six digits. They come from a run, and so are not part of what a
     recipe's digest promises.
 
     Args:

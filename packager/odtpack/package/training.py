@@ -62,7 +62,7 @@ class TrainingGraphSpec:
         newest_opset: The newest opset that whoever loads the models knows.
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
-            labels, so that the share of right ones can be told.
+            labels, so that the share of right ones can be computed.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -85,7 +85,6 @@ class TrainingGraphSpec:
             raise OdtpackError(
                 "bad-accumulation",
                 f"gradients of {self.accumulation_steps} batches cannot be accumulated",
-                hint="write for example: --accumulate 4",
             )
 
 
@@ -203,26 +202,17 @@ def _parameters(graph: ir.Graph, recipe: TrainingGraphSpec) -> tuple[Parameter, 
     for name in sorted(state - set(graph.initializers)):
         raise OdtpackError(
             "statistic-not-stored",
-            f"{name!r}, a running statistic of a batch normalization in training mode, is no "
+            f"{name!r}, a running statistic of a batch normalization in training mode, is not an "
             "initializer: nothing can keep its updates",
-            hint="export the model with its running statistics as initializers",
         )
     for name in (*recipe.train, *recipe.frozen):
         if name not in graph.initializers:
-            raise UnknownNameError(
-                "unknown-parameter",
-                f"the model has no initializer {name!r}",
-                hint="odtpack inspect MODEL.onnx lists them",
-            )
+            raise UnknownNameError("unknown-parameter", f"the model has no initializer {name!r}")
     train, frozen = set(recipe.train), set(recipe.frozen)
     wanted = train | frozen | state
     both = sorted(train & frozen)
     if both:
-        raise OdtpackError(
-            "trained-and-frozen",
-            f"{both[0]!r} is to be trained and frozen at once",
-            hint="narrow one of the two patterns",
-        )
+        raise OdtpackError("trained-and-frozen", f"{both[0]!r} is to be trained and frozen at once")
     parameters = []
     modules = module_names(graph)
     trained = (graph.initializers[name].dtype for name in recipe.train)
@@ -263,9 +253,7 @@ def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
     for name in names:
         if name not in inputs:
             raise UnknownNameError(
-                "unknown-parameter",
-                f"the model has no initializer or input {name!r}",
-                hint="odtpack inspect MODEL.onnx lists them",
+                "unknown-parameter", f"the model has no initializer or input {name!r}"
             )
         if inputs[name].dtype != ir.DataType.FLOAT:
             raise OdtpackError(

@@ -6,7 +6,7 @@ this is safe. It is, in whatever order the runtime executes, if
 1. every node that reads the input, except the one that writes the output, is an ancestor
    of the writer, and so has finished before the writer starts; and
 2. the writer either does not read the input, or reads and writes it element by element
-   at the same place, or adds to places of it that other inputs tell.
+   at the same place, or adds to places of it that other inputs give.
 
 Whoever reads a view of the input, the result of a Reshape that shares its memory, counts as a
 reader of the input.
@@ -115,7 +115,7 @@ def _readers(source: ir.Value, graph: ir.Graph) -> set[ir.Node]:
 
 
 def _not_upstream(wanted: set[ir.Node], writer: ir.Node) -> set[ir.Node]:
-    """Those of the wanted nodes that are no ancestors of ``writer``, nearest looked at first."""
+    """Those of the wanted nodes that are not ancestors of ``writer``, nearest looked at first."""
     missing, seen = set(wanted), {writer}
     queue = collections.deque([writer])
     while queue and missing:

@@ -72,7 +72,6 @@ def check(graph: ir.Graph) -> None:
                 "batch-norm-in-body",
                 f"node {node.name!r} (BatchNormalization) is in training mode inside the body of "
                 "an If, Loop or Scan, where its running statistics cannot be kept",
-                hint="export that layer in inference mode",
             )
     for node in layers:
         if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
@@ -80,7 +79,6 @@ def check(graph: ir.Graph) -> None:
                 "batch-norm-statistics-used",
                 f"node {node.name!r} (BatchNormalization) hands its statistics to other nodes "
                 "or to the caller",
-                hint="read them from the checkpoint after training instead",
             )
         for value in node.inputs[3:5]:
             uses = () if value is None else value.uses()
@@ -91,7 +89,6 @@ def check(graph: ir.Graph) -> None:
                     "statistic-shared",
                     f"the running statistic {value.name!r} of node {node.name!r} "
                     "(BatchNormalization) is also read by another node",
-                    hint="export that layer in inference mode, or give the other node a copy",
                 )
 
 

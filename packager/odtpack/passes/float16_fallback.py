@@ -3,7 +3,7 @@
 - Recurrent layers. The layer's parameters remain float16 in the model.
 - Scatters that add, multiply or take extrema.
 - What reads planes at positions: ONNX Runtime computes those in float32, and so must their
-  gradients, as float16 tells no two neighbouring elements apart beyond 2048.
+  gradients, as float16 does not distinguish neighbouring elements beyond 2048.
 - AffineGrid, whose function body ONNX Runtime fails to run in float16.
 """
 
@@ -65,5 +65,4 @@ def refuse_bfloat16(graph: ir.Graph) -> None:
                 "bfloat16-not-supported",
                 f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
                 "processor",
-                hint="export the model in float32 or float16",
             )

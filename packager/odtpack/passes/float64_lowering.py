@@ -69,7 +69,6 @@ def _write(op: Ops, node: ir.Node) -> ir.Value:
             "unsupported-in-double",
             f"node {node.name!r} ({node.op_type}, inputs of shape {sizes}): ONNX Runtime has no "
             "float64 kernel for it, and this form of it is not written out with others",
-            hint="give every size but the batch a number in the model, or export it in float32",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Moves a Relu behind the MaxPool that alone reads it.
+"""Moves a Relu after the MaxPool that alone reads it.
 
 max(relu(a), relu(b)) = relu(max(a, b)), and so are the gradients: the maximum passes its
 cotangent on exactly if it is positive. On the pooled plane the Relu and its mask touch a

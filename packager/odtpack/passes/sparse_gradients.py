@@ -5,7 +5,7 @@ folds zeros of a constant shape into a constant as large as the table: the sessi
 and a model that is saved after optimization stores it. Instead
 
 1. what several uses of a table add up to is scattered at once, and onto the gradient of
-   those uses that are no lookups (:func:`merge`);
+   those uses that are not lookups (:func:`merge`);
 2. a gradient that is nothing but a scatter goes straight into its buffer
    (:meth:`Scatter.onto`), or starts afresh (:meth:`Scatter.fresh`), see :mod:`.accumulate`;
 3. zeros that remain are computed in every run (:func:`zeros_at_run_time`).
@@ -106,7 +106,7 @@ class Scatter:
         return y
 
     def remove(self) -> None:
-        """Take the node, which nobody reads, out of its graph, and what only it needed."""
+        """Take the node, which is not read, out of its graph, and what only it needed."""
         for node in (self.node, *(value.producer() for value in self.node.inputs[:2] if value)):
             if node is not None and node.graph is not None and not node.outputs[0].uses():
                 node.graph.remove(node, safe=True)
@@ -127,7 +127,7 @@ def unrounded(gradient: ir.Value) -> ir.Value:
     """The float32 value that a float32 gradient of float16 numbers was before it was rounded.
 
     Models in float16 train copies of their parameters in float32. ONNX Runtime adds float16
-    in float32; between the two there is no need to round. Casts that nobody reads any more
+    in float32; between the two there is no need to round. Casts that are no longer read
     are left to the pass that removes such nodes.
     """
     outer = match.producer(gradient, "Cast")

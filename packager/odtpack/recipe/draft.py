@@ -79,7 +79,7 @@ def draft(model: Path, folder: Path) -> str:
         folder: Where the recipe will lie.
 
     Raises:
-        OdtpackError: It is no model that odtpack reads.
+        OdtpackError: It is not a model that odtpack reads.
     """
     loaded = load_model(model)
     names = candidates(loaded)

@@ -99,7 +99,6 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
             "recipe-invalid",
             f"the recipe is wrong at {key}: {problem}",
             where=f"{file}:{line}" if line else str(file),
-            hint="docs/recipe.md lists all keys; odtpack init MODEL.onnx writes a recipe",
         ) from error
     return Recipe(file, table, content, lines)
 

@@ -208,8 +208,8 @@ def _differs(old: InputInfo | OutputInfo, new: InputInfo | OutputInfo) -> bool:
 
 def _text(item: InputInfo | OutputInfo) -> str:
     dims = ", ".join("?" if dim is None else str(dim) for dim in item.shape)
-    told = [item.role, *(f"{key} {value}" for key, value in _details(item).items())]
-    return f"{item.dtype}[{dims}] ({', '.join(told)})"
+    parts = [item.role, *(f"{key} {value}" for key, value in _details(item).items())]
+    return f"{item.dtype}[{dims}] ({', '.join(parts)})"
 
 
 def _details(item: InputInfo | OutputInfo) -> dict[str, object]:

@@ -42,7 +42,7 @@ def diff_packages(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> P
         new: The package that they would get.
 
     Raises:
-        OdtpackError: One of them is no whole package, as
+        OdtpackError: One of them is not a complete package, as
             :meth:`odtpack_runtime.package.package.Package.open` says.
     """
     first, second = Package.open(old), Package.open(new)
@@ -169,7 +169,6 @@ def _values(package: Package) -> dict[str, Array]:
                 "package-inconsistent",
                 f"The manifest and the checkpoint disagree about parameter '{item.name}'.",
                 where=str(package.path),
-                hint="build the package again with odtpack",
             )
     return values
 

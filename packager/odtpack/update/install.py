@@ -69,7 +69,6 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
             "installed-into-itself",
             "the package cannot be installed where it was built",
             where=str(folder),
-            hint="name a folder of the app, for example app/src/main/assets/odtpack",
         )
     files = _needed(opened, ort)
     entries = _entries(files)
@@ -80,7 +79,7 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
     if foreign:
         raise OdtpackError(
             "folder-not-empty",
-            f"the folder {str(folder)!r} holds {foreign[0]!r}, which is no file of a package",
+            f"the folder {str(folder)!r} holds {foreign[0]!r}, which is not a file of a package",
             hint="choose a folder of its own for the package",
         )
     intact = before == set(names) and all(
@@ -138,11 +137,7 @@ def _manifest(package: Package, files: PackageFiles) -> dict[str, bytes]:
 
 def _present(folder: Path) -> set[str]:
     if folder.exists() and not folder.is_dir():
-        raise OdtpackError(
-            "package-not-installed",
-            f"{str(folder)!r} is a file",
-            hint="choose a folder of its own for the package",
-        )
+        raise OdtpackError("package-not-installed", f"{str(folder)!r} is a file")
     finish_update(folder)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return {name for name in found if not is_stage(name)}

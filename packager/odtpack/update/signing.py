@@ -51,7 +51,6 @@ def new_key(path: str | os.PathLike[str]) -> Path:
             raise OdtpackError(
                 "key-exists",
                 f"there is already a file {str(file)!r}, and a key is never overwritten",
-                hint="choose another name (--new-key FILE)",
             )
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes(

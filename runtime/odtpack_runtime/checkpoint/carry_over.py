@@ -34,7 +34,7 @@ def carry_over(
             changed.
         names: Parameters whose values are taken over, ``verdict.carry_over`` of the diff;
             by default those that were trained. Running statistics of batch normalization
-            are trained as well, but a checkpoint does not tell them from frozen parameters:
+            are trained as well, but a checkpoint does not distinguish them from frozen parameters:
             they must be named.
         optimizer_state: Also take over step count, learning rate and moments. Without it the
             optimizer starts afresh.
@@ -85,16 +85,10 @@ def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> Optimi
                 "carry-over-optimizer",
                 f"The optimizer's state does not go over: there is none for '{name}', which the "
                 "new package trains.",
-                hint="carry_over(trained, fresh, optimizer_state=False)",
             )
     moments = {name: [moment.copy() for moment in old.moments[name]] for name in wanted}
     return OptimizerState(old.step, old.learning_rate, moments)
 
 
 def _refuse(problem: str) -> None:
-    raise OdtpackError(
-        "carry-over-parameter",
-        f"The trained parameters do not go over: {problem}.",
-        hint="odtpack diff OLD NEW says what goes over; train from the new package's checkpoint "
-        "if nothing does",
-    )
+    raise OdtpackError("carry-over-parameter", f"The trained parameters do not go over: {problem}.")

@@ -1,4 +1,4 @@
-"""Read flatbuffers that nobody has verified.
+"""Read flatbuffers that have not been verified.
 
 The flatbuffers package for Python reads whatever the offsets say and has no
 verifier; generated bindings inherit that. This module reads tables, vectors and
@@ -72,7 +72,6 @@ class Source:
             f"{self._what}-corrupt",
             f"{self._where} is not a readable {self._what}: {reason}.",
             where=self._where,
-            hint="copy or download the file again, or fall back to an earlier one",
         )
 
     def count_table(self) -> None:

@@ -26,7 +26,7 @@ groups are named ``group0``, ``group1`` and so on, and stand at the same step an
 learning rate; the reference knows one. The moments of a parameter are named
 ``momentum0``, ``momentum1``, and have its shape with some axes of length 1. The
 property ``odtpack.optimizer`` of a file with optimizer groups is the kind of the
-optimizer, and is no property of the state.
+optimizer, and is not a property of the state.
 
 The reader trusts nothing: see :mod:`odtpack_runtime.checkpoint.flatbuffer`. On top of
 that it requires known element types, sizes that agree with the dimensions,
@@ -136,7 +136,9 @@ def check_property(name: object, value: object) -> PropertyValue:
             ``property-not-text`` for text that is not UTF-8.
     """
     if not isinstance(name, str) or not name:
-        raise WrongTypeError("property-type", f"A property needs a name, and {name!r} is none.")
+        raise WrongTypeError(
+            "property-type", f"A property needs a name, and {name!r} is not one.", hint="use a str"
+        )
     where = f"property '{name}'"
     try:
         name.encode()
@@ -150,19 +152,15 @@ def check_property(name: object, value: object) -> PropertyValue:
     if isinstance(value, bool | np.bool_ | int | np.integer):
         number = int(value)
         if not -(2**63) <= number < 2**63:
-            raise OdtpackError("property-out-of-range", f"{where}: {number} is no int64.")
+            raise OdtpackError("property-out-of-range", f"{where}: {number} is not an int64.")
         return number
     if isinstance(value, float | np.floating):
         with np.errstate(over="ignore"):
             real = float(np.float32(value))
         if math.isinf(real) and not math.isinf(float(value)):
-            raise OdtpackError("property-out-of-range", f"{where}: {value} is no float32.")
+            raise OdtpackError("property-out-of-range", f"{where}: {value} is not a float32.")
         return real
-    raise WrongTypeError(
-        "property-type",
-        f"{where} cannot be a {type(value).__name__}.",
-        hint="use an int, a float or a str",
-    )
+    raise WrongTypeError("property-type", f"{where} cannot be a {type(value).__name__}.")
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
@@ -183,10 +181,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
             return _Reader(stream, str(file), Path(f"{file}.data")).read()
     except FileNotFoundError as error:
         raise OdtpackError(
-            "checkpoint-not-found",
-            f"There is no checkpoint {error.filename}.",
-            where=str(file),
-            hint="pass the path of the checkpoint file of a package",
+            "checkpoint-not-found", f"There is no checkpoint {error.filename}.", where=str(file)
         ) from error
     except OSError as error:
         raise OdtpackError(
@@ -224,7 +219,6 @@ class _Reader:
                 f"{self._where} is a checkpoint of version {version}, and only version "
                 f"{VERSION} can be read.",
                 where=self._where,
-                hint="write it again with ONNX Runtime training 1.17 or later, or with odtpack",
             )
         module = root.table(1)
         if module is None:
@@ -243,7 +237,7 @@ class _Reader:
         if optimizer is not None:
             kind = properties.pop(OPTIMIZER_PROPERTY, None)
             if kind is not None and not isinstance(kind, str):
-                self._source.fail(f"its property {OPTIMIZER_PROPERTY} is no text")
+                self._source.fail(f"its property {OPTIMIZER_PROPERTY} is not text")
             optimizer.kind = kind
         return CheckpointData(trainable, frozen, self._nominal, optimizer, properties)
 
@@ -273,7 +267,6 @@ class _Reader:
                 "checkpoint-dtype",
                 f"'{name}' has elements of ONNX type {code}, which are not supported.",
                 where=self._where,
-                hint="convert the model's parameters to float32 before building the package",
             )
         dims = table.integers(2, MAX_RANK)
         if any(dim < 0 for dim in dims) or math.prod(max(dim, 1) for dim in dims) > MAX_ELEMENTS:

@@ -65,7 +65,7 @@ class Layout:
 
     @classmethod
     def pack(cls, tensors: Iterable[tuple[str, tuple[int, ...], np.dtype[Any]]]) -> Layout:
-        """Lay tensors, given as (name, shape, dtype), one behind the other."""
+        """Lay tensors, given as (name, shape, dtype), one after the other."""
         slots: list[Slot] = []
         offset = 0
         for name, shape, dtype in tensors:
@@ -77,7 +77,7 @@ class Layout:
 
 def allocate(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return ``nbytes`` zero bytes, as a uint8 vector that starts at a multiple of 64."""
-    # Zeroed lazily by the system: pages that nobody touches are never resident.
+    # Zeroed lazily by the system: pages that are not touched are never resident.
     memory = np.zeros(nbytes + ALIGNMENT - 1, np.uint8)
     start = -address(memory) % ALIGNMENT
     return memory[start : start + nbytes]

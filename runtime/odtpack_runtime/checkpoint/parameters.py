@@ -135,9 +135,4 @@ class Parameters:
 
 def nominal_error(reason: str) -> OdtpackError:
     """Return the error for a use of a nominal state that needs values."""
-    return OdtpackError(
-        "nominal-state",
-        f"The checkpoint is nominal: {reason}.",
-        hint="load a complete checkpoint, state.load_parameters(path), or all parameters, "
-        "module.copy_buffer_to_parameters(buffer, trainable_only=False)",
-    )
+    return OdtpackError("nominal-state", f"The checkpoint is nominal: {reason}.")

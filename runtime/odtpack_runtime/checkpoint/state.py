@@ -173,7 +173,7 @@ class CheckpointState:
         """
         if not isinstance(state, CheckpointState):
             raise WrongTypeError(
-                "not-a-checkpoint", f"A {type(state).__name__} is no CheckpointState."
+                "not-a-checkpoint", f"A {type(state).__name__} is not a CheckpointState."
             )
         write_checkpoint(checkpoint_uri, state.snapshot(include_optimizer_state))
 

@@ -3,7 +3,7 @@
 A file is written in one pass and without a copy of the tensors: first the
 tables, strings and dimensions, built in memory by the flatbuffers package, then
 the tensors' bytes straight from their arrays. Flatbuffer offsets point forward,
-so the tables can name places behind them; the offset of each ``raw_data`` is
+so the tables can name places after them; the offset of each ``raw_data`` is
 filled in once the size of the tables is known.
 
 Above :data:`EXTERNAL_DATA_THRESHOLD` the tensors go to ``<path>.data``, as the
@@ -90,6 +90,7 @@ def write_checkpoint(
             "file-not-written",
             f"{data_path} is a link, and a checkpoint's data are not written through links.",
             where=str(data_path),
+            hint="remove the link, or choose another name",
         )
     try:
         start = _free_region(data_path, occupied, _nbytes(data))
@@ -110,7 +111,6 @@ def write_checkpoint(
             "file-not-written",
             f"{data_path} could not be written: {error.strerror or error}.",
             where=str(data_path),
-            hint="check that the folder exists, is writable and has space left",
         ) from error
 
 
@@ -166,7 +166,7 @@ class _Head:
         stream.write(self._bytes)
 
     def write_payload(self, stream: BinaryIO) -> None:
-        """Write the tensors' bytes behind the head."""
+        """Write the tensors' bytes after the head."""
         for gap, array in zip(self._gaps, self.payload, strict=True):
             stream.write(bytes(gap) + struct.pack("<I", array.nbytes))
             stream.write(_bytes(array))

@@ -318,9 +318,7 @@ def cast_parameter(name: str, array: Array, dtype: np.dtype[np.generic]) -> Arra
         result = array.astype(dtype)
     if not np.array_equal(np.isfinite(result), np.isfinite(array)):
         raise OdtpackError(
-            "value-out-of-range",
-            f"Parameter '{name}' has grown beyond what {dtype} holds.",
-            hint="train with a lower learning rate, or from a float32 model",
+            "value-out-of-range", f"Parameter '{name}' has grown beyond what {dtype} holds."
         )
     return result
 

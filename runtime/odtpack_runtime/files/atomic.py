@@ -69,7 +69,6 @@ def atomic_write(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator
             "file-not-written",
             f"{target} could not be written: {error.strerror or error}.",
             where=str(target),
-            hint="check that the folder exists, is writable and has space left",
         ) from error
 
 

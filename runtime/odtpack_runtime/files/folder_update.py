@@ -79,7 +79,7 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
 
     Raises:
         OdtpackError: ``update-unfinished``: the folder cannot be written, or what lies in it
-            is no update.
+            is not an update.
     """
     target = Path(folder)
     update = target / UPDATE_NAME
@@ -99,7 +99,6 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
             "update-unfinished",
             f"An update of {target} was interrupted, and cannot be finished: {reason}.",
             where=str(update),
-            hint="make the folder writable, or build the package again into a new folder",
         ) from error
 
 
@@ -143,7 +142,7 @@ def _make_stage(target: Path) -> Path:
 
 
 def _may_be_swapped(target: Path) -> bool:
-    """Whether another folder may take this one's place: nobody may be standing in it."""
+    """Whether another folder may take this one's place: no process may be working in it."""
     status, parent = target.stat(), target.parent.stat()
     ours = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
     here = Path.cwd().resolve()
@@ -234,7 +233,7 @@ def _carry_out(update: Path, target: Path, removed: Sequence[str], moved: Sequen
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step; tell whether the system could."""
+    """Swap two folders in one step; return whether the system could."""
     at_current_folder, swap = -100, 2
     if os.name != "posix":
         return False

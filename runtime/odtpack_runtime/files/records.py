@@ -5,7 +5,7 @@ may hold: ``bool``, ``int``, ``float``, ``str``, ``None``, ``Literal``, ``tuple[
 ``dict[str, T]``, other records, unions of these, ``Any`` for whatever JSON holds, and
 ``Annotated[T, Rule(...)]`` for bounds, in the words of JSON Schema. Nothing is converted: a
 number in quotes is not a number, and true is not 1. Only a whole number may stand for a
-fraction. Records in a union are told apart by their key ``kind``.
+fraction. Records in a union are distinguished by their key ``kind``.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ def read_manifest(path: Path) -> bytes:
             "package-path",
             f"The manifest {path.name} is a link, which may lead out of the package.",
             where=str(path),
-            hint=_TAMPERED,
         )
     try:
         if not path.is_file():  # opening a pipe would wait for somebody to write
@@ -88,7 +87,6 @@ def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None
                 "package-path",
                 f"The manifest names the file {file.path!r}, which {problem}.",
                 where=str(root),
-                hint=_TAMPERED,
             )
         taken[folded_path(file.path)] = file.path
 
@@ -128,14 +126,10 @@ def check_file(root: Path, entry: PackageFile) -> Path:
             f"The manifest names the file '{entry.path}', which does not lie inside the package: "
             "it is reached through a link.",
             where=str(root),
-            hint=_TAMPERED,
         )
     if not path.is_file():
         raise OdtpackError(
-            "package-incomplete",
-            f"The package lacks its file '{entry.path}'.",
-            where=str(root),
-            hint="copy the whole folder, or build the package again",
+            "package-incomplete", f"The package lacks its file '{entry.path}'.", where=str(root)
         )
     try:
         size = path.stat().st_size
@@ -157,7 +151,6 @@ def check_file(root: Path, entry: PackageFile) -> Path:
             else f"it has {size} bytes and not {entry.size_bytes}."
         ),
         where=str(root),
-        hint="copy or build the package again; save training progress outside the package",
     )
 
 
@@ -178,8 +171,6 @@ def check_nothing_else(root: Path, manifest_name: str, manifest: Manifest) -> No
                 "package-unlisted",
                 f"The package holds {path!r}, which its manifest does not list.",
                 where=str(root),
-                hint="remove it (a build or a signature made again removes what one that was "
-                "killed left behind), or build the package into a new folder",
             )
 
 

@@ -133,7 +133,7 @@ MEANINGS = {
     "additional": "A value of the forward model that was asked for when the package was built.",
     "prediction": "What the loss compares with the labels; the evaluation model returns it.",
     "trainable": "Changed by the optimizer, along the gradient of the loss.",
-    "frozen": "Read from the checkpoint, and changed by nobody.",
+    "frozen": "Read from the checkpoint, and never changed.",
     "state": "Changed by every training step from the data, without a gradient.",
 }
 """What each role of an input, an output or a parameter means."""
@@ -172,7 +172,7 @@ class Manifest(Part):
         operators: Operators of each model.
         roles: What each role that occurs among inputs, outputs and parameters means.
         recipe_digest: SHA-256 of the model and every setting that decided the build.
-        digest: SHA-256 of everything else in the manifest, see :meth:`sealed`. It tells damage
+        digest: SHA-256 of everything else in the manifest, see :meth:`sealed`. It detects damage
             from content; who must fear intent needs a signature.
         clip: How the optimizer model clips gradients, if it does.
         groups: Parameter groups; none if all parameters are updated alike.
@@ -312,7 +312,6 @@ class Manifest(Part):
                     f"The manifest has schema version {version!r}, and this odtpack reads "
                     f"{SCHEMA_VERSION}.",
                     where=where,
-                    hint="update odtpack, or build the package again",
                 )
             return cls.read(content)
         except InvalidRecordError as error:
@@ -322,9 +321,4 @@ class Manifest(Part):
 def _invalid(problem: str, where: str) -> OdtpackError:
     if len(problem) > _MOST_CHARACTERS:  # a hostile key may be of any length
         problem = f"{problem[: _MOST_CHARACTERS // 2]} ... {problem[-_MOST_CHARACTERS // 2 :]}"
-    return OdtpackError(
-        "manifest-invalid",
-        f"The manifest is not valid: {problem}.",
-        where=where,
-        hint="build the package again with odtpack",
-    )
+    return OdtpackError("manifest-invalid", f"The manifest is not valid: {problem}.", where=where)

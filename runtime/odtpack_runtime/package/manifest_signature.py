@@ -47,7 +47,6 @@ def check_signature(
             f"The manifest was not signed with the key that belongs to {path}, or was changed "
             "since.",
             where=where,
-            hint="do not use this package, unless you can tell who signed it with which key",
         ) from error
 
 
@@ -62,9 +61,7 @@ def read_key_file(path: Path) -> bytes:
             data = stream.read(_MOST_KEY_BYTES + 1)
     except OSError as error:
         raise OdtpackError(
-            "key-not-readable",
-            f"The key {path} cannot be read: {error.strerror or error}.",
-            hint="odtpack sign --new-key key.pem makes a key pair",
+            "key-not-readable", f"The key {path} cannot be read: {error.strerror or error}."
         ) from error
     if len(data) > _MOST_KEY_BYTES:
         raise key_error(path, "PEM", f"it has more than {_MOST_KEY_BYTES} bytes")
@@ -72,19 +69,13 @@ def read_key_file(path: Path) -> bytes:
 
 
 def key_error(path: Path, kind: str, reason: str) -> OdtpackError:
-    """Return the error for a file that is no key of the wanted kind."""
+    """Return the error for a file that is not a key of the wanted kind."""
     first = reason.splitlines()[0].rstrip(".") if reason else "it cannot be read"
-    return OdtpackError(
-        "bad-key",
-        f"{path} is not an Ed25519 {kind} key in a PEM file: {first}.",
-        hint="odtpack sign --new-key key.pem makes key.pem (private) and key.pub (public)",
-    )
+    return OdtpackError("bad-key", f"{path} is not an Ed25519 {kind} key in a PEM file: {first}.")
 
 
 def cryptography_missing() -> OdtpackError:
     """Return the error for a system without the library that signs and checks."""
     return OdtpackError(
-        "cryptography-missing",
-        "Signatures need the package cryptography, which is not installed.",
-        hint="pip install 'odtpack[sign]'",
+        "cryptography-missing", "Signatures need the package cryptography, which is not installed."
     )

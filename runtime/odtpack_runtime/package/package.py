@@ -103,7 +103,6 @@ class Package:
                 "The package was built for onnxruntime-training, whose operators this ONNX Runtime "
                 "does not have.",
                 where=str(self.path),
-                hint="odtpack build without --target, or load its files with onnxruntime-training",
             )
 
     def ort_model(
@@ -153,9 +152,8 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
     if not candidates:
         raise OdtpackError(
             "package-not-found",
-            f"{path} is no package: it has no {MANIFEST_NAME}.",
+            f"{path} is not a package: it has no {MANIFEST_NAME}.",
             where=str(path),
-            hint="odtpack build model.onnx --out package --loss cross_entropy",
         )
     if len(candidates) > 1:
         raise OdtpackError(

@@ -81,7 +81,6 @@ def self_check(package: Package) -> SelfCheckResult:
                 f"The loss of {what} is {loss:.7g}, and should be {wanted:.7g} within "
                 f"{tolerance:g}.",
                 where=str(package.path),
-                hint="training is not right with this build of ONNX Runtime: use another one",
             )
         parts.append(abs(loss - wanted) / tolerance if tolerance else 0.0)
     return SelfCheckResult(tuple(found[:-1]), found[-1], expected, max(parts))

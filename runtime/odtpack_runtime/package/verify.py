@@ -113,7 +113,7 @@ def _check_signature(
     if len(signature) != SIGNATURE_BYTES:
         raise OdtpackError(
             "signature-wrong",
-            f"{path.name} is no signature: it must be a file of {SIGNATURE_BYTES} bytes.",
+            f"{path.name} is not a signature: it must be a file of {SIGNATURE_BYTES} bytes.",
             where=str(path),
             hint=f"odtpack sign {manifest.parent} --key key.pem",
         )

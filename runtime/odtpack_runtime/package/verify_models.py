@@ -114,17 +114,11 @@ def _load(path: Path) -> onnx.ModelProto:
         model = onnx.load_model_from_string(path.read_bytes())
     except Exception as error:  # protobuf's exceptions have no common base with onnx's
         raise OdtpackError(
-            "model-not-readable",
-            f"{path.name} is no ONNX model.",
-            where=str(path),
-            hint="do not use this package: build it again",
+            "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
         ) from error
     if any(not isinstance(text, str) for text in _texts(model)):  # bytes: not UTF-8
         raise OdtpackError(
-            "model-not-readable",
-            f"{path.name} holds a name that is no text.",
-            where=str(path),
-            hint="do not use this package: build it again",
+            "model-not-readable", f"{path.name} holds a name that is not text.", where=str(path)
         )
     for tensor in _tensors(model):
         if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -133,7 +127,6 @@ def _load(path: Path) -> onnx.ModelProto:
                 f"{path.name} reads its tensor {tensor.name!r} from another file, and the models "
                 "of a package hold what they need.",
                 where=str(path),
-                hint="do not use this package: it was tampered with, or not written by odtpack",
             )
     return model
 
@@ -360,7 +353,6 @@ def _contradiction(where: Path, what: str, found: object, said: object) -> Odtpa
         f"{where.name} and the manifest differ in {what}: the file has {_short(found)}, and the "
         f"manifest says {_short(said)}.",
         where=str(where),
-        hint="do not use this package: it was tampered with, or put together from several",
     )
 
 

@@ -79,7 +79,6 @@ def run_steps_apart(package: Package) -> StepFigures:
             "models-stall",
             f"The models did not get through one step in {STALL_SECONDS:g} seconds.",
             where=str(package.path),
-            hint="build the package again, or look for a loop that does not end",
         ) from error
     try:
         message = json.loads(done.stdout)
@@ -89,7 +88,6 @@ def run_steps_apart(package: Package) -> StepFigures:
             f"ONNX Runtime {onnxruntime.__version__} crashed on the models of the package "
             f"(exit code {done.returncode}).",
             where=str(package.path),
-            hint="do not use this package: build it again",
         ) from error
     if "error" in message:
         raise OdtpackError(**message["error"])
@@ -152,7 +150,7 @@ def _finite(value: float) -> float | None:
 def main(arguments: Sequence[str]) -> int:
     """Run the steps of one package and print the outcome."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no message
+    os.dup2(2, 1)  # what libraries print is not a message
     try:
         figures = run_steps(Package.open(Path(arguments[0])))
         message: dict[str, Any] = {"figures": asdict(figures)}

@@ -70,7 +70,7 @@ class TensorSpec:
         """Return the specification of a session's input or output.
 
         Raises:
-            OdtpackError: ``unsupported-type`` if it is no tensor of a type numpy has.
+            OdtpackError: ``unsupported-type`` if it is not a tensor of a type numpy has.
         """
         dtype = _DTYPES.get(node.type)
         if dtype is None:
@@ -86,7 +86,7 @@ class TensorSpec:
         return f"{'text' if self.dtype == object else self.dtype}[{dims}]"
 
     def fits(self, dtype: np.dtype[Any], shape: Sequence[int]) -> bool:
-        """Tell whether a tensor agrees in type, rank and fixed dimensions."""
+        """Return whether a tensor agrees in type, rank and fixed dimensions."""
         if dtype != self.dtype:
             return False
         return not self.shape or (
@@ -125,9 +125,7 @@ def check_tensors(
         for dim, size in zip(spec.shape, shape, strict=bool(spec.shape)):
             if size == 0 and dim != 0:
                 raise OdtpackError(
-                    "empty-batch",
-                    f"Input '{spec.name}' is empty: its shape is {list(shape)}.",
-                    hint="skip the step when a batch has no samples",
+                    "empty-batch", f"Input '{spec.name}' is empty: its shape is {list(shape)}."
                 )
             if isinstance(dim, str):
                 known, owner = sizes.setdefault(dim, (size, spec.name))

@@ -70,7 +70,9 @@ def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
         return int(text)
     except ValueError:
         raise OdtpackError(
-            "bad-metadata", f"The model's metadata say {key} = {text!r}, no number.", where=where
+            "bad-metadata",
+            f"The model's metadata say {key} = {text!r}, which is not a number.",
+            where=where,
         ) from None
 
 
@@ -94,6 +96,5 @@ def _memory_order(
             "bad-metadata",
             "The model's metadata odtpack.parameter_order do not list its trainable parameters.",
             where=where,
-            hint="build the package again with odtpack",
         )
     return tuple(names)

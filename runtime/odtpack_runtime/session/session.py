@@ -35,7 +35,6 @@ def open_session(
             "model-not-loadable",
             f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(error)}",
             where=str(file),
-            hint="build the package again for this version of ONNX Runtime, or update it",
         ) from error
 
 
@@ -218,7 +217,7 @@ class BoundGraph:
                 array = np.asarray(value)
             except ValueError as error:
                 raise OdtpackError(
-                    "input-shape", f"Input '{spec.name}' is no regular array: {error}."
+                    "input-shape", f"Input '{spec.name}' is not a regular array: {error}."
                 ) from error
             # A list has no type of its own: integers may become floats, not the reverse.
             if spec.dtype != object and np.can_cast(array.dtype, spec.dtype, "same_kind"):

@@ -56,12 +56,7 @@ def load_dataset(
     """
     file = Path(path)
     if not file.is_file():
-        raise OdtpackError(
-            "data-not-found",
-            f"There is no data file {file}.",
-            where=str(file),
-            hint="write one with numpy.savez(path, input=..., labels=...)",
-        )
+        raise OdtpackError("data-not-found", f"There is no data file {file}.", where=str(file))
     try:
         with zipfile.ZipFile(file) as archive:
             arrays = _load(archive, inputs, max_bytes, str(file))
@@ -69,10 +64,7 @@ def load_dataset(
         raise
     except Exception as error:  # what a broken archive makes zip, zlib and numpy raise
         raise OdtpackError(
-            "data-unreadable",
-            f"{file} is not a readable .npz file: {error}",
-            where=str(file),
-            hint="write it with numpy.savez(path, input=..., labels=...)",
+            "data-unreadable", f"{file} is not a readable .npz file: {error}", where=str(file)
         ) from error
     _check(arrays, inputs, str(file))
     if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
@@ -113,7 +105,6 @@ def _load(
             "data-too-large",
             f"The data have {total} bytes uncompressed, and {max_bytes} are allowed.",
             where=where,
-            hint="take fewer samples, or raise the limit",
         )
     arrays = {}
     for spec in inputs:
@@ -151,7 +142,6 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) ->
             f"Array '{spec.name}' has the shape {list(shape)}, and the model takes {spec}; "
             "the first axis counts samples.",
             where=where,
-            hint="reshape the array, or export the model for samples of that shape",
         )
     if header + math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"the size of '{spec.name}' does not agree with its shape {list(shape)}")
@@ -175,18 +165,12 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -
     for name, count in counts.items():
         first = next(iter(counts))
         if count == 0:
-            raise OdtpackError(
-                "data-empty",
-                f"Array '{name}' has no samples.",
-                where=where,
-                hint="put at least one batch of samples into the file",
-            )
+            raise OdtpackError("data-empty", f"Array '{name}' has no samples.", where=where)
         if count != counts[first]:
             raise OdtpackError(
                 "data-length",
                 f"Array '{name}' has {count} samples, and '{first}' has {counts[first]}.",
                 where=where,
-                hint="give every array the same number of samples, one entry each",
             )
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
@@ -208,5 +192,4 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -
                 "data-not-finite",
                 f"Array '{name}' holds NaN or infinity, first in sample {row}.",
                 where=where,
-                hint="drop or repair those samples: one of them makes every parameter NaN",
             )

@@ -53,7 +53,7 @@ class LRScheduler:
         """Return the scheduler that the optimizer's state was saved with, None without one.
 
         Raises:
-            OdtpackError: ``bad-schedule`` if the property is no schedule.
+            OdtpackError: ``bad-schedule`` if the property is not a schedule.
         """
         properties = optimizer.checkpoint_state.properties
         if PROPERTY not in properties:
@@ -66,7 +66,7 @@ class LRScheduler:
         if type(rate) is not float or not math.isfinite(rate):
             raise OdtpackError(
                 "bad-schedule",
-                f"The state's property {PROPERTY} is no schedule.",
+                f"The state's property {PROPERTY} is not a schedule.",
                 hint="make an LRScheduler with a schedule of your own, which replaces it",
             )
         if isinstance(content.get("milestones"), list):

@@ -66,12 +66,9 @@ class Module:
             raise WrongTypeError(
                 "not-a-checkpoint",
                 f"A Module needs a CheckpointState, not a {type(state).__name__}.",
-                hint="state = CheckpointState.load_checkpoint(path)",
             )
         if device not in ("cpu", "cpu:0"):
-            raise OdtpackError(
-                "unsupported-device", f"Device '{device}' is not supported.", hint='use "cpu"'
-            )
+            raise OdtpackError("unsupported-device", f"Device '{device}' is not supported.")
         self.state = state
         self.session_options = session_options or default_session_options(train_model_uri)
         self.training = True
@@ -338,9 +335,7 @@ class Module:
 
 def _no_eval_model(what: str) -> OdtpackError:
     return OdtpackError(
-        "no-eval-model",
-        f"{what} with an evaluation model, and this Module has none.",
-        hint='Module("training_model.onnx", state, "eval_model.onnx")',
+        "no-eval-model", f"{what} with an evaluation model, and this Module has none."
     )
 
 

@@ -44,7 +44,7 @@ class Optimizer:
         module: The module whose state is trained.
 
     Raises:
-        OdtpackError: The model is missing, does not load or is no optimizer
+        OdtpackError: The model is missing, does not load or is not an optimizer
             model; nothing is trainable; its groups name other parameters
             (``model-mismatch``); or the state holds another optimizer's moments
             (``optimizer-mismatch``).
@@ -61,7 +61,6 @@ class Optimizer:
             raise OdtpackError(
                 "nothing-trainable",
                 "The checkpoint marks no parameter as trainable: there is nothing to optimize.",
-                hint="name parameters in requires_grad when building the package",
             )
         self._module = module
         self._session = open_session(optimizer_uri, module.session_options)
@@ -120,7 +119,6 @@ class Optimizer:
             raise OdtpackError(
                 "run-failed",
                 f"ONNX Runtime failed in the middle of an optimizer step: {first_line(error)}",
-                hint="load the last checkpoint: parameters may hold part of the step",
             ) from error
         self._state.step += 1
 
@@ -132,7 +130,7 @@ class Optimizer:
         """Set the learning rate of the steps to come; a group's scale multiplies it.
 
         Raises:
-            OdtpackError: ``bad-learning-rate`` if it is no finite float32.
+            OdtpackError: ``bad-learning-rate`` if it is not a finite float32.
         """
         rate = to_float32(learning_rate)
         self._set_rates(rate)

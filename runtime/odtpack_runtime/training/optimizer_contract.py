@@ -150,7 +150,7 @@ def read_contract(
     if len(groups) > 1 and whole:
         _refuse("it has groups and must see all parameters at once", where)
     if "weight_decay" in inputs and not groups:
-        _refuse("it takes a weight decay and has no groups that tell it", where)
+        _refuse("it takes a weight decay and has no groups that give it", where)
     return OptimizerContract(
         state,
         bool(shaped),
@@ -203,7 +203,7 @@ def check_signature(
         if wrong:
             raise OdtpackError(
                 "not-an-optimizer",
-                f"The model is no optimizer model of odtpack: '{min(wrong)}' is missing, not "
+                f"The model is not an optimizer model of odtpack: '{min(wrong)}' is missing, not "
                 "expected, or of another type or shape.",
                 where=where,
                 hint="pass the optimizer_model.onnx of the package",
@@ -263,14 +263,11 @@ def _read_list(metadata: Mapping[str, str], key: str, where: str) -> list[dict[s
     except (ValueError, RecursionError):
         entries = None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        _refuse(f"{key} is no list of objects", where)
+        _refuse(f"{key} is not a list of objects", where)
     return entries
 
 
 def _refuse(what: str, where: str) -> NoReturn:
     raise OdtpackError(
-        "bad-metadata",
-        f"The optimizer model's metadata are wrong: {what}.",
-        where=where,
-        hint="build the package again with odtpack",
+        "bad-metadata", f"The optimizer model's metadata are wrong: {what}.", where=where
     )

@@ -69,7 +69,7 @@ def state_layout(parameters: Layout, contract: OptimizerContract, index: int) ->
 
 
 def _fits(loaded: OptimizerState, kind: str | None, layouts: list[Layout], where: str) -> bool:
-    """Check a loaded state against what the optimizer keeps; tell whether it is taken over."""
+    """Check a loaded state against what the optimizer keeps; return whether it is taken over."""
     count = len(next(iter(loaded.moments.values()), ()))
     idle = not any(moment.any() for own in loaded.moments.values() for moment in own)
     # The reference saves one moment per parameter with SGD, and never uses it.
@@ -118,7 +118,7 @@ def to_float32(value: float) -> float:
     """Return a learning rate as float32 holds it.
 
     Raises:
-        OdtpackError: ``bad-learning-rate`` if it is no finite float32.
+        OdtpackError: ``bad-learning-rate`` if it is not a finite float32.
     """
     try:
         with np.errstate(over="ignore"):

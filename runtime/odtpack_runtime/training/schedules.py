@@ -80,7 +80,7 @@ class _Ending(LearningRateSchedule):
         self._require(good, "total_steps", "above 0 and no less than warmup_steps")
 
     def _done(self, step: int) -> float:
-        """How much of the way from the end of the warm-up to the end is behind."""
+        """How much of the way from the end of the warm-up to the end has passed."""
         if step >= self.total_steps:
             return 1.0
         return (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
@@ -186,7 +186,6 @@ class ScheduleSpec:
             raise OdtpackError(
                 "bad-schedule",
                 f"The learning rate of a schedule must be above 0, not {rate}.",
-                hint="write for example: cosine:lr=0.001",
             )
         self.schedule(2**31)
 

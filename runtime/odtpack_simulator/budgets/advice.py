@@ -197,7 +197,7 @@ def samples_to_tell(metric: float, floor: float) -> int | None:
     Where the Wilson score interval of ``metric`` ends at ``floor``: ``n = z² floor
     (1 - floor) / (metric - floor)²`` (E. B. Wilson, JASA 22, 1927: the interval holds
     the shares whose own normal interval would hold the metric). None where no number is
-    enough, or where the metric is no share.
+    enough, or where the metric is not a share.
     """
     distance = abs(metric - floor)
     if not (0.0 <= metric <= 1.0 and 0.0 <= floor <= 1.0) or distance < 1e-6:
@@ -206,7 +206,7 @@ def samples_to_tell(metric: float, floor: float) -> int | None:
 
 
 def for_small_data(result: SimulationResult, floor: float) -> str:
-    """How many samples to hold out so that the metric tells."""
+    """How many samples to hold out so that the metric is significant."""
     metric, held = result.training.metric_after, result.data.held_out_samples
     needed = None if metric is None else samples_to_tell(metric, floor)
     if needed is None or needed <= held:

@@ -105,7 +105,6 @@ class Budgets:
                     "budgets-unknown-device",
                     f"the budgets name a device {name[:100]!r} that does not exist{mean}",
                     where=self._location(("device", name)),
-                    hint="run `odtpack devices list`",
                 )
 
     def _placed(
@@ -164,7 +163,6 @@ def make_budgets(
             "budgets-invalid",
             f"the budget file is wrong at {key}: {problem}",
             where=f"{source}:{line}" if line else source,
-            hint='write for example: [budgets] peak_memory = "200 MB"',
         ) from error
     classes = {str(name): section for name, section in file.classes.items()}
     return Budgets(source, file.budgets, classes, file.device, lines)

@@ -1,4 +1,4 @@
-"""What stands behind the keys of ``budgets.toml``: limits, absolute or against a baseline.
+"""What the keys of ``budgets.toml`` mean: limits, absolute or against a baseline.
 
 The keys are those of :data:`~odtpack_simulator.budgets.metrics.METRICS`: a new metric
 is a new key, in the file, in its schema and in that of recipes.
@@ -111,7 +111,7 @@ def _absolute(value: object, metric: BudgetMetric) -> float:
 
 
 def _difference(text: str, metric: BudgetMetric) -> float:
-    """How much a figure may change, in its unit, from the text behind the sign."""
+    """How much a figure may change, in its unit, from the text after the sign."""
     if metric.unit == "1":
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()) is None:
             msg = f'{text[:40]!r} is neither a percentage nor a number, such as "2 %" or "0.01"'

@@ -19,7 +19,7 @@ def learns_check(result: SimulationResult) -> Check:
 
     It passes where the whole interval of the fall is above zero, and fails where none of it
     is, or where the fall is less than a thousandth of the loss: any difference shows if only
-    the samples agree on it. In between the samples do not tell: with :data:`ENOUGH_GROUPS` of
+    the samples agree on it. In between the samples do not show it: with :data:`ENOUGH_GROUPS` of
     them to compare, a training that is worth shipping would show, and the check fails; with
     fewer it is not judged.
     """

@@ -24,7 +24,7 @@ from odtpack_simulator.values.part import Part
 Direction = Literal[
     "better", "worse", "same", "within noise", "not compared", "known now", "unknown now"
 ]
-"""``not compared``: both are known, and ``reason`` says why their difference tells nothing."""
+"""``not compared``: both are known, and ``reason`` says why their difference means nothing."""
 
 _SAME: Final = 5e-4  # of the base: shown with one decimal, it is 0.0 %
 

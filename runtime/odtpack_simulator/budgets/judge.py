@@ -7,7 +7,7 @@
 3. A limit against a baseline becomes a figure first (``regression.py``).
 4. A figure that is null gives "not judged", never "pass".
 5. Figures of a device are intervals. The typical figure over the limit fails; only the
-   high end over it fails at level "warn": it may be too much, nobody knows. A figure
+   high end over it fails at level "warn": it may be too much, which is not known. A figure
    that is worse than its baseline allows, but by no more than measurements scatter,
    fails at level "warn" as well.
 """
@@ -88,7 +88,7 @@ def _judge_device(
 
 
 def _stand_in(own: list[Check], always: list[Check], limits: _Limits) -> list[Check]:
-    """Let a budget for the peak take the place of a device's limit that nobody knows.
+    """Let a budget for the peak take the place of a device's limit that is unknown.
 
     Removes the open check of the limit from ``always``, and says so in the budget's. The
     budget must be able to fail by itself: absolute, and at level ``error``.
@@ -157,7 +157,7 @@ def _check(
         allowed = format_limit(*_in_percent(limit, metric, reading))
         text = f"{text}, allowed is {relation} {allowed}"
         if status == "fail" and format_limit(*_in_percent(actual, metric, reading)) == allowed:
-            text += ", and it is just beyond"  # the digits that are shown do not tell
+            text += ", and it is just beyond"  # the digits that are shown do not show it
         if resolved.baseline is not None:
             text += f" ({_against(metric, placed, reading, resolved.baseline)})"
             # Figures of a package repeat with the seed; those of a device are measured.

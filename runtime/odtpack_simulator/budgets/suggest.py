@@ -1,7 +1,7 @@
 """A budget to start from: typical figures plus a quarter, and regressions, as TOML to paste.
 
 Devices share limits, those of all of them or of an operating system, as far as it takes to
-keep the file short: a few devices have tables of their own, many are told together.
+keep the file short: a few devices have tables of their own, many are grouped together.
 """
 
 from __future__ import annotations

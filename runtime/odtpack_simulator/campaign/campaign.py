@@ -192,7 +192,7 @@ def _least_kept(save_every: int | None, steps: int) -> int:
 
 
 def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]:
-    """What counts as nothing because nobody knows it, which makes the other figures too low.
+    """What counts as nothing because it is unknown, which makes the other figures too low.
 
     Without throttling, times are too low. Without the idle power, on the other hand, energy is
     too high: it is all that the device takes.

@@ -21,8 +21,4 @@ def make_policy(**values: Any) -> Policy:
         return Policy(**values)
     except ValidationError as error:
         key, problem = first_problem(error, Policy)
-        raise OdtpackError(
-            "bad-policy",
-            f"--{key.replace('_', '-')} {problem}",
-            hint="for example: --state background --sessions-per-day 2 --save-every 50",
-        ) from error
+        raise OdtpackError("bad-policy", f"--{key.replace('_', '-')} {problem}") from error

@@ -1,7 +1,7 @@
 """Device profiles: one TOML file per device, every figure with its unit, kind and source.
 
 A figure is a table ``{ value, unit, kind, source }``, with ``low`` and ``high``
-where it is only known as an interval. A figure nobody knows is written
+where it is only known as an interval. An unknown figure is written
 ``{ unknown = "why" }`` or left out; both read as null, and whatever it would
 have judged is reported as "not judged". ``docs/formats/device-profile.md``
 specifies the format.
@@ -293,7 +293,6 @@ def parse_profile(data: bytes, where: str) -> DeviceProfile:
             f"the device profile is wrong at {found[0][0]}: {found[0][1]}"
             + (f"; at {said}{more}" if said else ""),
             where=where if line is None else f"{where}:{line}",
-            hint="docs/formats/device-profile.md shows a whole profile",
         ) from error
 
 
@@ -328,11 +327,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
         mean = f", did you mean {near!r}?" if near else ""
         if holding:
             mean = f", did you mean {' or '.join(map(repr, holding[:_MOST_SHOWN]))}?"
-        raise UnknownNameError(
-            "device-unknown",
-            f"there is no device profile {text[:100]!r}{mean}",
-            hint="run `odtpack devices list`, or give the path of a .toml file",
-        )
+        raise UnknownNameError("device-unknown", f"there is no device profile {text[:100]!r}{mean}")
     path = _profile_directory() / f"{full[0]}.toml"
     profile = parse_profile(_read(path), str(path))
     if profile.name != full[0]:
@@ -366,5 +361,4 @@ def _profile_directory() -> Path:
         "profiles-missing",
         "the installation carries no device profiles",
         where=str(package / "device_profiles"),
-        hint="reinstall odtpack, or give the path of a .toml profile",
     )

@@ -134,7 +134,7 @@ def _warnings(profile: DeviceProfile, counts: dict[str, int]) -> Iterator[str]:
     sustained, seconds = profile.sustained(), profile.throttle_seconds()
     if sustained is not None and sustained.low < 1 and seconds is None:
         yield (
-            "sustained_fraction is given without time_to_throttle: nobody can say when the "
+            "sustained_fraction is given without time_to_throttle: it is unknown when the "
             "device becomes slower"
         )
     if sustained is None and seconds is not None:

@@ -67,7 +67,7 @@ class CpuFigures(Strict):
     """What the processor computes.
 
     ``fp32_gemm`` is the rate of a large single-precision matrix product. Where
-    nobody measured it, it is ``fp32_peak`` times ``gemm_efficiency``.
+    it was not measured, it is ``fp32_peak`` times ``gemm_efficiency``.
     """
 
     clusters: list[Cluster] = Field(default_factory=list, max_length=16)

@@ -35,7 +35,7 @@ _SECONDS: Final = 60.0
 
 
 def allocator_overhead(allocator: Allocator) -> float | None:
-    """Bytes taken from the system per byte held; None where the system does not tell.
+    """Bytes taken from the system per byte held; None where the system does not say.
 
     Args:
         allocator: ``"arena"`` for ONNX Runtime's default, ``"heap"`` with the arena off.
@@ -64,7 +64,6 @@ def allocator_overhead(allocator: Allocator) -> float | None:
         raise OdtpackError(
             "allocator-not-measured",
             f"the process that measures ONNX Runtime's allocator gave no answer ({error})",
-            hint="run it again with ODTPACK_TRACEBACK=1",
         ) from error
 
 

@@ -41,7 +41,7 @@ class Calibration:
         core_flops: ``gemm_flops`` of one thread.
         node_us: Time of an operator that has nothing to do, in microseconds.
         profile_us: What a profile adds to the duration of each operator.
-        clock_hz: Clock of the processor as the system tells it; None if it does not.
+        clock_hz: Clock of the processor as the system reports it; None if it does not.
     """
 
     threads: int

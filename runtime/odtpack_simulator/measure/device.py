@@ -1,4 +1,4 @@
-"""Make a device profile of the machine at hand, through ONNX Runtime itself.
+"""Make a device profile of this machine, through ONNX Runtime itself.
 
 Rates are measured as :mod:`odtpack_simulator.measure.calibration` measures those of the
 host, so that a profile of this machine carries a time over unchanged. Each is repeated:
@@ -69,7 +69,7 @@ def measure_device(
         title: Name for people.
         threads: Threads that a training would use; by default one per performance core.
         effort: How much is measured.
-        on_progress: Told steps done, steps in all, and what comes next.
+        on_progress: Called with steps done, steps in all, and what comes next.
 
     Raises:
         OdtpackError: A name that no profile can have, threads out of range, or storage
@@ -107,15 +107,9 @@ def measure_device(
 
 def _check(name: str, title: str, threads: int | None) -> None:
     if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
-        raise OdtpackError(
-            "profile-name",
-            f"{name[:100]!r} cannot be the name of a profile",
-            hint="write vendor/device in lower case, for example acme/phone-1",
-        )
+        raise OdtpackError("profile-name", f"{name[:100]!r} cannot be the name of a profile")
     if not title or len(title) > 100:
-        raise OdtpackError(
-            "profile-title", "a title has 1 to 100 characters", hint='for example --title "Phone 1"'
-        )
+        raise OdtpackError("profile-title", "a title has 1 to 100 characters")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise OdtpackError(
             "threads-range",

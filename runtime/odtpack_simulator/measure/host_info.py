@@ -1,6 +1,6 @@
-"""What the system says of the machine at hand: memory, processors, clocks. Nothing is timed here.
+"""Host CPU, memory and clocks as the operating system reports them. Nothing is timed here.
 
-Linux tells most of it; elsewhere less is known, and what is not known stays None.
+Linux reports most of it; elsewhere less is known, and what is not known stays None.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def this_machine() -> Machine:
 
 
 def processor_name() -> str | None:
-    """Name of the processor as the system tells it; None if it does not."""
+    """Name of the processor as the system reports it; None if it does not."""
     name = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", _text(_CPU_INFO), re.M)
     return name[1].strip()[:200] if name else None
 
@@ -134,7 +134,7 @@ def _groups() -> tuple[CoreGroup, ...]:
     if not cores:
         return (CoreGroup(os.cpu_count() or 1, None),)
     if all(clock is None for clock in cores.values()):
-        # A virtual machine tells the clock of the moment, and no top clock.
+        # A virtual machine reports the clock of the moment, and no top clock.
         found = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", _text(_CPU_INFO), re.M)
         now = [float(mhz) * 1e6 for mhz in found]
         return (CoreGroup(len(cores), max(now) if now else None),)

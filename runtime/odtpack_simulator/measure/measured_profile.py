@@ -31,7 +31,7 @@ class Measurements:
         convolution: FLOP/s of a convolution.
         copy: Bytes per second that one thread copies.
         arena: Bytes mapped per byte that tensors hold, with ONNX Runtime's arena; None where
-            the system does not tell.
+            the system does not say.
         heap: The same with the arena off.
         storage: Times of the storage, and ``file_bytes``, the size of its file.
         file_bytes: See storage.
@@ -116,7 +116,7 @@ def _memory(machine: Machine, measured: Measurements, source: str) -> _Figure:
     figures: _Figure = {}
     ram = machine.ram_bytes
     if ram is None:
-        figures["ram"] = _unknown("the system does not tell it")
+        figures["ram"] = _unknown("the system does not report it")
         limit = _unknown("the memory of the machine is not known")
     else:
         figures["ram"] = _bytes(ram, "measured", f"as the system reports it: {source}")
@@ -139,7 +139,7 @@ def _memory(machine: Machine, measured: Measurements, source: str) -> _Figure:
     ):
         text = f"mapped per byte of {TENSORS} tensors of 16 KiB to 8 MiB, {what}: {source}"
         figures[f"{key}_overhead"] = (
-            _unknown("the system does not tell a process what it has mapped")
+            _unknown("the system does not report to a process what it has mapped")
             if ratio is None
             else _known(ratio, "1", "measured", text)
         )
@@ -173,7 +173,7 @@ def _cpu(machine: Machine, measured: Measurements, source: str) -> _Figure:
             {
                 "core": machine.processor[:64] if machine.processor else "not named",
                 "cores": _known(group.cores, "cores", "measured", cores),
-                "clock": _unknown("the system does not tell it")
+                "clock": _unknown("the system does not report it")
                 if group.clock_hz is None
                 else _known(group.clock_hz / 1e9, "GHz", "measured", f"{top}, {cores}"),
                 "fp32_peak": _unknown("not measured per cluster"),

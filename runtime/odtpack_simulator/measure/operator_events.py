@@ -57,7 +57,6 @@ def model_runs(file: Path) -> list[list[NodeRun]]:
             "profile-not-whole",
             f"ONNX Runtime's profile of a step ends after {file.stat().st_size} bytes.",
             where=str(file.parent),
-            hint="make room there, or set TMPDIR to a folder with more",
         ) from error
     runs: list[list[NodeRun]] = []
     nodes: list[NodeRun] = []

@@ -123,7 +123,7 @@ def _write(path: Path, chunk: bytes, count: int) -> float:
 def _drop(path: Path) -> str | None:
     """Drop a file from the page cache; the reason if it is still there."""
     if sys.platform != "linux":
-        return "this system does not tell which pages of a file are in memory"
+        return "this system does not report which pages of a file are in memory"
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if _cached_share(file) > _MOST_CACHED:
@@ -144,7 +144,7 @@ def _cached_share(file: io.FileIO) -> float:
         failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), length, present)
         del first  # a mapping that is referred to cannot be closed
     if failed:
-        raise OSError(ctypes.get_errno(), "the kernel does not tell which pages are in memory")
+        raise OSError(ctypes.get_errno(), "the kernel does not report which pages are in memory")
     return sum(page & 1 for page in present) / count
 
 

@@ -14,7 +14,7 @@ in execution order, an output
 
 A buffer is allocated when its first tensor is computed, and freed after the last
 node that reads any tensor in it: between two tensors that share it by rule 4 it
-stays allocated. What nobody reads is freed only at the end of the run.
+stays allocated. What is not read is freed only at the end of the run.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Planner:
         self._outputs = frozenset(graph.outputs)
         self._bound = self._outputs
         self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
-        # What nobody reads takes a buffer of its own, until the end.
+        # What is not read takes a buffer of its own, until the end.
         self._read = {n for node in graph.nodes for n in (*node.inputs, *node.implicit)}
         self._uses = self._count_uses()
         self._free: list[str] = []  # most recently freed last

@@ -1,7 +1,7 @@
 """The order in which ONNX Runtime executes the nodes of a graph.
 
 ONNX Runtime numbers nodes as they stand in the file and walks depth first from
-the nodes whose outputs nobody reads, the last of them first, to what they need,
+the nodes whose outputs are not read, the last of them first, to what they need,
 the producer with the highest number first; a node comes after everything that
 it needs (``GraphViewer``, its default order). The order in the file matters only
 through the numbers.

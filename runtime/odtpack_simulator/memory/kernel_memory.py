@@ -3,7 +3,7 @@
 Which outputs share their input's buffer stands in the kernels' registrations;
 which kernels allocate working memory, in their code. Both were established by
 running each operator alone on ONNX Runtime 1.31.1 with the arena on, whose
-profile tells the bytes in use before, during and after a node; the tests repeat
+profile gives the bytes in use before, during and after a node; the tests repeat
 that for the operators that training graphs contain.
 """
 
@@ -27,7 +27,7 @@ IN_PLACE: Final = frozenset(
         *("Tanh", "ThresholdedRelu", "Trilu"),
     }
 )
-"""Operators whose first output takes their first input's buffer if nobody else reads that.
+"""Operators whose first output takes their first input's buffer if nothing else reads that.
 
 Sizes must agree. Elementwise operators with two inputs are not among them, and
 of those with one only what ONNX Runtime counts as activations.

@@ -89,7 +89,7 @@ class MemoryPlan:
         return self.peak.nbytes * (1 + MARGIN) <= limit_bytes
 
     def phase_peaks(self, measured: Mapping[str, int] | None = None) -> list[PhasePeak]:
-        """The peak of every phase that a replay tells apart, in their order.
+        """The peak of every phase that a replay distinguishes, in their order.
 
         Args:
             measured: Bytes by phase as a replay measured them; none if it did not.

@@ -56,7 +56,7 @@ def fill_in(
     constants: Mapping[str, onnx.TensorProto],
     found: MutableMapping[str, Typed],
 ) -> None:
-    """Add types and shapes of node outputs that ``found`` lacks, where rules can tell.
+    """Add types and shapes of node outputs that ``found`` lacks, where rules give them.
 
     Args:
         nodes: Nodes in the order of execution.
@@ -210,7 +210,7 @@ def _infer_alike(
 
 
 def tensor_type(proto: onnx.TypeProto) -> Typed:
-    """Element type and dimensions of a type; type 0 for what is no tensor."""
+    """Element type and dimensions of a type; type 0 for what is not a tensor."""
     tensor = proto.tensor_type
     if not proto.HasField("tensor_type"):
         return 0, None

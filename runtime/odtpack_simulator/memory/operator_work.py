@@ -47,7 +47,7 @@ class Work:
     """Work of one run of an operator.
 
     Attributes:
-        flops: Operations; None where the shapes do not tell, or where it has no products.
+        flops: Operations; None where the shapes do not give them, or where it has no products.
         moved_bytes: Bytes that it must read and write at least once, whatever the caches hold.
     """
 

@@ -99,7 +99,7 @@ class MemoryMeter:
     """Peak of anonymous memory above where it stood when the meter was made.
 
     What was freed before is given back to the system first. Python that compiles its modules,
-    because nobody has stored their bytecode, leaves 2 MB of free heap, in which a small
+    because their bytecode is not stored, leaves 2 MB of free heap, in which a small
     training would hide.
 
     Attributes:
@@ -116,7 +116,7 @@ class MemoryMeter:
         try:
             self._base = _status()["RssAnon"]
         except (OSError, KeyError, ValueError):
-            self.unavailable = f"{sys.platform} does not tell a process its anonymous memory"
+            self.unavailable = f"{sys.platform} does not report to a process its anonymous memory"
             return
         if not self._reset():
             self._sampler = _Sampler()

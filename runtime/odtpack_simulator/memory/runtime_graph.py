@@ -43,7 +43,7 @@ class Value:
 
     Attributes:
         name: Its name.
-        itemsize: Bytes per element; 0 for text and for what is no tensor.
+        itemsize: Bytes per element; 0 for text and for what is not a tensor.
         dims: Shape as ONNX Runtime knows it when it plans: sizes, names of
             sizes, None for an unknown size; None as a whole if not even the
             rank is known.

@@ -140,11 +140,7 @@ class RayExecutor:
         try:
             import ray
         except ImportError as error:
-            raise OdtpackError(
-                "ray-missing",
-                "Ray is not installed.",
-                hint="pip install 'odtpack[ray]', or leave --ray out to use this machine's cores",
-            ) from error
+            raise OdtpackError("ray-missing", "Ray is not installed.") from error
         self._ray: Any = ray
         _check_address(address)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -295,15 +291,9 @@ def _check_address(address: str) -> None:
 
 
 def _unreachable(address: str) -> OdtpackError:
-    return OdtpackError(
-        "ray-unreachable",
-        f"No Ray cluster answers at '{address[:200]}'.",
-        hint="start one with `ray start --head`, or pass --ray local",
-    )
+    return OdtpackError("ray-unreachable", f"No Ray cluster answers at '{address[:200]}'.")
 
 
 def _lost(error: Exception) -> OdtpackError:
     what = f"A process that worked on a part of this ended: {type(error).__name__}"
-    return OdtpackError(
-        "worker-lost", f"{what}.", hint="it may have run out of memory: use fewer --jobs"
-    )
+    return OdtpackError("worker-lost", f"{what}.")

@@ -4,7 +4,7 @@ The training runs in a process of its own, which is really killed (SIGKILL), bet
 or in the middle of a save, while the temporary file holds a part of the checkpoint. A new
 process goes on from the last whole one. On a low-memory warning the process lives, saves,
 gives its memory back and starts anew. At the end every parameter, running statistic and moment
-is compared, bit by bit, with those of a training that nobody interrupted.
+is compared, bit by bit, with those of an uninterrupted training.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Log:
     freed: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, message: Message) -> None:
-        """Enter what a child tells."""
+        """Enter what a child reports."""
         match message["event"]:
             case "saved":
                 self.saves += 1
@@ -178,7 +178,7 @@ def interrupt(
 
 
 def _undisturbed(job: Job, folder: Path, stall_seconds: float) -> Path:
-    """The checkpoint at the end of the training that nobody interrupts."""
+    """The checkpoint at the end of the uninterrupted training."""
     kept = job.saved_checkpoint
     if job.keep_checkpoint is not None and kept.is_file():
         state = CheckpointState.load_checkpoint(kept)
@@ -189,7 +189,6 @@ def _undisturbed(job: Job, folder: Path, stall_seconds: float) -> Path:
                 f"The checkpoint stands at step {position.step}, and the training ends at "
                 f"{job.steps}.",
                 where=str(kept),
-                hint="keep the checkpoint of the same job",
             )
         return kept
     folder.mkdir()
@@ -231,8 +230,8 @@ def _run(
                 on_message(message)
     code = seen["exit"]["code"]
     if reached not in seen or (code == 0) == (kill is not None):
-        told = seen.get("out-of-memory", {}).get("message") or seen["exit"]["stderr"]
-        raise _failed(f"a training process ended with exit code {code}: {told}")
+        reason = seen.get("out-of-memory", {}).get("message") or seen["exit"]["stderr"]
+        raise _failed(f"a training process ended with exit code {code}: {reason}")
 
 
 def _torn_bytes(target: Path, pid: int) -> int:

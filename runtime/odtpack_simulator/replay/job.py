@@ -1,4 +1,4 @@
-"""What a child process is asked to do, and what it tells while it does it.
+"""What a child process is asked to do, and what it reports while it does it.
 
 A job is a JSON file; messages are JSON objects, one per line. Both name plain
 values only. The parent writes jobs and checks nothing else but messages, which

@@ -127,12 +127,12 @@ def hold_memory(
         base = anonymous_bytes(os.getpid())
         if base is not None:
             return {"method": "watchdog", "problem": None, "base_bytes": base}
-        problems.append(f"{sys.platform} does not tell the memory of a process")
+        problems.append(f"{sys.platform} does not report the memory of a process")
     return {"method": None, "problem": "; ".join(problems) or "no way to hold it was permitted"}
 
 
 def anonymous_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Anonymous memory of a process in bytes; None if it is gone or the system does not tell."""
+    """Anonymous memory of a process in bytes; None if it is gone or the system does not say."""
     with suppress(OSError, ValueError, IndexError):
         for line in (proc / str(pid) / "status").read_text().splitlines():
             if line.startswith("RssAnon:"):

@@ -62,10 +62,10 @@ def load_position(state: CheckpointState, job: Job, run: str) -> Position:
         content = json.loads(str(state.properties[PROPERTY]))
         position = Position(**content)
     except (ValueError, RecursionError, TypeError):
-        raise _bad(f"its property {PROPERTY} is no position", where) from None
+        raise _bad(f"its property {PROPERTY} is not a position", where) from None
     counts = (position.step, position.optimizer_step)
     if not isinstance(position.run, str) or any(type(count) is not int for count in counts):
-        raise _bad(f"its property {PROPERTY} is no position", where)
+        raise _bad(f"its property {PROPERTY} is not a position", where)
     if position.run != run:
         raise OdtpackError(
             "other-run",

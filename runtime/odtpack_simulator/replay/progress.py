@@ -1,4 +1,4 @@
-"""What a simulation tells while it runs."""
+"""What a simulation reports while it runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProgressReporter:
         self._tell(Progress(stage, detail, 0, steps, None, self._now.run + 1, self._now.runs))
 
     def message(self, message: Message) -> None:
-        """Take a child's message; what is no step is no progress."""
+        """Take a child's message; what is not a step is not progress."""
         if message["event"] == "step":
             done = self._now.step + 1
             self._tell(dataclasses.replace(self._now, step=done, loss=message["loss"]))

@@ -63,7 +63,7 @@ class ReplayResult:
         groups_after: The same after training.
         curve: Every evaluation, those before and after training included.
         peak_bytes: Peak of anonymous memory above the process's state before the
-            package was loaded; None if killed, or if this system cannot tell.
+            package was loaded; None if killed, or if this system does not report it.
         phase_peaks: The same by phase: ``loading``, ``evaluation``, ``step``, ``saving``.
         limit_bytes: The memory it was held to; None for no limit.
         limit_method: How it was held to it; None if it was not.
@@ -115,7 +115,7 @@ def run_training_child(
 
 
 def _take(message: Message, result: ReplayResult, phase: str) -> str:
-    """Enter what a message tells into the result; return the phase that is under way."""
+    """Enter what a message says into the result; return the phase that is under way."""
     match message["event"]:
         case "phase":
             return str(message["name"])
@@ -167,12 +167,12 @@ def _groups(sent: list[list[Any]]) -> list[Groups]:
 
 
 def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
-    """Tell a child that was killed, which is a result, from one that failed.
+    """Distinguish a child that was killed, which is a result, from one that failed.
 
     Raises:
         OdtpackError: ``replay-crashed``.
     """
-    # SIGKILL is the system's out-of-memory killer, SIGABRT a C++ exception nobody caught;
+    # SIGKILL is the system's out-of-memory killer, SIGABRT an uncaught C++ exception;
     # under a limit, code that does not check its allocations may crash as well.
     names = {"SIGKILL", "SIGABRT"} | ({"SIGSEGV"} if limited else set())
     code, last_words = message["code"], message["stderr"]
@@ -282,15 +282,13 @@ def _parse(line: bytes) -> Message:
         pass
     raise OdtpackError(
         "replay-crashed",
-        f"The training process wrote something that is no message: {line[:80]!r}",
+        f"The training process wrote something that is not a message: {line[:80]!r}",
     )
 
 
 def _stalled(seconds: float) -> OdtpackError:
     return OdtpackError(
-        "replay-stalled",
-        f"The training process was silent for {seconds:g} s and was ended.",
-        hint="use a smaller batch, or check that the machine is not swapping",
+        "replay-stalled", f"The training process was silent for {seconds:g} s and was ended."
     )
 
 

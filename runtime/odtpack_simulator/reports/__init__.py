@@ -50,7 +50,6 @@ def parse_destination(destination: str) -> tuple[str, Path]:
             "report-format-unknown",
             f"there is no report format {name[:40]!r}; known formats: {known}",
             where=destination[:200],
-            hint="write for example: --report html:report.html",
         )
     if not colon or not path:
         raise OdtpackError(

@@ -25,7 +25,7 @@ from odtpack_simulator.values.plain_text import clean
 
 MOST_OF_A_LEVEL: Final = 10
 MOST_MESSAGE: Final = 4_000
-"""Characters of a message; GitHub takes 64 KB, nobody reads as many."""
+"""Characters of a message; GitHub takes 64 KB, more than is read."""
 _MOST_TITLE: Final = 200
 _MOST_DEVICES: Final = 12
 

@@ -17,7 +17,7 @@ class OperatorCost(Part):
     """Time of one operator type over the profiled steps of the host.
 
     ``flops`` and ``moved_bytes`` are its arithmetic and its least memory traffic
-    over the same steps, as far as its shapes tell; null where they do not.
+    over the same steps, as far as its shapes give it; null where they do not.
     """
 
     op_type: Text

@@ -277,8 +277,5 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
         if key == "schema_version":
             problem += f"; this odtpack reads version {SCHEMA_VERSION}"
         raise OdtpackError(
-            "result-invalid",
-            f"the result file is wrong at {key}: {problem}",
-            where=str(file),
-            hint="write it again with `odtpack simulate`",
+            "result-invalid", f"the result file is wrong at {key}: {problem}", where=str(file)
         ) from error

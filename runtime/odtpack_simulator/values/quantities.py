@@ -69,7 +69,7 @@ class ThreadedQuantity(Quantity):
 
 
 class Unknown(Strict):
-    """A figure that nobody could name, with the reason; it reads as null."""
+    """A figure that is unknown, with the reason; it reads as null."""
 
     unknown: str = Field(min_length=3, max_length=1000)
 

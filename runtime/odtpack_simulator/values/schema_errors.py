@@ -142,7 +142,7 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
 
 
 def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
-    """Values of ``kind`` by which a variant of a union is told from the others."""
+    """Values of ``kind`` by which a variant of a union is distinguished from the others."""
     field = model.model_fields.get("kind")
     return () if field is None else get_args(field.annotation)
 

@@ -1,4 +1,4 @@
-"""Read a small text file that somebody else wrote."""
+"""Read a small text file from outside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
             f"{code}-missing",
             f"the {what} {path.name!r} {kind}",
             where=str(path),
-            hint="check the path",
         )
     try:
         with path.open("rb") as file:
@@ -58,9 +57,7 @@ def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, An
     except (ValueError, RecursionError) as error:
         detail = str(error) if isinstance(error, ValueError) else "nested too deeply"
         text = f"the {what} is not valid TOML: {detail[:200]}"
-        raise OdtpackError(
-            f"{code}-malformed", text, where=where, hint="correct it; toml.io shows the syntax"
-        ) from error
+        raise OdtpackError(f"{code}-malformed", text, where=where) from error
 
 
 def key_lines(text: str) -> dict[tuple[str, ...], int]:

@@ -4,7 +4,7 @@ Every quantity has one base unit in which the code computes: bytes, bytes per
 second, hertz, floating-point operations per second, seconds, watts, joules,
 and plain fractions. Decimal prefixes are powers of 1000 (``MB``), binary ones
 powers of 1024 (``MiB``); the spelling is case-sensitive because ``Mb`` means
-megabits and nobody should have to guess.
+megabits, and guessing must not be needed.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def format_number(value: float) -> str:
 def format_percent(share: float) -> str:
     """A share with one decimal, below one percent with two digits: ``16.1 %``, ``0.0057 %``.
 
-    What is only nearly all keeps the digits that tell: ``99.99 %``, ``100.02 %``.
+    What is only nearly all keeps the digits that matter: ``99.99 %``, ``100.02 %``.
     """
     percent = 100 * share
     if 0 < abs(percent) < 0.995:

@@ -23,7 +23,7 @@ from odtpack_simulator.values.quantities import Quantity, ThreadedQuantity, Unkn
 QUICK = Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)
 GIGA = 1e9
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,9 @@ def read(item: Item) -> tuple[str, str]:
 
 def refuse_odd(item: Item) -> int:
     if item.number % 2:
-        raise OdtpackError("odd", f"{item.number} is odd", where="here", hint="use another")
+        raise OdtpackError(
+            "bad-argument", f"{item.number} is odd", where="here", hint="use another"
+        )
     return item.number
 
 
@@ -80,7 +82,7 @@ def test_an_error_keeps_its_parts(executor: Executor) -> None:
     with pytest.raises(OdtpackError, match="3 is odd") as caught:
         executor.map(refuse_odd, [Item(2), Item(3), Item(4)])
     error = caught.value
-    assert (error.code, error.where, error.hint) == ("odd", "here", "use another")
+    assert (error.code, error.where, error.hint) == ("bad-argument", "here", "use another")
 
 
 @pytest.mark.parametrize("executor", ["two", "ray"], indirect=True)

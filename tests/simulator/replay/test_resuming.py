@@ -75,10 +75,10 @@ class TestKill:
         assert events[-3:] == ["trained", "compared", "exit"]
         assert kept.saved_checkpoint.read_bytes() == before
 
-    def test_nobody_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_process_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pauses, "PATIENCE_SECONDS", 0)
         told: list[object] = []
-        with pytest.raises(OdtpackError, match="nobody did"):
+        with pytest.raises(OdtpackError, match="and was not"):
             pauses.wait_to_be_killed(lambda *a, **k: told.append((a, k)), step=3, written=None)
         assert told == [(("paused",), {"step": 3, "written": None})]
 
@@ -101,14 +101,14 @@ class TestPosition:
         ("position", "problem"),
         [
             (None, "does not say at which step"),
-            ("", "is no position"),
-            ("[]", "is no position"),
-            ("[" * 100_000, "is no position"),
-            ('{"step": 3}', "is no position"),
-            ('{"step": 3, "optimizer_step": 3, "run": "x", "more": 1}', "is no position"),
-            ({"step": True}, "is no position"),
-            ({"step": 3.0}, "is no position"),
-            ({"run": 7}, "is no position"),
+            ("", "is not a position"),
+            ("[]", "is not a position"),
+            ("[" * 100_000, "is not a position"),
+            ('{"step": 3}', "is not a position"),
+            ('{"step": 3, "optimizer_step": 3, "run": "x", "more": 1}', "is not a position"),
+            ({"step": True}, "is not a position"),
+            ({"step": 3.0}, "is not a position"),
+            ({"run": 7}, "is not a position"),
             ({"step": -1}, "step -1 is not one of the 14 steps"),
             ({"step": 15}, "step 15 is not one of the 14 steps"),
             ({"optimizer_step": 13}, "has made 14 steps, and the position says 13"),

@@ -56,7 +56,7 @@ def _branch_result(
 ) -> ir.Value:
     """The output of the If that holds a value of one branch, added if there is none."""
     if not isinstance(value.type, ir.TensorType):
-        raise ctx.unsupported(f"its gradient reads {value.name!r}, which is no tensor")
+        raise ctx.unsupported(f"its gradient reads {value.name!r}, which is not a tensor")
     if value in back.body.outputs:
         return ctx.node.outputs[back.body.outputs.index(value)]
     index = back.append(value)
@@ -79,7 +79,7 @@ def _check(ctx: Context, holds: bool) -> None:
 
 
 def _complete(ctx: Context, outputs: int) -> None:
-    """Give the node the outputs at the end that nobody reads and that were left out."""
+    """Give the node the outputs at the end that are not read and that were left out."""
     count = len(ctx.node.outputs)
     if count < outputs:
         ctx.node.resize_outputs(outputs)

@@ -50,7 +50,7 @@ def _length(ctx: Context, value: ir.Value) -> int:
 
 
 def _spread(op: Ops, dx: ir.Value, rank: int, axis: int, size: int, picked: range) -> ir.Value:
-    """Element k of ``dx`` goes to ``picked[k]``; the others read a zero put behind the last."""
+    """Element k of ``dx`` goes to ``picked[k]``; the others read a zero put after the last."""
     behind = [int(i == axis) for i in range(rank)]
     source = np.full(size, len(picked), np.int64)
     source[list(picked)] = np.arange(len(picked))

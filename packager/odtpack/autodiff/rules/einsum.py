@@ -94,7 +94,7 @@ def _terms(ctx: Context) -> list[str]:
     """One label for each axis of every operand and, last, of the result."""
     left, arrow, output = ctx.string("equation", "").replace(" ", "").partition("->")
     terms = left.split(",")
-    if not arrow:  # in alphabetical order what stands once, behind what the dots stand for
+    if not arrow:  # in alphabetical order what stands once, after what the dots stand for
         counts = Counter(left.replace(",", "").replace(".", ""))
         once = sorted(label for label, count in counts.items() if count == 1)
         output = "..." * ("..." in left) + "".join(once)

@@ -156,7 +156,7 @@ def cumulative_sum(ctx: Context) -> Cotangents:
 def cumulative_product(ctx: Context) -> Cotangents:
     """dx_i is the sum of dy_j y_j over the products j that x_i is in, divided by x_i.
 
-    Behind the first zero nothing counts: every product from there on is zero whatever
+    After the first zero nothing counts: every product from there on is zero whatever
     changes. The first zero itself has the slope of the products without it.
     """
     op, x, axis, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()

@@ -54,7 +54,7 @@ def concat(ctx: Context) -> Cotangents:
 
 @vjp("Split")
 def split(ctx: Context) -> Cotangents:
-    """An output that nobody uses contributes zeros."""
+    """An unused output contributes zeros."""
     op, axis = ctx.op, ctx.axis()
     parts = []
     for index, output in enumerate(ctx.node.outputs):

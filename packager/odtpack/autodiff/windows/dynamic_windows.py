@@ -30,7 +30,7 @@ class OpenWindows:
         strides: Steps between windows.
         dilations: Distances between taps.
         before: INT64 vector [rank]: elements of padding in front of each axis.
-        after: The same behind each axis, so that the last window ends with it; negative
+        after: The same after each axis, so that the last window ends with it; negative
             where elements are left over.
         size: INT64 vector [rank]: sizes of the plane that the windows read.
         out: INT64 vector [rank]: number of windows along each axis.

@@ -23,7 +23,7 @@ class Windows:
         strides: Steps between windows.
         dilations: Distances between taps.
         before: Zeros in front of each axis.
-        after: Zeros behind each axis.
+        after: Zeros after each axis.
         size: Input sizes.
         out: Output sizes.
         groups: Number of groups.
@@ -161,7 +161,7 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
 def padding(
     ctx: Context, kernel: Sequence[int], strides: Sequence[int], size: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Declared elements of padding in front of and behind each spatial axis."""
+    """Declared elements of padding before and after each spatial axis."""
     rank, mode = len(kernel), ctx.string("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         total = [
@@ -183,7 +183,7 @@ def _positions(size: int, before: int, after: int, reach: int, stride: int, ceil
 
 def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
     """Scatter ``dy`` [N, O, out...] through ``w`` [O, C/G, k...] to [N, C, size...]."""
-    # Elements behind the last window are read by none; output_padding gives them back.
+    # Elements after the last window are read by none; output_padding gives them back.
     unread = [
         n + b + a - ((k - 1) * d + span)
         for n, b, a, k, d, span in zip(

@@ -119,7 +119,6 @@ def _digits() -> Arrays:
         raise OdtpackError(
             "demo-extra-missing",
             "the demo takes its digits from scikit-learn, which is not installed",
-            hint="pip install 'odtpack[demo]'",
         ) from error
     digits = load_digits()
     return {
@@ -135,9 +134,7 @@ def _make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OdtpackError(
-            "cannot-write",
-            f"--out {str(out)!r} cannot be made a folder: {error.strerror or error}",
-            hint="choose another folder",
+            "cannot-write", f"--out {str(out)!r} cannot be made a folder: {error.strerror or error}"
         ) from error
 
 

@@ -275,7 +275,7 @@ def _table(
 
     metric = result.objectives[0].name
 
-    def told(value: float | None, unit: str) -> str:
+    def shown(value: float | None, unit: str) -> str:
         return "unknown" if value is None else format_value(value, unit)
 
     rows = []
@@ -295,8 +295,8 @@ def _table(
                 if metric == "accuracy"
                 else format_number(quality),
                 format_bytes(each.peak_bytes),
-                told(each.time_s, "s"),
-                told(each.energy_j, "J"),
+                shown(each.time_s, "s"),
+                shown(each.energy_j, "J"),
                 f"{choice.batch_size}" + (f" in batches of {choice.micro_batch}" if cut else ""),
                 choice.frozen + stored,
                 f"{choice.optimizer}, rate {choice.learning_rate:g}",
@@ -321,7 +321,7 @@ def _check_folder(out: Path) -> list[str]:
     if found and RESULT not in found:
         raise OdtpackError(
             "folder-not-empty",
-            f"the folder {str(out)!r} holds files that are no result of a search",
+            f"the folder {str(out)!r} holds files that are not the result of a search",
             hint="choose an empty or a new folder (--out FOLDER)",
         )
     return [name for name in found if re.fullmatch(r"recipe-\d+\.toml", name)]

@@ -215,7 +215,7 @@ def simulate(
 
 
 def say_suggestion(result: SimulationResult) -> None:
-    """Print a budget to start from; it is not what mends a result that fails without one."""
+    """Print a budget to start from; it does not correct a result that fails without one."""
     from odtpack_simulator.budgets import suggest_budget
 
     _console.say()
@@ -258,6 +258,5 @@ def load_devices(names: list[str]) -> list[DeviceProfile]:
                 "device-twice",
                 f"two profiles are called {profile.name!r} and say different things",
                 where=name,
-                hint="give one of them another name",
             )
     return list(profiles.values())

@@ -33,11 +33,7 @@ def init(
     for path in (out, schema):
         check_writable(path, "--out")
     if out.exists() and not force:
-        raise OdtpackError(
-            "recipe-exists",
-            f"there is a file {str(out)!r} already",
-            hint="choose another name (--out recipe.toml), or replace it with --force",
-        )
+        raise OdtpackError("recipe-exists", f"there is a file {str(out)!r} already")
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
         with atomic_write(path) as stream:
             stream.write(text.encode())

@@ -58,25 +58,17 @@ def _kind(path: Path) -> str:
     if path.is_dir() or path.name.endswith("manifest.json"):
         return "package"
     if not path.is_file():
-        raise OdtpackError(
-            "not-found",
-            f"there is no file or folder {str(path)!r}",
-            hint="pass the folder of a package, a .onnx file or a checkpoint",
-        )
+        raise OdtpackError("not-found", f"there is no file or folder {str(path)!r}")
     try:
         with path.open("rb") as stream:
             identifier = stream.read(8)[4:]
     except OSError as error:
         raise OdtpackError(
-            "unreadable",
-            f"{str(path)!r} cannot be read: {error.strerror or error}",
-            hint="check its permissions",
+            "unreadable", f"{str(path)!r} cannot be read: {error.strerror or error}"
         ) from error
     if identifier == b"ORTM":
         raise OdtpackError(
-            "ort-format",
-            f"{str(path)!r} is a model in ORT format, which cannot be taken apart",
-            hint="inspect the .onnx file that it was converted from",
+            "ort-format", f"{str(path)!r} is a model in ORT format, which cannot be taken apart"
         )
     return "checkpoint" if identifier == b"ODTC" else "model"
 
@@ -183,7 +175,7 @@ def _model(path: Path) -> dict[str, Any]:
     if shared:
         _console.say("tensors that several places read, and that train as one", style="bold")
         for each in shared:
-            known = " (one parameter of the module)" if each.told else ""
+            known = " (one parameter of the module)" if each.one_parameter else ""
             _console.say(f"  {each.name}{known}: {', '.join(each.places)}")
         _console.say("  build --untie GLOB gives each place its own")
     _console.say("operators", style="bold")
@@ -206,7 +198,7 @@ def _model(path: Path) -> dict[str, Any]:
             for name, role, dtype, shape in parameters
         ],
         "shared": [
-            {"name": each.name, "places": list(each.places), "one_parameter": each.told}
+            {"name": each.name, "places": list(each.places), "one_parameter": each.one_parameter}
             for each in shared
         ],
         "operators": operators,

@@ -119,16 +119,13 @@ def _check_options(
 
     if (out is None) == (check is None):
         raise OdtpackError(
-            "out-or-check",
-            "either --out writes a configuration, or --check checks one",
-            hint="odtpack config PKG --out required_operators.config",
+            "out-or-check", "either --out writes a configuration, or --check checks one"
         )
     if both:
         raise OdtpackError(
             "types-twice",
             "--types limits each operator and --globally-allowed-types all of them alike: ONNX "
             "Runtime's build takes one or the other",
-            hint="leave one of them out",
         )
     if check is not None and limits:
         raise OdtpackError(
@@ -138,9 +135,7 @@ def _check_options(
             hint="leave them out",
         )
     if out is not None and data:
-        raise OdtpackError(
-            "option-not-used", "--data is what models are run with by --check", hint="leave it out"
-        )
+        raise OdtpackError("option-not-used", "--data is what models are run with by --check")
 
 
 def _runs(

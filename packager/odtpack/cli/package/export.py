@@ -129,7 +129,6 @@ def check_state(package: Package, state: CheckpointState, where: Path) -> None:
             f"the package has a parameter {item.name!r}, {item.dtype}{list(item.shape)}, and the "
             f"checkpoint {found}",
             where=str(where),
-            hint="pass a checkpoint that was trained from this package",
         )
 
 
@@ -152,7 +151,7 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
         if name not in available:
             raise UnknownNameError(
                 "unknown-output",
-                f"--outputs {name!r} is no value that the model computes from its data",
+                f"--outputs {name!r} is not a value that the model computes from its data",
                 where=str(package.eval_model),
                 hint=f"nearest to the loss are {near}",
             )

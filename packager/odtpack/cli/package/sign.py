@@ -41,9 +41,7 @@ def sign(
 
     if package is None and new_key is None:
         raise OdtpackError(
-            "nothing-to-sign",
-            "there is neither a package to sign nor a key to make",
-            hint="odtpack sign --new-key key.pem, then odtpack sign PKG --key key.pem",
+            "nothing-to-sign", "there is neither a package to sign nor a key to make"
         )
     if (package is None or new_key is not None) and key is not None:
         raise OdtpackError(

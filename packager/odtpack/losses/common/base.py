@@ -146,7 +146,6 @@ class Loss(abc.ABC):
                     "prediction-type",
                     f"{self.name} needs floating-point numbers as its {what}; {value.name!r} "
                     f"is of type {value.dtype.name}",
-                    hint="name another output as the loss's input",
                 )
         wanted = self.targets(predictions)
         for target, value in zip(wanted, values[len(predictions) :], strict=True):
@@ -156,7 +155,6 @@ class Loss(abc.ABC):
                     "target-type",
                     f"{self.name} needs {target.dtype.name} as its {target.name}; "
                     f"{value.name!r} is of type {value.dtype.name}",
-                    hint="name another value as the loss's input, or none for an input of its own",
                 )
 
     def _bad(self, option: str, must: str) -> OdtpackError:
@@ -173,11 +171,7 @@ def dims(value: ir.Value) -> Dims:
 
     found = dims_of(value)
     if found is None:
-        raise OdtpackError(
-            "unknown-rank",
-            f"the rank of the prediction {value.name!r} is unknown",
-            hint="export the model with shapes",
-        )
+        raise OdtpackError("unknown-rank", f"the rank of the prediction {value.name!r} is unknown")
     return found
 
 
@@ -199,9 +193,7 @@ def require_rank(loss: str, value: ir.Value, shape: str, least: int, most: int |
     found = rank(value)
     if found < least or (most is not None and found > most):
         raise OdtpackError(
-            "prediction-rank",
-            f"{loss} needs a prediction {shape}; {value.name!r} has rank {found}",
-            hint="name another output as the loss's input",
+            "prediction-rank", f"{loss} needs a prediction {shape}; {value.name!r} has rank {found}"
         )
 
 

@@ -34,7 +34,6 @@ class GroupRule:
                 raise OdtpackError(
                     "bad-group",
                     f"{name} of the group {self.pattern!r} is {value:g}; it must be 0 or more",
-                    hint="write for example: --group 'head.*:lr=10,decay=0'",
                 )
 
 
@@ -89,7 +88,7 @@ def resolve_groups(
             raise UnknownNameError(
                 "unknown-parameter",
                 f"--group {rule.pattern!r} "
-                + ("stands behind groups that match all of its parameters" if taken else
+                + ("comes after groups that match all of its parameters" if taken else
                    "matches no parameter that is trained"),
                 hint="put the narrower pattern first" if taken
                 else f"these are trained: {', '.join(list(ranks)[:4])}"

@@ -53,9 +53,7 @@ class Clip:
                 )
         if self.norm is not None and self.value is not None:
             raise OdtpackError(
-                "clipped-twice",
-                "gradients can be clipped by norm or by value, not by both",
-                hint="leave one of --clip-norm and --clip-value out",
+                "clipped-twice", "gradients can be clipped by norm or by value, not by both"
             )
 
 

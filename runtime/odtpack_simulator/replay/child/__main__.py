@@ -30,7 +30,7 @@ _ALLOCATION_FAILED = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run one job. The exit code is 0 whenever the outcome was told in a message."""
+    """Run one job. The exit code is 0 whenever the outcome was reported in a message."""
     channel = _claim_output()
     _die_with_parent()
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         job = Job.read(Path(arguments[0]))
         (train if job.task == "train" else time_steps)(job, send)
     except BrokenPipeError:
-        return 1  # nobody listens any more
+        return 1  # nothing reads the pipe any more
     except Exception as error:
         lift_limit()
         if _out_of_memory(error):

@@ -1,7 +1,7 @@
 """Stop a training at a chosen point, so that its parent can kill it exactly there.
 
 The child stands still between two steps, or inside the write of a checkpoint whose
-temporary file holds a part of it, tells its parent, and waits for SIGKILL. Nothing is
+temporary file holds a part of it, notifies its parent, and waits for SIGKILL. Nothing is
 cleaned up: no exception is raised and no ``finally`` runs.
 """
 
@@ -23,14 +23,14 @@ PATIENCE_SECONDS = 120.0
 
 
 def wait_to_be_killed(send: Callable[..., None], *, step: int, written: int | None) -> NoReturn:
-    """Tell the parent where the training stands, and wait.
+    """Report to the parent where the training stands, and wait.
 
     Raises:
-        OdtpackError: ``not-killed``: nobody did.
+        OdtpackError: ``not-killed``: it was not.
     """
     send("paused", step=step, written=written)
     time.sleep(PATIENCE_SECONDS)
-    raise OdtpackError("not-killed", "The training stopped to be killed, and nobody did.")
+    raise OdtpackError("not-killed", "The training stopped to be killed, and was not.")
 
 
 def stopping_write(after_bytes: int, stop: Callable[[int], NoReturn]) -> OpenFile:

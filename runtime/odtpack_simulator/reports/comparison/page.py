@@ -25,7 +25,7 @@ _STATES: Final[dict[Direction, str]] = {
 }
 _LEAST_SCALE: Final = 5.0
 _LARGEST_SCALE: Final = 100.0
-"""Percent at which a bar ends; the figure beside it tells the rest."""
+"""Percent at which a bar ends; the figure beside it gives the rest."""
 
 
 def render_comparison(comparison: Comparison) -> bytes:

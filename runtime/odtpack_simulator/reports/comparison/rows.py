@@ -1,7 +1,7 @@
 """What of a comparison shares a row: devices on which a figure changed alike, and checks alike.
 
 With 25 devices a row for each would hide what changed. A figure that does not depend on the
-device is told once; devices whose verdict changed have rows of their own, before the others.
+device is reported once; devices whose verdict changed have rows of their own, before the others.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class CheckLine:
-    """Checks of one metric that did not pass for one reason, told by the worst of them."""
+    """Checks of one metric that did not pass for one reason, shown for the worst of them."""
 
     outcome: str
     names: Names

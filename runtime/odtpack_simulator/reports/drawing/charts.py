@@ -1,6 +1,6 @@
 """The drawings with axes: loss, metric, working set and roofline, each from figures to inline SVG.
 
-Nothing is told by colour alone: limits are dashed lines with a letter, operators
+Nothing is shown by colour alone: limits are dashed lines with a letter, operators
 are numbered, and every figure stands beside its drawing as text.
 """
 

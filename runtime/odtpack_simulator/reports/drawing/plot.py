@@ -106,7 +106,7 @@ def marked_point(x: float, y: float, label: str, *, beside: bool = False) -> Mar
 
 
 def badge(x: float, y: float, text: str, *, open_: bool = False) -> Markup:
-    """A numbered disc at a point, told apart by its text and not by its colour."""
+    """A numbered disc at a point, distinguished by its text and not by its colour."""
     top = percent(1.0 - y)
     of = " open" if open_ else ""
     disc = element("circle", cx=percent(x), cy=top, r=9, class_=f"badge-disc{of}")

@@ -22,7 +22,7 @@ from odtpack_simulator.values.units import format_bytes, format_percent
 
 _TENSORS_SHOWN: Final = 12
 _LARGEST_SCALE: Final = 2.0
-"""A bar ends at this multiple of the limit; the figure beside it tells the rest."""
+"""A bar ends at this multiple of the limit; the figure beside it gives the rest."""
 _BREAKDOWN_WORDS: Final = {
     "parameters": "Parameters",
     "gradients": "Gradients",

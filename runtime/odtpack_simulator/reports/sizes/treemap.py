@@ -41,7 +41,7 @@ class Box:
 
 
 def treemap(root: Part, height: int) -> Markup:
-    """Draw the parts of a tree, three levels deep; hovering tells name and size.
+    """Draw the parts of a tree, three levels deep; hovering shows name and size.
 
     Args:
         root: The tree; parts without bytes are left out.
@@ -76,7 +76,7 @@ def _box(part: Part, box: Box, total: int, depth: int, path: str) -> list[Markup
         size = format_bytes(part.nbytes)
         needed = 2 * 5 + _CHARACTER * len(size)
         if not group and box.height >= 2 * _LEAST_TEXT[1] and needed <= box.width * WIDTH:
-            # A name that is cut off tells something; a figure would tell something wrong.
+            # A name that is cut off says something; a figure would say something wrong.
             roomy = "roomy" if needed > box.width * _PHONE else None
             children.append(element("text", size, x=5, y=29, class_=roomy))
     # A drawing of its own cuts off the text that does not fit.

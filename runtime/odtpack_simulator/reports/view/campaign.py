@@ -86,7 +86,7 @@ def campaign_rows(result: SimulationResult) -> list[CampaignRow]:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that nobody knows, what it leads to, and on which devices."""
+    """Something unknown, what it leads to, and on which devices."""
 
     outcome: str
     figures: str
@@ -157,7 +157,7 @@ def interruption_words(info: InterruptionInfo) -> str:
     phrases: dict[Literal["step", "save", "memory warning"], str] = {
         "step": "killed between two steps",
         "save": "killed while it wrote a checkpoint",
-        "memory warning": "told that memory was low",
+        "memory warning": "warned that memory was low",
     }
     parts = [f"{phrases[kind]} {_times(kinds[kind])}" for kind in phrases if kinds[kind]]
     what = f"The training was {_listed(parts)}" if parts else "The training was not interrupted"

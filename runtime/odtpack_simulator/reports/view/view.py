@@ -97,7 +97,7 @@ def tally(result: SimulationResult) -> list[tuple[Verdict, str]]:
 
 
 def not_validated_words(result: SimulationResult) -> str:
-    """A sentence where verdicts rest on profiles that nobody compared with the device."""
+    """A sentence where verdicts rest on profiles that were not compared with the device."""
     total = len(result.devices)
     open_ones = sum(not device.validated for device in result.devices)
     if not open_ones:
@@ -242,7 +242,7 @@ def name_list(names: Sequence[str], most: int = 3) -> str:
 
 
 def subject_words(result: SimulationResult) -> str:
-    """Of which commit the result is, and when it was made; empty where nobody knows."""
+    """Of which commit the result is, and when it was made; empty where that is unknown."""
     origin = result.origin
     parts = [f"commit {origin.commit[:12]}"] if origin.commit else []
     if origin.date:
@@ -269,7 +269,7 @@ def learned_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
     if training.metric_name and training.metric_after is not None:
         before = training.metric_before
         start = ""
-        if before is not None:  # a unit stands once, behind both
+        if before is not None:  # a unit stands once, after both
             start = f"{metric_text(result, before).removesuffix(' %')} → "
         text = f"{start}{metric_text(result, training.metric_after)}"
         figures.append((training.metric_name.capitalize(), text, held))

@@ -65,7 +65,7 @@ class GateFunction:
 
     @property
     def slope_needs_input(self) -> bool:
-        """Whether the slope cannot be told from the output."""
+        """Whether the slope cannot be computed from the output."""
         known = self.name in ("tanh", "sigmoid", "relu", "hardsigmoid")
         return not known or self.clip is not None
 

@@ -48,7 +48,7 @@ def _open(ctx: Context) -> tuple[ir.Value | None, ir.Value | None]:
 def read_windows(ctx: Context) -> Windows:
     """The windows of the convolution from Y [N, O, ...] to X [N, C, ...]; weight [C, O/G, ...].
 
-    Behind the last window there is only as much padding as it reads.
+    After the last window there is only as much padding as it reads.
     """
     x, w, y = ctx.x(), ctx.x(1), ctx.y()
     rank = ctx.rank(x) - 2

@@ -60,7 +60,7 @@ def grid_sample(ctx: Context) -> Cotangents:
 
 @vjp("AffineGrid", since=20)
 def affine_grid(ctx: Context) -> Cotangents:
-    """grid [N, P, r] = base [P, r] A^T + b, where theta [N, r, r + 1] is A with b behind.
+    """grid [N, P, r] = base [P, r] A^T + b, where theta [N, r, r + 1] is A with b appended.
 
     The operator itself makes ``base``: it is the grid of the identity.
     """

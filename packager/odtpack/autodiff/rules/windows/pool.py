@@ -61,7 +61,7 @@ def max_pool(ctx: Context) -> Cotangents:
 def _unpool(ctx: Context, win: Windows) -> ir.Value:
     """Windows that tile the plane: find each maximum's position, then MaxUnpool.
 
-    The positions are found in the forward pass, behind the pool, so that they and not the
+    The positions are found in the forward pass, after the pool, so that they and not the
     pool's input, several times their size, wait in memory for the backward pass.
     """
     op, x, y = ctx.op, ctx.x(), ctx.y()
@@ -89,7 +89,7 @@ def _unpool(ctx: Context, win: Windows) -> ir.Value:
 def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
     """Offset of each window's first maximum from the window's corner, flat, as float32.
 
-    The taps of a window are told apart by moving the column within the window to the
+    The taps of a window are distinguished by moving the column within the window to the
     front, one transpose of a matrix with ``size`` columns, and cutting the rows apart.
     """
     (_, width), size = win.size, win.kernel[0]
