@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from odtpack.fit.outcome import json_schema as fit_json_schema
-from odtpack.package import manifest_schema as manifest
 from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
@@ -23,6 +22,7 @@ from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes
+from scripts import manifest_schema as manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too

@@ -136,5 +136,10 @@ def test_public_names_exist_and_are_documented(module: str, names: str) -> None:
 def test_what_modules_export_is_public() -> None:
     """The names in ``__all__`` of what users import are those of the page."""
     listed = {module: set(re.findall(r"`(\w+)`", names)) for module, names in PUBLIC}
-    for module in ("odtpack_runtime", "odtpack.artifacts", "odtpack.onnxblock"):
+    for module in (
+        "odtpack_runtime",
+        "odtpack_simulator",
+        "odtpack.artifacts",
+        "odtpack.onnxblock",
+    ):
         assert set(import_module(module).__all__) == listed[module], module

@@ -18,7 +18,6 @@ from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
 from odtpack.passes import batch_norm, gelu
-from odtpack.targets import MAX_OPSET, MIN_OPSET
 from tests.autodiff.cases import (
     elementwise,
     index,
@@ -49,8 +48,8 @@ from tests.autodiff.oracle import (
     session,
     spread,
 )
-from tests.autodiff.rule_reads import attributes, compared_words
 from tests.autodiff.representatives import representatives
+from tests.autodiff.rule_reads import attributes, compared_words
 from tests.autodiff.versions import at_every_version
 from tests.sweep import split
 

@@ -15,9 +15,9 @@ from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES, make_loss, parse_options
 from odtpack.optimizers import OPTIMIZERS
-from odtpack.package.manifest_schema import manifest_schema
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.training.data import load_dataset
+from scripts.manifest_schema import manifest_schema
 from tests.losses.cases import CASES, normal
 from tests.losses.harness import package, shifted
 from tests.packaging_tools import open_training

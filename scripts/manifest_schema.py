@@ -9,8 +9,8 @@ from __future__ import annotations
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS, Optimizer
 from odtpack.option import Option, options_of
-from odtpack.package.record_schema import Schema, record_schema
 from odtpack_runtime.package.manifest import Manifest
+from scripts.record_schema import Schema, record_schema
 
 _TYPES = {bool: "boolean", int: "integer", float: "number"}
 
