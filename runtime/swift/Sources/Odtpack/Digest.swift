@@ -9,7 +9,8 @@ func sha256(_ data: Data) -> String {
 }
 
 func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
-  try Curve25519.Signing.PublicKey(rawRepresentation: key).isValidSignature(signature, for: text)
+  guard let key = try? Curve25519.Signing.PublicKey(rawRepresentation: key) else { return false }
+  return key.isValidSignature(signature, for: text)
 }
 #else
 func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
@@ -66,6 +67,7 @@ func sha256(_ data: Data) -> String {
   tail += [UInt8](repeating: 0, count: (119 - data.count % 64) % 64)
   tail += withUnsafeBytes(of: UInt64(data.count * 8).bigEndian, Array.init)
   var state = initial
+  let keys = keys
   withUnsafeTemporaryAllocation(of: UInt32.self, capacity: 64) { w in
     func turn(_ x: UInt32, _ n: UInt32) -> UInt32 { x >> n | x << (32 - n) }
     func digest(_ blocks: UnsafeRawBufferPointer) {

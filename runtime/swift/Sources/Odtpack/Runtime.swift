@@ -142,8 +142,8 @@ public final class ORTValue {
     guard isTensor == 1 else { throw mismatch("an output is no tensor") }
     let info = try make { api.GetTensorTypeAndShape(handle, $0) }
     defer { api.ReleaseTensorTypeAndShapeInfo(info) }
-    let (type, shape) = try Self.describe(info)
-    guard let type else { throw mismatch("an output has an unknown type") }
+    let (element, shape) = try Self.describe(info)
+    guard let type = element else { throw mismatch("an output has an unknown type") }
     try check(api.GetTensorMutableData(handle, &data))
     (elementType, self.shape, self.handle, release) = (type, shape, handle, {})
     bytes = data ?? UnsafeMutableRawPointer(bitPattern: 64)!
@@ -185,9 +185,12 @@ public final class ORTValue {
   func copy(from source: UnsafeRawPointer?) {
     if let source, byteCount > 0 { memcpy(bytes, source, byteCount) }
   }
-  /// A part of the same memory, from an element on.
-  func part(_ offset: Int, _ shape: [Int]) throws -> ORTValue {
-    try ORTValue(elementType, shape, bytes + offset * elementType.size) { [self] in _ = self }
+  /// A part of the same memory, from an element on: a batch of all samples, for example.
+  public func part(_ offset: Int, _ shape: [Int]) throws -> ORTValue {
+    guard offset >= 0, offset + shape.reduce(1, *) <= count else {
+      throw OdtpackError("buffer-size", "\(shape) from \(offset) on is no part of \(description).")
+    }
+    return try ORTValue(elementType, shape, bytes + offset * elementType.size) { [self] in _ = self }
   }
   /// The same values in another floating type.
   func converted(to type: ElementType) throws -> ORTValue {

@@ -12,6 +12,9 @@ public final class ORTTrainingSession {
   private var bound: [String: ORTValue] = [:], trainable: [Spec] = []
   private var training: Graph!, evaluation: Graph?, optimizer: Optimizer?
   private var schedule: (schedule: Schedule, rate: Double)?
+  private var batches = 0
+  /// Batches per optimizer step: the gradient of each is divided by this number.
+  public let accumulationSteps: Int
 
   /// Train a package with its models and session options.
   public convenience init(
@@ -25,7 +28,7 @@ public final class ORTTrainingSession {
   }
   /// The former initializer. The models lie in the folder of their package.
   public convenience init(
-    env: ORTEnv, sessionOptions: ORTSessionOptions, checkpoint: ORTCheckpoint,
+    env: ORTEnv, sessionOptions: ORTSessionOptions, checkPoint checkpoint: ORTCheckpoint,
     trainModelPath: String, evalModelPath: String? = nil, optimizerModelPath: String? = nil
   ) throws {
     let folder = (trainModelPath as NSString).deletingLastPathComponent
@@ -43,6 +46,7 @@ public final class ORTTrainingSession {
   ) throws {
     (self.env, self.package, self.checkpoint) = (env, package, checkpoint)
     state = checkpoint.state
+    accumulationSteps = max(try package.manifest["accumulation_steps"].whole(1), 1)
     reset = try ORTValue(.bool, [1])
     let trainModel = try Model(env, trainModelPath, sessionOptions)
     let evalModel = try evalModelPath.map { try Model(env, $0, sessionOptions) }
@@ -80,6 +84,44 @@ public final class ORTTrainingSession {
     try requireOptimizer().makeStep()
   }
 
+  /// A training step and, where they are due, the optimizer's step, the schedule's and the reset.
+  /// Returns the loss of the batch.
+  @discardableResult
+  public func trainBatch(_ inputs: [ORTValue]) throws -> Double {
+    let loss = try trainStep(withInputValues: inputs)[0].scalar
+    batches += 1
+    if batches % accumulationSteps != 0 { return loss }
+    try optimizerStep()
+    if schedule != nil { try schedulerStep() }
+    try lazyResetGrad()
+    return loss
+  }
+  /// The mean loss over batches, where each sample counts alike, and the share of labels whose
+  /// score is the highest; that is nil where the model has no labels or no scores for them.
+  public func evaluate<Batches: Sequence<[ORTValue]>>(
+    _ batches: Batches
+  ) throws -> (loss: Double, accuracy: Double?) {
+    var loss = 0.0, samples = 0, right = 0, labels = 0
+    let place = package.inputs.firstIndex { $0.name == "labels" && $0.classCount > 0 }
+    for batch in batches {
+      let results = try evalStep(withInputValues: batch)
+      let size = batch.first?.shape.first ?? 1
+      (loss, samples) = (loss + results[0].scalar * Double(size), samples + size)
+      guard let place, batch[place].elementType == .int64 else { continue }
+      let spec = package.inputs[place], shape = batch[place].shape + [spec.classCount]
+      guard let scores = results.dropFirst().first(where: { $0.shape == shape }),
+        scores.elementType.isFloating
+      else { continue }
+      for (i, label) in batch[place].elements(Int64.self).enumerated()
+      where spec.ignored.map(Int64.init) != label {
+        let own = (0..<spec.classCount).map { scores.real(i * spec.classCount + $0) }
+        right += own[Int(label)] == own.max() ? 1 : 0
+        labels += 1
+      }
+    }
+    return (loss / Double(samples), labels == 0 ? nil : Double(right) / Double(labels))
+  }
+
   public func setLearningRate(_ rate: Float) throws { try requireOptimizer().setRate(rate) }
   public func getLearningRate() throws -> Float {
     _ = try requireOptimizer()
@@ -87,10 +129,6 @@ public final class ORTTrainingSession {
   }
   /// Number of optimizer steps made, those before a resumed checkpoint included.
   public var stepCount: Int { state.optimizer?.step ?? 0 }
-  /// Batches per optimizer step: the gradient of each is divided by this number.
-  public func accumulationSteps() throws -> Int {
-    try package.manifest["accumulation_steps"].whole(1)
-  }
 
   /// Let the rate follow a schedule, which is saved with the checkpoint.
   public func setSchedule(_ schedule: Schedule, initialRate: Double) throws {
