@@ -5,6 +5,8 @@
 //     kit hostile                          reads what standard input names; see Hostile.swift
 //     kit save CHECKPOINT FILE NUMBER EXTERNAL_ABOVE      saves again and again, until it is killed
 //     kit read FILE                        prints the number in a checkpoint of `save`
+//     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.swift
+//     kit signature PACKAGE                opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
 import Foundation
 
@@ -18,6 +20,11 @@ do {
   case "save":
     try saveForever(arguments[1], arguments[2], Int64(arguments[3])!, Int(arguments[4])!)
   case "read": try printNumber(arguments[1])
+  case "former":
+    try trainFormerly(
+      arguments[1], arguments[2], arguments[3], arguments[4],
+      arguments.dropFirst(5).map { NSNumber(value: Int($0)!) })
+  case "signature": _ = try TrainingPackage(path: arguments[1], publicKey: Data(count: 32))
   case "benchmark":
     let limit = arguments.count > 3 ? Int(arguments[3]) : nil
     print(

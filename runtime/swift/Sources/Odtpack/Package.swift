@@ -1,6 +1,5 @@
 // A package: a folder whose files are those that its manifest describes
 // (docs/formats/package.md).
-import COnnxRuntime
 import Foundation
 
 /// A parameter, or a user's input or output, as the manifest describes it.
@@ -112,15 +111,12 @@ public final class TrainingPackage {
         ["optimization_level": "extended", "memory_pattern": false, "config": config],
         name: "session")
     }
-    let levels = [
-      "disabled": ORT_DISABLE_ALL, "basic": ORT_ENABLE_BASIC, "extended": ORT_ENABLE_EXTENDED,
-      "all": ORT_ENABLE_ALL,
-    ]
-    guard let level = levels[try session["optimization_level"].text("all")] else {
-      throw invalid("there is no such optimization level")
-    }
+    guard
+      let level = ORTGraphOptimizationLevel(
+        rawValue: try session["optimization_level"].text("all"))
+    else { throw invalid("there is no such optimization level") }
     let options = try ORTSessionOptions()
-    try check(api.SetSessionGraphOptimizationLevel(options.handle, level))
+    try options.setGraphOptimizationLevel(level)
     if try !session["memory_pattern"].flag(true) { try check(api.DisableMemPattern(options.handle)) }
     if try !session["arena"].flag(true) { try check(api.DisableCpuMemArena(options.handle)) }
     if try !session["prepacking"].flag(true) {

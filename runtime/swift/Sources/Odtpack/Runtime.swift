@@ -50,6 +50,10 @@ public final class ORTEnv {
   }
 }
 
+public enum ORTGraphOptimizationLevel: String {
+  case none = "disabled", basic, extended, all
+}
+
 public final class ORTSessionOptions {
   let handle: OpaquePointer
 
@@ -58,6 +62,13 @@ public final class ORTSessionOptions {
 
   public func setIntraOpNumThreads(_ count: Int) throws {
     try check(api.SetIntraOpNumThreads(handle, Int32(min(max(count, 0), 1024))))
+  }
+  public func setGraphOptimizationLevel(_ level: ORTGraphOptimizationLevel) throws {
+    let levels: [ORTGraphOptimizationLevel: GraphOptimizationLevel] = [
+      .none: ORT_DISABLE_ALL, .basic: ORT_ENABLE_BASIC, .extended: ORT_ENABLE_EXTENDED,
+      .all: ORT_ENABLE_ALL,
+    ]
+    try check(api.SetSessionGraphOptimizationLevel(handle, levels[level]!))
   }
   public func addConfigEntry(withKey key: String, value: String) throws {
     try check(api.AddSessionConfigEntry(handle, key, value), "manifest-invalid")
