@@ -19,7 +19,7 @@ import onnxruntime
 import pytest
 
 from odtpack.optimizers import Clip, GroupRule, make_optimizer
-from odtpack.update import Update
+from odtpack.package.optimizer_update import Update
 from odtpack_runtime import (
     CheckpointState,
     Module,
@@ -30,6 +30,7 @@ from odtpack_runtime import (
 from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.self_check import loss_of
 from tests import zoo
 from tests.kits import swift_kit
 from tests.kits.swift_kit import KIT, ROOT, command, in_toolchain, measure, run, save_batch
@@ -99,7 +100,7 @@ def train(
         losses.append(float(module(*batches[step % len(batches)].values())))
         optimizer.step()
         module.lazy_reset_grad()
-    loss = float(module.eval()(*batches[0].values()))
+    loss = loss_of(module.eval()(*batches[0].values()))
     CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
     return losses, loss
 
@@ -373,7 +374,8 @@ TRAIN = """
 import Foundation
 let words = CommandLine.arguments
 var left = Int(words[3])!
-let trainer = Trainer(package: URL(fileURLWithPath: words[1]), files: URL(fileURLWithPath: words[2]))
+let (package, files) = (URL(fileURLWithPath: words[1]), URL(fileURLWithPath: words[2]))
+let trainer = Trainer(package: package, files: files)
 let isDone = try trainer.run {
   left -= 1
   if words.count > 4 && left == 0 { trainer.stop(words[4]) }

@@ -82,9 +82,9 @@ final class Graph {
   private var inputPlaces: [Int] = [], outputPlaces: [Int] = []
   private let loss: ORTValue?
 
-  init(_ model: Model, _ package: TrainingPackage, _ bound: [String: ORTValue]) throws {
-    (self.model, specs) = (model, package.inputs)
-    let first = package.outputs[0]
+  init(_ model: Model, _ inputs: [Spec], _ outputs: [Spec], _ bound: [String: ORTValue]) throws {
+    (self.model, specs) = (model, inputs)
+    let first = outputs[0]
     loss = first.sizes.isEmpty ? try ORTValue(first.type, []) : nil
     func bind(_ values: [Model.Value], _ specs: [Spec], _ places: inout [Int]) throws
       -> [(String, ORTValue?)]
@@ -115,9 +115,9 @@ final class Graph {
       }
       return result
     }
-    let inputs = try bind(model.values(inputs: true), package.inputs, &inputPlaces)
-    let outputs = try bind(model.values(inputs: false), package.outputs, &outputPlaces)
-    arguments = Arguments(inputs, outputs)
+    arguments = Arguments(
+      try bind(model.values(inputs: true), inputs, &inputPlaces),
+      try bind(model.values(inputs: false), outputs, &outputPlaces))
   }
 
   func run(_ values: [ORTValue]) throws -> [ORTValue] {

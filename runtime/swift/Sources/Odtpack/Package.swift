@@ -43,7 +43,8 @@ struct Spec {
 public final class TrainingPackage {
   public let folder: String
   let manifest: Json
-  let inputs: [Spec], outputs: [Spec], parameters: [Spec]
+  let inputs: [Spec], parameters: [Spec]
+  let outputs: [Spec], evaluationOutputs: [Spec]
 
   /// Open a folder and check its files' paths, sizes and hashes, and given a public key, the 32
   /// bytes of one of Ed25519, the signature.
@@ -70,6 +71,7 @@ public final class TrainingPackage {
     }
     inputs = try manifest["inputs"].list().map(Spec.init)
     outputs = try manifest["outputs"].list().map(Spec.init)
+    evaluationOutputs = outputs + (try manifest["evaluation_outputs"].list([]).map(Spec.init))
     parameters = try manifest["parameters"].list().map(Spec.init)
     if outputs.isEmpty { throw invalid("there are no outputs") }
     var seen: Set = ["manifest.json", "manifest.sig"]

@@ -56,8 +56,10 @@ public final class ORTTrainingSession {
       ElementType(name: layout["dtype"].text("float32")), elements: layout["elements"].whole())
     bound["lazy_reset_grad"] = reset
     try lazyResetGrad()
-    training = try Graph(trainModel, package, bound)
-    evaluation = try evalModel.map { try Graph($0, package, bound) }
+    training = try Graph(trainModel, package.inputs, package.outputs, bound)
+    evaluation = try evalModel.map {
+      try Graph($0, package.inputs, package.evaluationOutputs, bound)
+    }
     optimizer = try optimizerModel.map { try Optimizer($0, package.manifest, state, trainable) }
     bound = [:]
   }
@@ -176,7 +178,9 @@ public final class ORTTrainingSession {
   }
 
   public func inputNames(withTraining: Bool) -> [String] { package.inputs.map(\.name) }
-  public func outputNames(withTraining: Bool) -> [String] { package.outputs.map(\.name) }
+  public func outputNames(withTraining isTraining: Bool) -> [String] {
+    (isTraining ? package.outputs : package.evaluationOutputs).map(\.name)
+  }
 
   /// All parameters, or the trainable ones, one after the other in the order of the manifest.
   public func toBuffer(withTrainable onlyTrainable: Bool) throws -> ORTValue {
