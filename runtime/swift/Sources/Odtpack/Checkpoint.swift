@@ -46,7 +46,7 @@ public final class ORTCheckpoint {
   public var isNominal: Bool { state.isNominal }
   public var parameterNames: [String] { state.parameters.keys.sorted() }
 
-  /// The parameter itself, not a copy: it shows the training's progress, and what is written to
+  /// The parameter itself, not a copy: it shows the training's progress, and what is written into
   /// its elements counts in the next step.
   public func parameter(_ name: String) throws -> ORTValue {
     try state.requireValues()
@@ -76,7 +76,7 @@ public final class ORTCheckpoint {
       if isFree {
         state.parameters[name]!.value = parameter.value
       } else {
-        state.parameters[name]!.value.copy(from: parameter.value.bytes)
+        state.parameters[name]!.value.copy(from: parameter.value)
       }
     }
     state.isNominal = false
@@ -117,7 +117,7 @@ public final class ORTCheckpoint {
         }
         let copies = try moments.map { moment in
           let copy = try ORTValue(moment.elementType, moment.shape)
-          copy.copy(from: moment.bytes)
+          copy.copy(from: moment)
           return copy
         }
         carried!.moments.append((name, copies))
@@ -125,7 +125,7 @@ public final class ORTCheckpoint {
       }
     }
     for name in names {
-      state.parameters[name]!.value.copy(from: from.parameters[name]!.value.bytes)
+      state.parameters[name]!.value.copy(from: from.parameters[name]!.value)
     }
     state.properties.merge(from.properties) { $1 }
     state.optimizer = carried

@@ -55,6 +55,9 @@ final class OutputFile {
       done += max(written, 0)
     }
   }
+  func write(_ value: ORTValue) throws {
+    try withExtendedLifetime(value) { try write(value.bytes, value.byteCount) }
+  }
   func write(_ bytes: [UInt8]) throws {
     try bytes.withUnsafeBytes { if let start = $0.baseAddress { try write(start, $0.count) } }
   }

@@ -119,7 +119,7 @@ func writeInference(
     let outer = [0x2A] + varint(head.count + value.byteCount)
     head = [0x3A] + varint(outer.count + head.count + value.byteCount) + outer + head
     try put(head, head.count)
-    try put(value.bytes, value.byteCount)
+    try withExtendedLifetime(value) { try put(value.bytes, value.byteCount) }
   }
 }
 

@@ -5,17 +5,20 @@ import Foundation
 /// A loaded model, and arguments of its runs at fixed addresses: nothing is copied.
 final class Model {
   let handle: OpaquePointer
+  private let env: ORTEnv
 
   init(_ env: ORTEnv, _ path: String, _ options: ORTSessionOptions) throws {
     guard isRegularFile(path) else {
       throw OdtpackError("model-not-found", "There is no model \(path).")
     }
+    self.env = env
     let hint = "build the package for this ONNX Runtime"
     handle = try make("model-not-loadable", hint: hint) {
       api.CreateSession(env.handle, path, options.handle, $0)
     }
   }
   init(_ env: ORTEnv, _ bytes: [UInt8], _ options: ORTSessionOptions) throws {
+    self.env = env
     handle = try make("model-not-loadable") {
       api.CreateSessionFromArray(env.handle, bytes, bytes.count, options.handle, $0)
     }
@@ -133,7 +136,7 @@ final class Graph {
         return try ORTValue(owning: arguments.outputs[place]!)
       }
       let copy = try ORTValue(loss.elementType, [])  // it stays while the next step runs
-      copy.copy(from: loss.bytes)
+      copy.copy(from: loss)
       return copy
     }
   }

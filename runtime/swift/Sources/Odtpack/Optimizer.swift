@@ -149,7 +149,7 @@ final class Optimizer {
       }
     }
     for (name, values) in placed.moments where isSame {
-      for (value, source) in zip(values, old[name]!) { value.copy(from: source.bytes) }
+      for (value, source) in zip(values, old[name]!) { value.copy(from: source) }
     }
     state.optimizer = placed
   }

@@ -97,22 +97,28 @@ public enum ElementType: Int, CaseIterable {
   }
 }
 
+private final class Memory {
+  private let start: UnsafeMutableRawPointer
+
+  init(_ start: UnsafeMutableRawPointer) { self.start = start }
+  deinit { free(start) }
+}
+
 /// An array in row-major order, and the same memory as ONNX Runtime sees it.
 public final class ORTValue {
   public let elementType: ElementType
   public let shape: [Int]
   public let bytes: UnsafeMutableRawPointer
   let handle: OpaquePointer
-  private let release: () -> Void  // keeps what owns the memory until then
+  private let owner: AnyObject?  // of the memory
   private static let cpu = try! make {
     api.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeCPU, $0)
   }
 
   private init(
-    _ type: ElementType, _ shape: [Int], _ bytes: UnsafeMutableRawPointer,
-    release: @escaping () -> Void
+    _ type: ElementType, _ shape: [Int], _ bytes: UnsafeMutableRawPointer, owner: AnyObject
   ) throws {
-    (elementType, self.shape, self.bytes, self.release) = (type, shape, bytes, release)
+    (elementType, self.shape, self.bytes, self.owner) = (type, shape, bytes, owner)
     handle = try make {
       api.CreateTensorWithDataAsOrtValue(
         Self.cpu, bytes, shape.reduce(type.size, *), shape.map(Int64.init), shape.count,
@@ -125,7 +131,8 @@ public final class ORTValue {
       throw OdtpackError("out-of-memory", "There is no memory for an array of shape \(shape).")
     }
     let start = (UInt(bitPattern: memory) + 63) & ~63
-    try self.init(type, shape, UnsafeMutableRawPointer(bitPattern: start)!) { free(memory) }
+    let bytes = UnsafeMutableRawPointer(bitPattern: start)!
+    try self.init(type, shape, bytes, owner: Memory(memory))
   }
   /// A view of memory that the caller goes on to own: nothing is copied.
   public convenience init(
@@ -135,7 +142,7 @@ public final class ORTValue {
     guard tensorData.length == shape.reduce(elementType.size, *) else {
       throw OdtpackError("buffer-size", "\(tensorData.length) bytes do not make up \(shape).")
     }
-    try self.init(elementType, shape, tensorData.mutableBytes) { _ = tensorData }
+    try self.init(elementType, shape, tensorData.mutableBytes, owner: tensorData)
   }
   /// A copy of an array, whose elements must be of the type.
   public convenience init<T>(_ elements: [T], _ type: ElementType, shape: [Int]) throws {
@@ -156,13 +163,10 @@ public final class ORTValue {
     let (element, shape) = try Self.describe(info)
     guard let type = element else { throw mismatch("an output has an unknown type") }
     try check(api.GetTensorMutableData(handle, &data))
-    (elementType, self.shape, self.handle, release) = (type, shape, handle, {})
+    (elementType, self.shape, self.handle, owner) = (type, shape, handle, nil)
     bytes = data ?? UnsafeMutableRawPointer(bitPattern: 64)!
   }
-  deinit {
-    api.ReleaseValue(handle)
-    release()
-  }
+  deinit { api.ReleaseValue(handle) }
 
   static func describe(_ info: OpaquePointer) throws -> (ElementType?, [Int]) {
     var type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
@@ -178,8 +182,17 @@ public final class ORTValue {
   public var byteCount: Int { count * elementType.size }
   var description: String { "\(elementType)\(shape)" }
 
-  /// The elements where they are, valid as long as the value.
-  public func elements<T>(_: T.Type) -> UnsafeMutableBufferPointer<T> {
+  /// The elements where they are, for as long as `body` runs; what it writes stays.
+  public func withElements<T, Result>(
+    _: T.Type, _ body: (UnsafeMutableBufferPointer<T>) throws -> Result
+  ) rethrows -> Result {
+    try withExtendedLifetime(self) { try body(elements(T.self)) }
+  }
+  /// A copy of the elements.
+  public func array<T>(of _: T.Type) -> [T] { withElements(T.self) { Array($0) } }
+
+  /// The elements where they are. Swift frees a value after its last use: hold on to it.
+  func elements<T>(_: T.Type) -> UnsafeMutableBufferPointer<T> {
     let count = byteCount / MemoryLayout<T>.stride
     return UnsafeMutableBufferPointer(start: bytes.assumingMemoryBound(to: T.self), count: count)
   }
@@ -196,12 +209,15 @@ public final class ORTValue {
   func copy(from source: UnsafeRawPointer?) {
     if let source, byteCount > 0 { memcpy(bytes, source, byteCount) }
   }
+  func copy(from value: ORTValue) {
+    withExtendedLifetime(value) { copy(from: UnsafeRawPointer(value.bytes)) }
+  }
   /// A part of the same memory, from an element on: a batch of all samples, for example.
   public func part(_ offset: Int, _ shape: [Int]) throws -> ORTValue {
     guard offset >= 0, offset + shape.reduce(1, *) <= count else {
       throw OdtpackError("buffer-size", "\(shape) from \(offset) on is no part of \(description).")
     }
-    return try ORTValue(elementType, shape, bytes + offset * elementType.size) { [self] in _ = self }
+    return try ORTValue(elementType, shape, bytes + offset * elementType.size, owner: self)
   }
   /// The same values in another floating type.
   func converted(to type: ElementType) throws -> ORTValue {

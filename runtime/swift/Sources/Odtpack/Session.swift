@@ -114,7 +114,7 @@ public final class ORTTrainingSession {
       guard let scores = results.dropFirst().first(where: { $0.shape == shape }),
         scores.elementType.isFloating
       else { continue }
-      for (i, label) in batch[place].elements(Int64.self).enumerated()
+      for (i, label) in batch[place].array(of: Int64.self).enumerated()
       where spec.ignored.map(Int64.init) != label {
         let own = (0..<spec.classCount).map { scores.real(i * spec.classCount + $0) }
         right += own[Int(label)] == own.max() ? 1 : 0
@@ -189,8 +189,8 @@ public final class ORTTrainingSession {
     var at = 0
     for spec in package.parameters where !onlyTrainable || spec.role == "trainable" {
       let own = try state.parameters[spec.name]!.value.converted(to: buffer.elementType)
-      memcpy(buffer.bytes + at, own.bytes, own.byteCount)
-      at += own.byteCount
+      try buffer.part(at, own.shape).copy(from: own)
+      at += own.count
     }
     return buffer
   }
@@ -210,7 +210,7 @@ public final class ORTTrainingSession {
     for spec in package.parameters where !onlyTrainable || spec.role == "trainable" {
       let given = try flat.part(at, spec.shape!)
       at += given.count
-      state.parameters[spec.name]!.value.copy(from: try given.converted(to: spec.type).bytes)
+      state.parameters[spec.name]!.value.copy(from: try given.converted(to: spec.type))
     }
     state.isNominal = false
   }
@@ -271,7 +271,7 @@ public final class ORTTrainingSession {
       if spec.role == "trainable" {
         let placed = try flat.part(spec.offset, spec.shape!)
         if !isFresh && placed.bytes != value.bytes { throw mismatch("the order in memory") }
-        if isFresh && !state.isNominal { placed.copy(from: value.bytes) }
+        if isFresh && !state.isNominal { placed.copy(from: value) }
         value = placed  // what was moved is freed
         let gradient = try gradients.part(spec.offset, spec.shape!)
         bound[spec.name + "_grad.accumulation.buffer"] = gradient

@@ -239,7 +239,7 @@ struct CheckpointWriter {
         for (gap, value) in content.payload {
           let length = withUnsafeBytes(of: UInt32(value.byteCount).littleEndian, Array.init)
           try file.write([UInt8](repeating: 0, count: gap) + length)
-          try file.write(value.bytes, value.byteCount)
+          try file.write(value)
         }
       }
       if occupied != nil { unlink(dataPath) }
@@ -254,7 +254,7 @@ struct CheckpointWriter {
       var writer = CheckpointWriter(state: state, optimizer: optimizer, externalAt: start)
       let content = FlatWriter(root: writer.root())
       if lseek(file.descriptor, off_t(start), SEEK_SET) < 0 { throw SystemError() }
-      for value in writer.external { try file.write(value.bytes, value.byteCount) }
+      for value in writer.external { try file.write(value) }
       try file.sync()
       try syncFolder(of: dataPath)
       try writeAtomically(path) { try $0.write(content.head) }
