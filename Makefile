@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format peer bench fidelity clean
+.PHONY: help setup demo test check format peer bench fidelity kits-swift clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make bench   step time and peak memory against the reference"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
+	@echo "make kits-swift  a Swift toolchain, then build and test the Swift kit"
 	@echo "make clean   remove what these targets made"
 
 demo: $(VENV)/.ready-demo
@@ -46,6 +47,10 @@ bench: $(VENV)/.ready-full peer
 
 fidelity: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md
+
+kits-swift: $(VENV)/.ready-full
+	@scripts/setup_swift.sh
+	@$(BIN)/python -m pytest tests/kits/test_swift.py
 
 clean:
 	rm -rf $(VENV) .venv-peer build
