@@ -116,6 +116,7 @@ final class Graph {
         }
         return place
       }
+      if Set(places).count < places.count { throw invalid("a name occurs twice") }
       return result
     }
     arguments = Arguments(

@@ -83,7 +83,7 @@ final class Optimizer {
   }
 
   func makeStep() throws {
-    step.elements(Int64.self)[0] = Int64(state.optimizer!.step + 1)
+    step.elements(Int64.self)[0] = Int64(state.optimizer!.step &+ 1)
     if usesNorm {
       if norm.elementType == .float64 {
         norm.elements(Double.self)[0] = l2(SIMD8<Double>.self) { $0 }
@@ -94,7 +94,7 @@ final class Optimizer {
     for run in runs {
       try run.run(model, hint: "load the last checkpoint: parameters may hold part of the step")
     }
-    state.optimizer!.step += 1
+    state.optimizer!.step &+= 1
   }
 
   /// The L2 norm of all gradients, squared and summed in float64.

@@ -73,7 +73,7 @@ public final class TrainingPackage {
     outputs = try manifest["outputs"].list().map(Spec.init)
     evaluationOutputs = outputs + (try manifest["evaluation_outputs"].list([]).map(Spec.init))
     parameters = try manifest["parameters"].list().map(Spec.init)
-    if outputs.isEmpty { throw invalid("there are no outputs") }
+    guard let loss = outputs.first, loss.type.isFloating else { throw invalid("there is no loss") }
     var seen: Set = ["manifest.json", "manifest.sig"]
     for (key, entry) in try manifest["files"].object() {
       for file in key == "extra" ? try entry.list() : [entry] {

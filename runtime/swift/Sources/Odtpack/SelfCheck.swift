@@ -41,7 +41,7 @@ extension TrainingPackage {
       let bound = spec.type == .bool ? 2 : max(try entry["bound"].whole(1), 1)
       let isFloating = spec.type.isFloating, shape = try entry["shape"].wholes()
       guard shape.count <= 32, shape.allSatisfy({ $0 >= 0 }),
-        shape.reduce(1.0, { $0 * Double(max($1, 1)) }) <= 0x1p31
+        shape.reduce(1.0, { $0 * Double(max($1, 1)) }) <= 0x1p26
       else { throw invalid("the shape of '\(spec.name)'") }
       let value = try ORTValue(isFloating ? .float32 : spec.type, shape)
       for i in 0..<value.count {
