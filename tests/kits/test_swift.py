@@ -189,8 +189,8 @@ def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) ->
     """Above the limit the tensors lie in a data file of their own."""
     rng = random.Random(5)
     start, path = tmp_path / "start", tmp_path / "state"
-    write_checkpoint(start, CheckpointData({f"p{i}": np.zeros(40_000, np.float32) for i in "abcd"}))
-    swift_kit.built()
+    arrays = {f"p{i}": np.zeros(40_000, np.float32) for i in range(4)}
+    write_checkpoint(start, CheckpointData(arrays, {}))
     last = torn = 0
     for _ in range(100):
         words = command(swift_kit.built(), "save", start, path, last + 1, external_above)

@@ -40,7 +40,6 @@ final class FlatFile {
     let range = try vector(position, size: 1)
     textLeft -= range.count
     try require(textLeft >= 0, "its strings overlap")
-    try require(try scalar(range.upperBound, UInt8.self) == 0, "it holds text without an end")
     // Not String(decoding:), which mends what is not UTF-8.
     guard let text = String(bytes: bytes[range], encoding: .utf8) else {
       throw Corrupt(reason: "it holds text that is not UTF-8")
