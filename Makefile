@@ -50,7 +50,7 @@ fidelity: $(VENV)/.ready-full
 
 kits-swift: $(VENV)/.ready-full
 	@scripts/setup_swift.sh
-	@$(BIN)/python -m pytest tests/kits/test_swift.py
+	@$(BIN)/python -m pytest tests/kits/test_swift.py tests/kits/test_swift_apps.py
 
 clean:
 	rm -rf $(VENV) .venv-peer build

@@ -17,6 +17,8 @@ let package = Package(
   products: [.library(name: "Odtpack", targets: ["Odtpack"])],
   targets: runtime + [
     .systemLibrary(name: "COnnxRuntime"),
-    .target(name: "Odtpack", dependencies: library),
+    .target(
+      name: "Odtpack", dependencies: library,
+      linkerSettings: [.linkedLibrary("onnxruntime", .when(platforms: [.linux]))]),
   ]
 )

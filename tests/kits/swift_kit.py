@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from odtpack_runtime.checkpoint.format import read_checkpoint
+
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "swift"
 PROGRAM = ROOT / "tests" / "kits" / "swift"
@@ -51,7 +53,7 @@ def built() -> Path:
         if not target.is_file():
             in_toolchain(
                 "swiftc", "-O", "-whole-module-optimization", "-module-name", "kit",
-                "-I", KIT / "Sources" / "COnnxRuntime", *RUNTIME, "-L", TOOLCHAIN / "lib",
+                "-I", KIT / "Sources" / "COnnxRuntime", *RUNTIME, "-L", TOOLCHAIN / "lib", "-lonnxruntime",
                 *sources, "-o", target,
             )  # fmt: skip
     return target
@@ -90,3 +92,19 @@ def save_batch(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[st
         array.tofile(path)
         inputs.append({"name": name, "dtype": str(array.dtype), "shape": array.shape, "file": path})
     return {"inputs": inputs}
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Everything that a checkpoint says, with arrays as bytes."""
+    data = read_checkpoint(path)
+    optimizer = data.optimizer
+    arrays = {**data.trainable, **data.frozen}
+    moments = optimizer.moments if optimizer else {}
+    return {
+        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
+        "trained": sorted(data.trainable),
+        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
+        "optimizer": optimizer
+        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
+        "properties": data.properties,
+    }

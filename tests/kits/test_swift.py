@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import resource
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from odtpack.optimizers import Clip, GroupRule, make_optimizer
@@ -33,7 +31,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.self_check import loss_of
 from tests import zoo
 from tests.kits import swift_kit
-from tests.kits.swift_kit import KIT, ROOT, command, in_toolchain, measure, run, save_batch
+from tests.kits.swift_kit import command, contents, measure, run, save_batch
 from tests.packages import mutations
 from tests.packages.samples import build
 from tests.peer import client
@@ -103,22 +101,6 @@ def train(
     loss = loss_of(module.eval()(*batches[0].values()))
     CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
     return losses, loss
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """Everything that a checkpoint says, with arrays as bytes."""
-    data = read_checkpoint(path)
-    optimizer = data.optimizer
-    arrays = {**data.trainable, **data.frozen}
-    moments = optimizer.moments if optimizer else {}
-    return {
-        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
-        "trained": sorted(data.trainable),
-        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
-        "optimizer": optimizer
-        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
-        "properties": data.properties,
-    }
 
 
 def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
@@ -325,121 +307,3 @@ def test_a_signature_cannot_be_checked_without_cryptokit(
     assert "code: not-signed" in run("signature", package).stderr
     (package / "manifest.sig").write_bytes(bytes(64))
     assert "code: cryptography-missing" in run("signature", package).stderr
-
-
-def test_the_guide_builds_and_trains(
-    packages: dict[str, Path], batches: list[Batch], tmp_path: Path
-) -> None:
-    """What the guide shows, as it stands there, with Swift's own package manager."""
-    text = (ROOT / "docs" / "guides" / "swift.md").read_text()
-    blocks = re.findall(r"^`([\w/]+\.swift)`[^\n]*:\n\n```swift\n(.*?)```", text, re.M | re.S)
-    assert [name for name, _ in blocks] == ["Package.swift", "Sources/App/main.swift"]
-    (tmp_path / "Sources" / "App").mkdir(parents=True)
-    for name, content in blocks:
-        (tmp_path / name).write_text(content)
-    kit = tmp_path / "odtpack" / "runtime" / "swift"
-    kit.parent.mkdir(parents=True)
-    shutil.copytree(KIT, kit, ignore=shutil.ignore_patterns(".build"))
-    shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
-    rng = np.random.default_rng(1)
-    (shape,) = {batch[next(iter(batch))].shape[1:] for batch in batches}
-    rng.standard_normal((320, *shape), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
-    in_toolchain(
-        "swift", "build", "--disable-sandbox", *swift_kit.RUNTIME,
-        "-Xlinker", f"-L{swift_kit.TOOLCHAIN / 'lib'}", cwd=tmp_path,
-    )  # fmt: skip
-    for _ in range(2):  # the second time it goes on from the end
-        done = subprocess.run(
-            command(tmp_path / ".build" / "debug" / "App"), cwd=tmp_path, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
-        assert optimizer is not None
-        assert optimizer.step == 100
-    last = re.fullmatch(r"loss ([\d.]+), accuracy ([\d.]+)", done.stdout.splitlines()[-1])
-    assert last is not None
-    images = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *shape)[:64]
-    labels = np.fromfile(tmp_path / "assets" / "labels.bin", np.int64)[:64]
-    personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
-    (scores,) = personal.run(["output"], {personal.get_inputs()[0].name: images})
-    assert float(last[2]) == (np.argmax(scores, 1) == labels).mean()
-    exponents = np.exp(scores.astype(np.float64))
-    right = exponents[np.arange(64), labels] / exponents.sum(1)
-    np.testing.assert_allclose(float(last[1]), -np.log(right).mean(), rtol=1e-5)
-
-
-TRAIN = """
-import Foundation
-let words = CommandLine.arguments
-var left = Int(words[3])!
-let (package, files) = (URL(fileURLWithPath: words[1]), URL(fileURLWithPath: words[2]))
-let trainer = Trainer(package: package, files: files)
-let isDone = try trainer.run {
-  left -= 1
-  if words.count > 4 && left == 0 { trainer.stop(words[4]) }
-  return words.count > 4 || left > 0
-}
-print(isDone)
-"""
-
-
-def test_the_trainer_of_the_ios_sample_stops_and_goes_on(
-    packages: dict[str, Path], batches: list[Batch], tmp_path: Path
-) -> None:
-    sample = ROOT / "examples" / "ios"
-    in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
-    include = ["-I", KIT / "Sources" / "COnnxRuntime", *swift_kit.RUNTIME]
-    in_toolchain(
-        "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack", *include,
-        *sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), "-o", tmp_path / "libOdtpack.a",
-        "-emit-module-path", tmp_path / "Odtpack.swiftmodule",
-    )  # fmt: skip
-    (tmp_path / "main.swift").write_text(TRAIN)
-    in_toolchain(
-        "swiftc", *include, "-I", tmp_path, sample / "Trainer.swift", tmp_path / "main.swift",
-        "-L", tmp_path, "-lOdtpack", "-L", swift_kit.TOOLCHAIN / "lib", "-o", tmp_path / "train",
-    )  # fmt: skip
-    rng = np.random.default_rng(1)
-    shape = batches[0][next(iter(batches[0]))].shape[1:]
-
-    def run_trainer(files: Path, *arguments: object) -> str:
-        words = command(tmp_path / "train", packages["adamw"], files, *arguments)
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
-
-    images = rng.standard_normal((160, *shape), dtype=np.float32)
-    labels = rng.integers(0, 3, 160)
-    for name in ("once", "often"):
-        (tmp_path / name).mkdir()
-        images.tofile(tmp_path / name / "images.bin")
-        labels.tofile(tmp_path / name / "labels.bin")
-    assert run_trainer(tmp_path / "once", 10_000) == "true\n"
-    assert run_trainer(tmp_path / "often", 71) == "false\n"
-    assert run_trainer(tmp_path / "often", 330, "it is hot") == "false\n"
-    optimizer = read_checkpoint(tmp_path / "often" / "trained.ckpt").optimizer
-    assert optimizer is not None
-    assert optimizer.step == 70 + 329
-    assert run_trainer(tmp_path / "often", 10_000) == "true\n"
-    one, two = (tmp_path / name / "trained.ckpt" for name in ("once", "often"))
-    assert contents(one) == contents(two)
-    one, two = (tmp_path / name / "personal.onnx" for name in ("once", "often"))
-    assert one.read_bytes() == two.read_bytes()
-
-
-def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
-    done = run("benchmark", tmp_path, 1, 5 * 10**8)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found.pop("format"), found.pop("kit")) == (1, "swift")
-    assert found.pop("onnxruntime") == onnxruntime.__version__
-    assert found.pop("memory_limit_bytes") == 5 * 10**8
-    assert found.pop("memory_bytes") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-    assert (found.pop("threads"), found.pop("file_bytes")) == (1, 64 * 2**20)
-    rates = {"gemm_flops", "gemm_single_flops", "convolution_flops", "copy_bytes_per_second",
-             "write_bytes_per_second", "read_bytes_per_second", "sync_seconds"}  # fmt: skip
-    assert found.keys() == rates
-    for name, values in found.items():
-        assert len(values) == (40 if name == "sync_seconds" else 5), name
-        assert min(values) > 0, name
-    assert not list(tmp_path.iterdir())

@@ -25,8 +25,7 @@ struct Training {
   let checkpoint: ORTCheckpoint, session: ORTTrainingSession
   var isScheduled = false
 
-  init(_ env: ORTEnv, _ json: Json, _ folder: String, threads: Int, from saved: String? = nil) throws
-  {
+  init(_ env: ORTEnv, _ json: Json, _ folder: String, threads: Int) throws {
     func inFolder(_ path: String) -> String { path.hasPrefix("/") ? path : "\(folder)/\(path)" }
     let package = try TrainingPackage(path: inFolder(json["package"].text()))
     let models = try json["models"], given = try json["checkpoint"]
@@ -34,7 +33,7 @@ struct Training {
       guard models.isPresent, try models[key].isPresent else { return try package.path(key) }
       return try inFolder(models[key].text())
     }
-    let path = try saved ?? (given.isPresent ? inFolder(given.text()) : package.path("checkpoint"))
+    let path = try given.isPresent ? inFolder(given.text()) : package.path("checkpoint")
     checkpoint = try ORTCheckpoint(path: path)
     session = try ORTTrainingSession(
       env: env, sessionOptions: package.sessionOptions(env, threads: threads), package: package,

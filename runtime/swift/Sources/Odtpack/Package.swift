@@ -119,7 +119,9 @@ public final class TrainingPackage {
     else { throw invalid("there is no such optimization level") }
     let options = try ORTSessionOptions()
     try options.setGraphOptimizationLevel(level)
-    if try !session["memory_pattern"].flag(true) { try check(api.DisableMemPattern(options.handle)) }
+    if try !session["memory_pattern"].flag(true) {
+      try check(api.DisableMemPattern(options.handle))
+    }
     if try !session["arena"].flag(true) { try check(api.DisableCpuMemArena(options.handle)) }
     if try !session["prepacking"].flag(true) {
       try options.addConfigEntry(withKey: "session.disable_prepacking", value: "1")

@@ -175,7 +175,7 @@ final class CheckpointReader {
       for entry in try group.tables(3) {
         let name = try entry.text(0)
         guard let owner = state.parameters[name], owner.trainable, seen.insert(name).inserted else {
-          throw Corrupt(reason: "the optimizer state of '\(name)' belongs to no parameter, or twice")
+          throw Corrupt(reason: "the optimizer state of '\(name)' is there twice or without it")
         }
         let shape = owner.value.shape
         let moments = try tensors(entry.tables(1))
@@ -286,9 +286,10 @@ struct CheckpointWriter {
       parameters[parameter.trainable ? 0 : 1].append(tensor(name, parameter.value))
     }
     var groups: [FlatNode] = []
+    let all = optimizer?.moments.map { ($0.name, $0.values) } ?? []
+    let moments = Dictionary(uniqueKeysWithValues: all)
     for (index, names) in (optimizer?.groups ?? []).enumerated() {
       var entries: [FlatNode] = []
-      let moments = Dictionary(uniqueKeysWithValues: optimizer!.moments.map { ($0.name, $0.values) })
       for name in names {
         guard let own = moments[name] else { continue }
         var nodes: [FlatNode] = []
