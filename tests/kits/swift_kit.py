@@ -53,8 +53,8 @@ def built() -> Path:
         if not target.is_file():
             in_toolchain(
                 "swiftc", "-O", "-whole-module-optimization", "-module-name", "kit",
-                "-I", KIT / "Sources" / "COnnxRuntime", *RUNTIME, "-L", TOOLCHAIN / "lib", "-lonnxruntime",
-                *sources, "-o", target,
+                "-I", KIT / "Sources" / "COnnxRuntime", *RUNTIME, "-L", TOOLCHAIN / "lib",
+                "-lonnxruntime", *sources, "-o", target,
             )  # fmt: skip
     return target
 
