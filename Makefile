@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep kits web-demo distribution check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep kits swift web-demo distribution check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test    set up, then run the tests"
 	@echo "make sweep   the many cases of which make test runs representatives"
 	@echo "make kits    set up, then build and test the training kits of other languages"
+	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make check   lint, format check, strict types, who imports whom"
 	@echo "make format  fix lint and format"
@@ -39,6 +40,9 @@ sweep: $(VENV)/.ready-full
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh
 	@$(BIN)/python -m pytest -m kits tests/kits
+
+swift:
+	@scripts/setup_swift.sh
 
 distribution: $(VENV)/.ready-full
 	@$(BIN)/python -m pytest -m distribution tests/runtime/test_distribution.py

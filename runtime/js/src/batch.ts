@@ -1,7 +1,7 @@
 /** What a batch must be, and what is taken from its results. */
 import type { Tensor } from 'onnxruntime-common';
 import { OdtpackError } from './errors.js';
-import type { InputInfo, Manifest } from './manifest.js';
+import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, tensorOver } from './runtime.js';
 import { ARRAYS, type DType, product, type TypedArray } from './tensors.js';
@@ -92,14 +92,16 @@ export function countRight(
   manifest: Manifest, feeds: Feeds, results: Feeds,
 ): { right: number; counted: number } | undefined {
   const labels = manifest.inputs.find((input) => input.role === 'labels' && input.class_count);
-  const scores = manifest.outputs.find(
+  const scores = evaluationOutputs(manifest).find(
     ({ role, dtype, shape }) =>
-      role === 'additional' && dtype.startsWith('float') && dtype !== 'float16' &&
+      role !== 'loss' && dtype.startsWith('float') && dtype !== 'float16' &&
       shape.length === (labels?.shape.length ?? 0) + 1 && shape[1] === labels?.class_count,
   );
   if (!labels || !scores) return undefined;
   const truth = feeds[labels.name]!.data as BigInt64Array | Int32Array;
-  const { data, dims } = results[scores.name]!;
+  const found = results[scores.name];
+  if (!found) return undefined; // of the evaluation model alone
+  const { data, dims } = found;
   const values = data as Exclude<TypedArray, BigInt64Array | BigUint64Array>;
   const classes = dims[1]!;
   const inner = product(dims.slice(2));

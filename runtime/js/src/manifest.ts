@@ -62,6 +62,9 @@ const texts = check<Record<string, string>>(
   'text by name', (v) => isRecord(v) && Object.values(v).every((each) => typeof each === 'string'),
 );
 const dtype = oneOf<DType | 'string'>(...(Object.keys(ARRAYS) as DType[]), 'string');
+const output = object({
+  name: text, dtype, shape: list(size), role: oneOf('loss', 'additional', 'prediction'),
+});
 const stored = oneOf<DType>(...(Object.keys(ARRAYS) as DType[]));
 const file = { path: text, size_bytes: count, sha256 };
 const level = oneOf('disabled', 'basic', 'extended', 'all');
@@ -88,9 +91,8 @@ const schema = object({
     name: text, dtype, shape: list(size), role: oneOf('data', 'labels', 'target'),
     class_count: optional(positive, undefined), ignore_index: optional(label, undefined),
   })),
-  outputs: list(
-    object({ name: text, dtype, shape: list(size), role: oneOf('loss', 'additional') }),
-  ),
+  outputs: list(output),
+  evaluation_outputs: optional(list(output), []),
   parameters: list(object({
     name: text, shape: list(count), dtype: stored, model_dtype: optional(stored, undefined),
     scale: optional(text, undefined), role: oneOf('trainable', 'frozen', 'state'),
@@ -173,9 +175,15 @@ export function entries(manifest: Manifest): FileEntry[] {
   return [...Object.values(named).filter((each) => each !== undefined), ...extra];
 }
 
+/** Outputs of the evaluation model: those of training and, after them, what it alone returns. */
+export function evaluationOutputs(manifest: Manifest): Manifest['outputs'] {
+  return [...manifest.outputs, ...manifest.evaluation_outputs];
+}
+
 function checkSense(manifest: Manifest): void {
   const { layout, parameters, groups } = manifest;
-  for (const items of [manifest.inputs, manifest.outputs, parameters, layout.state]) {
+  const outputs = evaluationOutputs(manifest);
+  for (const items of [manifest.inputs, outputs, parameters, layout.state]) {
     if (new Set(items.map(({ name }) => name)).size < items.length) invalid('a name occurs twice');
   }
   if (manifest.outputs[0]?.role !== 'loss') invalid('the first output must be the loss');

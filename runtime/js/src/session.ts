@@ -5,7 +5,7 @@ import { checkBatch, countRight, withoutAnswers } from './batch.js';
 import { CheckpointState, type FlatState, nominal } from './checkpoint.js';
 import { OdtpackError } from './errors.js';
 import { float16Bits, inferenceModel, join, widen } from './inference.js';
-import type { Manifest, Settings } from './manifest.js';
+import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
   checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
   type TrainingFiles,
@@ -111,7 +111,9 @@ export class TrainingSession {
       ort, manifest, flat, reset,
       template: entry && (() => opened.file(entry)),
       training: new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
-      evaluation: evaluation && new Graph(ort, evaluation, { ...parameters }, {}, outputs),
+      evaluation: evaluation && new Graph(
+        ort, evaluation, { ...parameters }, {}, evaluationOutputs(manifest).map(({ name }) => name),
+      ),
       optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
     }, state);
   }
@@ -121,7 +123,8 @@ export class TrainingSession {
   }
 
   get evalOutputNames(): readonly string[] {
-    return this.#parts.evaluation ? this.trainingOutputNames : [];
+    if (!this.#parts.evaluation) return [];
+    return evaluationOutputs(this.#parts.manifest).map(({ name }) => name);
   }
 
   /** Batches that make one optimizer step: the models divide the gradient of each by it. */

@@ -56,12 +56,12 @@ class Bound {
 /// A training or evaluation model whose parameters, gradients and state stand in bound memory.
 class Graph {
  public:
-  /// Refers to the package, and to the tensors in `bound`.
-  Graph(Ort::Session session, const Package& package, const Bound& bound)
+  /// Refers to the package, its `outputs` among it, and to the tensors in `bound`.
+  Graph(Ort::Session session, const Package& package, const std::vector<Spec>& outputs,
+        const Bound& bound)
       : session_(std::move(session)),
         inputs_(package.Inputs()),
-        loss_(Zeros(package.Outputs()[0].type, {})) {
-    const auto& outputs = package.Outputs();
+        loss_(Zeros(outputs[0].type, {})) {
     for (size_t i = 0; i < session_.GetInputCount(); ++i) {
       names_.push_back(session_.GetInputNameAllocated(i, allocator_).get());
       arguments_.inputs.push_back(

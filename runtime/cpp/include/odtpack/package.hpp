@@ -147,6 +147,10 @@ class Package {
     };
     read("inputs", package.inputs_);
     read("outputs", package.outputs_);
+    package.evaluation_outputs_ = package.outputs_;
+    if (package.manifest_["evaluation_outputs"]) {
+      read("evaluation_outputs", package.evaluation_outputs_);
+    }
     read("parameters", package.parameters_);
     if (package.outputs_.empty()) Json::Fail("there are no outputs");
     std::set<std::string> seen = {"manifest.json", "manifest.sig"};
@@ -162,6 +166,8 @@ class Package {
   const detail::Json& Manifest() const { return manifest_; }
   const std::vector<detail::Spec>& Inputs() const { return inputs_; }
   const std::vector<detail::Spec>& Outputs() const { return outputs_; }
+  /// Those of the evaluation model: the same and, after them, what it alone returns.
+  const std::vector<detail::Spec>& EvaluationOutputs() const { return evaluation_outputs_; }
   const std::vector<detail::Spec>& Parameters() const { return parameters_; }
 
   /// The path of a file by its key in the manifest: "training_model", "checkpoint" and so on.
@@ -264,7 +270,7 @@ class Package {
 
   std::string folder_;
   Json manifest_;
-  std::vector<detail::Spec> inputs_, outputs_, parameters_;
+  std::vector<detail::Spec> inputs_, outputs_, evaluation_outputs_, parameters_;
 };
 
 }  // namespace odtpack

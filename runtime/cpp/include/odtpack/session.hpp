@@ -43,9 +43,10 @@ class TrainingSession {
           manifest["layout"]["elements"].Whole());
     LazyResetGrad();
     bound_.Add("lazy_reset_grad", reset_);
-    training_ = std::make_unique<detail::Graph>(std::move(training), package_, bound_);
+    training_ = std::make_unique<detail::Graph>(std::move(training), package_, package_.Outputs(), bound_);
     if (evaluation) {
-      evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_, bound_);
+      evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_,
+                                                    package_.EvaluationOutputs(), bound_);
     }
     if (optimizer) {
       optimizer_ =

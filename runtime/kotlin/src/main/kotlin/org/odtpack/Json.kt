@@ -13,8 +13,9 @@ internal class Json(val value: Any?, private val at: String = "") {
         key as String to Json(each, "$at.$key")
     }
 
-    fun list(): List<Json> =
-        (value as? List<*> ?: wrong("a list")).mapIndexed { i, each -> Json(each, "$at[$i]") }
+    fun list(otherwise: List<Json>? = null): List<Json> =
+        if (absent && otherwise != null) otherwise
+        else (value as? List<*> ?: wrong("a list")).mapIndexed { i, each -> Json(each, "$at[$i]") }
 
     fun text(otherwise: String? = null): String =
         if (absent && otherwise != null) otherwise else value as? String ?: wrong("text")

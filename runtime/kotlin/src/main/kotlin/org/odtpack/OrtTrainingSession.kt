@@ -54,11 +54,11 @@ class OrtTrainingSession private constructor(
             for (spec in pack.parameters) bind(spec)
             bind("lazy_reset_grad", reset)
             lazyResetGrad()
-            val graph = { session: OrtSession ->
-                Graph(env, session, pack.inputs, pack.outputs, bound).also(opened::add)
+            val graph = { session: OrtSession, outputs: List<Spec> ->
+                Graph(env, session, pack.inputs, outputs, bound).also(opened::add)
             }
-            training = graph(sessions[0]!!)
-            evaluation = sessions[1]?.let(graph)
+            training = graph(sessions[0]!!, pack.outputs)
+            evaluation = sessions[1]?.let { graph(it, pack.evaluationOutputs) }
             optimizer = sessions[2]?.let { Optimizer(env, it, pack.manifest, state, trainable) }
             optimizer?.let(opened::add)
         } catch (error: Throwable) {
@@ -252,7 +252,7 @@ class OrtTrainingSession private constructor(
     val trainInputNames: Set<String> = pack.inputs.map { it.name }.toSet()
     val trainOutputNames: Set<String> = pack.outputs.map { it.name }.toSet()
     val evalInputNames get() = trainInputNames
-    val evalOutputNames get() = trainOutputNames
+    val evalOutputNames: Set<String> = pack.evaluationOutputs.map { it.name }.toSet()
 
     /** All parameters, or the trainable ones, in the manifest's order and in the layout's type. */
     @Throws(OrtException::class)

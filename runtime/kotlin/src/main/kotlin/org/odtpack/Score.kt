@@ -7,8 +7,8 @@ import ai.onnxruntime.OrtSession.Result
 /** Counts right answers, where the model has labels and an output with a score for each class. */
 internal class Score(pack: TrainingPackage) {
     private val labels = pack.inputs.find { it.role == "labels" && it.classCount > 0 }
-    private val scores = pack.outputs.find {
-        it.role == "additional" && it.type.floating && it.shape.size > 1 &&
+    private val scores = pack.evaluationOutputs.find {
+        it.role != "loss" && it.type.floating && it.shape.size > 1 &&
             it.shape[1] == labels?.classCount && it.shape.size == labels.shape.size + 1
     }
     private var right = 0L
@@ -19,7 +19,7 @@ internal class Score(pack: TrainingPackage) {
     fun add(batch: Map<String, OnnxTensorLike>, result: Result) {
         if (labels == null || scores == null || labels.type != Type.INT64) return
         val truth = (batch.getValue(labels.name) as OnnxTensor).longBuffer
-        val output = result.get(scores.name).get() as OnnxTensor
+        val output = result.get(scores.name).orElse(null) as OnnxTensor? ?: return
         val values = Tensor(scores.type, output.info.shape, output.byteBuffer)
         val classes = labels.classCount.toInt()
         val inner = values.shape.drop(2).fold(1L, Long::times).toInt()

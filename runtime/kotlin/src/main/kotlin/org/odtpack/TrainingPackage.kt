@@ -115,6 +115,10 @@ fun interface Assets {
 class TrainingPackage private constructor(val folder: String, internal val manifest: Json) {
     internal val inputs = manifest["inputs"].list().map(::Spec)
     internal val outputs = manifest["outputs"].list().map(::Spec)
+
+    /** Those of the evaluation model: the same and, after them, what it alone returns. */
+    internal val evaluationOutputs =
+        outputs + manifest["evaluation_outputs"].list(emptyList()).map(::Spec)
     internal val parameters = manifest["parameters"].list().map(::Spec)
 
     /** SHA-256 of the manifest, which names everything else. */

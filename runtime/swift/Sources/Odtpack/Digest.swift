@@ -1,0 +1,100 @@
+// SHA-256 and Ed25519: CryptoKit's, and a SHA-256 of our own where there is none.
+import Foundation
+
+#if canImport(CryptoKit)
+import CryptoKit
+
+func sha256(_ data: Data) -> String {
+  SHA256.hash(data: data).map { String(format: "%02x", $0) }.joined()
+}
+
+func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
+  guard let key = try? Curve25519.Signing.PublicKey(rawRepresentation: key) else { return false }
+  return key.isValidSignature(signature, for: text)
+}
+#else
+func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
+  throw OdtpackError(
+    "cryptography-missing", "The signature cannot be checked here: there is no CryptoKit.",
+    hint: "check manifest.sig with a library of Ed25519, and open the package without a key")
+}
+
+private let primes = (2...311).filter { n in (2..<n).allSatisfy { n % $0 != 0 || $0 * $0 > n } }
+
+/// The first 32 bits of the fraction of a root of a prime, in whole numbers.
+private func fraction(_ prime: Int, cube: Bool) -> UInt32 {
+  // The largest r with r^2 <= prime * 2^64, or r^3 <= prime * 2^96, bit by bit.
+  var root: [UInt32] = [0, 0]  // low word, high word
+  for bit in (0..<37).reversed() {
+    var trial = root
+    trial[bit / 32] |= 1 << UInt32(bit % 32)
+    let square = product(trial, trial)
+    let power = cube ? product(square, trial) : square
+    let zeros = [UInt32](repeating: 0, count: cube ? 3 : 2)
+    if !isGreater(power, than: zeros + [UInt32(prime)]) { root = trial }
+  }
+  return root[0]
+}
+
+private func product(_ one: [UInt32], _ two: [UInt32]) -> [UInt32] {
+  var result = [UInt32](repeating: 0, count: one.count + two.count)
+  for (i, a) in one.enumerated() {
+    var carry: UInt64 = 0
+    for (j, b) in two.enumerated() {
+      let sum = UInt64(a) * UInt64(b) + UInt64(result[i + j]) + carry
+      result[i + j] = UInt32(truncatingIfNeeded: sum)
+      carry = sum >> 32
+    }
+    result[i + two.count] = UInt32(carry)
+  }
+  return result
+}
+
+private func isGreater(_ one: [UInt32], than two: [UInt32]) -> Bool {
+  for i in (0..<max(one.count, two.count)).reversed() {
+    let a = i < one.count ? one[i] : 0, b = i < two.count ? two[i] : 0
+    if a != b { return a > b }
+  }
+  return false
+}
+
+private let keys = primes.prefix(64).map { fraction($0, cube: true) }
+private let initial = primes.prefix(8).map { fraction($0, cube: false) }
+
+/// SHA-256 (FIPS 180-4) in hex.
+func sha256(_ data: Data) -> String {
+  var tail = Array(data.suffix(data.count % 64)) + [0x80]
+  tail += [UInt8](repeating: 0, count: (119 - data.count % 64) % 64)
+  tail += withUnsafeBytes(of: UInt64(data.count * 8).bigEndian, Array.init)
+  var state = initial
+  let keys = keys
+  withUnsafeTemporaryAllocation(of: UInt32.self, capacity: 64) { w in
+    func turn(_ x: UInt32, _ n: UInt32) -> UInt32 { x >> n | x << (32 - n) }
+    func digest(_ blocks: UnsafeRawBufferPointer) {
+      for start in stride(from: 0, to: blocks.count, by: 64) {
+        for i in 0..<16 {
+          let word = blocks.loadUnaligned(fromByteOffset: start + 4 * i, as: UInt32.self)
+          w[i] = UInt32(bigEndian: word)
+        }
+        for i in 16..<64 {
+          let a = w[i - 15], b = w[i - 2]
+          let one = turn(a, 7) ^ turn(a, 18) ^ a >> 3, two = turn(b, 17) ^ turn(b, 19) ^ b >> 10
+          w[i] = w[i - 16] &+ one &+ w[i - 7] &+ two
+        }
+        var (a, b, c, d) = (state[0], state[1], state[2], state[3])
+        var (e, f, g, h) = (state[4], state[5], state[6], state[7])
+        for i in 0..<64 {
+          let one = h &+ (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) &+ (e & f ^ ~e & g)
+          let first = one &+ keys[i] &+ w[i]
+          let second = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) &+ (a & b ^ a & c ^ b & c)
+          (h, g, f, e, d, c, b, a) = (g, f, e, d &+ first, c, b, a, first &+ second)
+        }
+        for (i, value) in [a, b, c, d, e, f, g, h].enumerated() { state[i] &+= value }
+      }
+    }
+    data.withUnsafeBytes { digest(UnsafeRawBufferPointer(rebasing: $0[..<($0.count / 64 * 64)])) }
+    tail.withUnsafeBytes { digest($0) }
+  }
+  return state.map { String(format: "%08x", $0) }.joined()
+}
+#endif

@@ -1,0 +1,122 @@
+// Files, read as pages of their own and written whole or not at all.
+import Foundation
+
+func systemMessage(_ code: Int32 = errno) -> String { String(cString: strerror(code)) }
+
+struct SystemError: Error {
+  let code = errno
+}
+
+func isLink(_ path: String) -> Bool {
+  var info = stat()
+  return lstat(path, &info) == 0 && info.st_mode & S_IFMT == S_IFLNK
+}
+
+func isRegularFile(_ path: String) -> Bool {
+  var info = stat()
+  return stat(path, &info) == 0 && info.st_mode & S_IFMT == S_IFREG
+}
+
+/// The bytes of a file, mapped: they take no memory of the process.
+func map(_ path: String) throws -> Data {
+  var info = stat()
+  guard stat(path, &info) == 0 else { throw SystemError() }
+  guard info.st_mode & S_IFMT == S_IFREG else {  // a pipe would block
+    errno = EISDIR
+    throw SystemError()
+  }
+  if info.st_size == 0 { return Data() }
+  let file = open(path, O_RDONLY | O_CLOEXEC)
+  guard file >= 0 else { throw SystemError() }
+  defer { close(file) }
+  let size = Int(info.st_size)
+  guard let pages = mmap(nil, size, PROT_READ, MAP_PRIVATE, file, 0), pages != MAP_FAILED else {
+    throw SystemError()
+  }
+  return Data(bytesNoCopy: pages, count: size, deallocator: .unmap)
+}
+
+/// A file that is being written.
+final class OutputFile {
+  let descriptor: Int32
+
+  init(_ path: String, _ flags: Int32) throws {
+    descriptor = open(path, flags | O_RDWR | O_CLOEXEC, 0o666)
+    if descriptor < 0 { throw SystemError() }
+  }
+  deinit { close(descriptor) }
+
+  func write(_ start: UnsafeRawPointer, _ count: Int) throws {
+    var done = 0
+    while done < count {
+      // At most 1 GiB: Darwin refuses more than 2^31 - 1 bytes at once.
+      let written = Foundation.write(descriptor, start + done, min(count - done, 1 << 30))
+      if written < 0 && errno != EINTR { throw SystemError() }
+      done += max(written, 0)
+    }
+  }
+  func write(_ value: ORTValue) throws {
+    try withExtendedLifetime(value) { try write(value.bytes, value.byteCount) }
+  }
+  func write(_ bytes: [UInt8]) throws {
+    try bytes.withUnsafeBytes { if let start = $0.baseAddress { try write(start, $0.count) } }
+  }
+  func sync() throws { if fsync(descriptor) != 0 { throw SystemError() } }
+}
+
+private func folder(of path: String) -> String {
+  let folder = (path as NSString).deletingLastPathComponent
+  return folder.isEmpty ? "." : folder
+}
+
+/// Make renames inside the folder of a file durable.
+func syncFolder(of path: String) throws {
+  let descriptor = open(folder(of: path), O_RDONLY | O_CLOEXEC)
+  guard descriptor >= 0 else { throw SystemError() }
+  defer { close(descriptor) }
+  if fsync(descriptor) != 0 { throw SystemError() }
+}
+
+/// Remove temporary files whose processes no longer run.
+private func removeStale(in folder: String, start: String) {
+  for name in (try? FileManager.default.contentsOfDirectory(atPath: folder)) ?? []
+  where name.hasPrefix(start) && name.hasSuffix(".tmp") {
+    let parts = name.dropFirst(start.count).dropLast(4).split(separator: "-")
+    guard parts.count == 2, parts[1].count == 12, let process = Int32(parts[0]), process > 0 else {
+      continue
+    }
+    if kill(process, 0) != 0 && errno == ESRCH { unlink("\(folder)/\(name)") }
+  }
+}
+
+func notWritten(_ path: String, _ error: SystemError) -> OdtpackError {
+  OdtpackError(
+    "file-not-written", "\(path) could not be written: \(systemMessage(error.code)).",
+    hint: "check that the folder exists, is writable and has space left")
+}
+
+/// Write a file whole or not at all: temporary, fsync, rename.
+func writeAtomically(_ path: String, _ body: (OutputFile) throws -> Void) throws {
+  var isFolder: ObjCBool = false
+  if FileManager.default.fileExists(atPath: path, isDirectory: &isFolder), isFolder.boolValue {
+    throw OdtpackError("path-is-a-folder", "\(path) is a folder.")
+  }
+  let start = ".\((path as NSString).lastPathComponent)."
+  removeStale(in: folder(of: path), start: start)
+  let mark = String(format: "%012llx", UInt64.random(in: 0..<1 << 48))
+  let temporary = "\(folder(of: path))/\(start)\(getpid())-\(mark).tmp"
+  do {
+    let file = try OutputFile(temporary, O_CREAT | O_EXCL)
+    do {
+      try body(file)
+      try file.sync()
+      if rename(temporary, path) != 0 { throw SystemError() }
+    } catch {
+      unlink(temporary)
+      throw error
+    }
+    try syncFolder(of: path)
+  } catch let error as SystemError {
+    throw notWritten(path, error)
+  }
+}

@@ -1,0 +1,215 @@
+// Runs the cases of a folder of conformance vectors and prints one line for each: "passed NAME"
+// or "FAILED NAME: why".
+import Foundation
+
+struct Failure: Error, CustomStringConvertible {
+  let description: String
+}
+
+func expect(_ good: Bool, _ what: @autoclosure () -> String) throws {
+  if !good { throw Failure(description: what()) }
+}
+
+struct Comparison {
+  let isExact: Bool, tolerance: Double
+
+  func loss(_ found: Double, _ wanted: Double, _ what: String) throws {
+    let isClose = abs(found - wanted) <= tolerance * max(1, abs(wanted))
+    try expect(isExact ? found == wanted : isClose, "\(what) is \(found), not \(wanted)")
+  }
+  func same(_ found: ORTValue, _ wanted: ORTValue, _ what: String) throws {
+    try expect(
+      found.elementType == wanted.elementType && found.shape == wanted.shape,
+      "\(what) is \(found.description) and not \(wanted.description)")
+    if memcmp(found.bytes, wanted.bytes, found.byteCount) == 0 { return }
+    try expect(!isExact && found.elementType.isFloating, "\(what) differs")
+    let largest = (0..<wanted.count).map { abs(wanted.real($0)) }.max() ?? 0
+    let worst = (0..<wanted.count).map { abs(wanted.real($0) - found.real($0)) }.max() ?? 0
+    try expect(worst <= tolerance * max(largest, 1), "\(what) differs by \(worst)")
+  }
+  func same(_ found: TrainingState, _ wanted: TrainingState) throws {
+    try expect(found.parameters.count == wanted.parameters.count, "other parameters")
+    for (name, parameter) in wanted.parameters {
+      guard let own = found.parameters[name] else {
+        throw Failure(description: "there is no \(name)")
+      }
+      try expect(own.trainable == parameter.trainable, "\(name) is trainable in one of them")
+      try same(own.value, parameter.value, "'\(name)'")
+    }
+    try expect(found.properties == wanted.properties, "the properties differ")
+    try expect((found.optimizer == nil) == (wanted.optimizer == nil), "the optimizer's state")
+    guard let one = found.optimizer, let two = wanted.optimizer else { return }
+    try expect(
+      one.step == two.step && one.rate == two.rate && one.kind == two.kind,
+      "the optimizer stands elsewhere")
+    try expect(one.groups == two.groups, "the optimizer's groups differ")
+    try expect(one.moments.map(\.name) == two.moments.map(\.name), "the order of the moments")
+    for (own, other) in zip(one.moments, two.moments) {
+      try expect(own.values.count == other.values.count, "other moments")
+      for (a, b) in zip(own.values, other.values) { try same(a, b, "a moment of \(own.name)") }
+    }
+  }
+}
+
+struct Conformance {
+  let env: ORTEnv, threads: Int, scratch: String
+
+  static func run(_ folder: String, only chosen: [String]) throws -> Int32 {
+    let scratch = NSTemporaryDirectory() + "/odtpack-\(getpid())"
+    try FileManager.default.createDirectory(atPath: scratch, withIntermediateDirectories: true)
+    defer { try? FileManager.default.removeItem(atPath: scratch) }
+    let index = try readJson("\(folder)/index.json")
+    let suite = Conformance(
+      env: try ORTEnv(), threads: try index["threads"].whole(0), scratch: scratch)
+    var failed: Int32 = 0
+    for test in try index["cases"].list() {
+      let name = try test["name"].text()
+      if !chosen.isEmpty && !chosen.contains(name) { continue }
+      do {
+        try suite.check("\(folder)/\(name)")
+        print("passed \(name)")
+      } catch {
+        failed = 1
+        print("FAILED \(name): \(error)")
+      }
+    }
+    return failed
+  }
+
+  private func check(_ folder: String) throws {
+    let test = try readJson("\(folder)/case.json")
+    switch try test["kind"].text() {
+    case "train", "resume": try train(test, folder)
+    case "nominal": try nominal(test, folder)
+    case "error": try refused(test, folder)
+    case "buffer":
+      let training = try Training(env, test, folder, threads: threads)
+      try Comparison(isExact: true, tolerance: 0).same(
+        training.session.toBuffer(withTrainable: false), readTensor(test["values"], folder),
+        "the buffer")
+    case "self_check":
+      let package = try TrainingPackage(path: "\(folder)/\(test["package"].text())")
+      let code = try test["code"].text("")
+      var found = ""
+      do { try package.selfCheck(env) } catch let error as OdtpackError { found = error.code }
+      try expect(found == code, "the self-check gives '\(found)', not '\(code)'")
+    case let kind: throw Failure(description: "there is no kind \(kind)")
+    }
+  }
+
+  private func comparison(_ test: Json) throws -> Comparison {
+    Comparison(isExact: try test["exact"].flag(true), tolerance: try test["tolerance"].real(2e-6))
+  }
+
+  private func steps(_ training: Training, _ test: Json, _ folder: String) throws {
+    let compare = try comparison(test), session = training.session
+    for (number, step) in try test["steps"].list().enumerated() {
+      let found = try session.trainStep(withInputValues: readBatch(step["inputs"], folder))
+      try compare.loss(found[0].scalar, step["loss"].real(), "loss \(number + 1)")
+      try compareOutputs(compare, Array(found.dropFirst()), step["outputs"], folder)
+      if try step["update"].flag(true) {
+        let rate = try step["rate"]
+        if rate.isPresent {
+          let own = try session.getLearningRate()
+          try expect(own == Float(try rate.real()), "the learning rate is \(own)")
+        }
+        try session.optimizerStep()
+        if training.isScheduled { try session.schedulerStep() }
+      }
+      if try step["reset"].flag(true) { try session.lazyResetGrad() }
+    }
+  }
+
+  private func compareOutputs(
+    _ compare: Comparison, _ found: [ORTValue], _ wanted: Json, _ folder: String
+  ) throws {
+    if !wanted.isPresent { return }
+    let list = try wanted.list()
+    try expect(found.count == list.count, "another number of outputs")
+    for (value, json) in zip(found, list) {
+      try compare.same(value, readTensor(json, folder), "output \(try json["name"].text())")
+    }
+  }
+
+  private func train(_ test: Json, _ folder: String) throws {
+    let training = try Training(env, test, folder, threads: threads), session = training.session
+    let compare = try comparison(test), name = try test["name"].text()
+    try steps(training, test, folder)
+    let evaluation = try test["evaluation"]
+    if evaluation.isPresent {
+      let batch = try readBatch(evaluation["inputs"], folder)
+      try compare.loss(
+        session.evalStep(withInputValues: batch)[0].scalar, evaluation["loss"].real(),
+        "the evaluation's loss")
+    }
+    let properties = try test["properties"]
+    for (name, json) in properties.isPresent ? try properties.object() : [:] {
+      if let value = try? json.text() {
+        try training.checkpoint.addStringProperty(withName: name, value: value)
+      } else if let value = try? json.whole() {
+        try training.checkpoint.addIntProperty(withName: name, value: Int64(value))
+      } else {
+        try training.checkpoint.addFloatProperty(withName: name, value: Float(json.real()))
+      }
+    }
+    if try test["after"].isPresent {
+      let saved = "\(scratch)/\(name).ckpt"
+      try training.checkpoint.saveCheckpoint(toPath: saved, withOptimizerState: true)
+      let wanted = try CheckpointReader.read("\(folder)/\(test["after"].text())")
+      try compare.same(CheckpointReader.read(saved), wanted)
+    }
+    let exported = try test["export"]
+    if !exported.isPresent { return }
+    let names = try exported["outputs"].list().map { try $0["name"].text() }
+    let path = "\(scratch)/\(name).onnx"
+    try session.exportModelForInference(withOutputPath: path, graphOutputNames: names)
+    let isEqual = try map(path) == map("\(folder)/\(exported["file"].text())")
+    try expect(!compare.isExact || isEqual, "the exported model has other bytes")
+    let predictor = try session.predictor(outputNames: names)
+    let inputs = try exported["inputs"].list()
+    let order = try predictor.inputNames.map { name in
+      try readTensor(inputs.first { try $0["name"].text() == name }!, folder)
+    }
+    let close = Comparison(isExact: false, tolerance: 1e-5)  // other session options
+    try compareOutputs(close, predictor.predict(order), exported["outputs"], folder)
+  }
+
+  private func nominal(_ test: Json, _ folder: String) throws {
+    let training = try Training(env, test, folder, threads: threads)
+    let batch = try readBatch(test["steps"].list()[0]["inputs"], folder)
+    do {
+      _ = try training.session.trainStep(withInputValues: batch)
+      throw Failure(description: "a step works without values")
+    } catch let error as OdtpackError {
+      try expect(error.code == "nominal-state", "the code is \(error.code)")
+    }
+    let values = try readTensor(test["values"], folder)
+    try training.session.fromBuffer(withValue: values, onlyTrainable: false)
+    try steps(training, test, folder)
+  }
+
+  private func refused(_ test: Json, _ folder: String) throws {
+    let action = try test["action"].text(), code = try test["code"].text()
+    do {
+      if action == "open" {
+        _ = try TrainingPackage(path: "\(folder)/\(test["package"].text())")
+      } else if action == "load_checkpoint" {
+        _ = try ORTCheckpoint(path: "\(folder)/\(test["checkpoint"].text())")
+      } else {
+        let training = try Training(env, test, folder, threads: threads)
+        if action == "export" {
+          try training.session.exportModelForInference(
+            withOutputPath: "\(scratch)/refused.onnx", graphOutputNames: test["outputs"].texts())
+        }
+        if action == "step" {
+          let batch = try readBatch(test["inputs"], folder)
+          _ = try training.session.trainStep(withInputValues: batch)
+        }
+      }
+    } catch let error as OdtpackError {
+      try expect(error.code == code, "the code is \(error.code) and not \(code): \(error)")
+      return
+    }
+    throw Failure(description: "it is accepted, and should be refused with \(code)")
+  }
+}

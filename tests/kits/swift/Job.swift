@@ -1,0 +1,50 @@
+// What the programs of this folder share: tensors and settings from JSON files.
+import Foundation
+
+func readJson(_ path: String) throws -> Json { try Json(data: map(path)) }
+
+/// A tensor {"name", "dtype", "shape", "file", "offset"} whose bytes lie in a file of `folder`.
+func readTensor(_ json: Json, _ folder: String) throws -> ORTValue {
+  let value = try ORTValue(ElementType(name: json["dtype"].text()), json["shape"].wholes())
+  let file = try json["file"].text()
+  let content = try map(file.hasPrefix("/") ? file : "\(folder)/\(file)")
+  let offset = try json["offset"].whole(0)
+  guard offset + value.byteCount <= content.count else {
+    throw OdtpackError("data-unreadable", "\(file) is too short.")
+  }
+  content.withUnsafeBytes { if value.byteCount > 0 { value.copy(from: $0.baseAddress! + offset) } }
+  return value
+}
+
+func readBatch(_ list: Json, _ folder: String) throws -> [ORTValue] {
+  try list.list().map { try readTensor($0, folder) }
+}
+
+/// The session of a job: {"package", "models", "checkpoint", "learning_rate", "schedule"}.
+struct Training {
+  let checkpoint: ORTCheckpoint, session: ORTTrainingSession
+  var isScheduled = false
+
+  init(_ env: ORTEnv, _ json: Json, _ folder: String, threads: Int) throws {
+    func inFolder(_ path: String) -> String { path.hasPrefix("/") ? path : "\(folder)/\(path)" }
+    let package = try TrainingPackage(path: inFolder(json["package"].text()))
+    let models = try json["models"], given = try json["checkpoint"]
+    func model(_ key: String) throws -> String {
+      guard models.isPresent, try models[key].isPresent else { return try package.path(key) }
+      return try inFolder(models[key].text())
+    }
+    let path = try given.isPresent ? inFolder(given.text()) : package.path("checkpoint")
+    checkpoint = try ORTCheckpoint(path: path)
+    session = try ORTTrainingSession(
+      env: env, sessionOptions: package.sessionOptions(env, threads: threads), package: package,
+      checkpoint: checkpoint, trainModelPath: model("training_model"),
+      evalModelPath: model("eval_model"), optimizerModelPath: model("optimizer_model"))
+    let rate = try json["learning_rate"], schedule = try json["schedule"]
+    if rate.isPresent { try session.setLearningRate(Float(rate.real())) }
+    isScheduled = try schedule.isPresent || session.restoreSchedule()
+    if schedule.isPresent {
+      let made = try Schedule(schedule["kind"].text(), schedule["settings"], total: 0)
+      try session.setSchedule(made, initialRate: schedule["initial_lr"].real())
+    }
+  }
+}

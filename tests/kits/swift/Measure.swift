@@ -1,0 +1,42 @@
+// Trains as a job says, and prints one line of JSON: the losses, the loss of the evaluation, the
+// processor time of the steps, and the anonymous memory after every tenth of them. A job is that
+// of a training (see Job.swift) and
+//     "steps": [{"inputs": [tensors]}, ...]   batches, taken in turn
+//     "count": 100                            training steps
+//     "threads": 1, "evaluation": {"inputs": [tensors]}, "save": "trained.ckpt"
+import Foundation
+
+/// Anonymous memory of this process in bytes.
+private func anonymousBytes() throws -> Int {
+  let text = try String(contentsOfFile: "/proc/self/smaps_rollup", encoding: .utf8)
+  let line = text.split(separator: "\n").first { $0.hasPrefix("Anonymous:") }!
+  return Int(line.split(separator: " ")[1])! * 1024
+}
+
+func measure(_ path: String) throws {
+  let json = try readJson(path), folder = (path as NSString).deletingLastPathComponent
+  let training = try Training(ORTEnv(), json, folder, threads: json["threads"].whole(0))
+  let batches = try json["steps"].list().map { try readBatch($0["inputs"], folder) }
+  let count = try json["count"].whole()
+  var losses = [Double](repeating: 0, count: count), memory: [Int] = []
+  let start = clock()
+  for step in 0..<count {
+    let batch = batches[step % batches.count]
+    losses[step] = try training.session.trainStep(withInputValues: batch)[0].scalar
+    try training.session.optimizerStep()
+    if training.isScheduled { try training.session.schedulerStep() }
+    try training.session.lazyResetGrad()
+    if (step + 1) % max(count / 10, 1) == 0 { memory.append(try anonymousBytes()) }
+  }
+  let processor = Double(clock() - start) / Double(CLOCKS_PER_SEC)
+  let evaluation = try training.session.evalStep(
+    withInputValues: readBatch(json["evaluation"]["inputs"], folder))
+  let save = try json["save"]
+  if save.isPresent {
+    try training.checkpoint.saveCheckpoint(
+      toPath: "\(folder)/\(save.text())", withOptimizerState: true)
+  }
+  print(
+    "{\"losses\": \(losses), \"evaluation\": \(evaluation[0].scalar), "
+      + "\"processor_seconds\": \(processor), \"anonymous_bytes_by_tenth\": \(memory)}")
+}

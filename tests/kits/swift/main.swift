@@ -1,0 +1,40 @@
+// The kit's test program, compiled together with the kit's sources:
+//
+//     kit conformance VECTORS [NAME...]    runs conformance vectors
+//     kit measure JOB.json                 trains, and prints losses and memory as JSON
+//     kit hostile                          reads what standard input names; see Hostile.swift
+//     kit save CHECKPOINT FILE NUMBER EXTERNAL_ABOVE      saves again and again, until it is killed
+//     kit read FILE                        prints the number in a checkpoint of `save`
+//     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.swift
+//     kit signature PACKAGE                opens a package that must be signed
+//     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
+import Foundation
+
+setvbuf(stdout, nil, _IOLBF, 0)
+let arguments = Array(CommandLine.arguments.dropFirst())
+do {
+  switch arguments.first {
+  case "conformance": exit(try Conformance.run(arguments[1], only: Array(arguments.dropFirst(2))))
+  case "measure": try measure(arguments[1])
+  case "hostile": try readHostile()
+  case "save":
+    try saveForever(arguments[1], arguments[2], Int64(arguments[3])!, Int(arguments[4])!)
+  case "read": try printNumber(arguments[1])
+  case "former":
+    try trainFormerly(
+      arguments[1], arguments[2], arguments[3], arguments[4],
+      arguments.dropFirst(5).map { NSNumber(value: Int($0)!) })
+  case "signature": _ = try TrainingPackage(path: arguments[1], publicKey: Data(count: 32))
+  case "benchmark":
+    let limit = arguments.count > 3 ? Int(arguments[3]) : nil
+    print(
+      try benchmark(
+        ORTEnv(), folder: arguments[1], threads: Int(arguments[2])!, memoryLimit: limit))
+  default:
+    print("the first line of main.swift says how this program is used")
+    exit(2)
+  }
+} catch {
+  FileHandle.standardError.write(Data("error: \(error)\n".utf8))
+  exit(2)
+}

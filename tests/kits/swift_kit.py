@@ -1,0 +1,110 @@
+"""Builds the Swift kit and its test program once, and runs them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from odtpack_runtime.checkpoint.format import read_checkpoint
+
+ROOT = Path(__file__).parents[2]
+KIT = ROOT / "runtime" / "swift"
+PROGRAM = ROOT / "tests" / "kits" / "swift"
+TOOLCHAIN = Path(os.environ.get("ODTPACK_SWIFT", ROOT / "build" / "swift"))
+SYSTEM = TOOLCHAIN / "root"
+LIBRARIES = (SYSTEM / "usr/lib/x86_64-linux-gnu", SYSTEM / "usr/libexec/swift/lib/swift/linux",
+             TOOLCHAIN / "lib")  # fmt: skip
+RUNTIME = ["-Xcc", f"-I{TOOLCHAIN / 'include'}"]
+
+
+def unavailable() -> str | None:
+    """None where the kit can be built, otherwise the reason why it cannot."""
+    if not (TOOLCHAIN / ".ready").is_file():
+        return "no Swift toolchain is set up (run: make swift)"
+    return None
+
+
+def in_toolchain(*command: object, cwd: Path = ROOT) -> None:
+    """Run a command inside the toolchain's root, to a good end."""
+    environment = {**os.environ, "ODTPACK_SWIFT_BIND": tempfile.gettempdir()}
+    done = subprocess.run(
+        [ROOT / "scripts" / "swift.sh", *map(str, command)],
+        capture_output=True, text=True, check=False, cwd=cwd, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+
+
+def built() -> Path:
+    """The test program, of the sources as they are now."""
+    sources = [*sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), *PROGRAM.glob("*.swift")]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    target = TOOLCHAIN / "bin" / f"kit-{digest}"
+    target.parent.mkdir(exist_ok=True)
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_file():
+            in_toolchain(
+                "swiftc", "-O", "-whole-module-optimization", "-module-name", "kit",
+                "-I", KIT / "Sources" / "COnnxRuntime", *RUNTIME, "-L", TOOLCHAIN / "lib",
+                "-lonnxruntime", *sources, "-o", target,
+            )  # fmt: skip
+    return target
+
+
+def command(program: Path, *arguments: object) -> list[str]:
+    """A program with the toolchain's libraries: it needs no privileges to run."""
+    loader = SYSTEM / "lib64" / "ld-linux-x86-64.so.2"
+    path = ":".join(map(str, LIBRARIES))
+    return [str(loader), "--library-path", path, str(program), *map(str, arguments)]
+
+
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the test program to its end, whatever that is."""
+    return subprocess.run(
+        command(built(), *arguments), capture_output=True, text=True, timeout=900, check=False,
+        **options,
+    )  # fmt: skip
+
+
+def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run a job of ``kit measure``; return what it prints."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(job, default=str))
+    done = run("measure", path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout))
+
+
+def save_batch(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Write a batch as jobs name it; paths are absolute."""
+    folder.mkdir()
+    inputs = []
+    for name, array in arrays.items():
+        path = folder / f"{name}.bin"
+        array.tofile(path)
+        inputs.append({"name": name, "dtype": str(array.dtype), "shape": array.shape, "file": path})
+    return {"inputs": inputs}
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Everything that a checkpoint says, with arrays as bytes."""
+    data = read_checkpoint(path)
+    optimizer = data.optimizer
+    arrays = {**data.trainable, **data.frozen}
+    moments = optimizer.moments if optimizer else {}
+    return {
+        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
+        "trained": sorted(data.trainable),
+        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
+        "optimizer": optimizer
+        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
+        "properties": data.properties,
+    }

@@ -1,0 +1,310 @@
+"""The Swift kit on Linux against Python: the same bits, the same files."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack.optimizers import Clip, GroupRule, make_optimizer
+from odtpack.package.optimizer_update import Update
+from odtpack_runtime import (
+    CheckpointState,
+    Module,
+    OdtpackError,
+    Optimizer,
+    default_session_options,
+)
+from odtpack_runtime.checkpoint.carry_over import carry_over
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.self_check import loss_of
+from tests import zoo
+from tests.kits import swift_kit
+from tests.kits.swift_kit import command, contents, measure, run, save_batch
+from tests.packages import mutations
+from tests.packages.samples import build
+from tests.peer import client
+from tests.runtime import test_checkpoint_hostile
+from tests.runtime.checkpoint_samples import Foreign
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable())),
+]
+STEPS = 18
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {"nominal": True},
+    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+    "plain sgd": {"optimizer": make_optimizer("sgd", {})},
+    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
+    "clipped": {"update": Update(clip=Clip(norm=0.5))},
+    "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+}
+Batch = dict[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Packages of a small CNN for several optimizers."""
+    folder = tmp_path_factory.mktemp("packages")
+    model = zoo.cnn(size=8, width=(4, 8), classes=3)
+    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def batches(packages: dict[str, Path]) -> list[Batch]:
+    """Three batches of noise with labels, the last one smaller."""
+    image = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"][0]
+    rng = np.random.default_rng(3)
+    return [
+        {
+            image["name"]: rng.standard_normal((size, *image["shape"][1:]), dtype=np.float32),
+            "labels": rng.integers(0, 3, size),
+        }
+        for size in (8, 8, 5)
+    ]
+
+
+@pytest.fixture
+def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
+    """Steps on the batches in turn, and an evaluation, on one thread."""
+    steps = [save_batch(tmp_path / f"{i}", batch) for i, batch in enumerate(batches)]
+    return {"steps": steps, "evaluation": steps[0], "count": STEPS, "threads": 1,
+            "learning_rate": 0.01}  # fmt: skip
+
+
+def train(
+    package: Path, batches: list[Batch], count: int, save: Path, checkpoint: Path | None = None
+) -> tuple[list[float], float]:
+    """What a job does, in Python; returns the losses of the steps and of the evaluation."""
+    state = CheckpointState.load_checkpoint(checkpoint or package / "checkpoint")
+    model = package / "training_model.onnx"
+    options = default_session_options(model, threads=1)
+    module = Module(model, state, package / "eval_model.onnx", session_options=options)
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.01)
+    losses = []
+    for step in range(count):
+        losses.append(float(module(*batches[step % len(batches)].values())))
+        optimizer.step()
+        module.lazy_reset_grad()
+    loss = loss_of(module.eval()(*batches[0].values()))
+    CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
+    return losses, loss
+
+
+def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
+    cases = [case["name"] for case in json.loads((suite / "index.json").read_text())["cases"]]
+    done = run("conformance", suite)
+    failed = [line for line in done.stdout.splitlines() if not line.startswith("passed")]
+    assert not failed, failed[0] + done.stderr[-4000:]
+    assert done.stdout.splitlines() == [f"passed {name}" for name in cases]
+    assert len(cases) > 80
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_training_gives_the_bits_of_python(
+    name: str, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+) -> None:
+    found = measure({**job, "package": packages[name], "save": "swift.ckpt"}, tmp_path)
+    losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
+    assert found["losses"] == losses
+    assert found["evaluation"] == loss
+    assert losses[-3] < losses[0]
+    assert contents(tmp_path / "swift.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups"])
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    name: str, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+) -> None:
+    package, half = packages[name], STEPS // 2
+    assert half % len(batches) == 0
+    whole, _ = train(package, batches, STEPS, tmp_path / "whole")
+    first, _ = train(package, batches, half, tmp_path / "half")
+    task = {**job, "package": package, "count": half}
+    rest = measure({**task, "save": "end", "checkpoint": "half"}, tmp_path)["losses"]
+    assert first + rest == whole
+    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+    first = measure({**task, "save": "half"}, tmp_path)["losses"]
+    rest, _ = train(package, batches, half, tmp_path / "end", tmp_path / "half")
+    assert first + rest == whole
+    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
+def test_a_checkpoint_loads_in_the_reference(
+    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "swift.ckpt"
+    measure({**job, "package": packages["adamw"], "save": saved.name}, tmp_path)
+    read = client.load(checkpoint=saved, parameters=tmp_path / "read.npz")
+    data = read_checkpoint(saved)
+    with np.load(tmp_path / "read.npz") as values:
+        for name, array in {**data.trainable, **data.frozen}.items():
+            np.testing.assert_array_equal(values[name], array)
+    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+
+
+def test_memory_does_not_grow_over_10_000_steps(
+    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    found = measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
+    after = found["anonymous_bytes_by_tenth"]
+    assert len(after) == 10
+    assert max(after) - after[0] <= 64 * 2**10, after
+
+
+@pytest.mark.parametrize("external_above", [2**30, 1000])
+def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) -> None:
+    """Above the limit the tensors lie in a data file of their own."""
+    rng = random.Random(5)
+    start, path = tmp_path / "start", tmp_path / "state"
+    arrays = {f"p{i}": np.zeros(40_000, np.float32) for i in range(4)}
+    write_checkpoint(start, CheckpointData(arrays, {}))
+    last = torn = 0
+    for _ in range(100):
+        words = command(swift_kit.built(), "save", start, path, last + 1, external_above)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{last + 1}\n"
+            time.sleep(rng.uniform(0, 0.01))
+            process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read()
+        data = read_checkpoint(path)
+        number = data.properties["number"]
+        assert isinstance(number, int)
+        assert number >= max(map(int, rest.split("\n")[:-1]), default=last + 1)
+        assert all((array == number).all() for array in data.trainable.values())
+        last = number
+        torn += len(list(tmp_path.glob(".*.tmp")))
+    assert run("read", path).stdout == f"{last}\n"
+    if external_above > 1000:
+        assert torn > 5  # it was the saves that were hit
+    # The next save removes what a killed one left.
+    assert len(list(tmp_path.glob(".*.tmp"))) <= 1
+
+
+def test_a_full_disk_leaves_the_checkpoint_as_it_was(
+    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    saved = tmp_path / "state"
+    shutil.copy(packages["adamw"] / "checkpoint", saved)
+    before = saved.read_bytes()
+    task = {**job, "package": packages["adamw"], "save": saved.name}
+    (tmp_path / "job.json").write_text(json.dumps(task, default=str))
+
+    def no_more_than_a_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    done = run(
+        "measure", tmp_path / "job.json", preexec_fn=no_more_than_a_little, restore_signals=False
+    )
+    assert done.returncode == 2
+    assert "code: file-not-written" in done.stderr
+    assert saved.read_bytes() == before
+    assert not list(tmp_path.glob(".state*"))
+
+
+def hostile_checkpoints(folder: Path, good: bytes) -> list[Path]:
+    """Damaged files, half of them in their tables, and files that are made to do harm."""
+    made = [f(Foreign()) for f in test_checkpoint_hostile.CORRUPT.values()]
+    rng = random.Random(11)
+    for change in mutations.byte_changes(seed=5, count=150):
+        made.append(change(good))
+        head = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            head[rng.randrange(2000)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        made.append(bytes(head))
+    paths = [folder / f"checkpoint-{index:03}" for index in range(len(made))]
+    for path, data in zip(paths, made, strict=True):
+        path.write_bytes(data)
+    return paths
+
+
+def hostile_packages(folder: Path, package: Path) -> list[Path]:
+    """Packages that were damaged or tampered with, and manifests forged with right digests."""
+    names = sorted(path.name for path in package.iterdir())
+    content = json.loads((package / "manifest.json").read_text())
+    changes = [change for _, change in mutations.damage(names, 160, seed=7)]
+    changes += [
+        lambda target, data=forged: (target / "manifest.json").write_bytes(data)
+        for forged in mutations.forged_manifests(content, 160, seed=9)
+    ]
+    paths = [folder / f"package-{index:03}" for index in range(len(changes))]
+    for path, change in zip(paths, changes, strict=True):
+        shutil.copytree(package, path)
+        change(path)
+    return paths
+
+
+def readable(path: Path) -> bool:
+    """Whether Python reads a checkpoint."""
+    try:
+        read_checkpoint(path)
+    except OdtpackError:
+        return False
+    return True
+
+
+def test_500_hostile_files_are_refused_and_crash_nothing(
+    packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+) -> None:
+    train(packages["adamw"], batches, 2, tmp_path / "good")
+    checkpoints = hostile_checkpoints(tmp_path, (tmp_path / "good").read_bytes())
+    folders = hostile_packages(tmp_path, packages["adamw"])
+    lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
+    assert len(lines) >= 500
+    done = run("hostile", input="\n".join([*lines, f"package {packages['adamw']}"]))
+    answers = done.stdout.splitlines()
+    assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
+    assert answers.pop() == "accepted"
+    assert len(answers) == len(lines)
+    assert all(re.fullmatch(r"accepted|refused [a-z-]+", answer) for answer in answers)
+    for path, answer in zip(checkpoints, answers, strict=False):
+        assert readable(path) == (answer == "accepted"), path.name
+        if answer == "accepted":  # what was read is what is there: it was saved again
+            assert contents(path.with_name(f"{path.name}.again")) == contents(path), path.name
+    assert sum(answer.startswith("refused") for answer in answers) > 0.6 * len(answers)
+
+
+def test_code_for_the_former_api_compiles_and_trains(
+    packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+) -> None:
+    save_batch(tmp_path / "batch", batches[0])
+    image = next(iter(batches[0]))
+    files = [tmp_path / "batch" / f"{name}.bin" for name in (image, "labels")]
+    package = packages["adamw"]
+    done = run("former", package, *files, tmp_path, *batches[0][image].shape)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line) for line in done.stdout.split()]
+    assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
+    state = CheckpointState.load_checkpoint(tmp_path / "former.ckpt")
+    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
+    fresh = CheckpointState.load_checkpoint(package / "checkpoint")
+    carry_over(state, fresh)
+    CheckpointState.save_checkpoint(fresh, tmp_path / "wanted.ckpt", include_optimizer_state=True)
+    assert contents(tmp_path / "carried.ckpt") == contents(tmp_path / "wanted.ckpt")
+
+
+def test_a_signature_cannot_be_checked_without_cryptokit(
+    packages: dict[str, Path], tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(packages["adamw"], package)
+    assert "code: not-signed" in run("signature", package).stderr
+    (package / "manifest.sig").write_bytes(bytes(64))
+    assert "code: cryptography-missing" in run("signature", package).stderr

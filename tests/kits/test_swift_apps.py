@@ -1,0 +1,146 @@
+"""What is written around the Swift kit: the guide's program, the iOS sample, the benchmark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from tests import zoo
+from tests.kits import swift_kit
+from tests.kits.swift_kit import KIT, ROOT, command, contents, in_toolchain, run
+from tests.packages.samples import build
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable())),
+]
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small CNN's."""
+    folder = tmp_path_factory.mktemp("packages") / "package"
+    return build(folder, zoo.cnn(size=8, width=(4, 8), classes=3))
+
+
+def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
+    """What the guide shows, as it stands there, with Swift's own package manager."""
+    text = (ROOT / "docs" / "guides" / "swift.md").read_text()
+    blocks = re.findall(r"^`([\w/]+\.swift)`[^\n]*:\n\n```swift\n(.*?)```", text, re.M | re.S)
+    assert [name for name, _ in blocks] == ["Package.swift", "Sources/App/main.swift"]
+    (tmp_path / "Sources" / "App").mkdir(parents=True)
+    for name, content in blocks:
+        (tmp_path / name).write_text(content)
+    kit = tmp_path / "odtpack" / "runtime" / "swift"
+    kit.parent.mkdir(parents=True)
+    shutil.copytree(KIT, kit, ignore=shutil.ignore_patterns(".build"))
+    shutil.copytree(package, tmp_path / "assets" / "package")
+    rng = np.random.default_rng(1)
+    rng.standard_normal((320, *SHAPE), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
+    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    in_toolchain(
+        "swift", "build", "--disable-sandbox", *swift_kit.RUNTIME,
+        "-Xlinker", f"-L{swift_kit.TOOLCHAIN / 'lib'}", cwd=tmp_path,
+    )  # fmt: skip
+    for _ in range(2):  # the second time it goes on from the end
+        done = subprocess.run(
+            command(tmp_path / ".build" / "debug" / "App"), cwd=tmp_path, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
+        assert optimizer is not None
+        assert optimizer.step == 100
+    last = re.fullmatch(r"loss ([\d.]+), accuracy ([\d.]+)", done.stdout.splitlines()[-1])
+    assert last is not None
+    images = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *SHAPE)[:64]
+    labels = np.fromfile(tmp_path / "assets" / "labels.bin", np.int64)[:64]
+    personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
+    (scores,) = personal.run(["output"], {personal.get_inputs()[0].name: images})
+    assert float(last[2]) == (np.argmax(scores, 1) == labels).mean()
+    exponents = np.exp(scores.astype(np.float64))
+    right = exponents[np.arange(64), labels] / exponents.sum(1)
+    np.testing.assert_allclose(float(last[1]), -np.log(right).mean(), rtol=1e-5)
+
+
+TRAIN = """
+import Foundation
+let words = CommandLine.arguments
+var left = Int(words[3])!
+let (package, files) = (URL(fileURLWithPath: words[1]), URL(fileURLWithPath: words[2]))
+let trainer = Trainer(package: package, files: files)
+let isDone = try trainer.run {
+  left -= 1
+  if words.count > 4 && left == 0 { trainer.stop(words[4]) }
+  return words.count > 4 || left > 0
+}
+print(isDone)
+"""
+
+
+def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path: Path) -> None:
+    sample = ROOT / "examples" / "ios"
+    in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
+    include = ["-I", KIT / "Sources" / "COnnxRuntime", *swift_kit.RUNTIME]
+    in_toolchain(
+        "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack", *include,
+        *sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), "-o", tmp_path / "libOdtpack.a",
+        "-emit-module-path", tmp_path / "Odtpack.swiftmodule",
+    )  # fmt: skip
+    (tmp_path / "main.swift").write_text(TRAIN)
+    in_toolchain(
+        "swiftc", *include, "-I", tmp_path, sample / "Trainer.swift", tmp_path / "main.swift",
+        "-L", tmp_path, "-lOdtpack", "-L", swift_kit.TOOLCHAIN / "lib",
+        "-lonnxruntime", "-o", tmp_path / "train",
+    )  # fmt: skip
+    rng = np.random.default_rng(1)
+
+    def run_trainer(files: Path, *arguments: object) -> str:
+        words = command(tmp_path / "train", package, files, *arguments)
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    images = rng.standard_normal((160, *SHAPE), dtype=np.float32)
+    labels = rng.integers(0, 3, 160)
+    for name in ("once", "often"):
+        (tmp_path / name).mkdir()
+        images.tofile(tmp_path / name / "images.bin")
+        labels.tofile(tmp_path / name / "labels.bin")
+    assert run_trainer(tmp_path / "once", 10_000) == "true\n"
+    assert run_trainer(tmp_path / "often", 71) == "false\n"
+    assert run_trainer(tmp_path / "often", 330, "it is hot") == "false\n"
+    optimizer = read_checkpoint(tmp_path / "often" / "trained.ckpt").optimizer
+    assert optimizer is not None
+    assert optimizer.step == 70 + 330  # the step that followed the warning was made
+    assert run_trainer(tmp_path / "often", 10_000) == "true\n"
+    one, two = (tmp_path / name / "trained.ckpt" for name in ("once", "often"))
+    assert contents(one) == contents(two)
+    one, two = (tmp_path / name / "personal.onnx" for name in ("once", "often"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
+    done = run("benchmark", tmp_path, 1, 5 * 10**8)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found.pop("format"), found.pop("kit")) == (1, "swift")
+    assert found.pop("onnxruntime") == onnxruntime.__version__
+    assert found.pop("memory_limit_bytes") == 5 * 10**8
+    assert found.pop("memory_bytes") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    assert (found.pop("threads"), found.pop("file_bytes")) == (1, 64 * 2**20)
+    rates = {"gemm_flops", "gemm_single_flops", "convolution_flops", "copy_bytes_per_second",
+             "write_bytes_per_second", "read_bytes_per_second", "sync_seconds"}  # fmt: skip
+    assert found.keys() == rates
+    for name, values in found.items():
+        assert len(values) == (40 if name == "sync_seconds" else 5), name
+        assert min(values) > 0, name
+    assert not list(tmp_path.iterdir())
