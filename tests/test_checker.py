@@ -14,6 +14,8 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.ort.choices import OrtFormat
+from odtpack_runtime import CheckpointState, Package
+from odtpack_runtime.package.inference_template import write_inference_model
 from tests import zoo
 from tests.exported.export import export
 from tests.packaging_tools import open_training, trainable_names
@@ -41,7 +43,8 @@ MODELS = {"torchscript": _exported("torchscript"), "dynamo": _exported("dynamo")
 
 
 def _check(folder: Path) -> set[str]:
-    paths = sorted(folder.glob("*.onnx"))
+    template = folder / "inference_template.onnx"  # a model once its parameters are appended
+    paths = sorted(set(folder.glob("*.onnx")) - {template})
     for path in paths:
         onnx.checker.check_model(str(path), full_check=True)
     return {path.name for path in paths}
@@ -55,9 +58,14 @@ def test_packages_and_exported_models(name: str, tmp_path: Path) -> None:
     _, module, _ = open_training(package)
     module.export_model_for_inferencing(package / "inference.onnx", [output])
     assert main(["export", str(package), "--out", str(package / "by_command.onnx")]) == 0
+    opened = Package.open(package)
+    parameters = CheckpointState.load_checkpoint(opened.checkpoint).parameters
+    write_inference_model(
+        opened, {name: parameters[name].data for name in parameters}, package / "completed.onnx"
+    )
     assert _check(package) == {
         "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "inference.onnx",
-        "by_command.onnx",
+        "by_command.onnx", "completed.onnx",
     }  # fmt: skip
 
 

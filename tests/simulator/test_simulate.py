@@ -298,14 +298,14 @@ def test_data_that_do_not_fit(mlp: Case, tmp_path: Path) -> None:
 
 def test_free_training_that_is_killed(mlp: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a limit, running out of memory is a failure of this machine."""
-    replay = module.replay
+    run_training_child = module.run_training_child
 
     def starved(job: Job, **rest: object) -> object:
         import dataclasses
 
-        return replay(dataclasses.replace(job, limit_bytes=1_000_000), **rest)  # type: ignore[arg-type]
+        return run_training_child(dataclasses.replace(job, limit_bytes=1_000_000), **rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "replay", starved)
+    monkeypatch.setattr(module, "run_training_child", starved)
     with pytest.raises(OdtpackError, match="killed without any limit") as caught:
         simulate(mlp.folder / "package", mlp.data, [], **ARGUMENTS)
     assert caught.value.code == "replay-killed"

@@ -104,7 +104,7 @@ class TestInterrupt:
         def refuse(*arguments: object, **options: object) -> None:
             raise AssertionError("trained again")
 
-        monkeypatch.setattr(interruption, "replay", refuse)
+        monkeypatch.setattr(interruption, "run_training_child", refuse)
         before = kept.saved_checkpoint.read_bytes()
         assert interrupt(kept, seed=0, count=1, save_every=4).equal
         assert kept.saved_checkpoint.read_bytes() == before
