@@ -61,7 +61,7 @@ def test_packages_and_exported_models(name: str, tmp_path: Path) -> None:
     opened = Package.open(package)
     parameters = CheckpointState.load_checkpoint(opened.checkpoint).parameters
     write_inference_model(
-        opened, {name: parameters[name].data for name in parameters}, package / "completed.onnx"
+        opened, {name: each.data for name, each in parameters}, package / "completed.onnx"
     )
     assert _check(package) == {
         "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "inference.onnx",

@@ -109,7 +109,9 @@ def test_the_manifest_says_what_happens_around_the_optimizer(
 def test_a_plain_manifest_says_nothing_of_it(shared: Shared) -> None:
     text = json.loads((shared.package / "manifest.json").read_text())
     assert not text.keys() & {"clip", "groups", "accumulation_steps", "schedule"}
-    assert set(text["optimizer"]) == {"kind", "beta1", "beta2", "epsilon", "weight_decay"}
+    assert set(text["optimizer"]) == {
+        "kind", "beta1", "beta2", "epsilon", "weight_decay", "formula", "bias_correction",
+    }  # fmt: skip
 
 
 def test_train_follows_the_schedule_and_goes_on_with_it(
