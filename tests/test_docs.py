@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from odtpack.losses import LOSSES
@@ -47,6 +48,16 @@ def folder(tmp_path: Path) -> Path:
     np.savez(tmp_path / "digits.npz", input=images.astype(np.float32), labels=labels)
     (tmp_path / "budgets.toml").write_text(BUDGETS)
     return tmp_path
+
+
+def prepare_encoder(folder: Path) -> None:
+    """A pretrained encoder without a head, in small."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        encoder (int64[batch, tokens] input_ids, int64[batch, tokens] attention_mask)
+            => (float[batch, tokens, 4] hidden) <float[3, 4] embedding =
+            {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2}>
+        { hidden = Gather(embedding, input_ids) }""")
+    onnx.save(model, folder / "encoder.onnx")
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -87,6 +98,8 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None
         run([sys.executable, "-m", "odtpack", *shlex.split(build)], folder)
     if guide.stem == "from-onnxruntime-training":
         prepare_artifacts(folder)
+    if guide.stem == "ml-engineer":
+        prepare_encoder(folder)
     commands = [
         line
         for block in blocks(guide, "")

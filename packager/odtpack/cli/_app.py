@@ -25,6 +25,7 @@ from odtpack.cli.device.fit import fit
 from odtpack.cli.device.judge import judge
 from odtpack.cli.device.simulate import simulate
 from odtpack.cli.device.train import train
+from odtpack.cli.model.head import head
 from odtpack.cli.model.import_ import import_
 from odtpack.cli.model.init import init
 from odtpack.cli.model.inspect import inspect
@@ -117,6 +118,12 @@ app.command(
         "odtpack import artifacts --checkpoint from_device.ckpt --out package",
     ),
 )(import_)
+app.command(
+    epilog=_examples(
+        "odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx",
+        "odtpack build model.onnx --out package --loss cross_entropy --train 'head.*'",
+    )
+)(head)
 app.command(
     epilog=_examples(
         "odtpack init model.onnx",

@@ -1,0 +1,226 @@
+"""Puts a classification head on an encoder that has none: pooling and a linear layer.
+
+pooled = mean over tokens, first token, or the output itself    [batch, width]
+logits = pooled head.weight^T + head.bias                       [batch, classes]
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import google.protobuf.message
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.shape_inference
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack.errors import OdtpackError
+from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.graph.graphs import dims_of, used_names
+from odtpack.model.loading import load_model
+
+Pool = Literal["mean", "cls", "none"]
+POOLS: Final[tuple[str, ...]] = get_args(Pool)
+LOGITS: Final = "logits"
+WEIGHT: Final = "head.weight"
+BIAS: Final = "head.bias"
+
+_MASK: Final = "*attention_mask*"
+_INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
+_LAYOUTS: Final = {2: "[batch, width]", 3: "[batch, sequence, width]"}
+
+
+def add_head(
+    path: Path, pool: Pool, classes: int, *, seed: int = 0, name: str | None = None
+) -> bytes:
+    """Return the serialized model of an encoder with a head, whose only output is ``logits``.
+
+    ``head.weight`` [classes, width] is drawn uniformly from (-1/sqrt(width), 1/sqrt(width)),
+    as ``torch.nn.Linear`` does; ``head.bias`` [classes] is zero. Both have the dtype of the
+    encoder's output. Nodes that only other outputs needed are dropped.
+
+    Args:
+        path: Forward model.
+        pool: ``"mean"`` over the tokens, those that an integer input named like
+            ``*attention_mask*`` [batch, sequence] marks if there is one; ``"cls"``, the first
+            token; ``"none"`` for an output [batch, width].
+        classes: Number of logits, at least 1.
+        seed: Seed of the weight.
+        name: Output of the encoder to read; by default the first float one of the fitting rank.
+
+    Raises:
+        OdtpackError: The model is not valid (as :func:`odtpack.model.loading.load_model`), has
+            no such output, does not fix its width, has a value of one of the head's names, or
+            would exceed 2 GB.
+    """
+    if classes < 1:
+        raise OdtpackError("bad-argument", f"classes is {classes}; it must be at least 1")
+    checked = load_model(path)
+    index, width, dtype = _features(checked.graph.outputs, 2 if pool == "none" else 3, name, path)
+    # Built on the file as it is stored: what the exporter noted stays true of it.
+    model = ir.from_proto(onnx.load(path))
+    graph = model.graph
+    taken = [v for v in sorted(used_names(graph)) if v == LOGITS or v.startswith("head.")]
+    if taken:
+        raise OdtpackError(
+            "head-name-taken",
+            f"the model has a value {taken[0]!r}, a name that the head needs",
+            where=str(path),
+            hint="it may have a head already; otherwise rename the value before exporting",
+        )
+    features = graph.outputs[index]
+    if classes * width * dtype.itemsize > onnx.checker.MAXIMUM_PROTOBUF:
+        raise _too_large(path)
+    append = _Appender(graph, model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0)))
+    pooled = features
+    if pool == "cls":
+        first = append.constant("head.first", np.array(0, np.int64))
+        pooled = append("Gather", [features, first], axis=1)
+    elif pool == "mean":
+        pooled = _mean(append, features, dtype, _mask(graph))
+    bound = 1 / math.sqrt(width)
+    values = np.random.default_rng(seed).uniform(-bound, bound, (classes, width))
+    weight = append.constant(WEIGHT, values.astype(dtype.numpy()))
+    bias = append.constant(BIAS, np.zeros(classes, dtype.numpy()))
+    logits = append("Gemm", [pooled, weight, bias], transB=1)
+    logits.name, logits.type = LOGITS, ir.TensorType(dtype)
+    batch = features.shape[0] if features.shape is not None else None
+    logits.shape = ir.Shape([batch, classes])
+    graph.outputs[:] = [logits]
+    common_passes.RemoveUnusedNodesPass()(model)
+    return _serialized(model, path)
+
+
+def _features(
+    outputs: Sequence[ir.Value], rank: int, name: str | None, path: Path
+) -> tuple[int, int, ir.DataType]:
+    """Index, width and dtype of the output that the head reads."""
+    if name is not None and name not in [value.name for value in outputs]:
+        raise OdtpackError(
+            "unknown-output",
+            f"--input {name!r} is not an output of the model",
+            where=str(path),
+            hint=f"its outputs are {', '.join(str(value.name) for value in outputs)}",
+        )
+    for index, value in enumerate(outputs):
+        dims, dtype = dims_of(value), value.dtype
+        if dims is None or len(dims) != rank or name not in (None, value.name):
+            continue
+        if dtype is None or dtype not in TRAINABLE_TYPES:
+            continue
+        if not isinstance(dims[-1], int) or dims[-1] < 1:
+            raise OdtpackError(
+                "unknown-shape",
+                f"the width of {value.name!r}, its last axis, is not fixed",
+                where=str(path),
+                hint="export the model with a fixed width",
+            )
+        return index, dims[-1], dtype
+    subject = "the model has no float output" if name is None else f"{name!r} is not a float output"
+    found = ", ".join(f"{value.name} {_shown(value)}" for value in outputs)
+    raise OdtpackError(
+        "head-without-input",
+        f"{subject} of the shape {_LAYOUTS[rank]}: the outputs are {found}",
+        where=str(path),
+        hint="--pool none takes [batch, width], mean and cls take [batch, sequence, width]",
+    )
+
+
+def _shown(value: ir.Value) -> str:
+    dims = dims_of(value)
+    shape = "of unknown rank" if dims is None else f"[{', '.join(str(d or '?') for d in dims)}]"
+    return f"{value.dtype.name if value.dtype is not None else 'unknown'} {shape}"
+
+
+def _mask(graph: ir.Graph) -> ir.Value | None:
+    """The input that marks the tokens that count."""
+    for value in graph.inputs:
+        is_mask = fnmatch.fnmatchcase(str(value.name), _MASK) and value.dtype in _INTEGERS
+        if is_mask and len(dims_of(value) or ()) == 2:
+            return value
+    return None
+
+
+class _Appender:
+    """Appends the head's nodes and constants to a graph, as its opset writes them."""
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self._graph = graph
+        self._opset = opset
+
+    def __call__(
+        self, op_type: str, inputs: Sequence[ir.Value], **attributes: int | list[int]
+    ) -> ir.Value:
+        """Append a node and return its output."""
+        node = ir.node(op_type, inputs, attributes, name=f"head/{len(self._graph)}/{op_type}")
+        node.outputs[0].name = f"head.{len(self._graph)}.{op_type}"
+        self._graph.append(node)
+        return node.outputs[0]
+
+    def constant(self, name: str, array: np.ndarray) -> ir.Value:
+        """Add an initializer."""
+        value = ir.val(name, const_value=ir.tensor(array, name=name))
+        self._graph.register_initializer(value)
+        return value
+
+    def on_axis(
+        self, op_type: str, value: ir.Value, axis: int, since: int, **attributes: int
+    ) -> ir.Value:
+        """Append a node whose axes are an input since an opset, and were an attribute before."""
+        if self._opset < since:
+            return self(op_type, [value], axes=[axis], **attributes)
+        name = f"head.axis_{axis}"
+        axes = self._graph.initializers.get(name)
+        if axes is None:
+            axes = self.constant(name, np.array([axis], np.int64))
+        return self(op_type, [value, axes], **attributes)
+
+
+def _mean(
+    append: _Appender, features: ir.Value, dtype: ir.DataType, mask: ir.Value | None
+) -> ir.Value:
+    """Mean over the tokens that the mask marks; zero where it marks none."""
+    if mask is None:
+        return append.on_axis("ReduceMean", features, 1, since=18, keepdims=0)
+    weights = append("Cast", [mask], to=int(dtype))
+    marked = append("Mul", [features, append.on_axis("Unsqueeze", weights, 2, since=13)])
+    total = append.on_axis("ReduceSum", marked, 1, since=13, keepdims=0)
+    count = append.on_axis("ReduceSum", mask, 1, since=13, keepdims=1)
+    # Counted in integers: a float constant would be a parameter that 'head.*' trains.
+    one = append.constant("head.one", np.array(1, (mask.dtype or ir.DataType.INT64).numpy()))
+    divisor = append("Cast", [append("Max", [count, one])], to=int(dtype))
+    return append("Div", [total, divisor])
+
+
+def _serialized(model: ir.Model, path: Path) -> bytes:
+    try:
+        content: bytes | None = ir.to_proto(model).SerializeToString()
+    except (ValueError, google.protobuf.message.EncodeError):
+        content = None
+    if content is None or len(content) > onnx.checker.MAXIMUM_PROTOBUF:
+        raise _too_large(path)
+    try:
+        onnx.checker.check_model(content, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise OdtpackError(
+            "invalid-model",
+            f"the ONNX checker refuses the model with its head: {str(error).splitlines()[0]}",
+            where=str(path),
+            hint="onnx.checker.check_model(path, full_check=True) says more of the encoder",
+        ) from None
+    return content
+
+
+def _too_large(path: Path) -> OdtpackError:
+    return OdtpackError(
+        "model-too-large",
+        "the model with its head would exceed 2 GB, the limit of an ONNX file",
+        where=str(path),
+        hint="export the encoder in float16, or ask for fewer classes",
+    )

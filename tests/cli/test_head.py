@@ -1,0 +1,131 @@
+"""``odtpack head`` gives an encoder the head that PyTorch would."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from odtpack_runtime import CheckpointState
+from tests.cli.conftest import Refused, Run
+from tests.exported.export import export
+
+WIDTH, TOKENS, CLASSES = 16, 6, 3
+LINEAR = ("weight", "bias")
+
+
+class Encoder(nn.Module):
+    """Token ids and a mask in, hidden states [batch, sequence, width] out."""
+
+    def __init__(self, *, pooled: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.pooled = pooled
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        tokens = self.embedding(input_ids) * (1 + attention_mask.unsqueeze(2))
+        hidden = torch.tanh(self.linear(tokens))
+        return hidden[:, 1] if self.pooled else hidden
+
+
+def batch(samples: int = 5) -> dict[str, Tensor]:
+    rng = np.random.default_rng(3)
+    lengths = 1 + np.arange(samples) % TOKENS
+    mask = (np.arange(TOKENS) < lengths[:, None]).astype(np.int64)
+    ids = rng.integers(0, 20, (samples, TOKENS))
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def write(path: Path, module: Encoder, opset: int = 17) -> Path:
+    axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}
+    return export(module.eval(), batch(), path, "torchscript", opset=opset, dynamic=axes)
+
+
+def parameters(path: Path) -> dict[str, np.ndarray]:
+    values = onnx.load(path).graph.initializer
+    return {v.name: onnx.numpy_helper.to_array(v) for v in values if v.name.startswith("head.")}
+
+
+@pytest.mark.parametrize("opset", [12, 17, 18])
+@pytest.mark.parametrize("pool", ["mean", "cls", "none"])
+def test_the_logits_are_those_of_pytorch(run: Run, tmp_path: Path, pool: str, opset: int) -> None:
+    torch.manual_seed(0)
+    module = Encoder(pooled=pool == "none")
+    model, out = write(tmp_path / "encoder.onnx", module, opset), tmp_path / "model.onnx"
+    outcome = run("head", model, "--pool", pool, "--classes", CLASSES, "--out", out, "--seed", 7)
+    assert outcome.code == 0, outcome.err
+    onnx.checker.check_model(out, full_check=True)
+
+    linear = nn.Linear(WIDTH, CLASSES)
+    given = parameters(out)
+    bound = 1 / np.sqrt(WIDTH)
+    assert np.abs(given["head.weight"]).max() <= bound
+    assert np.ptp(given["head.weight"]) > bound
+    assert not given["head.bias"].any()
+    linear.load_state_dict({k[5:]: torch.tensor(v) for k, v in given.items() if k[5:] in LINEAR})
+    data = batch()
+    with torch.no_grad():
+        hidden = module(**data)
+        mask = data["attention_mask"].unsqueeze(2)
+        pooled = {
+            "mean": lambda: (hidden * mask).sum(1) / mask.sum(1),
+            "cls": lambda: hidden[:, 0],
+            "none": lambda: hidden,
+        }[pool]()
+        expected = linear(pooled).numpy()
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    assert [(o.name, o.shape[1]) for o in session.get_outputs()] == [("logits", CLASSES)]
+    (logits,) = session.run(None, {name: value.numpy() for name, value in data.items()})
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_head_trains_alone(run: Run, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, out = write(tmp_path / "encoder.onnx", Encoder()), tmp_path / "model.onnx"
+    package, data = tmp_path / "package", tmp_path / "data.npz"
+    assert run("head", model, "--pool", "mean", "--classes", 2, "--out", out).code == 0
+    build = ("build", out, "--out", package, "--loss", "cross_entropy", "--train", "head.*")
+    assert run(*build).code == 0
+    arrays = {name: value.numpy() for name, value in batch(60).items()}
+    labels = np.random.default_rng(4).integers(0, 2, 60)
+    arrays["input_ids"] = arrays["input_ids"] % 10 + 10 * labels[:, None]  # words of two classes
+    np.savez(data, allow_pickle=False, **arrays, labels=labels)
+    trained = tmp_path / "trained.ckpt"
+    outcome = run("train", package, "--data", data, "--epochs", 10, "--lr", 0.05, "--out", trained)
+    assert outcome.code == 0, outcome.err
+    before, after = (float(loss) for loss in re.findall(r"eval loss ([0-9.]+)", outcome.err))
+    assert after < 0.8 * before, outcome.err
+    held = CheckpointState.load_checkpoint(trained).parameters
+    names = {name for name, parameter in held if parameter.requires_grad}
+    assert names == {"head.weight", "head.bias"}
+
+
+def test_the_seed_decides_the_weight(run: Run, tmp_path: Path) -> None:
+    model = write(tmp_path / "encoder.onnx", Encoder())
+    files = [tmp_path / f"{i}.onnx" for i in range(3)]
+    for seed, out in zip((1, 1, 2), files, strict=True):
+        run("head", model, "--pool", "cls", "--classes", 2, "--out", out, "--seed", seed)
+    first, again, other = (parameters(out)["head.weight"] for out in files)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_what_cannot_get_a_head_is_refused(run: Run, refused: Refused, tmp_path: Path) -> None:
+    model, out = write(tmp_path / "encoder.onnx", Encoder()), tmp_path / "model.onnx"
+    rest = ("--classes", 2, "--out", tmp_path / "not.onnx")
+    refused(("head", model, "--pool", "none", *rest), "head-without-input", "output", "[batch, w")
+    refused(("head", model, "--pool", "cls", "--input", "no", *rest), "unknown-output", "'no'")
+    refused(("head", tmp_path / "absent", "--pool", "cls", *rest), "model-not-found")
+    huge = ("--classes", 10**12, *rest[2:])
+    refused(("head", model, "--pool", "cls", *huge), "model-too-large", "2 GB")
+    refused(("head", model, "--pool", "max", *rest), "usage", "max")
+    refused(("head", model, "--pool", "cls", "--classes", 0, *rest[2:]), "usage", "classes")
+    assert run("head", model, "--pool", "cls", "--classes", 2, "--out", out).code == 0
+    refused(("head", out, "--pool", "none", *rest), "head-name-taken", "head.")
