@@ -141,7 +141,8 @@ def losses_of(package: Package, models: dict[str, Path], level: str, **entries: 
         losses.append(float(module(*batch)))
         optimizer.step()
         module.lazy_reset_grad()
-    return [*losses, float(module.eval()(*batch))]
+    evaluated = module.eval()(*batch)
+    return [*losses, float(evaluated[0] if isinstance(evaluated, tuple) else evaluated)]
 
 
 @pytest.mark.parametrize("name", MODELS)

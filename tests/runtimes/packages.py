@@ -111,7 +111,7 @@ class Trained:
             losses.append(float(module(*inputs)))
             optimizer.step()
             module.lazy_reset_grad()
-        return [*losses, float(module.eval()(*inputs))]
+        return [*losses, float(module.eval()(*inputs)[0])]
 
 
 def _level(path: Path) -> str | None:

@@ -54,11 +54,11 @@ def ours(
         losses.append(float(module(x, labels)))
         optimizer.step()
         module.lazy_reset_grad()
-    module.eval()
+    evaluated = module.eval()(x, labels)
     return Run(
         np.array(losses),
         {name: parameter.data.copy() for name, parameter in state.parameters},
-        float(module(x, labels)),
+        float(evaluated[0] if isinstance(evaluated, tuple) else evaluated),
     )
 
 

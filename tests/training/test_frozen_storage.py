@@ -84,7 +84,7 @@ def test_results_are_those_of_the_expanded_weights(
             optimizer.step()
             module.lazy_reset_grad()
         module.eval()
-        losses.append(float(module(x, labels)))
+        losses.append(float(module(x, labels)[0]))
         trained = {key: p.data.copy() for key, p in state.parameters if p.requires_grad}
         results.append((losses, trained))
         module.export_model_for_inferencing(folder / "inference.onnx", ["output"])

@@ -22,7 +22,7 @@ from tests import zoo
 BUILD = """
 import os, sys
 from pathlib import Path
-from odtpack import zoo
+from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, generate
 
 os.umask(int(sys.argv[2], 8))
