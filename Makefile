@@ -67,7 +67,7 @@ peer:
 runtimes: $(VENV)/.ready-full
 	@$(BIN)/python scripts/old_runtimes.py
 	@ODTPACK_RECORD=1 $(BIN)/python -m pytest -m runtimes tests/runtimes
-	@$(BIN)/python scripts/generate_docs.py
+	@$(BIN)/python -m scripts.generate_docs
 
 bench: $(VENV)/.ready-full peer
 	@$(BIN)/python -m benchmarks.compare_peer

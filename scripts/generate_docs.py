@@ -30,7 +30,7 @@ from scripts.registry_tables import losses_page, optimizers_page, reports_page  
 
 _INTRODUCTION = """# Operators
 
-Generated from the registry by `scripts/generate_docs.py`; a test holds the two together.
+Generated from the registry by `python -m scripts.generate_docs`; a test holds the two together.
 `odtpack ops coverage` prints the same table, and `odtpack ops check MODEL.onnx` says which
 nodes of a model stand in a gradient's way.
 
@@ -71,7 +71,7 @@ def operators_page() -> str:
 
 _ERRORS = """# Errors
 
-Generated from `runtime/odtpack_runtime/error_codes.toml` by `scripts/generate_docs.py`. A command
+Generated from `runtime/odtpack_runtime/error_codes.toml` by `python -m scripts.generate_docs`. A command
 that fails prints the code of its error, what is wrong, where, and what to do, and exits with code
 2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are. Those with
 **kits** are raised by the training kits of other languages too.
@@ -141,7 +141,7 @@ def recipe_page() -> str:
 
 _DEVICES = """# Devices
 
-Generated from `device_profiles/` by `scripts/generate_docs.py`; a test holds the two together.
+Generated from `device_profiles/` by `python -m scripts.generate_docs`; a test holds the two together.
 `odtpack devices show NAME` names kind and source of every figure,
 [device-profile.md](formats/device-profile.md) says how to write or measure a profile of your own.
 

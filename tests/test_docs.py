@@ -138,7 +138,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_generated_pages_are_fresh(page: Path) -> None:
-    assert page.read_text() == PAGES[page](), "run: python scripts/generate_docs.py"
+    assert page.read_text() == PAGES[page](), "run: python -m scripts.generate_docs"
 
 
 def test_readme_shows_the_commands_that_the_makefile_has() -> None:
