@@ -28,7 +28,7 @@ from odtpack_runtime import (
 from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.package.self_check import loss_of
+from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits import swift_kit
 from tests.kits.swift_kit import command, contents, measure, run, save_batch

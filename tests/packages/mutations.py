@@ -68,6 +68,8 @@ def forged_manifests(content: dict[str, Any], count: int, seed: int) -> Iterator
                 value = at[last]
             except (KeyError, IndexError, TypeError):
                 continue
+            if not isinstance(at, dict | list):  # text that an earlier forgery put there
+                continue
             how = rng.randrange(4)
             if how == 0 and isinstance(at, dict):
                 del at[last]
