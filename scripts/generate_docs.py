@@ -71,8 +71,8 @@ def operators_page() -> str:
 
 _ERRORS = """# Errors
 
-Generated from `runtime/odtpack_runtime/error_codes.toml` by `python -m scripts.generate_docs`. A command
-that fails prints the code of its error, what is wrong, where, and what to do, and exits with code
+Generated from `runtime/odtpack_runtime/error_codes.toml` by `python -m scripts.generate_docs`.
+A command that fails prints the code of its error, what is wrong, where, and what to do, and exits with code
 2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are. Those with
 **kits** are raised by the training kits of other languages too.
 """
@@ -141,7 +141,8 @@ def recipe_page() -> str:
 
 _DEVICES = """# Devices
 
-Generated from `device_profiles/` by `python -m scripts.generate_docs`; a test holds the two together.
+Generated from `device_profiles/` by `python -m scripts.generate_docs`; a test holds the two
+together.
 `odtpack devices show NAME` names kind and source of every figure,
 [device-profile.md](formats/device-profile.md) says how to write or measure a profile of your own.
 
