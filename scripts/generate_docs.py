@@ -73,8 +73,8 @@ _ERRORS = """# Errors
 
 Generated from `runtime/odtpack_runtime/error_codes.toml` by `python -m scripts.generate_docs`.
 A command that fails prints the code of its error, what is wrong, where, and what to do, and exits
-with code 2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are. Those with
-**kits** are raised by the training kits of other languages too.
+with code 2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are.
+Those with **kits** are raised by the training kits of other languages too.
 """
 
 
