@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
 
+from benchmarks.fidelity.architectures import VisionTransformer
 from tests import zoo
+from tests.exported.export import export
 from tests.packaging_tools import batch
 
 
@@ -43,6 +47,21 @@ class Workload:
         return folder / "model.onnx", folder / "batch.npz"
 
 
+def vit_tiny() -> onnx.ModelProto:
+    """ViT-Ti/16 (Dosovitskiy et al. 2020, Touvron et al. 2021) for images of 96x96, exported.
+
+    The opset is 14: the peer cannot differentiate the LayerNormalization operator of opset 17.
+    """
+    with torch.random.fork_rng(devices=()), tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(7)
+        module = VisionTransformer(96, 192, 12, patch=16, heads=3, ratio=4).train()
+        path = export(
+            module, {"input": torch.rand(2, 3, 96, 96)}, Path(folder) / "model.onnx", "torchscript",
+            opset=14, dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
+        )  # fmt: skip
+        return onnx.load(path)
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -69,6 +88,10 @@ WORKLOADS = {
             lambda: zoo.transformer_encoder(opset=14),
             8,
             target=1.0,
+        ),
+        Workload("vit", "ViT-tiny 96x96, batch 8", vit_tiny, 8),
+        Workload(
+            "big-mlp", "MLP 4096-4096-1000, batch 1", lambda: zoo.mlp((4096, 4096, 1000)), 1
         ),
     )
 }

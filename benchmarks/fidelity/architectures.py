@@ -117,19 +117,29 @@ class ConvNeXt(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches of 8x8 pixels, a class token, blocks of nn.MultiheadAttention."""
+    """Patches, a class token, blocks of nn.MultiheadAttention."""
 
-    def __init__(self, size: int = 64, d: int = 128, depth: int = 4) -> None:
+    def __init__(
+        self,
+        size: int = 64,
+        d: int = 128,
+        depth: int = 4,
+        *,
+        patch: int = 8,
+        heads: int = 4,
+        ratio: int = 3,
+    ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, d, 8, stride=8)
+        self.patches = nn.Conv2d(3, d, patch, stride=patch)
         self.class_token = nn.Parameter(0.1 * torch.randn(1, 1, d))
-        self.positions = nn.Parameter(0.1 * torch.randn(1, (size // 8) ** 2 + 1, d))
+        self.positions = nn.Parameter(0.1 * torch.randn(1, (size // patch) ** 2 + 1, d))
         self.norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(2 * depth + 1))
         self.attention = nn.ModuleList(
-            nn.MultiheadAttention(d, 4, batch_first=True) for _ in range(depth)
+            nn.MultiheadAttention(d, heads, batch_first=True) for _ in range(depth)
         )
         self.mlp = nn.ModuleList(
-            nn.Sequential(nn.Linear(d, 3 * d), nn.GELU(), nn.Linear(3 * d, d)) for _ in range(depth)
+            nn.Sequential(nn.Linear(d, ratio * d), nn.GELU(), nn.Linear(ratio * d, d))
+            for _ in range(depth)
         )
         self.head = nn.Linear(d, 20)
 

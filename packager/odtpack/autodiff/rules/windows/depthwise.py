@@ -26,6 +26,8 @@ from odtpack.graph.ops import Ops
 
 # Widest row for the form by rows.
 _WIDEST_ROW = 64
+# Largest plane whose input gradient takes it.
+_MOST_PIXELS_BY_ROWS = 12 * 12
 
 
 def suits(win: Windows) -> bool:
@@ -53,7 +55,7 @@ def weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Valu
 
 def input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
     """dX [N, C, H, W]."""
-    if not _by_rows(win):
+    if not _by_rows(win) or max(win.strides) > 1 or win.pixels > _MOST_PIXELS_BY_ROWS:
         return transposed_convolution(op, win, w, dy)
     return _input_gradient_by_rows(op, win, w, dy)
 

@@ -65,21 +65,17 @@ def _unpool(ctx: Context, win: Windows) -> ir.Value:
     pool's input, several times their size, wait in memory for the backward pass.
     """
     op, x, y = ctx.op, ctx.x(), ctx.y()
-    (height, width), size = win.size, win.kernel[0]
-    rows, columns = (np.arange(n, dtype=np.float32) * size for n in win.out)
-    corner = (rows[:, None] * width + columns).reshape(1, win.pixels)
+    plane = math.prod(win.size)
     readers = list(y.consumers())
     with op.after(ctx.node):
-        offset = _first_maximum(op, win, x, y)
-        # In float32 up to here: its kernels are the quicker ones, and a plane is small enough.
-        inside = op.Add(op.reshape(offset, -1, win.pixels), op.constant(corner))
         samples = op.Gather(op.Shape(y), op.ints(0), axis=0)  # [1]
         planes = op.squeeze(op.Mul(samples, op.ints(win.channels)), 0)
-        numbers = op.Range(op.constant(np.int64(0)), planes, op.constant(np.int64(1)))
-        start = op.unsqueeze(op.Mul(numbers, op.constant(np.int64(height * width))), 1)
-        start.type = ir.TensorType(ir.DataType.INT64)
-        position = op.Add(start, op.cast(inside, ir.DataType.INT64))
-        position = op.reshape(position, -1, win.channels, *win.out)
+        numbers = op.Range(op.constant(np.int64(1)), op.Add(planes, 1), op.constant(np.int64(1)))
+        end = op.Mul(numbers, op.constant(np.int64(plane)))
+        end.type = ir.TensorType(ir.DataType.INT64)
+        # As integers from here on: a position in the whole tensor may exceed float32.
+        to_end = op.cast(_first_maximum(op, win, x, y), ir.DataType.INT64)
+        position = op.Sub(op.reshape(end, -1, win.channels, 1, 1), to_end)
         op.run_before(position, y, readers)
     # Not Shape(x): x would have to wait for it.
     shape = op.Concat(samples, op.ints(win.channels, *win.size), axis=0)
@@ -87,26 +83,21 @@ def _unpool(ctx: Context, win: Windows) -> ir.Value:
 
 
 def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Offset of each window's first maximum from the window's corner, flat, as float32.
+    """Elements from each window's first maximum to the end of the plane, as float32.
 
-    The taps of a window are distinguished by moving the column within the window to the
-    front, one transpose of a matrix with ``size`` columns, and cutting the rows apart.
+    Every element that equals its window's maximum gets that number, all others 0; the first
+    of a window has the largest, which one more pool finds. A window without any, which holds
+    NaN, takes the last element of the plane.
     """
-    (_, width), size = win.size, win.kernel[0]
-    columns = op.transpose(op.reshape(x, -1, size), 1, 0)
-    by_row = op.split(op.reshape(columns, size, -1, size, win.out[1]), 2, [1] * size)
-    peak = op.reshape(y, 1, -1)
-    hits: list[ir.Value] = []
-    for row in by_row:
-        equal = op.Equal(op.reshape(row, size, -1), peak)
-        # Not a Split, for which older runtimes and WebGPU have no kernel of bool.
-        hits += [op.slice(equal, [0], [i], [i + 1]) for i in range(size)]
-    offsets = [row * width + column for row in range(size) for column in range(size)]
-    # From the last tap to the first, so that the first of equal ones wins.
-    offset = op.constant(np.float32(offsets[-1]))
-    for hit, position in reversed(list(zip(hits[:-1], offsets[:-1], strict=True))):
-        offset = op.Where(hit, float(position), offset)
-    return offset
+    scales = op.constant(np.array([1, 1, *win.strides], np.float32))
+    peaks = op.Resize(
+        y, None, scales,
+        mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+    )  # fmt: skip
+    plane = np.arange(math.prod(win.size), 0, -1, dtype=np.float32).reshape(win.size)
+    hits = op.cast(op.Equal(x, peaks), ir.DataType.FLOAT)
+    numbered = op.Mul(hits, op.constant(plane))
+    return op.Max(op.MaxPool(numbered, kernel_shape=win.kernel, strides=win.strides), 1)
 
 
 def _scatter_by_index(ctx: Context) -> ir.Value:
