@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack.autodiff import Registry, differentiate
+from odtpack.autodiff.backward import ancestors
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import Cotangents, Rule
 from odtpack.errors import OdtpackError
@@ -61,6 +62,36 @@ def test_a_value_may_enter_a_node_twice() -> None:
     model = net("y = Concat<axis=1>(x, x, x)", outputs="float[2, 9] y")
     expected = three["seed_y"].reshape(2, 3, 3).sum(1)
     np.testing.assert_allclose(gradients(model, ["x"], three)["x"], expected, rtol=1e-5)
+
+
+SLICE = "Slice(x, c{}, c{}, one)"
+BOUNDS = ", ".join(["int64[1] one = {1}", *(f"int64[1] c{i} = {{{i}}}" for i in range(4))])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "joined"),
+    [
+        pytest.param(((0, 1), (1, 3)), True, id="whole"),
+        pytest.param(((1, 3), (0, 1)), True, id="whole, the other way round"),
+        pytest.param(((0, 1), (2, 3)), False, id="with a gap"),
+        pytest.param(((0, 2), (1, 3)), False, id="overlapping"),
+        pytest.param(((1, 3), (1, 3), (0, 1)), False, id="one part twice"),
+    ],
+)
+def test_cotangents_of_the_parts_of_a_value_are_joined(
+    bounds: tuple[tuple[int, int], ...], joined: bool
+) -> None:
+    parts = [f"s{i} = {SLICE.format(*b)} e{i} = Exp(s{i})" for i, b in enumerate(bounds)]
+    sums = [f"r{i} = ReduceSum <keepdims = 0> (e{i})" for i in range(len(bounds))]
+    names = ", ".join(f"r{i}" for i in range(len(bounds)))
+    text = " ".join([*parts, *sums, f"t = Sum({names}) z = Sin(x) y = Add(t, z)"])
+    model = net(text, constants=BOUNDS)
+    times = np.array([sum(a <= i < b for a, b in bounds) for i in range(3)], np.float32)
+    expected = SEED * np.cos(X) + SEED.sum() * np.exp(X) * times
+    found = gradients(model, ["x"], FEEDS)["x"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    used = {node.op_type for node in ancestors([model.graph.outputs[-1]], model.graph)}
+    assert ("Concat" in used, "Pad" in used) == (joined, not joined)
 
 
 def test_outputs_add_up_and_may_depend_on_each_other() -> None:

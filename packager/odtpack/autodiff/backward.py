@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
-from odtpack.autodiff import discards
+from odtpack.autodiff import discards, placement
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import REGISTRY, Registry, Rule, WithCaptured
 from odtpack.errors import OdtpackError
@@ -137,6 +137,7 @@ def _walk(
         parts = contributions.get(value)
         if not parts:
             return None
+        parts = placement.join(ops, parts)
         contributions[value] = [functools.reduce(functools.partial(_add, ops), parts)]
         return contributions[value][0]
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff import placement
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import Cotangents, vjp
 from odtpack.autodiff.rules.index import REDUCTION_SINCE
@@ -39,7 +40,7 @@ def slice_(ctx: Context) -> Cotangents:
             before[axis], after[axis] = picked.start, size - picked.stop
         else:
             dx = _spread(op, dx, rank, axis, size, picked)
-    return op.pad(dx, before, after)
+    return placement.place(op, dx, before, after, ctx.dims(x))
 
 
 def _length(ctx: Context, value: ir.Value) -> int:

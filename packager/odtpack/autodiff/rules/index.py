@@ -12,6 +12,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff import placement
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
 from odtpack.graph.graphs import Dims, wider
@@ -36,7 +37,7 @@ def gather(ctx: Context) -> Cotangents:
         before, after = [0] * len(dims), [0] * len(dims)
         before[axis] = int(known.item()) % size
         after[axis] = size - 1 - before[axis]
-        return [op.pad(dy, before, after), None]
+        return [placement.place(op, dy, before, after, dims), None]
     flat = op.reshape(op.cast(indices, ir.DataType.INT64), -1)
     if op.opset >= REDUCTION_SINCE:
         return [_scatter(ctx, flat, dy, axis, "add"), None]

@@ -59,6 +59,13 @@ class Windows:
         return self.kernel == self.strides == ones and not any(self.before + self.after)
 
     @property
+    def tiles(self) -> bool:
+        """The windows cover the input once: no padding, overlap, gaps or rest."""
+        covered = tuple(o * k for o, k in zip(self.out, self.kernel, strict=True))
+        dense = all(dilation == 1 for dilation in self.dilations)
+        return dense and self.kernel == self.strides and covered == self.size
+
+    @property
     def depthwise(self) -> bool:
         """One input and one output channel in each group."""
         return self.groups == self.channels == self.features and self.groups > 1

@@ -9,6 +9,7 @@ measurements behind the thresholds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -26,6 +27,8 @@ Form = Callable[[Ops, Windows, ir.Value, ir.Value], ir.Value]
 # Below this many input channels in a group the taps are joined before one product:
 # a product for each tap would have too few columns to keep the registers busy.
 _FEW_CHANNELS = 16
+# Columns from which on patches are cut out in one Transpose, which copies row by row.
+_WIDE_PATCH = 4
 
 
 @vjp("Conv")
@@ -91,6 +94,8 @@ def _weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Val
         return _grouped(op, win, x, dy)
     if win.pointwise:
         return _pointwise(op, win, x, dy)
+    if win.tiles and win.kernel[-1] >= _WIDE_PATCH:
+        return _patches(op, win, x, dy)
     if win.channels < _FEW_CHANNELS:
         return _joined_taps(op, win, x, dy)
     return _tap_by_tap(op, win, x, dy)
@@ -108,6 +113,17 @@ def _pointwise(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     left = op.reshape(dy, -1, win.features, pixels)
     right = op.transpose(op.reshape(x, -1, win.channels, pixels), 0, 2, 1)
     return op.reshape(op.reduce_sum(op.MatMul(left, right), [0], keepdims=False), *shape)
+
+
+def _patches(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """Windows that tile the plane: dY [O, N P] times the patches [N P, C k...]."""
+    tiled = [size for pair in zip(win.out, win.kernel, strict=True) for size in pair]
+    blocks = op.reshape(x, -1, win.channels, *tiled)
+    places, elements = range(2, 2 + 2 * win.rank, 2), range(3, 3 + 2 * win.rank, 2)
+    patches = op.transpose(blocks, 0, *places, 1, *elements)
+    patches = op.reshape(patches, -1, win.channels * math.prod(win.kernel))
+    dw = op.MatMul(_channels_by_pixels(op, win, dy), patches)
+    return op.reshape(dw, win.features, win.channels, *win.kernel)
 
 
 def _joined_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:

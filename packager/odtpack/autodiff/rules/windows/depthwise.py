@@ -86,21 +86,14 @@ def _input_rows(op: Ops, win: Windows, x: ir.Value) -> list[ir.Value]:
 
 
 def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
-    """Row h of dX sums row (h + before - i dilation) / stride of dY through T_i transposed.
-
-    The rows of dY are spread to the stride with zero rows between, then shifted.
-    """
+    """Row h of dX sums row h + before - i dilation of dY through T_i transposed; stride 1."""
     (height, width), (kh, kw) = win.size, win.kernel
-    spread = op.transpose(dy, 1, 0, 2, 3)  # [C, N, out_h, out_w]
-    rows_now = win.out[0] * win.strides[0]
-    if win.strides[0] > 1:
-        wide = op.pad(op.unsqueeze(spread, 3), [0] * 5, [0, 0, 0, win.strides[0] - 1, 0])
-        spread = op.reshape(wide, win.channels, -1, rows_now, win.out[1])
+    rows_now, moved = win.out[0], op.transpose(dy, 1, 0, 2, 3)  # [C, N, out_h, out_w]
     reach = (kh - 1) * win.dilations[0]
     above, below = reach - win.before[0], height + win.before[0] - rows_now
     if above < 0 or below < 0:
-        spread = op.slice(spread, [2], [max(0, -above)], [rows_now + min(0, below)])
-    padded = op.pad(spread, [0, 0, max(0, above), 0], [0, 0, max(0, below), 0])
+        moved = op.slice(moved, [2], [max(0, -above)], [rows_now + min(0, below)])
+    padded = op.pad(moved, [0, 0, max(0, above), 0], [0, 0, max(0, below), 0])
     starts = [reach - i * win.dilations[0] for i in range(kh)]
     shifted = [op.slice(padded, [2], [start], [start + height]) for start in starts]
     rows = op.Concat(*shifted, axis=3) if kh > 1 else shifted[0]

@@ -46,12 +46,7 @@ def max_pool(ctx: Context) -> Cotangents:
     if dynamic_windows.is_open(ctx, ctx.x()):
         return dynamic_windows.scatter_maxima(ctx, dynamic_windows.open_windows(ctx, kernel))
     win = pool_windows(ctx)
-    tiled = (
-        win.rank == 2
-        and win.kernel == win.strides == (win.kernel[0],) * 2
-        and not any(win.before + win.after)
-        and win.size == tuple(o * k for o, k in zip(win.out, win.kernel, strict=True))
-    )
+    tiled = win.rank == 2 and win.kernel[0] == win.kernel[1] and win.tiles
     exact = win.size[0] * win.size[-1] < 1 << 24  # positions in a plane, as float32
     if tiled and exact and ctx.x().dtype == ir.DataType.FLOAT:
         return _unpool(ctx, win)
@@ -90,8 +85,9 @@ def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
     NaN, takes the last element of the plane.
     """
     scales = op.constant(np.array([1, 1, *win.strides], np.float32))
+    region = None if op.opset >= 13 else op.constant(np.empty(0, np.float32))
     peaks = op.Resize(
-        y, None, scales,
+        y, region, scales,
         mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
     )  # fmt: skip
     plane = np.arange(math.prod(win.size), 0, -1, dtype=np.float32).reshape(win.size)
