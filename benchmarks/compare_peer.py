@@ -1,11 +1,12 @@
-"""Step time and peak memory, side by side with ONNX Runtime training 1.19.2.
+"""Step time and peak memory, side by side with ONNX Runtime training 1.19.2 and PyTorch.
 
     make bench
     python -m benchmarks.compare_peer --quick
-    python -m benchmarks.compare_peer --workload cnn --optimizer sgd --json bench.json
+    python -m benchmarks.compare_peer --workload cnn --optimizer sgd --threads 1 --json bench.json
 
-Both train the same model file on the same batch, on one thread, each measurement in a fresh
-process, ours and the peer's in turns. A time is the median of the steps of one process: training
+Both train the same model on the same batch, each measurement in a fresh process, ours and the
+rival's in turns. The rival is ONNX Runtime training, and PyTorch for the workload whose batch
+normalization it trains. A time is the median of the steps of one process: training
 model, optimizer and lazy_reset_grad. A peak is the highest resident set of the process above that
 before the model was loaded, without an evaluation model. A ratio is taken within a round; shown
 are the median over the rounds and, after it, the lowest and the highest. Beside it stands the
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import platform
 import statistics
@@ -32,7 +34,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import processes
-from benchmarks.workloads import OPTIMIZERS, WORKLOADS, Workload
+from benchmarks.workloads import (
+    GEOMETRIC_MEAN_GOAL,
+    OPTIMIZERS,
+    PEER,
+    PYTORCH,
+    WORKLOADS,
+    Workload,
+)
 from tests import packaging_tools
 from tests.peer import client
 
@@ -81,37 +90,46 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: a workload, an optimizer and a setting of malloc."""
+    """One line of the table: a workload, an optimizer, threads and a setting of malloc."""
 
-    workload: str
+    workload: Workload
     optimizer: str
+    threads: int
     malloc: str
     ours: list[Sample]
-    peer: list[Sample]
+    rival: list[Sample]
     floor_ms: float
-    target: float | None
 
     @property
     def time_ratio(self) -> Spread:
-        """Our step time over the peer's."""
-        pairs = zip(self.ours, self.peer, strict=True)
+        """Our step time over the rival's."""
+        pairs = zip(self.ours, self.rival, strict=True)
         return Spread.over([a.step_ms / b.step_ms for a, b in pairs])
 
     @property
     def fastest_ratio(self) -> float:
-        """Our fastest step over the peer's."""
-        ours, peer = ([s.fastest_ms for s in samples] for samples in (self.ours, self.peer))
+        """Our fastest step over the rival's."""
+        ours, peer = ([s.fastest_ms for s in samples] for samples in (self.ours, self.rival))
         return min(ours) / min(peer)
 
     @property
     def memory_ratio(self) -> Spread:
-        """Our peak over the peer's."""
-        pairs = zip(self.ours, self.peer, strict=True)
+        """Our peak over the rival's."""
+        pairs = zip(self.ours, self.rival, strict=True)
         return Spread.over([a.peak_bytes / b.peak_bytes for a, b in pairs])
 
     def to_json(self) -> dict[str, Any]:
         """The row as it stands, with the ratios."""
-        return dataclasses.asdict(self) | {
+        samples = {
+            "ours": [dataclasses.asdict(sample) for sample in self.ours],
+            "rival": [dataclasses.asdict(sample) for sample in self.rival],
+        }
+        return samples | {
+            "workload": self.workload.name,
+            "optimizer": self.optimizer,
+            "threads": self.threads,
+            "malloc": self.malloc,
+            "floor_ms": self.floor_ms,
             "time_ratio": dataclasses.asdict(self.time_ratio),
             "fastest_ratio": self.fastest_ratio,
             "memory_ratio": dataclasses.asdict(self.memory_ratio),
@@ -126,6 +144,7 @@ class Plan:
     steps: int
     warm_up: int
     mallocs: tuple[str, ...]
+    threads: tuple[int, ...]
 
 
 def measure(
@@ -147,35 +166,38 @@ def measure(
     for optimizer in optimizers:
         ours, theirs = folder / f"ours-{optimizer}", folder / f"peer-{optimizer}"
         packaging_tools.generate(proto, ours, packaging_tools.OPTIMIZERS[optimizer])
-        client.generate(
-            model=model,
-            folder=theirs,
-            frozen=packaging_tools.statistic_names(proto),
-            optimizer=optimizer,
-        )
-        count = {"inputs": data, "steps": plan.steps, "warm_up": plan.warm_up}
-        for malloc in plan.mallocs:
-            floors, mine, peers = [], [], []
+        if workload.rival == PEER:
+            client.generate(
+                model=model,
+                folder=theirs,
+                frozen=packaging_tools.statistic_names(proto),
+                optimizer=optimizer,
+            )
+        for threads, malloc in itertools.product(plan.threads, plan.mallocs):
+            count = {
+                "inputs": data, "steps": plan.steps, "warm_up": plan.warm_up, "threads": threads,
+            }  # fmt: skip
+            floors, mine, rivals = [], [], []
             for number in range(plan.rounds):
                 answer = processes.measure("forward", malloc=malloc, model=model, **count)
                 floors.append(3 * statistics.median(answer["forward_ms"]))
                 answer = processes.measure("train", malloc=malloc, folder=ours, **count)
                 mine.append(Sample.of(answer))
-                answer = client.bench(folder=theirs, environment=processes.MALLOC[malloc], **count)
-                peers.append(Sample.of(answer))
+                if workload.rival == PEER:
+                    environment = processes.MALLOC[malloc]
+                    answer = client.bench(folder=theirs, environment=environment, **count)
+                else:
+                    answer = processes.measure(
+                        "pytorch", malloc=malloc, model=model, optimizer=optimizer, **count
+                    )
+                rivals.append(Sample.of(answer))
                 _progress(
-                    f"{workload.name} {optimizer}, malloc {malloc}, round {number + 1} of "
-                    f"{plan.rounds}: {mine[-1].step_ms:.2f} ms, peer {peers[-1].step_ms:.2f} ms"
+                    f"{workload.name} {optimizer}, threads {threads}, malloc {malloc}, round "
+                    f"{number + 1} of {plan.rounds}: {mine[-1].step_ms:.2f} ms, rival "
+                    f"{rivals[-1].step_ms:.2f} ms"
                 )
-            yield Row(
-                workload.name,
-                optimizer,
-                malloc,
-                mine,
-                peers,
-                statistics.median(floors),
-                workload.target,
-            )
+            floor = statistics.median(floors)
+            yield Row(workload, optimizer, threads, malloc, mine, rivals, floor)
 
 
 def _progress(line: str) -> None:
@@ -185,28 +207,53 @@ def _progress(line: str) -> None:
 def table(rows: list[Row], plan: Plan) -> Table:
     """The rows for people."""
     result = Table(
-        title=f"odtpack on ONNX Runtime {onnxruntime.__version__} against ONNX Runtime training "
-        f"1.19.2, one thread, median of {plan.steps} steps in {plan.rounds} rounds",
-        caption="time and memory: ours / peer's, then the ratio (lowest-highest over the rounds); "
+        title=f"odtpack on ONNX Runtime {onnxruntime.__version__} against {PEER} "
+        f"(* against {PYTORCH}), median of {plan.steps} steps in {plan.rounds} rounds",
+        caption="time and memory: ours / rival's, then the ratio (lowest-highest over the rounds); "
         "malloc mmap is MALLOC_MMAP_THRESHOLD_=65536",
     )
-    for heading in ("workload", "optimizer", "malloc"):
+    for heading in ("workload", "optimizer", "threads", "malloc"):
         result.add_column(heading)
-    headings = ("floor ms", "step ms", "time ratio", "fastest", "at most", "peak MB")
-    for heading in (*headings, "memory ratio"):
+    for heading in ("floor ms", "step ms", "time ratio", "fastest", "peak MB", "memory ratio"):
         result.add_column(heading, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         last = index + 1 == len(rows) or rows[index + 1].workload != row.workload
         result.add_row(
-            row.workload, row.optimizer, row.malloc, f"{row.floor_ms:.2f}",
-            f"{_median(row.ours, 'step_ms'):.2f} / {_median(row.peer, 'step_ms'):.2f}",
+            row.workload.name + ("" if row.workload.rival == PEER else " *"),
+            row.optimizer, str(row.threads), row.malloc, f"{row.floor_ms:.2f}",
+            f"{_median(row.ours, 'step_ms'):.2f} / {_median(row.rival, 'step_ms'):.2f}",
             str(row.time_ratio), f"{row.fastest_ratio:.2f}",
-            "" if row.target is None else f"{row.target:.2f}",
             f"{_median(row.ours, 'peak_bytes') / _MEBIBYTE:.0f} / "
-            f"{_median(row.peer, 'peak_bytes') / _MEBIBYTE:.0f}",
+            f"{_median(row.rival, 'peak_bytes') / _MEBIBYTE:.0f}",
             str(row.memory_ratio),
             end_section=last,
         )  # fmt: skip
+    return result
+
+
+def goals(rows: list[Row]) -> Table:
+    """Which time goals are met: those of AdamW with the default malloc."""
+    result = Table(title="goals for the time ratio, AdamW")
+    result.add_column("goal")
+    for heading in ("at most", "measured", ""):
+        result.add_column(heading, justify="right")
+
+    def add(name: str, limit: float, value: float) -> None:
+        result.add_row(name, f"{limit:.2f}", f"{value:.2f}", "met" if value <= limit else "missed")
+
+    judged = [row for row in rows if row.optimizer == "adamw" and row.malloc == "default"]
+    for row in judged:
+        if row.threads == 1:
+            add(row.workload.title, row.workload.goal, row.time_ratio.median)
+    for threads in sorted({row.threads for row in judged}):
+        ratios = {
+            row.workload.name: row.time_ratio.median
+            for row in judged
+            if row.threads == threads and row.workload.rival == PEER
+        }
+        if set(ratios) == {w.name for w in WORKLOADS.values() if w.rival == PEER}:
+            name = f"geometric mean, threads: {threads}"
+            add(name, GEOMETRIC_MEAN_GOAL, statistics.geometric_mean(ratios.values()))
     return result
 
 
@@ -218,11 +265,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_peer")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="repeatable")
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="repeatable")
+    parser.add_argument("--threads", action="append", type=int, help="repeatable (1 and 2)")
     parser.add_argument("--malloc", action="append", choices=list(processes.MALLOC))
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each (3)")
     parser.add_argument("--steps", type=int, default=30, help="timed steps per process (30)")
     parser.add_argument("--warm-up", type=int, default=5, help="steps before them (5)")
-    parser.add_argument("--quick", action="store_true", help="one round of ten steps, SGD only")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of ten steps, AdamW, one thread"
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure here")
     given = parser.parse_args()
     if given.rounds < 1 or given.steps < 1 or given.warm_up < 0:
@@ -237,21 +287,24 @@ def main() -> int:
     if reason is not None:
         print(f"compare_peer: {reason}", file=sys.stderr)
         return 2
-    mallocs = tuple(given.malloc or processes.MALLOC)
-    plan = Plan(given.rounds, given.steps, given.warm_up, mallocs)
+    mallocs, threads = tuple(given.malloc or ("default",)), tuple(given.threads or (1, 2))
+    plan = Plan(given.rounds, given.steps, given.warm_up, mallocs, threads)
     optimizers = tuple(given.optimizer or OPTIMIZERS)
     if given.quick:
-        plan, optimizers = Plan(1, 10, 3, mallocs[:1]), tuple(given.optimizer or ("sgd",))
+        plan = Plan(1, 10, 3, mallocs[:1], tuple(given.threads or (1,)))
+        optimizers = tuple(given.optimizer or ("adamw",))
     rows: list[Row] = []
     for name in given.workload or WORKLOADS:
         with tempfile.TemporaryDirectory() as scratch:
             rows += measure(WORKLOADS[name], optimizers, plan, Path(scratch))
     console = Console() if sys.stdout.isatty() else Console(width=150)
     console.print(table(rows, plan))
+    if any(row.optimizer == "adamw" and row.malloc == "default" for row in rows):
+        console.print(goals(rows))
     if given.json:
         content = {
             "onnxruntime": onnxruntime.__version__,
-            "peer": "onnxruntime-training-cpu 1.19.2",
+            "peer": PEER,
             "machine": platform.platform(),
             "plan": dataclasses.asdict(plan),
             "rows": [row.to_json() for row in rows],

@@ -2,17 +2,20 @@
 
     python benchmarks/worker.py JOB.json
 
-``JOB.json`` holds the keyword arguments of :func:`train`, :func:`forward` or :func:`build` below,
+``JOB.json`` holds the keyword arguments of one of the functions in ``COMMANDS`` below,
 ``command`` to choose between them, and ``result``, the file to write the answer to, as JSON. The
 counterpart for the reference is ``tests/peer/peer_worker.py``; both take time and memory alike.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,10 @@ def train(
     steps: int,
     warm_up: int,
     learning_rate: float = 1e-4,
+    threads: int = 1,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Time training steps on one thread and take the peak of the resident set.
+    """Time training steps and take the peak of the resident set.
 
     The inputs, the interpreter and the libraries are in memory before the count begins. A step
     is the training model, the optimizer and ``lazy_reset_grad``.
@@ -42,8 +46,9 @@ def train(
         steps: Number of timed steps.
         warm_up: Number of steps before them.
         learning_rate: Learning rate.
+        threads: Threads within an operator.
         options: See :func:`session_options`; without it the sessions are opened as a user does
-            who only asks for one thread.
+            who only asks for a number of threads.
 
     Returns:
         ``train_ms`` and ``optimizer_ms``, a figure per timed step; ``peak_bytes``: the highest
@@ -51,9 +56,9 @@ def train(
     """
     feeds = _load(inputs)
     root = Path(folder)
-    settings = session_options(**options) if options else None
+    settings = session_options(**options, threads=threads) if options else None
     if settings is None:
-        settings = default_session_options(root / "training_model.onnx", threads=1)
+        settings = default_session_options(root / "training_model.onnx", threads)
         settings.inter_op_num_threads = 1
         settings.log_severity_level = 3
     before = _start_count()
@@ -63,31 +68,120 @@ def train(
     optimizer = Optimizer(root / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(learning_rate)
     batch = [feeds[name] for name in module.input_names()]
+
+    def update() -> None:
+        optimizer.step()
+        module.lazy_reset_grad()
+
+    return _timed_steps(lambda: float(module(*batch)), update, steps, warm_up, before)
+
+
+def pytorch(
+    *,
+    model: str,
+    inputs: str,
+    optimizer: str,
+    steps: int,
+    warm_up: int,
+    threads: int = 1,
+    learning_rate: float = 1e-4,
+) -> dict[str, Any]:
+    """The same with PyTorch, for the twin of a zoo model with its weights."""
+    import onnx
+    import torch
+
+    from tests.torch_twins import twin
+
+    feeds = {name: torch.from_numpy(array) for name, array in _load(inputs).items()}
+    torch.set_num_threads(threads)
+    before = _start_count()
+
+    module = twin(onnx.load(model)).train()
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    chosen = kinds[optimizer](module.parameters(), lr=learning_rate)
+
+    def train() -> float:
+        loss = torch.nn.functional.cross_entropy(module(feeds["input"]), feeds["labels"])
+        loss.backward()
+        return float(loss)
+
+    def update() -> None:
+        chosen.step()
+        chosen.zero_grad()
+
+    return _timed_steps(train, update, steps, warm_up, before)
+
+
+def _timed_steps(
+    train: Callable[[], float], update: Callable[[], None], steps: int, warm_up: int, before: int
+) -> dict[str, Any]:
     losses, train_ms, optimizer_ms = [], [], []
     for _ in range(warm_up + steps):
         started = time.perf_counter()
-        loss = module(*batch)
+        loss = train()
         trained = time.perf_counter()
-        optimizer.step()
-        module.lazy_reset_grad()
+        update()
         ended = time.perf_counter()
-        losses.append(float(loss))
+        losses.append(loss)
         train_ms.append((trained - started) * 1e3)
         optimizer_ms.append((ended - trained) * 1e3)
-    peak = _status_bytes("VmHWM")
     return {
         "train_ms": train_ms[warm_up:],
         "optimizer_ms": optimizer_ms[warm_up:],
         "losses": losses,
-        "peak_bytes": peak - before,
+        "peak_bytes": _status_bytes("VmHWM") - before,
     }
 
 
-def forward(*, model: str, inputs: str, steps: int, warm_up: int) -> dict[str, Any]:
-    """Time the forward model on one thread, weights inside it: ``forward_ms``, one per pass."""
+def profile(
+    *, folder: str, inputs: str, steps: int, warm_up: int, optimized: str
+) -> dict[str, Any]:
+    """ONNX Runtime's profiles of training steps on one thread.
+
+    Args:
+        folder: Folder of the package.
+        inputs: ``.npz`` with one batch.
+        steps: Number of steps.
+        warm_up: Number of steps before them, which are in the profiles too.
+        optimized: Where to write the training model as ONNX Runtime executes it.
+
+    Returns:
+        ``events``: for the training and the optimizer model the events of its profile.
+    """
+    feeds = _load(inputs)
+    root = Path(folder)
+    settings = default_session_options(root / "training_model.onnx", 1)
+    settings.log_severity_level = 3
+    settings.enable_profiling = True
+    settings.optimized_model_filepath = optimized
+    with tempfile.TemporaryDirectory() as scratch:
+        settings.profile_file_prefix = f"{scratch}/training"
+        state = CheckpointState.load_checkpoint(root / "checkpoint")
+        module = Module(root / "training_model.onnx", state, session_options=settings)
+        settings.profile_file_prefix = f"{scratch}/optimizer"
+        settings.optimized_model_filepath = ""
+        optimizer = Optimizer(root / "optimizer_model.onnx", module)
+        batch = [feeds[name] for name in module.input_names()]
+        for _ in range(warm_up + steps):
+            module(*batch)
+            optimizer.step()
+            module.lazy_reset_grad()
+        del optimizer, module  # a profile is written when its session ends
+        gc.collect()
+        events = {
+            name: json.loads(next(Path(scratch).glob(f"{name}*.json")).read_text())
+            for name in ("training", "optimizer")
+        }
+    return {"events": events}
+
+
+def forward(
+    *, model: str, inputs: str, steps: int, warm_up: int, threads: int = 1
+) -> dict[str, Any]:
+    """Time the forward model, weights inside it: ``forward_ms``, one per pass."""
     feeds = _load(inputs)
     session = onnxruntime.InferenceSession(
-        model, session_options(), providers=["CPUExecutionProvider"]
+        model, session_options(threads=threads), providers=["CPUExecutionProvider"]
     )
     given = {node.name: feeds[node.name] for node in session.get_inputs()}
     times = []
@@ -116,17 +210,22 @@ def build(*, model: str, folder: str, optimizer: str = "adamw") -> dict[str, Any
 
 
 def session_options(
-    *, level: str | None = None, arena: bool | None = None, pattern: bool | None = None
+    *,
+    level: str | None = None,
+    arena: bool | None = None,
+    pattern: bool | None = None,
+    threads: int = 1,
 ) -> onnxruntime.SessionOptions:
-    """One thread, and what else is given.
+    """A number of threads, and what else is given.
 
     Args:
         level: Name of a member of ``onnxruntime.GraphOptimizationLevel`` without ``ORT_``.
         arena: Whether ONNX Runtime keeps freed memory for the next run.
         pattern: Whether it plans one block for the activations of a run.
+        threads: Threads within an operator.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     if level is not None:
@@ -157,10 +256,19 @@ def _status_bytes(field: str) -> int:
     return int(kib) * 1024
 
 
+COMMANDS = {
+    "train": train,
+    "pytorch": pytorch,
+    "profile": profile,
+    "forward": forward,
+    "build": build,
+}
+
+
 def main(path: str) -> None:
     """Do the job in the file and write its result."""
     job = json.loads(Path(path).read_text())
-    command = {"train": train, "forward": forward, "build": build}[job.pop("command")]
+    command = COMMANDS[job.pop("command")]
     result = Path(job.pop("result"))
     result.write_text(json.dumps(command(**job)))
 

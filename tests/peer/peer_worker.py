@@ -172,22 +172,30 @@ def bench(
     warm_up: int = 5,
     learning_rate: float = 1e-4,
     with_eval: bool = False,
+    threads: int = 1,
+    profile: str | None = None,
 ) -> dict[str, Any]:
-    """Times steps on one thread and takes the peak of the resident set.
+    """Times steps and takes the peak of the resident set.
 
     The inputs, the interpreter and the libraries are in memory before the count begins; the
     kernel's high-water mark is set back (``clear_refs(5)`` in proc(5)) just before the model is
-    loaded. The evaluation model costs memory too and is loaded ``with_eval`` only.
+    loaded. The evaluation model costs memory too and is loaded ``with_eval`` only. ``profile`` is
+    a folder for ONNX Runtime's profiles, which are written when the process ends.
     """
     feeds = _load_feeds(inputs)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(profile) / "profile")
     Path("/proc/self/clear_refs").write_text("5")
     before = _status_bytes("VmRSS")
 
     state = CheckpointState.load_checkpoint(str(Path(folder) / "checkpoint"))
-    module, optimizer = _open(folder, state, options, with_eval=with_eval)
+    module, optimizer = _open(
+        folder, state, options, with_eval=with_eval, pause_seconds=1.1 if profile else 0
+    )
     optimizer.set_learning_rate(learning_rate)
     batch = [feeds[name] for name in module.input_names()]
     losses, train_ms, optimizer_ms = [], [], []
@@ -216,11 +224,14 @@ def _open(
     options: onnxruntime.SessionOptions | None = None,
     *,
     with_eval: bool = True,
+    pause_seconds: float = 0,
 ) -> tuple[Module, Optimizer]:
+    """``pause_seconds`` pass between the two: a profile's file is named after the second."""
     training, evaluation, update = (
         str(Path(folder) / f"{name}_model.onnx") for name in ("training", "eval", "optimizer")
     )
     module = Module(training, state, evaluation if with_eval else None, session_options=options)
+    time.sleep(pause_seconds)
     return module, Optimizer(update, module)
 
 

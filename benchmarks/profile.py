@@ -1,0 +1,189 @@
+"""Where the time of a training step goes, ours beside ONNX Runtime training 1.19.2.
+
+    python -m benchmarks.profile vit
+    python -m benchmarks.profile cnn --optimizer sgd --by shape --rows 30
+    python -m benchmarks.profile transformer --by layer
+
+From ONNX Runtime's own profiles of a few steps on one thread. The time of a node is the lowest
+of all steps, which other work on the machine disturbs least; profiling adds a microsecond or two
+to each. ``--by operator`` adds the nodes up by operator, ``--by shape`` by operator and shapes.
+``--by layer`` is for ours alone: a node belongs to the layer whose parameter it reads or whose
+gradient it makes, any other to that of its first input. An If counts as what its branch holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import onnx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import processes
+from benchmarks.workloads import OPTIMIZERS, WORKLOADS, Workload
+from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from tests import packaging_tools
+from tests.peer import client
+
+Event = dict[str, Any]
+Key = Callable[[str, Event], str]
+
+
+def main() -> int:
+    """Profile what the command line asks for; print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile")
+    parser.add_argument("workload", choices=list(WORKLOADS))
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--by", choices=("operator", "shape", "layer"), default="operator")
+    parser.add_argument("--rows", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=12)
+    given = parser.parse_args()
+    workload = WORKLOADS[given.workload]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model, data = workload.write(folder)
+        ours = profile_ours(model, data, folder, given.optimizer, given.steps)
+        layers = layers_of(onnx.load(folder / "optimized.onnx")) if given.by == "layer" else {}
+        theirs: list[list[Event]] = []
+        if given.by != "layer" and client.peer_available() is None:
+            theirs = profile_peer(model, data, folder, given.optimizer, given.steps)
+    keys: dict[str, Key] = {
+        "operator": lambda _, event: str(event["args"]["op_name"]),
+        "shape": lambda _, event: f"{event['args']['op_name']} {shapes(event['args'])}",
+        "layer": lambda name, _: layers.get(name, "(optimizer and others)"),
+    }
+    key = keys[given.by]
+    Console(width=160).print(
+        table(workload, [times(e, key) for e in ours], [times(e, key) for e in theirs], given.rows)
+    )
+    return 0
+
+
+def profile_ours(
+    model: Path, data: Path, folder: Path, optimizer: str, steps: int
+) -> list[list[Event]]:
+    """Events of our training model and optimizer, each with ``runs`` in a step."""
+    package = packaging_tools.generate(
+        onnx.load(model), folder / "ours", packaging_tools.OPTIMIZERS[optimizer]
+    )
+    answer = processes.measure(
+        "profile", malloc="default", folder=package, inputs=data, steps=steps, warm_up=3,
+        optimized=folder / "optimized.onnx",
+    )  # fmt: skip
+    return list(answer["events"].values())
+
+
+def profile_peer(
+    model: Path, data: Path, folder: Path, optimizer: str, steps: int
+) -> list[list[Event]]:
+    """Events of the peer's models."""
+    frozen = packaging_tools.statistic_names(onnx.load(model))
+    client.generate(model=model, folder=folder / "peer", frozen=frozen, optimizer=optimizer)
+    profiles = folder / "profiles"
+    profiles.mkdir()
+    client.bench(folder=folder / "peer", inputs=data, steps=steps, warm_up=3, profile=profiles)
+    return [events for path in sorted(profiles.iterdir()) for events in read_profiles(path)]
+
+
+def read_profiles(path: Path) -> Iterable[list[Event]]:
+    """Sessions that begin within a second write one after the other into one file."""
+    text, decoder, at = path.read_text().lstrip(), json.JSONDecoder(), 0
+    while at < len(text):
+        try:
+            events, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError:  # one wrote over the other
+            print(f"profile: a part of {path.name} cannot be read", file=sys.stderr)
+            return
+        yield events
+        at = end + len(text[end:]) - len(text[end:].lstrip())
+
+
+def times(events: list[Event], key: Key) -> tuple[Counter[str], Counter[str]]:
+    """Microseconds and nodes in a step by key."""
+    runs: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for event in events:
+        name = str(event.get("name", ""))
+        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
+            name = name.removesuffix("_kernel_time")
+            if event["args"]["op_name"] != "If":
+                runs[name, f"{key(name, event)}\0{shapes(event['args'])}"].append(event["dur"])
+    steps = min((len(durations) for durations in runs.values()), default=1)
+    spent: Counter[str] = Counter()
+    nodes: Counter[str] = Counter()
+    for (_, label), durations in runs.items():
+        in_a_step = max(1, round(len(durations) / steps))
+        spent[label.partition("\0")[0]] += min(durations) * in_a_step
+        nodes[label.partition("\0")[0]] += in_a_step
+    return spent, nodes
+
+
+def shapes(arguments: dict[str, Any]) -> str:
+    """Shapes of a node's inputs and outputs."""
+    sides = (
+        " ".join(
+            "x".join(map(str, next(iter(entry.values())))) for entry in arguments.get(side, ())
+        )
+        for side in ("input_type_shape", "output_type_shape")
+    )
+    return " -> ".join(sides)
+
+
+def layers_of(model: onnx.ModelProto) -> dict[str, str]:
+    """The layer of every node of an optimized training model."""
+    buffers = [i.name for i in model.graph.input if i.name.endswith(BUFFER_SUFFIX)]
+    trained = {name.removesuffix(BUFFER_SUFFIX) for name in buffers}
+    layer_of_value: dict[str, str] = {name: name.rpartition(".")[0] or name for name in trained}
+    found: dict[str, str] = {}
+    for node in model.graph.node:
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        read = [*node.input, *(i for body in bodies for inner in body.node for i in inner.input)]
+        made = [o.removesuffix(OUTPUT_SUFFIX) for o in node.output if o.endswith(OUTPUT_SUFFIX)]
+        direct = next((layer_of_value[n] for n in (*made, *read) if n in trained), None)
+        layer = direct or next((layer_of_value[n] for n in read if n in layer_of_value), "(inputs)")
+        for name in node.output:
+            layer_of_value.setdefault(name, layer)
+        for inner in (node, *(n for body in bodies for n in body.node)):
+            found[inner.name] = layer
+    return found
+
+
+def table(
+    workload: Workload,
+    ours: list[tuple[Counter[str], Counter[str]]],
+    theirs: list[tuple[Counter[str], Counter[str]]],
+    rows: int,
+) -> Table:
+    """Milliseconds of a step, the largest first."""
+    result = Table(title=f"{workload.title}: milliseconds in kernels of a step, one thread")
+    result.add_column("", no_wrap=True, max_width=100)
+    for heading in ("ours ms", "nodes", "reference ms", "nodes"):
+        result.add_column(heading, justify="right")
+    sides = [
+        (sum((spent for spent, _ in side), Counter()), sum((n for _, n in side), Counter()))
+        for side in (ours, theirs)
+    ]
+    labels = sorted({*sides[0][0], *sides[1][0]}, key=lambda x: -max(s[0][x] for s in sides))
+    for label in labels[:rows]:
+        result.add_row(label, *(cell for side in sides for cell in _cells(side, label)))
+    result.add_section()
+    totals = [
+        (Counter({"": spent.total()}), Counter({"": nodes.total()})) for spent, nodes in sides
+    ]
+    result.add_row("all", *(cell for side in totals for cell in _cells(side, "")))
+    return result
+
+
+def _cells(side: tuple[Counter[str], Counter[str]], label: str) -> tuple[str, str]:
+    spent, nodes = side
+    return (f"{spent[label] / 1e3:.3f}", str(nodes[label])) if nodes[label] else ("", "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
