@@ -8,7 +8,6 @@ Together they are one Concat, without a tensor of zeros for each and the sum of 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -72,10 +71,8 @@ def join(op: Ops, parts: Sequence[ir.Value]) -> list[ir.Value]:
             placed[found.axis, found.size].append((found, whole))
     for (axis, size), group in placed.items():
         ordered = sorted((each for each, _ in group), key=lambda each: each.start)
-        bounds = [0, *(each.stop for each in ordered)]
-        if bounds[-1] == size and all(
-            each.start == stop for each, stop in zip(ordered, itertools.islice(bounds, len(ordered)), strict=True)
-        ):
+        starts = [*(each.start for each in ordered), size]
+        if starts == [0, *(each.stop for each in ordered)]:
             joined = op.join([each.part for each in ordered], axis)
             replaced = [whole for _, whole in group]
             return [joined, *(part for part in parts if part not in replaced)]

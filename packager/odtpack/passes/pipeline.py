@@ -29,6 +29,7 @@ from odtpack.passes import (
 )
 from odtpack.passes.compact import compact
 from odtpack.passes.graph_pass import ALL, GraphPass, ModelPass, run
+from odtpack.passes.layout import channels_first
 
 
 def on_reading(model: ir.Model, newest_opset: int) -> None:
@@ -88,6 +89,7 @@ def after_gradient(
         GraphPass(small_conv.rewrite, op),
         GraphPass(lower_batch_norms, op),
         GraphPass(lower_the_rest, op, lowers=batch_norm.OP_TYPE),
+        GraphPass(channels_first.rewrite, op),
         GraphPass(gelu.lower, op, lowers="Gelu"),
         GraphPass(fake_quant.lower, lowers=fake_quant.OP_TYPE),
         GraphPass(stop_gradient.lower, lowers=ALL),

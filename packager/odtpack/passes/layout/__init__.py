@@ -1,0 +1,1 @@
+"""Passes that choose in which order of axes values lie in memory."""
