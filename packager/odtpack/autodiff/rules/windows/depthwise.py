@@ -75,14 +75,19 @@ def _row_pattern(win: Windows, like: ir.Value) -> np.ndarray:
 
 
 def _input_rows(op: Ops, win: Windows, x: ir.Value) -> list[ir.Value]:
-    """For each kernel row the input rows that the output rows read: [C, N out_h, W]."""
-    padded = op.pad(op.transpose(x, 1, 0, 2, 3), [0, 0, win.before[0], 0], [0, 0, win.after[0], 0])
+    """For each kernel row the input rows that the output rows read: [C, N out_h, W].
+
+    The row that lies on the output row itself, the middle one mostly, is cut out of nothing.
+    """
+    planes = op.transpose(x, 1, 0, 2, 3)
+    padded = op.pad(planes, [0, 0, win.before[0], 0], [0, 0, win.after[0], 0])
     span, stride = win.spans()[0], win.strides[0]
-    offsets = range(0, win.kernel[0] * win.dilations[0], win.dilations[0])
-    return [
-        op.reshape(op.slice(padded, [2], [i], [i + span], [stride]), win.channels, -1, win.size[1])
-        for i in offsets
-    ]
+    rows = []
+    for i in range(0, win.kernel[0] * win.dilations[0], win.dilations[0]):
+        whole = i == win.before[0] and stride == 1 and span == win.size[0]
+        cut = planes if whole else op.slice(padded, [2], [i], [i + span], [stride])
+        rows.append(op.reshape(cut, win.channels, -1, win.size[1]))
+    return rows
 
 
 def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
