@@ -19,7 +19,7 @@ help:
 	@echo "make format  fix lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
-	@echo "make bench   step time and peak memory against the reference"
+	@echo "make bench   step time and peak memory against the reference, and which goals are met"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
 	@echo "make web-demo  a page on which a network learns what one draws, served on this machine"
 	@echo "make clean   remove what these targets made"
