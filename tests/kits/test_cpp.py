@@ -99,7 +99,8 @@ def train(
         losses.append(float(module(*batches[step % len(batches)].values())))
         optimizer.step()
         module.lazy_reset_grad()
-    loss = float(module.eval()(*batches[0].values()))
+    evaluated = module.eval()(*batches[0].values())
+    loss = float(evaluated[0] if isinstance(evaluated, tuple) else evaluated)
     CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
     return losses, loss
 
