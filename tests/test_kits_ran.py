@@ -29,3 +29,8 @@ def test_what_ran_and_what_did_not_is_said_with_the_reason(tmp_path: Path) -> No
     assert list(content) == list(PLATFORMS)
     assert content["Node.js"] == {"ran": True, "passed": 1, "skipped": 1, "reason": "no reference"}
     assert content["Swift on Linux"]["ran"] is False
+    later = Ran()
+    later.add("tests/kits/test_swift.py::test_a", "passed", "")
+    later.write(tmp_path / "build" / "ran.json")
+    again = json.loads((tmp_path / "build" / "ran.json").read_text())
+    assert again == content | {"Swift on Linux": {"ran": True, "passed": 1, "reason": None}}

@@ -57,16 +57,13 @@ class Ran:
         return [f"kits that ran: {ran or 'none'}", f"kits that did not run: {left or 'none'}"]
 
     def write(self, path: Path) -> None:
-        """Write the counts and reasons as JSON."""
+        """Write the counts and reasons as JSON; platforms not asked for keep what is there."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {
-            each: {
-                "ran": self.ran(each),
-                **self.platforms.get(each, Counter()),
-                "reason": self._reasons.get(each),
-            }
-            for each in PLATFORMS
-        }
+        before = json.loads(path.read_text()) if path.is_file() else {}
+        content = {each: before.get(each, {"ran": False}) for each in PLATFORMS}
+        for each, counts in self.platforms.items():
+            reason = self._reasons.get(each)
+            content[each] = {"ran": self.ran(each), **counts, "reason": reason}
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
