@@ -28,7 +28,7 @@ import onnxruntime
 from odtpack.build import build_package
 from tests import zoo
 from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit, web
-from tests.kits.ran import RAN
+from tests.kits.ran import PLATFORMS, RAN, Ran
 
 ROOT = Path(__file__).parents[1]
 NETWORKS: dict[str, tuple[Any, int, int]] = {
@@ -198,13 +198,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--record", action="store_true", help="write docs/kits.json as well")
     options = parser.parse_args()
-    tested = json.loads(RAN.read_text()) if RAN.is_file() else {}
+    ran = Ran.read(RAN)
     times = measured(options.rounds)
     record = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
         "rounds": options.rounds,
-        "platforms": {name: {**each, **times.get(name, {})} for name, each in tested.items()},
+        "platforms": {
+            name: {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}
+            for name in PLATFORMS
+        },
     }
     for path in [RAN.with_name("record.json"), ROOT / "docs" / "kits.json"][: 1 + options.record]:
         path.parent.mkdir(parents=True, exist_ok=True)

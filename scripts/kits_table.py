@@ -49,9 +49,10 @@ def kits_page() -> str:
     platforms: dict[str, dict[str, Any]] = content["platforms"]
     ran = ["| platform | tests passed | left out |", "|---|---|---|"]
     for name, each in platforms.items():
-        left = f"{each['skipped']}: {each['reason']}" if each.get("skipped") else "none"
-        passed = each.get("passed", 0) if each["ran"] else "did not run"
-        failed = f", {each['failed']} failed" if each.get("failed") else ""
+        tests = each["tests"]
+        left = f"{tests['skipped']}: {each['reason']}" if tests.get("skipped") else "none"
+        passed = tests.get("passed", 0)
+        failed = f", {tests['failed']} failed" if tests.get("failed") else ""
         ran.append(f"| {name} | {passed}{failed} | {left} |")
     heads = [f"{network}: kit, Python, ratio" for network in NETWORKS]
     times = [

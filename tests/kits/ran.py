@@ -24,11 +24,11 @@ class Ran:
     """Outcomes of tests by platform."""
 
     def __init__(self) -> None:
-        self.platforms: dict[str, Counter[str]] = {}
-        self._reasons: dict[str, str] = {}
+        self.platforms: dict[str, dict[str, tuple[str, str]]] = {}
+        """Outcome of each test, and why it was skipped."""
 
     def add(self, test: str, outcome: str, reason: str) -> None:
-        """Count a test by its id; those that belong to no platform are left out.
+        """Note the outcome of a test; those that belong to no platform are left out.
 
         Args:
             test: ``tests/kits/test_cpp.py::test_name``.
@@ -38,33 +38,46 @@ class Ran:
         file, _, name = test.partition("::")
         for start, part, platform in _PLATFORMS:
             if Path(file).name.startswith(start) and part in name:
-                self.platforms.setdefault(platform, Counter())[outcome] += 1
-                if outcome == "skipped":
-                    self._reasons[platform] = reason
+                self.platforms.setdefault(platform, {})[test] = outcome, reason
                 return
+
+    def counts(self, platform: str) -> Counter[str]:
+        """How many tests of a platform ended how."""
+        return Counter(outcome for outcome, _ in self.platforms.get(platform, {}).values())
 
     def ran(self, platform: str) -> bool:
         """Whether a test ran there at all."""
-        counts = self.platforms.get(platform, Counter())
-        return counts["passed"] + counts["failed"] > 0
+        return not self.counts(platform).keys().isdisjoint(("passed", "failed"))
+
+    def reasons(self, platform: str) -> str:
+        """Why tests were skipped; empty if none was."""
+        found = self.platforms.get(platform, {}).values()
+        return "; ".join(dict.fromkeys(why for outcome, why in found if outcome == "skipped"))
 
     def lines(self) -> list[str]:
         """One line for what ran, with counts, and one for what did not, with reasons."""
-        ran = ", ".join(f"{each} ({_counted(self.platforms[each])})"
+        ran = ", ".join(f"{each} ({_counted(self.counts(each))})"
                         for each in PLATFORMS if self.ran(each))  # fmt: skip
-        left = "; ".join(f"{each}: {self._reasons.get(each, 'not asked for')}"
+        left = "; ".join(f"{each}: {self.reasons(each) or 'not asked for'}"
                          for each in PLATFORMS if not self.ran(each))  # fmt: skip
         return [f"kits that ran: {ran or 'none'}", f"kits that did not run: {left or 'none'}"]
 
     def write(self, path: Path) -> None:
-        """Write the counts and reasons as JSON; platforms not asked for keep what is there."""
+        """Write the outcomes as JSON; tests that did not run keep the outcome that is there."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        before = json.loads(path.read_text()) if path.is_file() else {}
-        content = {each: before.get(each, {"ran": False}) for each in PLATFORMS}
-        for each, counts in self.platforms.items():
-            reason = self._reasons.get(each)
-            content[each] = {"ran": self.ran(each), **counts, "reason": reason}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        merged = Ran.read(path)
+        for platform, tests in self.platforms.items():
+            merged.platforms.setdefault(platform, {}).update(tests)
+        path.write_text(json.dumps(merged.platforms, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Ran:
+        """What :meth:`write` wrote; nothing if there is no such file."""
+        ran = cls()
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        for platform, tests in content.items():
+            ran.platforms[platform] = {test: (kind, why) for test, (kind, why) in tests.items()}
+        return ran
 
 
 def _counted(counts: Counter[str]) -> str:

@@ -161,7 +161,12 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         options.setIntraOpNumThreads(wanted.coerceIn(0, 1024).toInt())
         val config = session["config"]
         for ((key, value) in if (config.absent) emptyMap() else config.fields()) {
-            options.addConfigEntry(key, value.text())
+            try {
+                options.addConfigEntry(key, value.text())
+            } catch (error: OrtException) {
+                options.close()
+                Json.invalid("'session.config': ${error.message}")
+            }
         }
         return options
     }
