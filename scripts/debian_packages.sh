@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs Debian packages that are missing; as root, or with sudo that asks for no password. Exits
-# with 2 where there is no apt.
+# with 77 where there is no apt.
 #
 # usage: scripts/debian_packages.sh PURPOSE PACKAGE...
 set -euo pipefail
@@ -14,7 +14,7 @@ done
 ((${#missing[@]})) || exit 0
 if ! command -v apt-get >/dev/null; then
   echo "$purpose: this needs ${missing[*]}, and there is no apt to install them with." >&2
-  exit 2
+  exit 77
 fi
 privileged=()
 if [[ $(id -u) -ne 0 ]]; then privileged=(sudo -n); fi
