@@ -23,9 +23,10 @@ _PAGE = """# Training kits
 
 Generated on {date} ({machine}) from what `make kits` and
 `python -m benchmarks.kits --rounds {rounds} --record` found. The tests train the packages of one
-conformance suite, kill programs in the middle of saves and open hundreds of damaged files; those
-that passed gave the losses and checkpoints of Python to the bit on x86-64, and losses within 2e-6
-in WebAssembly and on ARM64.
+conformance suite, kill programs in the middle of saves and open hundreds of damaged files. To pass
+is to give the losses and checkpoints of Python to the bit on x86-64, and losses within the suite's
+tolerances (2e-6 for most networks) in WebAssembly and on ARM64. With WebGPU it is to train right or
+to be refused with the reason.
 
 {ran}
 
@@ -38,8 +39,10 @@ kit and of flatbuffers for Kotlin, all modules of both compressed for JavaScript
 
 {times}
 
-Networks: {networks}. A binding spends some microseconds on each tensor that it is given, and a step
-of the MLP is short.
+{networks}
+
+A binding spends some microseconds on each tensor that it is given: in the short step of the MLP
+that shows.
 """
 
 
@@ -72,7 +75,7 @@ def kits_page() -> str:
         rounds=content["rounds"],
         ran="\n".join(ran),
         times="\n".join(times),
-        networks="; ".join(f"{key}: {title}" for key, title in NETWORKS.items()),
+        networks="\n".join(f"- {key}: {title}" for key, title in NETWORKS.items()),
     )
 
 
