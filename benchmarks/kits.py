@@ -165,7 +165,7 @@ def measured(rounds: int) -> dict[str, Any]:
         if (reason := kit.unavailable()) is not None:
             print(f"{title}: not measured, {reason}", flush=True)
             continue
-        steps = {name: _compared(kit, name, rounds) for name in NETWORKS}
+        steps = {name: _compared(kit, name, rounds) for name in NETWORKS if rounds}
         found[title] = {"onnxruntime": kit.version(), "bytes": kit.size(), "steps": steps}
         for name, each in steps.items():
             print(f"{title}, {name}: {each['ms']:.3f} ms, Python's {each['python_ms']:.3f} ms, "
@@ -195,7 +195,7 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0: sizes only")
     parser.add_argument("--record", action="store_true", help="write docs/kits.json as well")
     options = parser.parse_args()
     ran = Ran.read(RAN)

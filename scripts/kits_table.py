@@ -65,7 +65,7 @@ def kits_page() -> str:
     for name, each in platforms.items():
         if "steps" not in each:
             continue
-        cells = [_step(each["steps"][network]) for network in NETWORKS]
+        cells = [_step(each["steps"].get(network)) for network in NETWORKS]
         times.append(
             f"| {name} | {each['onnxruntime']} | {' | '.join(cells)} | {each['bytes']:,} |"
         )
@@ -79,5 +79,7 @@ def kits_page() -> str:
     )
 
 
-def _step(step: dict[str, float]) -> str:
+def _step(step: dict[str, float] | None) -> str:
+    if step is None:
+        return "not measured"
     return f"{step['ms']:.2f} ms, {step['python_ms']:.2f} ms, **{step['ratio']:.2f}**"
