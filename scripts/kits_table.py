@@ -33,7 +33,7 @@ to be refused with the reason.
 ## Time and size
 
 Milliseconds of processor time of a step, the optimizer included, one thread, beside those of
-Python with the same version of ONNX Runtime; {rounds} rounds in turns, their medians. Added bytes
+Python with the same version of ONNX Runtime; medians of rounds in turns, here {rounds}. Added bytes
 are the kit without ONNX Runtime: a stripped program that trains for C++ and Swift, the jars of the
 kit and of flatbuffers for Kotlin, all modules of both compressed for JavaScript.
 
