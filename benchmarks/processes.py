@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).resolve().parents[1]
 
 # With glibc's default the blocks below a moving threshold come from a heap that only shrinks at
 # its end, and the peak depends on the order of earlier frees. With a fixed threshold every large
@@ -34,7 +34,8 @@ def measure(command: str, *, malloc: str, **job: Any) -> dict[str, Any]:
         content = {"command": command, "result": result, **job}
         work.write_text(json.dumps(content, default=os.fspath))
         done = subprocess.run(
-            [sys.executable, WORKER, work],
+            [sys.executable, "-m", "benchmarks.worker", work],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             errors="replace",

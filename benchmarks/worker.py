@@ -1,6 +1,6 @@
 """Measures one training run, one forward pass or one build, in a process of its own.
 
-    python benchmarks/worker.py JOB.json
+    python -m benchmarks.worker JOB.json
 
 ``JOB.json`` holds the keyword arguments of one of the functions in ``COMMANDS`` below,
 ``command`` to choose between them, and ``result``, the file to write the answer to, as JSON. The
