@@ -39,7 +39,7 @@ class _Lying:
 
 def rewrite(op: Ops, graph: ir.Graph) -> None:
     """Rewrite ``graph``, in topological order; what is not read any more stays for others."""
-    nodes = [node for node in graph if not node.domain or _result(node)]
+    nodes = [node for node in graph if not node.domain]
     wanted = _wanted(nodes)
     lying: dict[ir.Value, _Lying] = {}
     for node in nodes:
