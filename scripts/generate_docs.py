@@ -19,6 +19,7 @@ from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
+from odtpack_simulator.measure.measurements import DeviceMeasurements
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes
@@ -108,6 +109,12 @@ def comparison_schema() -> str:
     """The JSON Schema of what ``odtpack compare --format json`` prints."""
     content = Comparison.model_json_schema(mode="serialization")
     return _schema(content, "Comparison of two results of odtpack simulations")
+
+
+def measurements_schema() -> str:
+    """The JSON Schema of what the benchmark of a training kit writes."""
+    content = DeviceMeasurements.model_json_schema(mode="validation")
+    return _schema(content, "Measurements of a device by an odtpack training kit")
 
 
 def budgets_schema() -> str:
@@ -343,6 +350,7 @@ PAGES = {
     ROOT / "docs" / "schemas" / "result.schema.json": result_schema,
     ROOT / "docs" / "schemas" / "comparison.schema.json": comparison_schema,
     ROOT / "docs" / "schemas" / "budgets.schema.json": budgets_schema,
+    ROOT / "docs" / "schemas" / "measurements.schema.json": measurements_schema,
     _BUDGETS: budgets_page,
     _RECIPE: recipe_page,
 }
