@@ -67,6 +67,10 @@ def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
         return DeviceLatency(
             step_ms=None, basis="host times operator by operator", not_judged=device
         )
+    if host.steady.busy is not None:
+        return DeviceLatency(
+            step_ms=None, basis="host times operator by operator", not_judged=host.steady.busy
+        )
     core = core_ratio(host, device)
     memory = _ratio(host.copy_bandwidth, device.copy)
     by_class = _by_class(host, device, core)
@@ -229,4 +233,5 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
         f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} and copy "
         "bandwidth"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
+        + (f"; {host.steady.note}" if host.steady.note else "")
     )
