@@ -163,11 +163,15 @@ what it would have judged is reported as "not judged".
 - **storage**: sequential read / write in MB/s.
 - **power**: whole device under load, in watts. **battery**: in watt-hours.
 - **unknown**: number of unknown figures.
+- **held against**: what its predictions were compared with.
 """
+
+_ASSUMED = Quantity(value=1, unit="1", kind="assumed", source="share of a published peak")
+"""Stands for what is computed from a data sheet."""
 
 _COLUMNS = (
     *("device", "system", "app memory", "threads", "rate", "memory GB/s", "storage", "power"),
-    *("battery", "not judged", "unknown"),
+    *("battery", "not judged", "unknown", "held against"),
 )
 
 
@@ -187,7 +191,8 @@ def _device_row(profile: DeviceProfile) -> list[str]:
     if isinstance(memory.app_limit_entitled, Quantity):
         limit += f" / {_sized(memory.app_limit_entitled)}"
     threads = profile.training_threads()
-    rests_on = cpu.fp32_gemm if isinstance(cpu.fp32_gemm, Quantity) else cpu.gemm_efficiency
+    rests_on = cpu.fp32_gemm if isinstance(cpu.fp32_gemm, Quantity) else _ASSUMED
+    copy = memory.bandwidth if isinstance(memory.bandwidth, Quantity) else _ASSUMED
     read, write = profile.storage_bandwidth("read"), profile.storage_bandwidth("write")
     return [
         f"{profile.title}<br>`{profile.name}`",
@@ -195,7 +200,7 @@ def _device_row(profile: DeviceProfile) -> list[str]:
         limit,
         "-" if threads is None else str(threads),
         _ranged(profile.gemm_flops(threads), 1e9, rests_on),
-        _ranged(profile.copy_bandwidth(), 1e9, memory.bandwidth),
+        _ranged(profile.copy_bandwidth(), 1e9, copy),
         f"{_ranged(read, 1e6, profile.storage.read)} / {_ranged(write, 1e6, profile.storage.write)}"
         if read or write
         else "-",
@@ -203,6 +208,7 @@ def _device_row(profile: DeviceProfile) -> list[str]:
         _ranged(profile.battery_joules(), 3600, power.battery),
         ", ".join(item.subject for item in report.not_judged) or "-",
         str(report.kinds["unknown"]),
+        profile.held_against or "nothing",
     ]
 
 

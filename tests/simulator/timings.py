@@ -17,6 +17,7 @@ CALIBRATION = Calibration(
     node_us=0.5,
     profile_us=0.0,
     clock_hz=None,
+    int8_ops=200 * GIGA,
 )
 """A ridge at 5 FLOP per byte: a copy moves every byte twice."""
 

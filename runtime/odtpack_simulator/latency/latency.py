@@ -25,7 +25,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.device_rates import DeviceRates, device_rates
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.host_timing import HostTiming, OperatorGroup
-from odtpack_simulator.memory.roofline import Roof
+from odtpack_simulator.memory.roofline import INT8_PRODUCTS, Roof
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child
 from odtpack_simulator.result.result import ClassTime, DeviceLatency, OperatorClass
@@ -148,8 +148,13 @@ def group_ratio(
         least = roof.seconds(group.work)
         if least == 0:
             return core
+        gemm = device.gemm
+        if group.op_type in INT8_PRODUCTS:
+            # Its share of the float32 roof here says nothing of kernels for bytes there.
+            roof = Roof(host.calibration.int8_ops, roof.bandwidth)
+            least, gemm = roof.seconds(group.work), device.int8
         fast, middle, slow = (
-            Roof(getattr(device.gemm, end), 2 * getattr(device.copy, end)).seconds(group.work)
+            Roof(getattr(gemm, end), 2 * getattr(device.copy, end)).seconds(group.work)
             for end in ("high", "typical", "low")
         )
         ratio = Interval(low=fast / least, typical=middle / least, high=slow / least)

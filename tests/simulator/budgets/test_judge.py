@@ -204,7 +204,7 @@ def test_unknown_figures_are_not_judged_and_never_pass() -> None:
 
 
 def test_worst_verdict_wins() -> None:
-    text = '[budgets]\nstep_latency = "30 ms"\nfinal_loss = { limit = 0.0, level = "warn" }'
+    text = '[budgets]\nstep_latency = "10 ms"\nfinal_loss = { limit = 0.0, level = "warn" }'
     names = ["web/phone", DEVICE]
     result = judged(make_result(names), text)
     assert [device.verdict for device in result.devices] == ["not judged", "fail"]

@@ -12,8 +12,9 @@ from odtpack.cli import _completion, _console
 from odtpack.cli._options import AS_JSON
 
 if TYPE_CHECKING:
-    from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
+    from odtpack_simulator.device.profile import DeviceProfile
     from odtpack_simulator.device.profile_check import ProfileReport
+    from odtpack_simulator.device.profile_figure import ProfileFigure
 
 
 class System(StrEnum):
