@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-QUIET_SHARE: Final = 0.02
-"""Share of its time that a step may wait and still count as undisturbed."""
-ENOUGH_STEPS: Final = 8
-"""Undisturbed steps from which on the others are left out."""
+from odtpack_simulator.measure.waiting import ENOUGH_STEPS, QUIET_SHARE
+
 MOST_WAITING: Final = 0.5
 """Share of waiting above which even processor times say nothing: caches were lost too often."""
 MOST_DRIFT: Final = 2.0

@@ -15,6 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+QUIET_SHARE: Final = 0.02
+"""Share of its time that a step may wait and still count as undisturbed."""
+ENOUGH_STEPS: Final = 8
+"""Undisturbed steps from which on the others are left out."""
 _TASKS: Final = Path("/proc/self/task")
 _STEAL: Final = 8
 """Field of the line ``cpu`` in ``/proc/stat``, the name included."""

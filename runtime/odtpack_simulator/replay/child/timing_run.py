@@ -26,10 +26,15 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_simulator.latency.steadiness import ENOUGH_STEPS, QUIET_SHARE
 from odtpack_simulator.measure.calibration import calibrate, rates
 from odtpack_simulator.measure.operator_events import NodeRun, model_runs, typical_step
-from odtpack_simulator.measure.waiting import WaitingClock, load_average, stolen_seconds
+from odtpack_simulator.measure.waiting import (
+    ENOUGH_STEPS,
+    QUIET_SHARE,
+    WaitingClock,
+    load_average,
+    stolen_seconds,
+)
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.sample_plan import Indices
