@@ -27,6 +27,7 @@ from scripts import manifest_schema as manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from scripts.published_phones import published_phones_page  # noqa: E402
 from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
 
 _INTRODUCTION = """# Operators
@@ -349,6 +350,7 @@ PAGES = {
     ROOT / "docs" / "reports.md": reports_page,
     ROOT / "docs" / "errors.md": errors_page,
     ROOT / "docs" / "operators.md": operators_page,
+    ROOT / "docs" / "published-phones.md": published_phones_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,
     ROOT / "docs" / "schemas" / "fit.schema.json": fit_schema,
