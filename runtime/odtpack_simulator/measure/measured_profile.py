@@ -22,6 +22,9 @@ from odtpack_simulator.measure.figures import (
 from odtpack_simulator.measure.host_info import OS_NAMES, Machine
 from odtpack_simulator.measure.storage import StorageTiming
 
+BUSY: Final = "this machine was busy"
+"""What a source says of rates that other programs disturbed."""
+_MOST_WAITED: Final = 0.05
 _RESERVE: Final = 512 * 2**20
 _SHORT: Final = "a measurement of two minutes does not show throttling"
 
@@ -41,6 +44,7 @@ class Measurements:
         heap: The same with the arena off.
         storage: Times of the storage, and ``file_bytes``, the size of its file.
         file_bytes: See storage.
+        waited: Share of the time in which the rates waited for a processor.
     """
 
     threads: int
@@ -52,6 +56,7 @@ class Measurements:
     heap: float | None = None
     storage: StorageTiming | None = None
     file_bytes: int = 0
+    waited: float = 0.0
 
 
 def measured_profile(
@@ -70,6 +75,8 @@ def measured_profile(
     """
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
+    if measured.waited > _MOST_WAITED:
+        source += f"; {BUSY}, rates waited {measured.waited:.0%} of their time for a processor"
     content = {
         "schema_version": 1,
         "name": name,

@@ -211,6 +211,7 @@ def measure_devices(
     from odtpack_simulator.device.profile_check import check_profile
     from odtpack_simulator.device.profile_toml import profile_toml
     from odtpack_simulator.measure.device import measure_device
+    from odtpack_simulator.measure.measured_profile import BUSY
 
     if out.suffix != ".toml":
         raise OdtpackError(
@@ -226,6 +227,8 @@ def measure_devices(
     with atomic_write(out) as stream:
         stream.write(profile_toml(profile, comment=_MEASURED).encode())
     _console.say(f"wrote {out}")
+    if any(BUSY in figure.source for figure in profile.figures()):
+        _console.warn(f"{BUSY}: measure again while nothing else runs")
     _say_report(str(out), check_profile(profile))
     if as_json:
         figures = [figure.model_dump(mode="json") for figure in profile.figures()]
