@@ -102,9 +102,15 @@ def gemm_share(kind: CoreKind, extensions: Sequence[str]) -> Interval:
 
 
 def int8_factor(extensions: Sequence[str]) -> Interval:
-    """Operations per second of an int8 product over those of a float32 one without SME."""
+    """Operations per second of an int8 product over those of a float32 one."""
     known = (factor for name, factor in _INT8 if name in extensions)
-    return next(known, _INT8_PLAIN)
+    factor = next(known, _INT8_PLAIN)
+    if "sme" not in extensions:
+        return factor
+    # Of what float32 products gain by SME, these are only sure to have the plain part.
+    return _interval(
+        factor.low / SME.typical, factor.typical / SME.typical, factor.high / SME.typical
+    )
 
 
 def copy_rate(kind: CoreKind, dram: Interval, clock: Interval | None) -> Interval:

@@ -195,8 +195,8 @@ class DeviceProfile(Strict):
     def int8_ops(self, threads: int | None = None) -> Interval | None:
         """Operations per second of a large int8 matrix product; None if unknown.
 
-        What was measured wins, else ``fp32_gemm`` without SME by the instructions that the
-        processor has for it.
+        What was measured wins, else the float32 rate by the instructions that the processor
+        has for products of bytes.
 
         Args:
             threads: As for :meth:`gemm_flops`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +94,15 @@ class HostTiming:
             single=calibration.core_flops,
             stolen=message["stolen_share"],
             load=message["load_average"],
+        )
+        # The steps ran between both calibrations.
+        gemm, copy = (
+            math.sqrt(first * last)
+            for first, last in zip(before, message["rates_after"], strict=True)
+        )
+        alone = calibration.core_flops * gemm / calibration.gemm_flops
+        calibration = dataclasses.replace(
+            calibration, gemm_flops=gemm, copy_bandwidth=copy, core_flops=alone
         )
         rows, typical = message["operators"], statistics.median(steady.steps_ms)
         return cls(

@@ -143,7 +143,10 @@ def group_ratio(
         return core
     roof = host.calibration.roof
     if group.operator_class == "compute" and group.work.flops is None:
-        ratio, explained = _ratio(host.gemm_flops, device.gemm), 1.0
+        here, there = host.gemm_flops, device.gemm
+        if group.op_type in INT8_PRODUCTS:
+            here, there = host.calibration.int8_ops, device.int8
+        ratio, explained = _ratio(here, there), 1.0
     else:
         least = roof.seconds(group.work)
         if least == 0:
