@@ -25,6 +25,11 @@ def example(tmp_path: Path) -> Path:
     return path
 
 
+def assert_timed(latency: dict[str, object]) -> None:
+    """There is a step time, or other programs had the machine: then the reason says so."""
+    assert latency["step_ms"] is not None or "machine was busy" in str(latency["not_judged"])
+
+
 class TestCheck:
     def test_the_documented_example(self, run: Run, example: Path) -> None:
         outcome = run("devices", "check", example)
@@ -132,7 +137,7 @@ class TestMeasure:
         assert simulated.code == 0, simulated.err
         (device,) = simulated.json()["devices"]
         assert device["name"] == "acme/edge-1"
-        assert device["latency"]["step_ms"] is not None
+        assert_timed(device["latency"])
 
     @pytest.mark.parametrize(
         ("arguments", "code"),
@@ -180,7 +185,7 @@ class TestImport:
         assert simulated.code == 0, simulated.err
         (device,) = simulated.json()["devices"]
         assert device["validated"] is True
-        assert device["latency"]["step_ms"] is not None
+        assert_timed(device["latency"])
 
     def test_bad_input_is_refused(self, run: Run, tmp_path: Path) -> None:
         file = tmp_path / "phone.json"

@@ -18,6 +18,8 @@ from odtpack_simulator.measure.waiting import ENOUGH_STEPS, QUIET_SHARE
 
 MOST_WAITING: Final = 0.5
 """Share of waiting above which even processor times say nothing: caches were lost too often."""
+LEAST_STEPS: Final = 3
+"""Steps that waited less than that, without which no time is judged."""
 MOST_DRIFT: Final = 2.0
 """Ratio of two calibrations above which the machine was not the same in between."""
 LEAST_GAIN: Final = 0.4
@@ -83,23 +85,26 @@ def steadiness(
     enough = len(quiet) >= min(ENOUGH_STEPS, len(steps_ms))
     busy = None
     gain = statistics.fmean(rates[0]) / single if rates and single else float(threads)
-    if (
-        (not enough and (waited > MOST_WAITING or threads > 1))
-        or drift > MOST_DRIFT
-        or stolen > MOST_WAITING
-    ):
+    # Without the waiting, a step still finds its caches emptied: it is too long, if anything.
+    freed = [
+        step - wait
+        for step, wait in zip(steps_ms, lost, strict=True)
+        if wait <= MOST_WAITING * step
+    ]
+    few = len(freed) < min(LEAST_STEPS, len(steps_ms))
+    disturbed = not enough and (waited > MOST_WAITING or few or threads > 1)
+    if disturbed or drift > MOST_DRIFT or stolen > MOST_WAITING:
         busy = f"this machine was busy: {seen}{told}"
     elif threads > 1 and gain < 1 + LEAST_GAIN * (threads - 1):
         busy = (
             f"{threads} threads computed only {gain:.2g} times as fast as one: the virtual "
             "cores of this machine share a core, or other programs have them"
         )
-    # Without the waiting, a step still finds its caches emptied: it is too long, if anything.
-    used = tuple(quiet) if enough else tuple(s - w for s, w in zip(steps_ms, lost, strict=True))
+    used = quiet if enough else freed or list(steps_ms)
     spoilt = 1.0 if enough else 1 + waited
     spread = math.sqrt(drift) * (1 + max(0.0, stolen))
     return Steadiness(
-        steps_ms=used,
+        steps_ms=tuple(used),
         waited=waited,
         drift=drift,
         low=1 / (spoilt * spread),

@@ -72,6 +72,16 @@ class TestSteadiness:
         assert found.busy is not None
         assert found.busy.startswith("this machine was busy: steps waited 80% of their time")
 
+    def test_steps_that_did_little_but_wait_say_nothing(self) -> None:
+        """Waiting may begin before the step: it can be all of its time, or more."""
+        found = judged([10.0] * 6 + [12.0] * 6, [2.0] * 6 + [15.0] * 6)
+        assert min(found.steps_ms) == 8.0
+        assert found.busy is not None  # most of the time went into waiting
+        kept = judged([10.0] * 9 + [12.0] * 3, [2.0] * 9 + [15.0] * 3)
+        assert kept.steps_ms == (8.0,) * 9
+        assert kept.busy is None
+        assert judged([10.0] * 5, [10.0] * 5).steps_ms == (10.0,) * 5
+
     def test_a_machine_that_was_slower_before_than_after(self) -> None:
         found = judged([10.0] * 10, [0.0] * 10, ((1e11, 6.4e10), (1e10, 1e10)))
         assert found.busy is None
