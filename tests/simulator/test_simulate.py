@@ -94,7 +94,8 @@ def test_device_with_room(done: Done) -> None:
     assert (device.training.outcome, device.training.steps_done) == ("completed", 8)
     assert device.training.final_loss == done.result.training.losses[-1]
     assert device.memory.measured_peak_bytes is not None
-    assert device.latency.step_ms is not None
+    busy = "machine was busy" in str(device.latency.not_judged)
+    assert device.latency.step_ms is not None or busy
 
 
 def test_device_without_room(done: Done) -> None:
