@@ -27,6 +27,7 @@ from scripts import manifest_schema as manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from scripts.kits_table import kits_page  # noqa: E402
 from scripts.published_phones import published_phones_page  # noqa: E402
 from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
 
@@ -344,6 +345,7 @@ def checkpoint_page() -> str:
 PAGES = {
     _CHECKPOINT: checkpoint_page,
     ROOT / "docs" / "runtimes.md": runtimes_page,
+    ROOT / "docs" / "kits.md": kits_page,
     ROOT / "docs" / "devices.md": devices_page,
     ROOT / "docs" / "losses.md": losses_page,
     ROOT / "docs" / "optimizers.md": optimizers_page,

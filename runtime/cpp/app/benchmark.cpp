@@ -2,8 +2,8 @@
 //
 //     odtpack-benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES [LOAD_MINUTES]]
 //
-// FOLDER is on the storage to be measured; nothing stays in it. A limit of 0 is unknown. Ten minutes of load show how
-// the device throttles.
+// FOLDER is on the storage to be measured; nothing stays in it. A limit of 0 is unknown.
+// Ten minutes of load show how the device throttles.
 #include "odtpack/benchmark.hpp"
 
 #include <iostream>

@@ -170,7 +170,8 @@ inline std::string Benchmark(const Ort::Env& env, const std::string& folder, int
   const auto ram =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   return "{\"format\": 1, \"kit\": \"cpp\", \"onnxruntime\": \"" + Ort::GetVersionString() +
-         "\", \"system\": \"" + detail::System() + "\", " + load + "\"threads\": " + std::to_string(threads) + ", \"gemm_flops\": " + detail::List(gemm) +
+         "\", \"system\": \"" + detail::System() + "\", " + load +
+         "\"threads\": " + std::to_string(threads) + ", \"gemm_flops\": " + detail::List(gemm) +
          ", \"gemm_single_flops\": " + detail::List(single) +
          ", \"convolution_flops\": " + detail::List(convolution) +
          ", \"copy_bytes_per_second\": " + detail::List(copy) +
