@@ -17,16 +17,16 @@ _HEAD = """# Published phones
 Generated from `benchmarks/published/` by `python -m scripts.generate_docs`; a test holds the two
 together.
 
-Trainings on one phone were published: five networks at five batch sizes on a Xiaomi Mi 9 (Snapdragon
-855, four threads, the default governor) by MNN of 2021
+Trainings on one phone were published: five networks at five batch sizes on a Xiaomi Mi 9
+(Snapdragon 855, four threads, the default governor) by MNN of 2021
 (UbiquitousLearning/Benchmark-On-Device-Training@752659f). No constant was fitted to these rows.
 
-`python -m benchmarks.published` rebuilds the networks from their papers, times them here at batches
-of 1 and 16, carries them to the profile `xiaomi/mi-9`, and plans their memory; a network that was not
-simulated yet is marked so. The other engine is not ONNX Runtime: it has other kernels, slow ones for
-the gradients of convolutions above all, and keeps other tensors. So what is compared is **shape**:
-how a step grows with the batch, how networks relate, and memory per sample. The column *times* is
-the published time over the simulated one.
+`python -m benchmarks.published` rebuilds the networks from their papers, times them here at
+batches of 1 and 16, carries them to the profile `xiaomi/mi-9`, and plans their memory; a network
+that was not simulated yet is marked so. The other engine is not ONNX Runtime: it has other
+kernels, slow ones for the gradients of convolutions above all, and keeps other tensors. So what
+is compared is **shape**: how a step grows with the batch, how networks relate, and memory per
+sample. The column *times* is the published time over the simulated one.
 """
 
 
