@@ -19,6 +19,7 @@ from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
+from odtpack_simulator.measure.measurements import DeviceMeasurements
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes
@@ -27,6 +28,7 @@ from scripts import manifest_schema as manifest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
 from scripts.kits_table import kits_page  # noqa: E402
+from scripts.published_phones import published_phones_page  # noqa: E402
 from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
 
 _INTRODUCTION = """# Operators
@@ -111,6 +113,12 @@ def comparison_schema() -> str:
     return _schema(content, "Comparison of two results of odtpack simulations")
 
 
+def measurements_schema() -> str:
+    """The JSON Schema of what the benchmark of a training kit writes."""
+    content = DeviceMeasurements.model_json_schema(mode="validation")
+    return _schema(content, "Measurements of a device by an odtpack training kit")
+
+
 def budgets_schema() -> str:
     """The JSON Schema of a budget file."""
     return json.dumps(budget_schema(), indent=2, ensure_ascii=False) + "\n"
@@ -157,11 +165,15 @@ what it would have judged is reported as "not judged".
 - **storage**: sequential read / write in MB/s.
 - **power**: whole device under load, in watts. **battery**: in watt-hours.
 - **unknown**: number of unknown figures.
+- **held against**: what its predictions were compared with.
 """
+
+_ASSUMED = Quantity(value=1, unit="1", kind="assumed", source="share of a published peak")
+"""Stands for what is computed from a data sheet."""
 
 _COLUMNS = (
     *("device", "system", "app memory", "threads", "rate", "memory GB/s", "storage", "power"),
-    *("battery", "not judged", "unknown"),
+    *("battery", "not judged", "unknown", "held against"),
 )
 
 
@@ -181,7 +193,8 @@ def _device_row(profile: DeviceProfile) -> list[str]:
     if isinstance(memory.app_limit_entitled, Quantity):
         limit += f" / {_sized(memory.app_limit_entitled)}"
     threads = profile.training_threads()
-    rests_on = cpu.fp32_gemm if isinstance(cpu.fp32_gemm, Quantity) else cpu.gemm_efficiency
+    rests_on = cpu.fp32_gemm if isinstance(cpu.fp32_gemm, Quantity) else _ASSUMED
+    copy = memory.bandwidth if isinstance(memory.bandwidth, Quantity) else _ASSUMED
     read, write = profile.storage_bandwidth("read"), profile.storage_bandwidth("write")
     return [
         f"{profile.title}<br>`{profile.name}`",
@@ -189,7 +202,7 @@ def _device_row(profile: DeviceProfile) -> list[str]:
         limit,
         "-" if threads is None else str(threads),
         _ranged(profile.gemm_flops(threads), 1e9, rests_on),
-        _ranged(profile.copy_bandwidth(), 1e9, memory.bandwidth),
+        _ranged(profile.copy_bandwidth(), 1e9, copy),
         f"{_ranged(read, 1e6, profile.storage.read)} / {_ranged(write, 1e6, profile.storage.write)}"
         if read or write
         else "-",
@@ -197,6 +210,7 @@ def _device_row(profile: DeviceProfile) -> list[str]:
         _ranged(profile.battery_joules(), 3600, power.battery),
         ", ".join(item.subject for item in report.not_judged) or "-",
         str(report.kinds["unknown"]),
+        profile.held_against or "nothing",
     ]
 
 
@@ -338,6 +352,7 @@ PAGES = {
     ROOT / "docs" / "reports.md": reports_page,
     ROOT / "docs" / "errors.md": errors_page,
     ROOT / "docs" / "operators.md": operators_page,
+    ROOT / "docs" / "published-phones.md": published_phones_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,
     ROOT / "docs" / "schemas" / "fit.schema.json": fit_schema,
@@ -345,6 +360,7 @@ PAGES = {
     ROOT / "docs" / "schemas" / "result.schema.json": result_schema,
     ROOT / "docs" / "schemas" / "comparison.schema.json": comparison_schema,
     ROOT / "docs" / "schemas" / "budgets.schema.json": budgets_schema,
+    ROOT / "docs" / "schemas" / "measurements.schema.json": measurements_schema,
     _BUDGETS: budgets_page,
     _RECIPE: recipe_page,
 }

@@ -32,7 +32,11 @@ COMPUTED = {
         *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
     },
     "runtime/odtpack_simulator/values/textfile.py": {
-        *(f"{what}-{how}" for what in ("budgets", "profile", "recipe", "result") for how in READ),
+        *(
+            f"{what}-{how}"
+            for what in ("budgets", "measurements", "profile", "recipe", "result")
+            for how in READ
+        ),
         *(f"{what}-malformed" for what in ("budgets", "profile", "recipe")),
     },
 }

@@ -1,6 +1,6 @@
 """How well step times are predicted on this machine, from operators calibrated beside them.
 
-For each held-out model five processes wait for their turn. The first is calibrated:
+For each held-out model six processes wait for their turn. The first is calibrated:
 at the largest batch size and one thread it profiles its operators, and times its
 steps. From these, and from products and copies timed at several sizes, are
 predicted the steps of the others:
@@ -8,10 +8,10 @@ predicted the steps of the others:
 - ``process``: the same configuration in another process. Operators and what
   surrounds them sum to the calibrated step, so this asks whether a calibration
   holds for another process at all: the floor of all errors.
-- ``batch``: another batch size, one thread. Of the other size only the shapes are
-  known here, from a profile whose times are thrown away.
-- ``between``: a batch size between two that are calibrated, the largest and the smallest.
-- ``threads``: two threads, the same batch size.
+- ``between``: a batch size between two that are calibrated, the largest and the smallest. Of
+  the size in between only the shapes are known, from a profile whose times are thrown away.
+- ``threads``: two threads at such a size. What two threads gain is calibrated at the largest
+  batch, node by node: some operators run in one thread whatever they are given.
 
 They take turns within a fraction of a second, round by round, so that a machine
 that other programs slow down slows all of them; a prediction is compared with the
@@ -31,27 +31,36 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks.fidelity.latency_prediction import Curves, Node, scaled_step, step_between
+from benchmarks.fidelity.latency_comparison import (
+    Clock,
+    Group,
+    Row,
+    compare,
+    summary_lines,
+    table,
+    typical,
+    which_clock,
+)
+from benchmarks.fidelity.latency_prediction import (
+    Curves,
+    Node,
+    scaled_step,
+    step_between,
+    threaded_step,
+)
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.replay.job import Job
 
-Group = Literal["process", "batch", "between", "threads"]
-GROUPS: tuple[Group, ...] = ("process", "batch", "between", "threads")
-Clock = Literal["wall", "processor"]
-Steps = Sequence[tuple[float, float]]
 WORKER = Path(__file__).with_name("latency_worker.py")
-INTERRUPTED = 1.02
-"""Wall time over processor time above which a step waited for the processor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,65 +74,6 @@ class Effort:
 
 
 QUICK = Effort(rounds=3, seconds=0.06, profiled=6)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One prediction, compared.
-
-    Attributes:
-        model: Name of the case.
-        group: What it asks.
-        batch_size: Of the predicted step.
-        threads: Of the predicted step.
-        predicted_ms: Median of the rounds' predictions.
-        clock: What is compared: wall time, or processor time where that was disturbed.
-        measured_ms: Median of all steps that were compared.
-        error: Median over the rounds of prediction over that round's median step, less 1.
-        within: Share of the steps within 10 % of their round's prediction.
-        steps: Steps that were compared.
-        interrupted: Steps that waited for the processor.
-        drift: How much longer a matrix product took in one round than in another.
-    """
-
-    model: str
-    group: Group
-    batch_size: int
-    threads: int
-    clock: Clock
-    predicted_ms: float
-    measured_ms: float
-    error: float
-    within: float
-    steps: int
-    interrupted: int
-    drift: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """The rows of one group, or of all.
-
-    Attributes:
-        group: Which rows.
-        cases: Their number.
-        median_error: Of the cases.
-        cases_within: Share of the cases whose error is at most 10 %.
-        steps_within: Share of all steps that lie within 10 % of their prediction. In the time of
-            one step of a convolutional network the smallest makes a thousand.
-        alike_within: The same where every case counts alike, whatever the number of its steps.
-        interrupted: Share of the steps that waited for the processor.
-        drift: Median of the cases' drifts.
-    """
-
-    group: Group | Literal["all"]
-    cases: int
-    median_error: float
-    cases_within: float
-    steps_within: float
-    alike_within: float
-    interrupted: float
-    drift: float
 
 
 def measure(
@@ -144,6 +94,7 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
         "middle": (middle, 1),
         "small": (smallest, 1),
         "two": (largest, 2),
+        "middle-two": (middle, 2),
     }
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="odtpack-bench-")))
@@ -164,6 +115,7 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
             for name, steps in (
                 ("calibrated", effort.profiled),
                 ("small", effort.profiled),
+                ("two", effort.profiled),
                 ("middle", 1),
             )
         }
@@ -173,16 +125,20 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
     prediction = Prediction(nodes, (costs["node_us"], costs["profile_us"]), rounds)
     questions: tuple[tuple[Group, str], ...] = (
         ("process", "twin"),
-        ("batch", "middle"),
-        ("batch", "small"),
         ("between", "middle"),
-        ("threads", "two"),
+        ("threads", "middle-two"),
     )
     rows = []
     for group, name in questions:
-        clock = which_clock(
-            step for turns in rounds for who in ("calibrated", name) for step in turns[who]["steps"]
-        )
+        # Of two threads one waits for the other: processor times say nothing there.
+        clock: Clock = "wall"
+        if group != "threads":
+            clock = which_clock(
+                step
+                for turns in rounds
+                for who in ("calibrated", name)
+                for step in turns[who]["steps"]
+            )
         rows.append(
             compare(
                 (built.case.name, group, *configurations[name], clock),
@@ -204,21 +160,20 @@ class Prediction:
 
     def of(self, group: Group, name: str, turns: dict[str, Any], clock: Clock) -> float:
         """Milliseconds of a step of process ``name`` in one round."""
-        large = (self.nodes["calibrated"], _typical(turns["calibrated"]["steps"], clock))
+        large = (self.nodes["calibrated"], typical(turns["calibrated"]["steps"], clock))
         works = [node.work for node in self.nodes.get(name, self.nodes["calibrated"])]
         here = self._curves("calibrated")
-        if group == "between":
-            small = (self.nodes["small"], _typical(turns["small"]["steps"], clock))
-            return step_between(small, large, self.costs, here, works)
+        if group == "process":
+            return scaled_step(*large, self.costs, here, here, works)
+        small = (self.nodes["small"], typical(turns["small"]["steps"], clock))
+        works = [node.work for node in self.nodes["middle"]]
         if group == "threads":
-            # Two virtual cores may be one core for some seconds, and two for the next: what two
-            # threads gain is only comparable within a round.
-            here, there = (self._curves(name, [turns]) for name in ("calibrated", "two"))
-            return scaled_step(*large, self.costs, here, there, works)
-        return scaled_step(*large, self.costs, here, here, works)
+            two = (self.nodes["two"], typical(turns["two"]["steps"], clock))
+            return threaded_step(small, large, two, self.costs, here, works)
+        return step_between(small, large, self.costs, here, works)
 
-    def _curves(self, name: str, rounds: Sequence[dict[str, Any]] | None = None) -> Curves:
-        return Curves.best([turns[name] for turns in rounds or self.rounds], self.costs[0])
+    def _curves(self, name: str) -> Curves:
+        return Curves.best([turns[name] for turns in self.rounds], self.costs[0])
 
 
 def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:
@@ -226,120 +181,11 @@ def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:
     turns: dict[str, Any] = {
         name: process.ask("steps", seconds=effort.seconds) for name, process in processes.items()
     }
-    for name in ("two", "calibrated"):
-        turns[name] |= processes[name].ask("scaling", seconds=effort.scaling)
+    turns["calibrated"] |= processes["calibrated"].ask("scaling", seconds=effort.scaling)
     turns["calibrated"]["steps"] += processes["calibrated"].ask("steps", seconds=effort.seconds)[
         "steps"
     ]
     return turns
-
-
-def compare(
-    configuration: tuple[str, Group, int, int, Clock],
-    predictions: Sequence[float],
-    measured: Sequence[Steps],
-    drift: float,
-) -> Row:
-    """Compare each round's prediction with its steps.
-
-    Args:
-        configuration: Model, group, batch size, threads, clock.
-        predictions: Milliseconds, one per round.
-        measured: Per round, wall and processor milliseconds of each step.
-        drift: See :class:`Row`.
-    """
-    clock = configuration[-1]
-    errors: list[float] = []
-    compared: list[float] = []
-    within = 0
-    for predicted, steps in zip(predictions, measured, strict=True):
-        found = times(steps, clock)
-        if found:
-            errors.append(predicted / statistics.median(found) - 1)
-        compared += found
-        within += sum(abs(predicted / step - 1) <= 0.1 for step in found)
-    nothing = float("nan")
-    return Row(
-        *configuration,
-        predicted_ms=statistics.median(predictions),
-        measured_ms=statistics.median(compared) if compared else nothing,
-        error=statistics.median(errors) if errors else nothing,
-        within=within / len(compared) if compared else nothing,
-        steps=len(compared),
-        interrupted=sum(waited(step) for steps in measured for step in steps),
-        drift=drift,
-    )
-
-
-def waited(step: tuple[float, float]) -> bool:
-    """Whether a step of this wall and processor time waited for the processor."""
-    return step[0] > INTERRUPTED * step[1]
-
-
-def which_clock(steps: Iterable[tuple[float, float]]) -> Clock:
-    """The wall clock, unless more than half of the steps waited for the processor."""
-    waiting = [waited(step) for step in steps]
-    return "processor" if 2 * sum(waiting) > len(waiting) else "wall"
-
-
-def times(steps: Steps, clock: Clock) -> list[float]:
-    """Processor times, or the wall times of steps that did not wait."""
-    if clock == "processor":
-        return [processor for _, processor in steps]
-    return [step[0] for step in steps if not waited(step)]
-
-
-def summarize(rows: Sequence[Row]) -> list[Summary]:
-    """The groups apart, and all of them; models without a quiet step are left out."""
-    summaries = []
-    for group in (*GROUPS, "all"):
-        own = [row for row in rows if row.steps and group in (row.group, "all")]
-        if not own:
-            continue
-        steps = sum(row.steps for row in own)
-        waiting = sum(row.interrupted for row in own)
-        all_steps = sum(row.steps + row.interrupted * (row.clock == "wall") for row in own)
-        summaries.append(
-            Summary(
-                group=group,  # type: ignore[arg-type]
-                cases=len(own),
-                median_error=statistics.median(abs(row.error) for row in own),
-                cases_within=sum(abs(row.error) <= 0.1 for row in own) / len(own),
-                steps_within=sum(row.within * row.steps for row in own) / steps,
-                alike_within=statistics.fmean(row.within for row in own),
-                interrupted=waiting / all_steps,
-                drift=statistics.median(row.drift for row in own),
-            )
-        )
-    return summaries
-
-
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Every row as a line of text, under a heading."""
-    yield (
-        f"{'model':16}{'group':9}{'batch':>6}{'threads':>8}{'predicted':>12}{'measured':>12}"
-        f"{'clock':>11}{'error':>8}{'steps':>7}{'within 10 %':>12}{'interrupted':>12}{'drift':>7}"
-    )
-    for row in rows:
-        yield (
-            f"{row.model:16}{row.group:9}{row.batch_size:>6}{row.threads:>8}"
-            f"{row.predicted_ms:>9.2f} ms{row.measured_ms:>9.2f} ms{row.clock:>11}"
-            f"{100 * row.error:>+7.1f}%{row.steps:>7}"
-            f"{100 * row.within:>11.0f}%{row.interrupted:>12}{100 * row.drift:>6.0f}%"
-        )
-
-
-def summary_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """The summary as text, and what it is to be held against."""
-    for found in summarize(rows):
-        yield (
-            f"{found.group}: {found.cases} cases, median error {100 * found.median_error:.1f} %, "
-            f"{100 * found.cases_within:.0f} % of the cases and {100 * found.steps_within:.0f} % "
-            f"of the steps within 10 % ({100 * found.alike_within:.0f} % where every case counts "
-            f"alike); {100 * found.interrupted:.0f} % of the steps interrupted, "
-            f"drift {100 * found.drift:.0f} %"
-        )
-    yield "to reach: median error at most 5 %, at least 90 % of the steps within 10 %"
 
 
 class Process:
@@ -384,10 +230,6 @@ class Process:
             raise RuntimeError(f"a worker ended with exit code {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-
-def _typical(steps: Steps, clock: Clock) -> float:
-    return statistics.median(times(steps, clock) or [wall for wall, _ in steps])
 
 
 def _drift(turns: Sequence[dict[str, Any]]) -> float:

@@ -152,16 +152,59 @@ def step_between(
         curves: Of this machine.
         works: Work of the same nodes at the batch size asked for.
     """
+    times, rest = nodes_between(small, large, costs, curves, works)
+    return (sum(times) + rest) / 1e3
+
+
+def nodes_between(
+    small: tuple[Sequence[Node], float],
+    large: tuple[Sequence[Node], float],
+    costs: tuple[float, float],
+    curves: Curves,
+    works: Sequence[Work],
+) -> tuple[list[float], float]:
+    """Microseconds of each node, and of the rest; see :func:`step_between`."""
     (low, rest_low), (high, rest_high) = (
         calibrated_nodes(nodes, step_ms, costs) for nodes, step_ms in (small, large)
     )
-    total = (rest_low + rest_high) / 2
+    times = []
     for first, last, at_first, at_last, work in zip(
         small[0], large[0], low, high, works, strict=True
     ):
         least, most = curves.seconds(first.work), curves.seconds(last.work)
         share = (curves.seconds(work) - least) / (most - least) if most > least else 0.5
-        total += at_first + share * (at_last - at_first)
+        times.append(at_first + share * (at_last - at_first))
+    return times, (rest_low + rest_high) / 2
+
+
+def threaded_step(
+    small: tuple[Sequence[Node], float],
+    large: tuple[Sequence[Node], float],
+    threaded: tuple[Sequence[Node], float],
+    costs: tuple[float, float],
+    curves: Curves,
+    works: Sequence[Work],
+) -> float:
+    """Milliseconds of a step with more threads, at a batch size between two calibrated ones.
+
+    Each node gains what it gained at the larger batch size; operators that run in one thread
+    gain nothing, however the two timings scattered.
+
+    Args:
+        small: Nodes and step of the smaller batch size with one thread.
+        large: The same of the larger one.
+        threaded: The same of the larger one with the threads asked for.
+        costs: See :func:`calibrated_nodes`.
+        curves: Of this machine with one thread.
+        works: Work of the same nodes at the batch size asked for.
+    """
+    times, rest = nodes_between(small, large, costs, curves, works)
+    alone, rest_alone = calibrated_nodes(*large, costs)
+    together, rest_together = calibrated_nodes(*threaded, costs)
+    total = rest * (rest_together / rest_alone if rest_alone > 0 else 1.0)
+    for node, us, one, many in zip(large[0], times, alone, together, strict=True):
+        serial = node.op_type in SERIAL or one <= 0
+        total += us * (max(1.0, many / one) if serial and one > 0 else many / one if one else 1.0)
     return total / 1e3
 
 

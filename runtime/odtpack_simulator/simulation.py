@@ -34,7 +34,12 @@ from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.paired_loss import held_out_fall
-from odtpack_simulator.replay.prepare import choose_rate, make_job, write_data
+from odtpack_simulator.replay.prepare import (
+    choose_rate,
+    evenly_spaced,
+    make_job,
+    write_data,
+)
 from odtpack_simulator.replay.progress import OnProgress, ProgressReporter
 from odtpack_simulator.replay.replay import ReplayResult, run_training_child
 from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
@@ -50,6 +55,9 @@ from odtpack_simulator.result.result import (
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
 from odtpack_simulator.values.wilson import wilson_interval
+
+MOST_STEPS: Final = 10_000
+"""Steps that are really made: of a longer training a part is trained, and the rest follows."""
 
 _STAGES: Final = 4
 _SAVES: Final = 5
@@ -71,6 +79,7 @@ def simulate(
     executor: Executor | None = None,
     progress: OnProgress | None = None,
     judge: Callable[[SimulationResult], SimulationResult] = judge_without_budgets,
+    most_steps: int = MOST_STEPS,
 ) -> SimulationResult:
     """Train a package for real: freely, within memory limits, and interrupted.
 
@@ -95,6 +104,9 @@ def simulate(
         progress: Called as the simulation proceeds.
         judge: How the result will be judged. Where a check about memory would fail, changes
             of the package that need less are planned and become part of the result.
+        most_steps: Steps that are trained for real. Of a longer training these are its first
+            passes, over evenly spaced samples where one pass is longer; times, energy and days
+            on the devices are those of the whole schedule.
 
     Raises:
         OdtpackError: The package, the data or an argument is wrong; the free
@@ -111,7 +123,7 @@ def simulate(
         class_count=manifest.class_count,
         ignored_label=manifest.ignored_label,
     )
-    schedule = make_sample_plan(
+    whole_schedule = make_sample_plan(
         manifest.input_specs(),
         len(next(iter(arrays.values()))),
         batch_size=batch_size,
@@ -120,7 +132,9 @@ def simulate(
         accumulation_steps=manifest.accumulation_steps,
         pieces=policy.pieces,
     )
-    rate = choose_rate(manifest, learning_rate, schedule.steps)
+    rate = choose_rate(manifest, learning_rate, whole_schedule.steps)
+    schedule = whole_schedule.sample(most_steps)
+    arrays = evenly_spaced(arrays, schedule.samples)
     tell = ProgressReporter(progress, runs=_STAGES)
     with tempfile.TemporaryDirectory(prefix="odtpack-simulate-") as folder:
         data = write_data(arrays, Path(folder))
@@ -147,12 +161,12 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[package.path, Path(folder)], on_done=tell.done
         )
-    by_piece = schedule.steps_by_piece()
+    by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
         tool_version=tool_version(),
         origin=find_origin(package.path),
         package=_package_info(package, Path(package_path)),
-        data=_data_info(schedule),
+        data=_data_info(whole_schedule, schedule),
         policy=policy,
         host=host_info(timing, threads),
         training=_training_info(free, job),
@@ -245,7 +259,7 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
     )
 
 
-def _data_info(schedule: SamplePlan) -> DataInfo:
+def _data_info(schedule: SamplePlan, trained: SamplePlan) -> DataInfo:
     return DataInfo(
         samples=schedule.samples,
         train_samples=schedule.train_samples,
@@ -255,6 +269,8 @@ def _data_info(schedule: SamplePlan) -> DataInfo:
         epochs=schedule.epochs,
         steps=schedule.steps,
         seed=schedule.seed,
+        trained_steps=trained.steps,
+        trained_samples=trained.samples,
     )
 
 

@@ -1,9 +1,11 @@
-"""``odtpack devices check`` and ``measure``."""
+"""``odtpack devices check``, ``measure`` and ``import``."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -21,6 +23,11 @@ def example(tmp_path: Path) -> Path:
     path = tmp_path / "example.toml"
     path.write_text(EXAMPLE, "utf-8")
     return path
+
+
+def assert_timed(latency: dict[str, object]) -> None:
+    """There is a step time, or other programs had the machine: then the reason says so."""
+    assert latency["step_ms"] is not None or "machine was busy" in str(latency["not_judged"])
 
 
 class TestCheck:
@@ -130,7 +137,7 @@ class TestMeasure:
         assert simulated.code == 0, simulated.err
         (device,) = simulated.json()["devices"]
         assert device["name"] == "acme/edge-1"
-        assert device["latency"]["step_ms"] is not None
+        assert_timed(device["latency"])
 
     @pytest.mark.parametrize(
         ("arguments", "code"),
@@ -153,3 +160,41 @@ class TestMeasure:
         monkeypatch.chdir(tmp_path)
         assert_refused(run("devices", "measure", *arguments), code)
         assert list(tmp_path.iterdir()) == []
+
+
+class TestImport:
+    MEASURED: ClassVar = {
+        "format": 1, "kit": "swift", "onnxruntime": "1.31.1", "threads": 2,
+        "gemm_flops": [8e10, 9e10], "gemm_single_flops": [4e10], "copy_bytes_per_second": [2e10],
+    }  # fmt: skip
+
+    def test_simulate_takes_what_it_writes(
+        self, run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("phone.json").write_text(json.dumps(self.MEASURED))
+        outcome = run("devices", "import", "phone.json", "--title", "My phone", "--json")
+        assert outcome.code == 0, outcome.err
+        assert "wrote phone.toml" in outcome.err
+        assert outcome.json()["validated"] is True
+        assert load_profile("./phone.toml").os == "ios"
+        simulated = run(
+            *("simulate", shared.package, "--data", shared.data, "--device", "./phone.toml"),
+            *("--epochs", 1, "--batch-size", 8, "--json"),
+        )
+        assert simulated.code == 0, simulated.err
+        (device,) = simulated.json()["devices"]
+        assert device["validated"] is True
+        assert_timed(device["latency"])
+
+    def test_bad_input_is_refused(self, run: Run, tmp_path: Path) -> None:
+        file = tmp_path / "phone.json"
+        out = "--out", tmp_path / "phone.toml"
+        absent = run("devices", "import", file, *out)
+        assert absent.code == 2
+        assert f"error[measurements-missing]: the file of measurements {file.name!r}" in absent.err
+        file.write_text(json.dumps(self.MEASURED | {"gemm_flops": [0]}))
+        outcome = run("devices", "import", file, *out)
+        assert_refused(outcome, "measurements-invalid", "gemm_flops[0]", str(file))
+        assert_refused(run("devices", "import", file, "--out", file), "profile-suffix")
+        assert [path.name for path in tmp_path.iterdir()] == ["phone.json"]

@@ -115,7 +115,8 @@ class TestDemo:
         assert {device.os for device in result.devices} == {"android", "ios", "linux"}
         for device in result.devices:
             assert device.title in outcome.err.replace("\n", "")
-            assert device.latency.step_ms is not None
+            busy = "machine was busy" in str(device.latency.not_judged)
+            assert device.latency.step_ms is not None or busy
             assert device.memory.measured_peak_bytes
         last = outcome.err[outcome.err.index("accuracy  ") :]
         assert f"{content['accuracy_before']:.1%} before" in last

@@ -26,6 +26,8 @@ from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.options import default_session_options
+from odtpack_simulator.measure.imported_profile import imported_profile
+from odtpack_simulator.measure.measurements import load_measurements
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run, save_batch
@@ -414,9 +416,18 @@ def test_the_guide_builds_and_trains(
 
 
 def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
-    done = run("benchmark", tmp_path, 1, 5 * 10**8)
+    done = run("benchmark", tmp_path, 1, 5 * 10**8, 0.01)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    measured = tmp_path / "measured.json"
+    measured.write_text(done.stdout)
+    profile = imported_profile(load_measurements(measured), name="local/here", title="Here")
+    assert (profile.os, profile.validated) == ("linux", True)
+    assert profile.memory_limit_bytes() == 5 * 10**8 // 2**20 * 2**20
+    measured.unlink()
+    load = found.pop("sustained")
+    assert len(load["seconds"]) == len(load["gemm_flops"]) >= 1
+    assert found.pop("system") == "linux"
     assert (found.pop("format"), found.pop("kit")) == (1, "cpp")
     assert found.pop("onnxruntime") == onnxruntime.__version__
     assert found.pop("memory_limit_bytes") == 5 * 10**8

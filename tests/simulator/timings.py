@@ -17,6 +17,7 @@ CALIBRATION = Calibration(
     node_us=0.5,
     profile_us=0.0,
     clock_hz=None,
+    int8_ops=200 * GIGA,
 )
 """A ridge at 5 FLOP per byte: a copy moves every byte twice."""
 
@@ -39,10 +40,16 @@ def message(**changes: Any) -> dict[str, Any]:
     The products reach 80 % of their roof, the elementwise work half of its.
     """
     calibration = {name: getattr(CALIBRATION, name) for name in CALIBRATION.__slots__}
+    calibration |= changes.pop("calibration", {})
+    steps = changes.get("steps_ms", [10.0] * 11)
     return {
-        "calibration": calibration | changes.pop("calibration", {}),
+        "calibration": calibration,
         "first_step_ms": 30.0,
-        "steps_ms": [10.0] * 11,
+        "steps_ms": steps,
+        "waited_ms": changes.get("waited_ms", [0.0] * len(steps)),
+        "rates_after": (calibration["gemm_flops"], calibration["copy_bandwidth"]),
+        "stolen_share": 0.0,
+        "load_average": 0.1,
         "profiled_steps": 2,
         "operators": [
             row("Reshape", 4, 1.0, None, 0),

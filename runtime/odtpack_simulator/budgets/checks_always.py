@@ -149,12 +149,12 @@ def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
     reason = shortened(training.detail) if training and training.detail else "the replay was ended"
     return Check(
         metric="steps_done",
-        limit=result.data.steps,
+        limit=result.data.made_steps,
         actual=done,
         unit="1",
         level="error",
         status="fail",
-        message=f"{reason} ({done} of {result.data.steps} steps)",
+        message=f"{reason} ({done} of {result.data.made_steps} steps)",
     )
 
 

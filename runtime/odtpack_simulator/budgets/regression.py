@@ -92,6 +92,25 @@ def resolve(
 
 
 def chance(metric: BudgetMetric, base: Subject, head: Subject) -> float | None:
-    """The metric's noise; None where it is unknown, or larger than any number."""
+    """The metric's noise; None where it is unknown, or larger than any number.
+
+    Times of one and the same training differ by chance alone, however far they lie apart: what
+    made one longer was something else on the machine.
+    """
     noise = metric.noise(base, head)
+    if metric.timed and same_training(base.result, head.result):
+        before, now = metric.read(base).actual, metric.read(head).actual
+        if before is not None and now is not None:
+            noise = max(noise or 0.0, abs(now - before))
     return noise if noise is not None and math.isfinite(noise) else None
+
+
+def same_training(base: SimulationResult, head: SimulationResult) -> bool:
+    """Whether the same package was trained in the same way, by the same versions."""
+    return (
+        base.package.manifest_sha256 == head.package.manifest_sha256
+        and base.data == head.data
+        and base.policy == head.policy
+        and base.tool_version == head.tool_version
+        and base.host.onnxruntime == head.host.onnxruntime
+    )

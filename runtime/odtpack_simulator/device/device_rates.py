@@ -20,6 +20,7 @@ class DeviceRates:
         core: The same with one thread, on the fastest core.
         copy: Bytes per second that one thread copies in memory.
         clock_hz: Clock of the fastest core in Hz; None if unknown.
+        int8: Operations per second of a large int8 product with these threads.
     """
 
     threads: int | None
@@ -27,6 +28,7 @@ class DeviceRates:
     core: Interval
     copy: Interval
     clock_hz: float | None
+    int8: Interval
 
 
 def device_rates(profile: DeviceProfile) -> DeviceRates | str:
@@ -45,9 +47,8 @@ def device_rates(profile: DeviceProfile) -> DeviceRates | str:
     if measured is not None:
         gemm = _rate(profile, rate, threads or measured, measured)
         core = _rate(profile, rate, 1, measured)
-    clocks = [cluster.clock for cluster in profile.cpu.clusters]
-    known = [clock.typical for figure in clocks if (clock := bounds(figure, "frequency"))]
-    return DeviceRates(threads, gemm, core, copy, max(known, default=None))
+    clock, int8 = profile.fastest_clock(), profile.int8_ops(threads)
+    return DeviceRates(threads, gemm, core, copy, clock.typical if clock else None, int8 or gemm)
 
 
 def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -> Interval:
@@ -70,6 +71,10 @@ def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval
         cores, clock = bounds(cluster.cores, "count"), bounds(cluster.clock, "frequency")
         clocks += [clock.typical if clock else 0.0] * (int(cores.typical) if cores else 0)
     share = threads / measured
+    first = [cluster.cores for cluster in profile.cpu.clusters[:1]]
+    fastest = next((bounds(cores, "count") for cores in first), None)
+    if fastest is not None and max(threads, measured) <= fastest.typical:
+        return Interval(low=share, typical=share, high=share)  # all of them on like cores
     if len(profile.cpu.clusters) == 1:
         share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
         return Interval(low=share, typical=share, high=share)

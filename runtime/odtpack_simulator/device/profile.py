@@ -20,16 +20,22 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
+from odtpack_simulator.device.data_sheet import (
+    CoreKind,
+    copy_rate,
+    core_kind,
+    gemm_share,
+    int8_factor,
+)
+from odtpack_simulator.device.profile_figure import ProfileFigure, shown
 from odtpack_simulator.device.profile_parts import (
     CpuFigures,
     MemoryFigures,
     PowerFigures,
     StorageFigures,
 )
-from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import (
     Duration,
-    FigureKind,
     Fraction,
     Quantity,
     Strict,
@@ -55,19 +61,6 @@ NAME_PATTERN: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
 """What a profile may be called: ``vendor/device`` in lower case."""
 
 
-class ProfileFigure(Part):
-    """One figure of a profile as a report shows it; null values are unknown."""
-
-    key: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    unit: str | None
-    threads: int | None = None
-    kind: FigureKind | Literal["unknown"]
-    source: str
-
-
 class DeviceProfile(Strict):
     """One device. Times it predicts were never compared with it unless ``validated``."""
 
@@ -78,6 +71,8 @@ class DeviceProfile(Strict):
     soc: str | None = Field(default=None, min_length=1, max_length=200)
     os: OsClass
     validated: bool
+    held_against: str | None = Field(default=None, min_length=3, max_length=1000)
+    """What its predictions were compared with, and what came of it; null for nothing."""
     sustained_fraction: Fraction | None = None
     """Share of the burst rate that is left under continuous load."""
     time_to_throttle: Duration | None = None
@@ -134,7 +129,8 @@ class DeviceProfile(Strict):
     def gemm_flops(self, threads: int | None = None) -> Interval | None:
         """Rate of a large fp32 matrix product in FLOP/s; None if the profile cannot say.
 
-        The measured ``fp32_gemm`` wins; else ``fp32_peak`` times ``gemm_efficiency``.
+        The measured ``fp32_gemm`` wins; else ``fp32_peak`` times ``gemm_efficiency``, or the
+        share that ONNX Runtime reaches on cores of this kind.
 
         Args:
             threads: Threads that compute it, on the fastest cores; without it, those of
@@ -158,9 +154,10 @@ class DeviceProfile(Strict):
         if measured is not None:
             return measured
         peak = bounds(self.cpu.fp32_peak, "compute")
-        share = bounds(self.cpu.gemm_efficiency, "ratio")
-        if peak is None or share is None:
+        if peak is None:
             return None
+        share = bounds(self.cpu.gemm_efficiency, "ratio")
+        share = share or gemm_share(self._core_kind(), self.cpu.extensions)
         return Interval(
             low=peak.low * share.low,
             typical=peak.typical * share.typical,
@@ -185,8 +182,45 @@ class DeviceProfile(Strict):
         return None
 
     def copy_bandwidth(self) -> Interval | None:
-        """Bytes per second that one thread copies in memory; None if unknown."""
-        return bounds(self.memory.bandwidth, "bandwidth")
+        """Bytes per second that one thread copies in memory; None if unknown.
+
+        What was measured wins; else the share of the memory chips' peak that a copy reaches.
+        """
+        measured = bounds(self.memory.bandwidth, "bandwidth")
+        chips = bounds(self.memory.dram_bandwidth, "bandwidth")
+        if measured is not None or chips is None:
+            return measured
+        return copy_rate(self._core_kind(), chips, self.fastest_clock())
+
+    def int8_ops(self, threads: int | None = None) -> Interval | None:
+        """Operations per second of a large int8 matrix product; None if unknown.
+
+        What was measured wins, else the float32 rate by the instructions that the processor
+        has for products of bytes.
+
+        Args:
+            threads: As for :meth:`gemm_flops`.
+        """
+        measured = bounds(self.cpu.int8_gemm, "compute")
+        rate = self.gemm_flops(threads)
+        if measured is not None or rate is None:
+            return measured
+        factor = int8_factor(self.cpu.extensions)
+        return Interval(
+            low=rate.low * factor.low,
+            typical=rate.typical * factor.typical,
+            high=rate.high * factor.high,
+        )
+
+    def fastest_clock(self) -> Interval | None:
+        """Clock in Hz of the fastest cores; None if unknown."""
+        clocks = [bounds(cluster.clock, "frequency") for cluster in self.cpu.clusters]
+        return max((c for c in clocks if c), key=lambda clock: clock.typical, default=None)
+
+    def _core_kind(self) -> CoreKind:
+        """The kind of the cores that train: of the fastest cluster, which comes first."""
+        core = self.cpu.clusters[0].core if self.cpu.clusters else self.soc or ""
+        return core_kind(core, self.vendor, self.cpu.extensions)
 
     def storage_bandwidth(self, direction: Literal["read", "write"]) -> Interval | None:
         """Bytes per second of sequential storage access; None if unknown."""
@@ -238,12 +272,14 @@ class DeviceProfile(Strict):
 
     def figures(self) -> list[ProfileFigure]:
         """Every figure the format knows, in a fixed order, with the unknown ones among them."""
-        return [_shown(key, figure) for key, figure in self._walk()]
+        return [shown(key, figure) for key, figure in self._walk()]
 
     def _walk(self) -> Iterator[tuple[str, Quantity | Unknown | None]]:
         for section in ("memory", "cpu", "storage", "power"):
             part = getattr(self, section)
             for key in type(part).model_fields:
+                if key == "extensions":
+                    continue
                 if key != "clusters":
                     yield f"{section}.{key}", getattr(part, key)
                     continue
@@ -254,15 +290,6 @@ class DeviceProfile(Strict):
         yield "sustained_fraction", self.sustained_fraction
         yield "time_to_throttle", self.time_to_throttle
         yield "background_window", self.background_window
-
-
-def _shown(key: str, figure: Quantity | Unknown | None) -> ProfileFigure:
-    if isinstance(figure, Quantity):
-        threads = figure.threads if isinstance(figure, ThreadedQuantity) else None
-        known = figure.model_dump(exclude={"threads"})
-        return ProfileFigure(key=key, threads=threads, **known)
-    why = figure.unknown if isinstance(figure, Unknown) else "the profile does not give it"
-    return ProfileFigure(key=key, value=None, unit=None, kind="unknown", source=why)
 
 
 def parse_profile(data: bytes, where: str) -> DeviceProfile:

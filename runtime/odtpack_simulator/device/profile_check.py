@@ -6,12 +6,13 @@ most often is not: it makes a warning, never an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import Quantity, Unknown, bounds
+from odtpack_simulator.values.units import Interval
 
 MOST_GEMM_EFFICIENCY: Final = 0.9
 """Hand-tuned libraries reach about this share of the register-only peak; a figure above it
@@ -23,11 +24,9 @@ CLUSTER_TOLERANCE: Final = 0.1
 MOST_ASSUMED: Final = 0.5
 """Share of assumed figures from which a verdict rests on assumptions more than on facts."""
 
-_RATE: Final = (
-    ("cpu.fp32_gemm",),
-    ("cpu.fp32_peak", "cpu.gemm_efficiency"),
-)
-_TIME: Final = ("a matrix rate", "memory.bandwidth")
+_RATE: Final = ("cpu.fp32_gemm", "cpu.fp32_peak")
+_COPY: Final = ("memory.bandwidth", "memory.dram_bandwidth")
+_TIME: Final = ("a matrix rate", "a copy rate")
 
 
 class Judged(Part):
@@ -105,14 +104,21 @@ def _subject(profile: DeviceProfile, subject: str, keys: tuple[str, ...]) -> Jud
     lacking: list[str] = []
     why: list[str] = []
     for key in keys:
-        if key == "a matrix rate":
-            if profile.gemm_flops() is None:
-                lacking.append(" or ".join(" with ".join(names) for names in _RATE))
-                why += _reasons(profile, "cpu.fp32_gemm", "cpu.fp32_peak")
+        if key in _EITHER:
+            found, names = _EITHER[key]
+            if found(profile) is None:
+                lacking.append(" or ".join(names))
+                why += _reasons(profile, *names)
         elif not isinstance(_figure(profile, key), Quantity):
             lacking.append(key)
             why += _reasons(profile, key)
     return Judged(subject=subject, lacking=lacking, why=why)
+
+
+_EITHER: Final[dict[str, tuple[Callable[[DeviceProfile], Interval | None], tuple[str, ...]]]] = {
+    "a matrix rate": (DeviceProfile.gemm_flops, _RATE),
+    "a copy rate": (DeviceProfile.copy_bandwidth, _COPY),
+}
 
 
 def _figure(profile: DeviceProfile, key: str) -> Quantity | Unknown | None:
@@ -164,7 +170,7 @@ def _memory_warnings(profile: DeviceProfile) -> Iterator[str]:
     if isinstance(bandwidth, Quantity) and bandwidth.kind == "published":
         yield (
             "memory.bandwidth is published: that is most often the peak of the memory chips, "
-            "of which one thread copies a fifth to a half"
+            "of which one thread copies a fifth to a half: give it as memory.dram_bandwidth"
         )
     for key in ("arena_overhead", "heap_overhead"):
         overhead = bounds(getattr(profile.memory, key), "ratio")

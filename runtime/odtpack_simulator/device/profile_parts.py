@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from odtpack_simulator.device.data_sheet import Extension
 from odtpack_simulator.values.quantities import (
     Bandwidth,
     Bytes,
@@ -37,6 +38,8 @@ class MemoryFigures(Strict):
     """Share of the limit from which the system warns the app that memory is low."""
     bandwidth: Bandwidth | None = None
     """Rate of a large ``memcpy`` by one thread, in bytes copied (the traffic is twice that)."""
+    dram_bandwidth: Bandwidth | None = None
+    """Peak of the memory chips, as a data sheet has it; without ``bandwidth`` it stands in."""
     arena_overhead: Ratio | None = None
     """Bytes that ONNX Runtime takes from the system per byte its tensors hold, with its arena."""
     heap_overhead: Ratio | None = None
@@ -67,15 +70,20 @@ class CpuFigures(Strict):
     """What the processor computes.
 
     ``fp32_gemm`` is the rate of a large single-precision matrix product. Where
-    it was not measured, it is ``fp32_peak`` times ``gemm_efficiency``.
+    it was not measured, it is ``fp32_peak`` times ``gemm_efficiency``, for which
+    :mod:`odtpack_simulator.device.data_sheet` has a share by the kind of core.
     """
 
+    extensions: list[Extension] = Field(default_factory=list, max_length=16)
+    """Instructions for which ONNX Runtime has kernels of their own."""
     clusters: list[Cluster] = Field(default_factory=list, max_length=16)
     fp32_peak: Compute | None = None
     gemm_efficiency: Fraction | None = None
     fp32_gemm: Compute | None = None
     fp32_gemm_single: Compute | None = None
     """``fp32_gemm`` with one thread."""
+    int8_gemm: Compute | None = None
+    """Rate of a large int8 matrix product, two operations for each product and sum."""
     fp32_conv: Compute | None = None
     """Rate of a 3 x 3 convolution, in the floating-point operations of its definition."""
     training_threads: Count | None = None

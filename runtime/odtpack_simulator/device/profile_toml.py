@@ -8,7 +8,7 @@ from typing import Any
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.values.toml_text import toml_value
 
-_TOP = ("schema_version", "name", "title", "vendor", "soc", "os", "validated")
+_TOP = ("schema_version", "name", "title", "vendor", "soc", "os", "validated", "held_against")
 _FIGURE = ("value", "low", "high", "threads", "unit", "kind", "source", "unknown")
 
 

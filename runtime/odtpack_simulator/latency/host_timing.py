@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from odtpack_simulator.latency.steadiness import Steadiness, steadiness
 from odtpack_simulator.measure.calibration import Calibration
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.result.result import HostLatency, OperatorClass, OperatorCost
@@ -53,7 +56,7 @@ class HostTiming:
 
     Attributes:
         first_step_ms: The first step, which also touches its memory for the first time.
-        steps_ms: The steps after it.
+        steady: The steps after it, and how far they can be relied on.
         groups: Where a step's time goes, the longest first.
         profiled_steps: Number of steps that this is from.
         calibration: Rates and costs of this machine.
@@ -65,7 +68,7 @@ class HostTiming:
     """
 
     first_step_ms: float
-    steps_ms: tuple[float, ...]
+    steady: Steadiness
     groups: tuple[OperatorGroup, ...]
     profiled_steps: int
     calibration: Calibration
@@ -79,11 +82,32 @@ class HostTiming:
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
         """Read the child's message ``timed``."""
         calibration = Calibration.from_message(message["calibration"])
-        steps = tuple(message["steps_ms"]) or (message["first_step_ms"],)
-        rows, typical = message["operators"], statistics.median(steps)
+        steps, waited = message["steps_ms"], message["waited_ms"]
+        if not steps:
+            steps, waited = [message["first_step_ms"]], [0.0]
+        before = (calibration.gemm_flops, calibration.copy_bandwidth)
+        steady = steadiness(
+            steps,
+            waited,
+            list(zip(before, message["rates_after"], strict=True)),
+            threads=calibration.threads,
+            single=calibration.core_flops,
+            stolen=message["stolen_share"],
+            load=message["load_average"],
+        )
+        # The steps ran between both calibrations.
+        gemm, copy = (
+            math.sqrt(first * last)
+            for first, last in zip(before, message["rates_after"], strict=True)
+        )
+        alone = calibration.core_flops * gemm / calibration.gemm_flops
+        calibration = dataclasses.replace(
+            calibration, gemm_flops=gemm, copy_bandwidth=copy, core_flops=alone
+        )
+        rows, typical = message["operators"], statistics.median(steady.steps_ms)
         return cls(
             first_step_ms=message["first_step_ms"],
-            steps_ms=steps,
+            steady=steady,
             groups=operator_groups(rows, calibration, typical),
             profiled_steps=message["profiled_steps"],
             calibration=calibration,
@@ -105,13 +129,23 @@ class HostTiming:
         return self.calibration.copy_bandwidth
 
     @property
+    def steps_ms(self) -> tuple[float, ...]:
+        """Steps in milliseconds, as far as other programs left them alone."""
+        return self.steady.steps_ms
+
+    @property
     def median_ms(self) -> float:
         """The typical step in milliseconds."""
         return statistics.median(self.steps_ms)
 
     def quantile_ms(self, share: float) -> Interval:
-        """A quantile of the steps with its confidence interval."""
-        return quantile_interval(self.steps_ms, share)
+        """A quantile of the steps with its confidence interval, wider on a busy machine."""
+        found = quantile_interval(self.steps_ms, share)
+        return Interval(
+            low=found.low * self.steady.low,
+            typical=found.typical,
+            high=found.high * self.steady.high,
+        )
 
     @property
     def rest_ms(self) -> float:
@@ -161,6 +195,9 @@ class HostTiming:
             checkpoint_load_ms=self.checkpoint_load.ms,
             checkpoint_save_ms=self.checkpoint_save.ms,
             checkpoint_bytes=self.checkpoint_bytes,
+            waited_share=self.steady.waited,
+            drift=self.steady.drift,
+            busy=self.steady.busy,
         )
 
 

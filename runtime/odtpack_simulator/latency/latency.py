@@ -25,7 +25,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.device_rates import DeviceRates, device_rates
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.host_timing import HostTiming, OperatorGroup
-from odtpack_simulator.memory.roofline import Roof
+from odtpack_simulator.memory.roofline import INT8_PRODUCTS, Roof
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child
 from odtpack_simulator.result.result import ClassTime, DeviceLatency, OperatorClass
@@ -66,6 +66,10 @@ def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
     if isinstance(device, str):
         return DeviceLatency(
             step_ms=None, basis="host times operator by operator", not_judged=device
+        )
+    if host.steady.busy is not None:
+        return DeviceLatency(
+            step_ms=None, basis="host times operator by operator", not_judged=host.steady.busy
         )
     core = core_ratio(host, device)
     memory = _ratio(host.copy_bandwidth, device.copy)
@@ -139,13 +143,21 @@ def group_ratio(
         return core
     roof = host.calibration.roof
     if group.operator_class == "compute" and group.work.flops is None:
-        ratio, explained = _ratio(host.gemm_flops, device.gemm), 1.0
+        here, there = host.gemm_flops, device.gemm
+        if group.op_type in INT8_PRODUCTS:
+            here, there = host.calibration.int8_ops, device.int8
+        ratio, explained = _ratio(here, there), 1.0
     else:
         least = roof.seconds(group.work)
         if least == 0:
             return core
+        gemm = device.gemm
+        if group.op_type in INT8_PRODUCTS:
+            # Its share of the float32 roof here says nothing of kernels for bytes there.
+            roof = Roof(host.calibration.int8_ops, roof.bandwidth)
+            least, gemm = roof.seconds(group.work), device.int8
         fast, middle, slow = (
-            Roof(getattr(device.gemm, end), 2 * getattr(device.copy, end)).seconds(group.work)
+            Roof(getattr(gemm, end), 2 * getattr(device.copy, end)).seconds(group.work)
             for end in ("high", "typical", "low")
         )
         ratio = Interval(low=fast / least, typical=middle / least, high=slow / least)
@@ -229,4 +241,5 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
         f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} and copy "
         "bandwidth"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
+        + (f"; {host.steady.note}" if host.steady.note else "")
     )

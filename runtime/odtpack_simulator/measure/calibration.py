@@ -42,6 +42,7 @@ class Calibration:
         node_us: Time of an operator that has nothing to do, in microseconds.
         profile_us: What a profile adds to the duration of each operator.
         clock_hz: Clock of the processor as the system reports it; None if it does not.
+        int8_ops: Operations per second of a large int8 matrix product.
     """
 
     threads: int
@@ -51,6 +52,7 @@ class Calibration:
     node_us: float
     profile_us: float
     clock_hz: float | None
+    int8_ops: float
 
     @classmethod
     def from_message(cls, content: Mapping[str, Any]) -> Calibration:
@@ -75,7 +77,13 @@ def calibrate(threads: int) -> Calibration:
         node_us=node_us,
         profile_us=profile_us,
         clock_hz=clock_hz(),
+        int8_ops=int8_ops(threads),
     )
+
+
+def rates(threads: int) -> tuple[float, float]:
+    """The two rates of a calibration once more, in a third of its time."""
+    return gemm_flops(threads), copy_bandwidth(threads)
 
 
 def gemm_flops(threads: int) -> float:
@@ -86,13 +94,26 @@ def gemm_flops(threads: int) -> float:
     )
 
 
+def int8_ops(threads: int) -> float:
+    """Operations per second of a matrix product of bytes in ONNX Runtime, best of two sizes."""
+    return max(
+        2 * size**3 / min(operator_seconds("MatMulInteger", [(size, size)] * 2, threads, int8=True))
+        for size in _GEMM_SIZES[:2]
+    )
+
+
 def copy_bandwidth(threads: int, elements: int = _COPY_ELEMENTS) -> float:
     """Bytes per second that an elementwise operator in ONNX Runtime reads and writes anew."""
     return 4 * elements / min(operator_seconds("Neg", [(elements,)], threads))
 
 
 def operator_seconds(
-    op_type: str, shapes: Sequence[tuple[int, ...]], threads: int, seconds: float = _SECONDS
+    op_type: str,
+    shapes: Sequence[tuple[int, ...]],
+    threads: int,
+    seconds: float = _SECONDS,
+    *,
+    int8: bool = False,
 ) -> list[float]:
     """Durations of one operator on float32 tensors, run again and again.
 
@@ -101,11 +122,13 @@ def operator_seconds(
         shapes: Of its inputs.
         threads: Intra-operator threads.
         seconds: Time that it may take; five runs are made in any case.
+        int8: On tensors of bytes instead.
     """
     names = [f"input{index}" for index in range(len(shapes))]
     inputs = dict(zip(names, shapes, strict=True))
     operator = Operator(op_type, names, "output")
-    return list(_seconds(bound_operators([operator], inputs, shapes[-1], threads), seconds))
+    work = bound_operators([operator], inputs, shapes[-1], threads, int8=int8)
+    return list(_seconds(work, seconds))
 
 
 def runtime_costs() -> tuple[float, float]:

@@ -23,6 +23,7 @@ from odtpack_simulator.measure.host_info import this_machine
 from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
 from odtpack_simulator.measure.operator_session import Operator, bound_operators
 from odtpack_simulator.measure.storage import measure_storage
+from odtpack_simulator.measure.waiting import WaitingClock
 
 MAX_THREADS: Final = 1024
 _CONVOLUTIONS: Final = ((4, 64, 64, 56), (4, 128, 128, 28), (4, 256, 256, 14))
@@ -81,7 +82,8 @@ def measure_device(
     machine = this_machine()
     measured = Measurements(threads or machine.training_threads(), file_bytes=effort.file_bytes)
     total = effort.repeats + 2
-    end = time.perf_counter() + effort.rate_seconds
+    clock, start = WaitingClock(measured.threads), time.perf_counter()
+    end = start + effort.rate_seconds
     for done in range(effort.repeats):
         if done and time.perf_counter() > end:
             break
@@ -91,6 +93,8 @@ def measure_device(
         measured.gemm_single.append(gemm_flops(1))
         measured.convolution.append(conv_flops(measured.threads, effort))
         measured.copy.append(copy_bandwidth(1))
+    measured.waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
+    clock.close()
     tell(effort.repeats, total, "allocator")
     measured.arena, measured.heap = allocator_overhead("arena"), allocator_overhead("heap")
     tell(effort.repeats + 1, total, "storage")

@@ -5,19 +5,28 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.measure.allocator import TENSORS
+from odtpack_simulator.measure.figures import (
+    Figure,
+    known,
+    repeated,
+    unknown,
+    whole_mebibytes,
+)
 from odtpack_simulator.measure.host_info import OS_NAMES, Machine
-from odtpack_simulator.measure.storage import StorageTiming, spread
+from odtpack_simulator.measure.storage import StorageTiming
 
+BUSY: Final = "this machine was busy"
+"""What a source says of rates that other programs disturbed."""
+_MOST_WAITED: Final = 0.05
 _RESERVE: Final = 512 * 2**20
 _SHORT: Final = "a measurement of two minutes does not show throttling"
-_Figure = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -35,6 +44,7 @@ class Measurements:
         heap: The same with the arena off.
         storage: Times of the storage, and ``file_bytes``, the size of its file.
         file_bytes: See storage.
+        waited: Share of the time in which the rates waited for a processor.
     """
 
     threads: int
@@ -46,6 +56,7 @@ class Measurements:
     heap: float | None = None
     storage: StorageTiming | None = None
     file_bytes: int = 0
+    waited: float = 0.0
 
 
 def measured_profile(
@@ -64,6 +75,8 @@ def measured_profile(
     """
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
+    if measured.waited > _MOST_WAITED:
+        source += f"; {BUSY}, rates waited {measured.waited:.0%} of their time for a processor"
     content = {
         "schema_version": 1,
         "name": name,
@@ -71,13 +84,13 @@ def measured_profile(
         "vendor": name.partition("/")[0],
         "os": _system(),
         "validated": False,
-        "sustained_fraction": _unknown(_SHORT),
-        "time_to_throttle": _unknown(_SHORT),
-        "background_window": _unknown("a service runs until it is stopped"),
+        "sustained_fraction": unknown(_SHORT),
+        "time_to_throttle": unknown(_SHORT),
+        "background_window": unknown("a service runs until it is stopped"),
         "memory": _memory(machine, measured, source),
         "cpu": _cpu(machine, measured, source),
         "storage": _storage(measured, source),
-        "power": dict.fromkeys(("idle", "load", "battery"), _unknown("no sensor was read")),
+        "power": dict.fromkeys(("idle", "load", "battery"), unknown("no sensor was read")),
     }
     if machine.processor:
         content["soc"] = machine.processor
@@ -94,107 +107,82 @@ def _system() -> str:
     return OS_NAMES[sys.platform]
 
 
-def _unknown(why: str) -> _Figure:
-    return {"unknown": why}
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
-def _known(value: float, unit: str, kind: str, source: str) -> _Figure:
-    return {"value": _rounded(value), "unit": unit, "kind": kind, "source": source}
-
-
-def _measured(values: list[float], factor: float, unit: str, source: str) -> _Figure:
-    low, middle, high = spread(tuple(value / factor for value in values))
-    figure = _known(middle, unit, "measured", source)
-    return figure | {"low": _rounded(low), "high": _rounded(high)}
-
-
-def _memory(machine: Machine, measured: Measurements, source: str) -> _Figure:
-    figures: _Figure = {}
+def _memory(machine: Machine, measured: Measurements, source: str) -> Figure:
+    figures: Figure = {}
     ram = machine.ram_bytes
     if ram is None:
-        figures["ram"] = _unknown("the system does not report it")
-        limit = _unknown("the memory of the machine is not known")
+        figures["ram"] = unknown("the system does not report it")
+        limit = unknown("the memory of the machine is not known")
     else:
-        figures["ram"] = _bytes(ram, "measured", f"as the system reports it: {source}")
+        figures["ram"] = whole_mebibytes(ram, "measured", f"as the system reports it: {source}")
         if machine.limit_bytes is not None:
             text = f"memory.max of the control group: {source}"
-            limit = _bytes(machine.limit_bytes, "measured", text)
+            limit = whole_mebibytes(machine.limit_bytes, "measured", text)
         elif ram > 2 * _RESERVE:
             text = "RAM - 512 MiB for the system; there is no limit per process"
-            limit = _bytes(ram - _RESERVE, "assumed", text)
+            limit = whole_mebibytes(ram - _RESERVE, "assumed", text)
         else:
-            limit = _unknown("how much of so little memory the system needs is not known")
+            limit = unknown("how much of so little memory the system needs is not known")
     figures["app_limit_foreground"] = figures["app_limit_background"] = limit
-    figures["app_limit_entitled"] = _unknown("the system has no entitlement for more memory")
-    figures["low_memory_warning"] = _unknown("the system warns no process")
+    figures["app_limit_entitled"] = unknown("the system has no entitlement for more memory")
+    figures["low_memory_warning"] = unknown("the system warns no process")
     text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
-    figures["bandwidth"] = _measured(measured.copy, 1e9, "GB/s", text)
+    figures["bandwidth"] = repeated(measured.copy, 1e9, "GB/s", text)
     for key, ratio, what in (
         ("arena", measured.arena, "with the arena"),
         ("heap", measured.heap, "with the arena off"),
     ):
         text = f"mapped per byte of {TENSORS} tensors of 16 KiB to 8 MiB, {what}: {source}"
         figures[f"{key}_overhead"] = (
-            _unknown("the system does not report to a process what it has mapped")
+            unknown("the system does not report to a process what it has mapped")
             if ratio is None
-            else _known(ratio, "1", "measured", text)
+            else known(ratio, "1", "measured", text)
         )
     return figures
 
 
-def _bytes(count: int, kind: str, source: str) -> _Figure:
-    """A size in whole MiB, rounded down: a limit must not be more than what is there."""
-    return {"value": float(count // 2**20), "unit": "MiB", "kind": kind, "source": source}
-
-
-def _cpu(machine: Machine, measured: Measurements, source: str) -> _Figure:
+def _cpu(machine: Machine, measured: Measurements, source: str) -> Figure:
     product = "square matrix product, best of 256, 512 and 1024"
     shapes = "3 x 3 convolution, best of 64, 128 and 256 channels"
     cores = f"as the system reports it: {source}"
     threads = measured.threads
     top = "top clock" if len(machine.groups) > 1 else "clock"
     return {
-        "fp32_peak": _unknown("not measured: fp32_gemm is"),
-        "gemm_efficiency": _unknown("not needed: fp32_gemm is given"),
-        "fp32_gemm": _measured(measured.gemm, 1e9, "GFLOPS", f"{product}: {source}")
+        "fp32_peak": unknown("not measured: fp32_gemm is"),
+        "gemm_efficiency": unknown("not needed: fp32_gemm is given"),
+        "fp32_gemm": repeated(measured.gemm, 1e9, "GFLOPS", f"{product}: {source}")
         | {"threads": threads},
-        "fp32_gemm_single": _measured(measured.gemm_single, 1e9, "GFLOPS", f"{product}: {source}")
+        "fp32_gemm_single": repeated(measured.gemm_single, 1e9, "GFLOPS", f"{product}: {source}")
         | {"threads": 1},
-        "fp32_conv": _measured(measured.convolution, 1e9, "GFLOPS", f"{shapes}: {source}")
+        "fp32_conv": repeated(measured.convolution, 1e9, "GFLOPS", f"{shapes}: {source}")
         | {"threads": threads},
-        "training_threads": _known(
+        "training_threads": known(
             threads, "cores", "assumed", "the threads the rates were measured with"
         ),
         "clusters": [
             {
                 "core": machine.processor[:64] if machine.processor else "not named",
-                "cores": _known(group.cores, "cores", "measured", cores),
-                "clock": _unknown("the system does not report it")
+                "cores": known(group.cores, "cores", "measured", cores),
+                "clock": unknown("the system does not report it")
                 if group.clock_hz is None
-                else _known(group.clock_hz / 1e9, "GHz", "measured", f"{top}, {cores}"),
-                "fp32_peak": _unknown("not measured per cluster"),
+                else known(group.clock_hz / 1e9, "GHz", "measured", f"{top}, {cores}"),
+                "fp32_peak": unknown("not measured per cluster"),
             }
             for group in machine.groups
         ],
     }
 
 
-def _storage(measured: Measurements, source: str) -> _Figure:
+def _storage(measured: Measurements, source: str) -> Figure:
     timing = measured.storage
     if timing is None:
-        return dict.fromkeys(("read", "write", "sync_latency"), _unknown("not measured"))
+        return dict.fromkeys(("read", "write", "sync_latency"), unknown("not measured"))
     size = f"file of {measured.file_bytes // 2**20} MiB"
     read = f"{size}, its pages dropped from the page cache before (posix_fadvise): {source}"
     return {
-        "read": _measured(list(timing.read), 1e6, "MB/s", read)
+        "read": repeated(timing.read, 1e6, "MB/s", read)
         if timing.cached is None
-        else _unknown(timing.cached),
-        "write": _measured(list(timing.write), 1e6, "MB/s", f"{size}, with fsync: {source}"),
-        "sync_latency": _measured(
-            list(timing.sync), 1e-3, "ms", f"write of 4 KiB with fsync: {source}"
-        ),
+        else unknown(timing.cached),
+        "write": repeated(timing.write, 1e6, "MB/s", f"{size}, with fsync: {source}"),
+        "sync_latency": repeated(timing.sync, 1e-3, "ms", f"write of 4 KiB with fsync: {source}"),
     }

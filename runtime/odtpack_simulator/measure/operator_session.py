@@ -29,6 +29,7 @@ def bound_operators(
     *,
     optimized: bool = False,
     profile: Path | None = None,
+    int8: bool = False,
 ) -> Callable[[], object]:
     """Open a session of float32 operators, bound to memory, and return what runs it.
 
@@ -39,8 +40,12 @@ def bound_operators(
         threads: Intra-operator threads.
         optimized: Let ONNX Runtime change the graph; it runs as written otherwise.
         profile: Start of the path of the profile that the session writes when it goes.
+        int8: The inputs are unsigned bytes and the result has 32-bit integers.
     """
     from onnx import ModelProto, TensorProto, helper
+
+    given, made = (np.uint8, np.int32) if int8 else (np.float32, np.float32)
+    types = (TensorProto.UINT8, TensorProto.INT32) if int8 else (TensorProto.FLOAT,) * 2
 
     graph = helper.make_graph(
         [
@@ -48,11 +53,8 @@ def bound_operators(
             for each in operators
         ],
         "calibration",
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-            for name, shape in inputs.items()
-        ],
-        [helper.make_tensor_value_info(operators[-1].output, TensorProto.FLOAT, result)],
+        [helper.make_tensor_value_info(name, types[0], shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(operators[-1].output, types[1], result)],
     )
     model = ModelProto(ir_version=8, graph=graph)
     model.opset_import.append(helper.make_opsetid("", 13))
@@ -69,13 +71,16 @@ def bound_operators(
     )
     random = np.random.default_rng(0)
     feeds: dict[str, Array] = {
-        name: random.standard_normal(shape, dtype=np.float32) for name, shape in inputs.items()
+        name: (16 * random.random(shape, dtype=np.float32)).astype(given)
+        if int8
+        else random.standard_normal(shape, dtype=np.float32)
+        for name, shape in inputs.items()
     }
-    output = allocate(4 * int(np.prod(result))).view(np.float32).reshape(result)
+    output = allocate(4 * int(np.prod(result))).view(made).reshape(result)
     binding = session.io_binding()
     for name, value in feeds.items():
-        binding.bind_input(name, "cpu", 0, np.float32, value.shape, address(value))
-    binding.bind_output(operators[-1].output, "cpu", 0, np.float32, result, address(output))
+        binding.bind_input(name, "cpu", 0, given, value.shape, address(value))
+    binding.bind_output(operators[-1].output, "cpu", 0, made, result, address(output))
 
     def run(_: object = (feeds, output)) -> None:  # ONNX Runtime holds bare addresses
         session.run_with_iobinding(binding)

@@ -28,6 +28,14 @@ COMPUTE_BOUND: Final = frozenset(
 )
 """Operators that are matrix products in one form or another, whatever their shapes."""
 
+INT8_PRODUCTS: Final = frozenset(
+    {
+        *("ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"),
+        *("QAttention", "QGemm", "QLinearConv", "QLinearMatMul"),
+    }
+)
+"""Products of bytes, for which processors have instructions of their own."""
+
 SMALL: Final = ALIASES | {"Constant", "ConstantOfShape", "Range", "Shape", "Size"}
 """Operators that read nothing to speak of: their time is the runtime's own."""
 

@@ -47,6 +47,17 @@ def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> 
     return Rate(next(rate for rate in rates if rate is not None), follows)
 
 
+def evenly_spaced(arrays: Mapping[str, Array], samples: int) -> dict[str, Array]:
+    """So many samples of all, evenly spaced: views, nothing is copied.
+
+    Args:
+        arrays: Inputs with one row per sample each.
+        samples: At most as many as there are.
+    """
+    stride = max(1, len(next(iter(arrays.values()))) // samples)
+    return {name: array[: samples * stride : stride] for name, array in arrays.items()}
+
+
 def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
     """Write each array where children can map it; return the paths.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,24 @@ class SamplePlan:
     def steps(self) -> int:
         """Optimizer steps of the whole training."""
         return self.epochs * self.steps_per_epoch
+
+    def sample(self, most_steps: int) -> SamplePlan:
+        """This plan, or a part of it that makes about so many steps.
+
+        The part has the first passes only, and fewer samples where one pass is longer than that.
+
+        Args:
+            most_steps: At least 1. A pass over every piece is made in any case.
+        """
+        if self.steps <= most_steps:
+            return self
+        epochs = max(1, most_steps // self.steps_per_epoch)
+        if self.steps_per_epoch <= most_steps:
+            return dataclasses.replace(self, epochs=epochs)
+        each = max(1, most_steps // self.pieces) * self.batch_size * self.accumulation_steps
+        train = max(each * self.pieces, self.pieces * self.batch_size)
+        samples = math.ceil(train / (1 - HELD_OUT_SHARE))
+        return dataclasses.replace(self, epochs=1, samples=min(self.samples, samples))
 
     @property
     def largest_batch(self) -> int:

@@ -34,6 +34,9 @@ class HostLatency(Part):
 
     Session creation, loading and saving are medians for all sessions of the
     package together, and for a checkpoint with the optimizer's state.
+    ``steps_ms`` are those that other programs left alone; ``waited_share`` is the
+    share of all steps' time that they waited for a processor, ``drift`` the ratio of
+    the faster to the slower of two calibrations, and ``busy`` why no time is judged.
     """
 
     first_step_ms: NonNegative | None
@@ -45,6 +48,9 @@ class HostLatency(Part):
     checkpoint_load_ms: NonNegative | None = None
     checkpoint_save_ms: NonNegative | None = None
     checkpoint_bytes: Bytes | None = None
+    waited_share: float | None = Field(default=None, ge=0, le=1)
+    drift: float | None = Field(default=None, ge=1)
+    busy: Text | None = None
 
 
 class ClassTime(Part):

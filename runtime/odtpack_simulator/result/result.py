@@ -18,7 +18,8 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.profile import OsClass, ProfileFigure
+from odtpack_simulator.device.profile import OsClass
+from odtpack_simulator.device.profile_figure import ProfileFigure
 from odtpack_simulator.result.base import (
     Bytes,
     Count,
@@ -131,7 +132,11 @@ class PackageInfo(Part):
 
 
 class DataInfo(Part):
-    """The data and the schedule of the replay; ``steps`` are the optimizer's."""
+    """The data and the schedule of the replay; ``steps`` are the optimizer's.
+
+    ``trained_steps`` and ``trained_samples`` are those that the replay really trained: of a
+    very long training a part. Null in results of earlier versions, which trained all.
+    """
 
     samples: Count
     train_samples: Count
@@ -141,6 +146,28 @@ class DataInfo(Part):
     epochs: Count
     steps: Count
     seed: int
+    trained_steps: Count | None = None
+    trained_samples: Count | None = None
+
+    @property
+    def made_steps(self) -> int:
+        """Steps that the replay really trained."""
+        return self.steps if self.trained_steps is None else self.trained_steps
+
+    @property
+    def extrapolated(self) -> str | None:
+        """What was trained of a training that is too long to be replayed whole; None if all."""
+        if self.trained_steps is None or self.trained_steps >= self.steps:
+            return None
+        of = (
+            ""
+            if self.trained_samples in (None, self.samples)
+            else (f" on {self.trained_samples:,} of {self.samples:,} samples")
+        )
+        return (
+            f"{self.trained_steps:,} of {self.steps:,} steps were trained{of}: losses and metrics "
+            "are those of that part; times, energy and days follow from the whole schedule"
+        )
 
 
 class HostInfo(Part):

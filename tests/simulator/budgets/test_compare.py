@@ -19,7 +19,7 @@ from odtpack_simulator.reports.comparison.report import (
 )
 from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult
 from odtpack_simulator.values.units import Interval
-from tests.simulator.factory import make_result
+from tests.simulator.factory import make_result, rebuilt
 
 DEVICE = "google/pixel-8a"
 
@@ -46,7 +46,7 @@ def times(factor: float) -> SimulationResult:
         )
         return device.model_copy(update={"latency": latency, "campaign": campaign})
 
-    return with_device(change)
+    return rebuilt(with_device(change), factor)
 
 
 def learned(metric: float, loss: float, interval: tuple[float, float]) -> SimulationResult:
@@ -313,7 +313,7 @@ def with_campaign(**figures: float) -> SimulationResult:
         campaign = device.campaign.model_copy(update=update)
         return device.model_copy(update={"campaign": campaign})
 
-    return with_device(change, make_result([DEVICE], policy=policy))
+    return rebuilt(with_device(change, make_result([DEVICE], policy=policy)), figures)
 
 
 def test_a_change_of_many_times_the_base_is_a_factor() -> None:
@@ -336,3 +336,21 @@ def test_days_are_whole(before: float, now: float, direction: str, change: float
     found = figure(compare(with_campaign(days=before), with_campaign(days=now)), "days")
     assert found.direction == direction
     assert found.change_percent == pytest.approx(change, abs=0.06)
+
+
+@pytest.mark.parametrize("factor", [3.3, 0.3])
+def test_times_of_the_same_package_are_never_worse(factor: float) -> None:
+    """However busy the machine was when one of them was taken."""
+    base = make_result([DEVICE])
+    head = times(factor).model_copy(update={"package": base.package})
+    comparison = compare(base, head)
+    found = figure(comparison, "step_latency")
+    assert found.direction == "within noise"
+    assert found.noise_percent == pytest.approx(100 * abs(factor - 1), rel=0.01)
+    assert not {f.direction for _, f in comparison.figures()} & {"worse", "better"}
+    budgets = parse_budgets(b'[budgets]\nstep_latency = "+5 %"')
+    assert not compare(base, head, budgets).over_budget
+    other = times(factor).model_copy(
+        update={"package": base.package, "policy": Policy(save_every=7)}
+    )
+    assert figure(compare(base, other), "step_latency").direction in ("worse", "better")

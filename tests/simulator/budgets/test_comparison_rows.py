@@ -10,7 +10,7 @@ from odtpack_simulator.budgets.compare import compare
 from odtpack_simulator.reports.comparison.report import MAX_COMMENT, render_markdown, render_text
 from odtpack_simulator.reports.comparison.rows import check_lines, rows
 from odtpack_simulator.result.result import DeviceResult, SimulationResult
-from tests.simulator.factory import make_result
+from tests.simulator.factory import make_result, rebuilt
 
 DEVICE = "google/pixel-8a"
 
@@ -46,7 +46,7 @@ def many(factors: Sequence[float]) -> SimulationResult:
         )
         for index, factor in enumerate(factors)
     ]
-    return result.model_copy(update={"devices": devices})
+    return rebuilt(result.model_copy(update={"devices": devices}), factors)
 
 
 @pytest.mark.parametrize("limit", [MAX_COMMENT, 3000, 700, 60])

@@ -212,7 +212,7 @@ def test_a_check_by_a_former_key_says_the_key_of_today() -> None:
 
 
 def test_worst_verdict_wins() -> None:
-    text = '[budgets]\nstep_latency = "30 ms"\nfinal_loss = { limit = 0.0, level = "warn" }'
+    text = '[budgets]\nstep_latency = "10 ms"\nfinal_loss = { limit = 0.0, level = "warn" }'
     names = ["web/phone", DEVICE]
     result = judged(make_result(names), text)
     assert [device.verdict for device in result.devices] == ["not judged", "fail"]

@@ -8,7 +8,7 @@ from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.budgets.metrics.latency import host_interval, timing_noise
 from odtpack_simulator.result.result import Check, HostLatency, SimulationResult
 from odtpack_simulator.values.units import Interval
-from tests.simulator.factory import make_result
+from tests.simulator.factory import make_result, rebuilt
 
 DEVICE = "google/pixel-8a"
 
@@ -50,12 +50,13 @@ def slower(factor: float, spread: float = 0.01) -> SimulationResult:
     device = result.devices[0]
     assert device.latency.step_ms is not None
     latency = device.latency.model_copy(update={"step_ms": device.latency.step_ms.scaled(factor)})
-    return result.model_copy(
+    changed = result.model_copy(
         update={
             "latency_host": host.model_copy(update={"p50_ms": p50}),
             "devices": [device.model_copy(update={"latency": latency})],
         }
     )
+    return rebuilt(changed, factor)
 
 
 @pytest.mark.parametrize(

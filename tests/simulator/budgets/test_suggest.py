@@ -170,7 +170,7 @@ def assert_short_and_kept(result: SimulationResult) -> None:
 
 def test_many_devices_share_limits() -> None:
     result = make_result()
-    assert len(result.devices) == 25
+    assert len(result.devices) == 26
     assert_short_and_kept(result)
     text = suggest_budget(result)
     assert "[class.android]" in text

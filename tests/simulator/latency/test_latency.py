@@ -339,6 +339,31 @@ class TestMeasuring:
         assert caught.value.code == "checkpoint-not-found"
 
 
+def test_products_of_bytes_go_by_their_own_rates() -> None:
+    """Here 200 GOPS of bytes for 100 GFLOPS; a phone with SDOT has three times its float rate."""
+    rows = [row("MatMulInteger", 1, 8.0, 1.6e9, 1e5)]
+    plain, fast = (
+        carry(timing(operators=rows), changed(load_profile("pixel-4a"), cpu={"extensions": e}))
+        for e in ([], ["dotprod"])
+    )
+    assert plain.by_class[0].device_ms.typical / fast.by_class[0].device_ms.typical == (
+        pytest.approx(3 / 1.2)
+    )
+    device = load_profile("pixel-4a").int8_ops(2)
+    assert device is not None
+    assert fast.by_class[0].device_ms.typical == pytest.approx(8.0 * 200e9 / device.typical)
+    unknown = carry(timing(operators=[row("QLinearMatMul", 1, 8.0, None, 1e5)]),
+                    load_profile("pixel-4a"))  # fmt: skip
+    assert unknown.by_class[0].device_ms.typical == fast.by_class[0].device_ms.typical
+
+
+def test_rates_lie_between_both_calibrations() -> None:
+    host = timing(rates_after=(64e9, 10e9))
+    assert host.gemm_flops == pytest.approx(80e9)
+    assert host.calibration.core_flops == pytest.approx(80e9)
+    assert host.steady.high == pytest.approx(1.25)
+
+
 def test_rates_are_those_of_the_machine() -> None:
     host = timing(calibration={"gemm_flops": 3 * GIGA})
     assert host.gemm_flops == 3 * GIGA

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.latency import (
+from benchmarks.fidelity.latency import Effort, measure_model
+from benchmarks.fidelity.latency_comparison import (
     GROUPS,
-    Effort,
     Row,
     compare,
-    measure_model,
     summarize,
     summary_lines,
     table,
@@ -25,6 +24,7 @@ from benchmarks.fidelity.latency_prediction import (
     rate,
     scaled_step,
     step_between,
+    threaded_step,
 )
 from benchmarks.fidelity.models import CASES, build
 from odtpack_simulator.memory.operator_work import Work
@@ -114,6 +114,21 @@ class TestBetween:
             found = step_between(small, large, (0.5, 0.0), FLAT, works)
             assert found == pytest.approx(step_ms)
 
+    def test_threads_gain_what_each_node_gained_at_the_larger_size(self) -> None:
+        """Half for the product, nothing for what runs in one thread, a third of the rest."""
+
+        def nodes(product: float, sliced: float) -> list[Node]:
+            return [
+                Node("Gemm", product, Work(2e5 * product, 1e3)),
+                Node("Slice", sliced, Work(None, 1e5)),
+            ]
+
+        small, large = (nodes(1000, 200), 1.2), (nodes(3000, 200), 3.2)
+        two = (nodes(1500, 150), 1.65)
+        works = [node.work for node in nodes(2000, 200)]
+        found = threaded_step(small, large, two, (0.0, 0.0), FLAT, works)
+        assert found == pytest.approx(1.0 + 0.2)
+
 
 class TestComparing:
     def test_steps_that_waited_are_not_compared(self) -> None:
@@ -129,7 +144,7 @@ class TestComparing:
     def test_each_round_with_its_own_steps(self) -> None:
         """The second round ran at half the speed, and was calibrated so."""
         measured = [[(10.2, 10.2), (11.8, 11.8)], [(20.0, 20.0), (21.0, 21.0), (90.0, 20.0)]]
-        found = compare(("m", "batch", 8, 1, "wall"), [11.0, 20.5], measured, 0.5)
+        found = compare(("m", "between", 8, 1, "wall"), [11.0, 20.5], measured, 0.5)
         assert found.error == pytest.approx(0)
         assert found.within == 1
         assert (found.steps, found.interrupted) == (4, 1)
@@ -138,12 +153,12 @@ class TestComparing:
 
     def test_off_by_a_quarter(self) -> None:
         measured = [[(10.0, 10.0), (8.0, 8.0)]]
-        found = compare(("m", "batch", 8, 1, "wall"), [10.0], measured, 0.0)
+        found = compare(("m", "between", 8, 1, "wall"), [10.0], measured, 0.0)
         assert found.error == pytest.approx(1 / 9)
         assert found.within == 0.5
 
     def test_nothing_to_compare(self) -> None:
-        found = compare(("m", "batch", 8, 1, "wall"), [10.0], [[(20.0, 8.0)]], 0.0)
+        found = compare(("m", "between", 8, 1, "wall"), [10.0], [[(20.0, 8.0)]], 0.0)
         assert found.steps == 0
         assert math.isnan(found.error)
         assert summarize([found]) == []
@@ -154,10 +169,10 @@ def made(group: str, error: float, within: float, steps: int = 100) -> Row:
 
 
 def test_summary_tells_groups_apart() -> None:
-    rows = [made("process", 0.0, 1.0), made("batch", -0.2, 0.0), made("batch", 0.06, 1.0, 300)]
+    rows = [made("process", 0.0, 1.0), made("between", -0.2, 0.0), made("between", 0.06, 1.0, 300)]
     process, batch, every = summarize(rows)
     assert (process.group, process.median_error, process.cases_within) == ("process", 0.0, 1.0)
-    assert (batch.group, batch.cases) == ("batch", 2)
+    assert (batch.group, batch.cases) == ("between", 2)
     assert batch.median_error == pytest.approx(0.13)
     assert batch.cases_within == 0.5
     assert batch.steps_within == pytest.approx(0.75)
@@ -168,7 +183,7 @@ def test_summary_tells_groups_apart() -> None:
 
 
 def test_every_row_is_printed() -> None:
-    rows = [made("process", -0.031, 0.97), made("batch", 0.5, 0.25)]
+    rows = [made("process", -0.031, 0.97), made("between", 0.5, 0.25)]
     heading, *lines = table(rows)
     assert "within 10 %" in heading
     assert "-3.1%" in lines[0]
@@ -178,16 +193,14 @@ def test_every_row_is_printed() -> None:
 
 
 def test_a_model_for_real(tmp_path: Path) -> None:
-    """Five processes take turns; what they measured answers every question."""
+    """Six processes take turns; what they measured answers every question."""
     case = CASES["tabular"]
     effort = Effort(rounds=2, seconds=0.01, scaling=0.0005, profiled=2)
     rows = measure_model(build(case, tmp_path), effort)
     assert [(row.group, row.batch_size, row.threads) for row in rows] == [
         ("process", 256, 1),
-        ("batch", 64, 1),
-        ("batch", 16, 1),
         ("between", 64, 1),
-        ("threads", 256, 2),
+        ("threads", 64, 2),
     ]
     for row in rows:
         assert row.predicted_ms > 0

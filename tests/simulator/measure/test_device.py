@@ -17,6 +17,7 @@ from odtpack_simulator.measure import device as measuring
 from odtpack_simulator.measure.allocator import allocator_overhead
 from odtpack_simulator.measure.device import Effort, conv_flops, measure_device
 from odtpack_simulator.measure.host_info import CoreGroup, Machine, this_machine
+from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
 from odtpack_simulator.measure.storage import measure_storage
 from odtpack_simulator.values.quantities import Quantity, ThreadedQuantity, Unknown
 
@@ -209,3 +210,12 @@ def test_what_the_system_does_not_tell_is_unknown(
     boxed = Machine("EPYC", 8 * 2**30, 3 * 2**30, (CoreGroup(2, 2 * GIGA),), None)
     monkeypatch.setattr(measuring, "this_machine", lambda: boxed)
     assert measure_device(tmp_path, effort=QUICK).memory_limit_bytes() == 3 * 2**30
+
+
+def test_rates_that_waited_say_that_the_machine_was_busy() -> None:
+    machine = Machine(None, 2**33, None, (CoreGroup(2, 3e9),), None)
+    for waited, busy in ((0.0, False), (0.3, True)):
+        measured = Measurements(1, [9e10], [9e10], [5e10], [1e10], waited=waited)
+        profile = measured_profile(machine, measured, name="acme/edge-1", title="Edge 1")
+        assert isinstance(profile.cpu.fp32_gemm, Quantity)
+        assert ("this machine was busy, rates waited 30%" in profile.cpu.fp32_gemm.source) == busy

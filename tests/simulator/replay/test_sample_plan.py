@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec
+from odtpack_simulator.replay.prepare import evenly_spaced
 from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
 
 FREE = [TensorSpec("input", np.dtype(np.float32), ("batch", 3))]
@@ -202,3 +203,37 @@ def test_every_pass_over_every_piece_has_an_order_of_its_own() -> None:
         own = [index for index in train if index in set(batch)]
         orders.add(tuple(own.index(index) for index in batch))
     assert len(orders) == 4
+
+
+class TestSample:
+    def test_a_short_training_is_all_of_it(self) -> None:
+        plan = SamplePlan(100, 8, 3, 1)
+        assert plan.sample(plan.steps) is plan
+
+    def test_a_million_epochs_are_the_first_ones(self) -> None:
+        plan = SamplePlan(100, 8, 10**6, 1)
+        part = plan.sample(1000)
+        assert (part.samples, part.epochs, part.steps) == (100, 100, 1000)
+        for own, other in zip(part.training_steps(3), plan.training_steps(3), strict=True):
+            np.testing.assert_array_equal(own[0], other[0])
+
+    def test_a_billion_samples_are_fewer(self) -> None:
+        """Counting its steps makes no array of a billion numbers."""
+        plan = SamplePlan(10**9, 8, 10**6, 1, accumulation_steps=2, pieces=10)
+        part = plan.sample(1000)
+        assert part.epochs == 1
+        assert 900 <= part.steps <= 1100
+        assert part.samples < 10**5
+        assert sum(plan.steps_by_piece()) == plan.steps == 10**6 * 5 * 10**7
+
+    def test_every_piece_keeps_a_batch(self) -> None:
+        part = SamplePlan(10**6, 32, 2, 1, pieces=100, full_batches=True).sample(7)
+        assert min(part.piece_steps(piece) for piece in range(100)) >= 1
+
+
+def test_evenly_spaced_samples_are_views() -> None:
+    arrays = {"x": np.arange(100).reshape(50, 2), "y": np.arange(50)}
+    part = evenly_spaced(arrays, 20)
+    assert part["y"].tolist() == list(range(0, 40, 2))
+    np.testing.assert_array_equal(part["x"], arrays["x"][0:40:2])
+    assert all(np.shares_memory(part[name], arrays[name]) for name in arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +12,27 @@ from odtpack.cli import _completion, _console
 from odtpack.cli._options import AS_JSON
 
 if TYPE_CHECKING:
-    from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
+    from odtpack_simulator.device.profile import DeviceProfile
     from odtpack_simulator.device.profile_check import ProfileReport
+    from odtpack_simulator.device.profile_figure import ProfileFigure
+
+
+class System(StrEnum):
+    """Operating system of a device, as profiles name it."""
+
+    ANDROID = "android"
+    IOS = "ios"
+    LINUX = "linux"
+    MACOS = "macos"
+    WINDOWS = "windows"
+    WEB = "web"
+
 
 devices = typer.Typer(
     no_args_is_help=False,
     invoke_without_command=True,
-    help="List, show, check and measure device profiles.",
-    short_help="List, show, check and measure device profiles.",
+    help="List, show, check, measure and import device profiles.",
+    short_help="List, show, check, measure and import device profiles.",
 )
 
 
@@ -197,6 +211,7 @@ def measure_devices(
     from odtpack_simulator.device.profile_check import check_profile
     from odtpack_simulator.device.profile_toml import profile_toml
     from odtpack_simulator.measure.device import measure_device
+    from odtpack_simulator.measure.measured_profile import BUSY
 
     if out.suffix != ".toml":
         raise OdtpackError(
@@ -212,11 +227,108 @@ def measure_devices(
     with atomic_write(out) as stream:
         stream.write(profile_toml(profile, comment=_MEASURED).encode())
     _console.say(f"wrote {out}")
+    if any(BUSY in figure.source for figure in profile.figures()):
+        _console.warn(f"{BUSY}: measure again while nothing else runs")
     _say_report(str(out), check_profile(profile))
     if as_json:
         figures = [figure.model_dump(mode="json") for figure in profile.figures()]
         _console.print_json({**_summary(profile), "figures": figures})
 
+
+@devices.command(
+    "import",
+    epilog="\b\nExamples:\n"
+    "  odtpack devices import measured.json --out pixel.toml --name google/pixel-8a \\\n"
+    "    --title 'Pixel 8a' --os android --like pixel-8a",
+)
+def import_device(
+    measured: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MEASURED.json",
+            show_default=False,
+            help="What the benchmark of a training kit wrote on the device.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            show_default=False,
+            help="Profile to write; by default MEASURED.toml in the current folder.",
+        ),
+    ] = None,
+    name: Annotated[
+        str, typer.Option(metavar="VENDOR/DEVICE", help="Name of the profile.")
+    ] = "local/device",
+    title: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", show_default=False, help="Name for people; that in the file by default."
+        ),
+    ] = None,
+    system: Annotated[
+        System | None,
+        typer.Option(
+            "--os",
+            show_default=False,
+            help="System of the device, where the file does not say it.",
+        ),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            show_default=False,
+            help="Profile of the same device: what was not measured is taken from it.",
+            autocompletion=_completion.devices,
+        ),
+    ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Make a profile of what a training kit measured on a phone.
+
+    Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
+    has validated = true, and intervals from the spread of the repetitions.
+    """
+    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.device.profile import load_profile
+    from odtpack_simulator.device.profile_check import check_profile
+    from odtpack_simulator.device.profile_toml import profile_toml
+    from odtpack_simulator.measure.imported_profile import imported_profile
+    from odtpack_simulator.measure.measurements import load_measurements
+
+    out = out or Path(f"{measured.stem}.toml")
+    if out.suffix != ".toml":
+        raise OdtpackError(
+            "profile-suffix",
+            f"--out {str(out)!r} does not end in .toml, by which a profile is known",
+            hint=f"--out {out.with_suffix('.toml')}",
+        )
+    check_writable(out, "--out")
+    check_not_input(out, "--out", [measured])
+    content = load_measurements(measured)
+    profile = imported_profile(
+        content,
+        name=name,
+        title=title or content.device or "Measured device",
+        system=None if system is None else system.value,
+        like=None if like is None else load_profile(like),
+    )
+    with atomic_write(out) as stream:
+        stream.write(profile_toml(profile, comment=_IMPORTED).encode())
+    _console.say(f"wrote {out}")
+    _say_report(str(out), check_profile(profile))
+    if as_json:
+        figures = [figure.model_dump(mode="json") for figure in profile.figures()]
+        _console.print_json({**_summary(profile), "figures": figures})
+
+
+_IMPORTED = """\
+Made by odtpack devices import. What the benchmark does not measure is unknown: fill it in
+where you know it, with its kind (measured, published or assumed) and its source."""
 
 _MEASURED = """\
 Made by odtpack devices measure. What no measurement shows is unknown: fill it in

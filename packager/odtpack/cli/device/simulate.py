@@ -206,6 +206,8 @@ def simulate(
         )
     result = judged(measured)
     print_result(result, _console.console())
+    if result.data.extrapolated:
+        _console.warn(result.data.extrapolated)
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)

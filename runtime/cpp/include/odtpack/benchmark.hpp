@@ -3,6 +3,9 @@
 #pragma once
 
 #include <chrono>
+#if defined(__APPLE__)
+#include <TargetConditionals.h>
+#endif
 
 #include "odtpack/odtpack.hpp"
 
@@ -71,13 +74,32 @@ inline std::string List(const std::vector<double>& values) {
   return "[" + text + "]";
 }
 
+/// The system this was compiled for, as device profiles name it.
+inline std::string System() {
+#if defined(__ANDROID__)
+  return "android";
+#elif defined(__APPLE__)
+#if TARGET_OS_IPHONE
+  return "ios";
+#else
+  return "macos";
+#endif
+#elif defined(_WIN32)
+  return "windows";
+#else
+  return "linux";
+#endif
+}
+
 }  // namespace detail
 
 /// Measure matrix products, convolutions, copies and storage, each five times: about half a
 /// minute. Returns JSON. `memory_limit` is what the system grants this app, if it tells: its bytes
-/// from ActivityManager on Android, os_proc_available_memory on iOS; 0 if it does not.
+/// from ActivityManager on Android, os_proc_available_memory on iOS; 0 if it does not. With
+/// `load_minutes`, matrix products run for so long afterwards and show how the device throttles.
 inline std::string Benchmark(const Ort::Env& env, const std::string& folder, int threads,
-                             size_t memory_limit = 0, size_t file_bytes = size_t{64} << 20) {
+                             size_t memory_limit = 0, size_t file_bytes = size_t{64} << 20,
+                             double load_minutes = 0) {
   std::vector<double> gemm, single, convolution, copy, write, read, sync;
   const auto products = [&env](int count) {
     double best = 0;
@@ -128,10 +150,28 @@ inline std::string Benchmark(const Ort::Env& env, const std::string& folder, int
   } catch (const std::system_error& error) {
     detail::ThrowNotWritten(path, error);
   }
+  std::vector<double> seconds, sustained;
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [&start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  while (elapsed() < 60 * load_minutes) {
+    const double second = elapsed();
+    const detail::Shape square = {512, 512};
+    sustained.push_back(
+        2.0 * 512 * 512 * 512 /
+        detail::OperatorSeconds(env, "MatMul", {square, square, square}, threads));
+    seconds.push_back(second);
+  }
+  const std::string load = sustained.empty()
+                               ? ""
+                               : "\"sustained\": {\"seconds\": " + detail::List(seconds) +
+                                     ", \"gemm_flops\": " + detail::List(sustained) + "}, ";
   const auto ram =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   return "{\"format\": 1, \"kit\": \"cpp\", \"onnxruntime\": \"" + Ort::GetVersionString() +
-         "\", \"threads\": " + std::to_string(threads) + ", \"gemm_flops\": " + detail::List(gemm) +
+         "\", \"system\": \"" + detail::System() + "\", " + load +
+         "\"threads\": " + std::to_string(threads) + ", \"gemm_flops\": " + detail::List(gemm) +
          ", \"gemm_single_flops\": " + detail::List(single) +
          ", \"convolution_flops\": " + detail::List(convolution) +
          ", \"copy_bytes_per_second\": " + detail::List(copy) +

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +26,22 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_simulator.measure.calibration import calibrate
+from odtpack_simulator.measure.calibration import calibrate, rates
 from odtpack_simulator.measure.operator_events import NodeRun, model_runs, typical_step
+from odtpack_simulator.measure.waiting import (
+    ENOUGH_STEPS,
+    QUIET_SHARE,
+    WaitingClock,
+    load_average,
+    stolen_seconds,
+)
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.sample_plan import Indices
 
 _TIMED_STEPS: Final = 40  # enough for a two-sided 95 % interval of the 90th percentile
 _TIMED_SECONDS: Final = 4.0
+_MOST_REPEATED: Final = 3
 _PROFILED_STEPS: Final = 25
 _PROFILED_SECONDS: Final = 2.0
 _REPEATS: Final = 5
@@ -47,7 +56,9 @@ def time_steps(job: Job, send: Send) -> None:
     Sends ``timed`` with
 
     - ``calibration``: the fields of :class:`~odtpack_simulator.measure.calibration.Calibration`;
-    - ``first_step_ms`` and ``steps_ms``;
+    - ``first_step_ms``, ``steps_ms``, and ``waited_ms``, what each of these waited;
+      ``rates_after``: matrix rate and copy bandwidth after them; ``stolen_share`` and
+      ``load_average``;
     - ``operators`` of one typical step: rows of ``op_type``, ``calls``, ``us`` (with what the
       profile adds), ``flops`` and ``moved_bytes``, put together where all of a run is alike;
       ``profiled_steps``;
@@ -62,7 +73,11 @@ def time_steps(job: Job, send: Send) -> None:
     send("phase", name="timing steps")
     batches = Batches(list(job.data.values()), job.schedule.largest_batch)
     trainer = open_trainer(job, batches)
-    first, *steps = step_times(job, trainer)
+    stolen, start = stolen_seconds(), time.perf_counter()
+    (first, *steps), (_, *waited) = step_times(job, trainer)
+    stolen = (stolen_seconds() - stolen) / (time.perf_counter() - start)
+    send("phase", name="calibrating this machine again")
+    after = rates(job.threads)
     send("phase", name="saving and loading")
     path = Path(job.folder) / "timed-checkpoint"
     save = _repeated(partial(CheckpointState.save_checkpoint, trainer.module.state, path, True))
@@ -77,6 +92,10 @@ def time_steps(job: Job, send: Send) -> None:
         calibration=dataclasses.asdict(calibration),
         first_step_ms=first,
         steps_ms=steps,
+        waited_ms=waited,
+        rates_after=after,
+        stolen_share=stolen / (os.cpu_count() or 1),
+        load_average=load_average(),
         profiled_steps=count,
         operators=grouped(nodes),
         session_creation=creation,
@@ -123,15 +142,29 @@ def _whole_batches(job: Job) -> Iterator[Indices]:
 
 def step_times(
     job: Job, trainer: Trainer, *, seconds: float = _TIMED_SECONDS, most: int = _TIMED_STEPS
-) -> list[float]:
-    """Milliseconds of the first step and of those after it, at least three."""
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of the first step and of those after it, at least three, and what each waited.
+
+    Steps that waited for a processor are made up for by more, in up to three times the time.
+    """
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    for indices in itertools.islice(whole_steps(job), 1 + most):
+    waited: list[float] = []
+    quiet = 0
+    clock = WaitingClock(job.threads)
+    start = time.perf_counter()
+    for indices in itertools.islice(whole_steps(job), 1 + _MOST_REPEATED * most):
+        before = clock.seconds()
         times.append(trainer.step(indices)[1] * 1e3)
-        if len(times) > 3 and time.perf_counter() > end:
+        waited.append(1e3 * (clock.seconds() - before))
+        quiet += len(times) > 1 and waited[-1] <= QUIET_SHARE * times[-1]
+        spent = time.perf_counter() - start
+        enough = quiet >= ENOUGH_STEPS or quiet == len(times) - 1
+        if quiet == most or (
+            len(times) > 3 and spent > (seconds if enough else _MOST_REPEATED * seconds)
+        ):
             break
-    return times
+    clock.close()
+    return times, waited
 
 
 def profiled_step(

@@ -127,7 +127,7 @@ def interruption_rows(result: SimulationResult) -> list[Bar]:
     info = result.interruption
     if info is None:
         return []
-    steps = max([1, result.data.steps, *(entry.step for entry in info.interruptions)])
+    steps = max([1, result.data.made_steps, *(entry.step for entry in info.interruptions)])
     rows = []
     for kind, words in _EVENT_WORDS.items():
         found = [entry for entry in info.interruptions if entry.at == kind]

@@ -1,0 +1,187 @@
+"""Compare predicted steps with measured ones: rows, summaries and tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+Group = Literal["process", "between", "threads"]
+GROUPS: tuple[Group, ...] = ("process", "between", "threads")
+Clock = Literal["wall", "processor"]
+Steps = Sequence[tuple[float, float]]
+INTERRUPTED = 1.02
+"""Wall time over processor time above which a step waited for the processor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One prediction, compared.
+
+    Attributes:
+        model: Name of the case.
+        group: What it asks.
+        batch_size: Of the predicted step.
+        threads: Of the predicted step.
+        predicted_ms: Median of the rounds' predictions.
+        clock: What is compared: wall time, or processor time where that was disturbed.
+        measured_ms: Median of all steps that were compared.
+        error: Median over the rounds of prediction over that round's median step, less 1.
+        within: Share of the steps within 10 % of their round's prediction.
+        steps: Steps that were compared.
+        interrupted: Steps that waited for the processor.
+        drift: How much longer a matrix product took in one round than in another.
+    """
+
+    model: str
+    group: Group
+    batch_size: int
+    threads: int
+    clock: Clock
+    predicted_ms: float
+    measured_ms: float
+    error: float
+    within: float
+    steps: int
+    interrupted: int
+    drift: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The rows of one group, or of all.
+
+    Attributes:
+        group: Which rows.
+        cases: Their number.
+        median_error: Of the cases.
+        cases_within: Share of the cases whose error is at most 10 %.
+        steps_within: Share of all steps that lie within 10 % of their prediction. In the time of
+            one step of a convolutional network the smallest makes a thousand.
+        alike_within: The same where every case counts alike, whatever the number of its steps.
+        interrupted: Share of the steps that waited for the processor.
+        drift: Median of the cases' drifts.
+    """
+
+    group: Group | Literal["all"]
+    cases: int
+    median_error: float
+    cases_within: float
+    steps_within: float
+    alike_within: float
+    interrupted: float
+    drift: float
+
+
+def compare(
+    configuration: tuple[str, Group, int, int, Clock],
+    predictions: Sequence[float],
+    measured: Sequence[Steps],
+    drift: float,
+) -> Row:
+    """Compare each round's prediction with its steps.
+
+    Args:
+        configuration: Model, group, batch size, threads, clock.
+        predictions: Milliseconds, one per round.
+        measured: Per round, wall and processor milliseconds of each step.
+        drift: See :class:`Row`.
+    """
+    clock = configuration[-1]
+    errors: list[float] = []
+    compared: list[float] = []
+    within = 0
+    for predicted, steps in zip(predictions, measured, strict=True):
+        found = times(steps, clock)
+        if found:
+            errors.append(predicted / statistics.median(found) - 1)
+        compared += found
+        within += sum(abs(predicted / step - 1) <= 0.1 for step in found)
+    nothing = float("nan")
+    return Row(
+        *configuration,
+        predicted_ms=statistics.median(predictions),
+        measured_ms=statistics.median(compared) if compared else nothing,
+        error=statistics.median(errors) if errors else nothing,
+        within=within / len(compared) if compared else nothing,
+        steps=len(compared),
+        interrupted=sum(waited(step) for steps in measured for step in steps),
+        drift=drift,
+    )
+
+
+def waited(step: tuple[float, float]) -> bool:
+    """Whether a step of this wall and processor time waited for the processor."""
+    return step[0] > INTERRUPTED * step[1]
+
+
+def which_clock(steps: Iterable[tuple[float, float]]) -> Clock:
+    """The wall clock, unless more than half of the steps waited for the processor."""
+    waiting = [waited(step) for step in steps]
+    return "processor" if 2 * sum(waiting) > len(waiting) else "wall"
+
+
+def times(steps: Steps, clock: Clock) -> list[float]:
+    """Processor times, or the wall times of steps that did not wait."""
+    if clock == "processor":
+        return [processor for _, processor in steps]
+    return [step[0] for step in steps if not waited(step)]
+
+
+def summarize(rows: Sequence[Row]) -> list[Summary]:
+    """The groups apart, and all of them; models without a quiet step are left out."""
+    summaries = []
+    for group in (*GROUPS, "all"):
+        own = [row for row in rows if row.steps and group in (row.group, "all")]
+        if not own:
+            continue
+        steps = sum(row.steps for row in own)
+        waiting = sum(row.interrupted for row in own)
+        all_steps = sum(row.steps + row.interrupted * (row.clock == "wall") for row in own)
+        summaries.append(
+            Summary(
+                group=group,  # type: ignore[arg-type]
+                cases=len(own),
+                median_error=statistics.median(abs(row.error) for row in own),
+                cases_within=sum(abs(row.error) <= 0.1 for row in own) / len(own),
+                steps_within=sum(row.within * row.steps for row in own) / steps,
+                alike_within=statistics.fmean(row.within for row in own),
+                interrupted=waiting / all_steps,
+                drift=statistics.median(row.drift for row in own),
+            )
+        )
+    return summaries
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Every row as a line of text, under a heading."""
+    yield (
+        f"{'model':16}{'group':9}{'batch':>6}{'threads':>8}{'predicted':>12}{'measured':>12}"
+        f"{'clock':>11}{'error':>8}{'steps':>7}{'within 10 %':>12}{'interrupted':>12}{'drift':>7}"
+    )
+    for row in rows:
+        yield (
+            f"{row.model:16}{row.group:9}{row.batch_size:>6}{row.threads:>8}"
+            f"{row.predicted_ms:>9.2f} ms{row.measured_ms:>9.2f} ms{row.clock:>11}"
+            f"{100 * row.error:>+7.1f}%{row.steps:>7}"
+            f"{100 * row.within:>11.0f}%{row.interrupted:>12}{100 * row.drift:>6.0f}%"
+        )
+
+
+def summary_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """The summary as text, and what it is to be held against."""
+    for found in summarize(rows):
+        yield (
+            f"{found.group}: {found.cases} cases, median error {100 * found.median_error:.1f} %, "
+            f"{100 * found.cases_within:.0f} % of the cases and {100 * found.steps_within:.0f} % "
+            f"of the steps within 10 % ({100 * found.alike_within:.0f} % where every case counts "
+            f"alike); {100 * found.interrupted:.0f} % of the steps interrupted, "
+            f"drift {100 * found.drift:.0f} %"
+        )
+    yield "to reach: median error at most 5 %, at least 90 % of the steps within 10 %"
+
+
+def typical(steps: Steps, clock: Clock) -> float:
+    """Median of the steps that did not wait, or of all where all did."""
+    return statistics.median(times(steps, clock) or [wall for wall, _ in steps])

@@ -1,0 +1,63 @@
+"""Whether a profile of this machine gives this machine's times: from a data sheet, and measured.
+
+    python -m benchmarks.fidelity.profiles [--sheet FILE.toml] [--models NAME ...]
+
+Every step is timed here and carried to a profile of this very machine, so that the truth is the
+step itself. From a data sheet alone the interval must hold it, be no wider than a factor of
+three, and its typical value lie within 30 %; with ``odtpack devices measure``, within 10 %.
+A busy machine gives no answer, which counts as neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.fidelity.models import CASES, build
+from odtpack_simulator.device.profile import DeviceProfile, load_profile
+from odtpack_simulator.latency.latency import carry, measure_host
+from odtpack_simulator.measure.device import Effort, measure_device
+
+SHEET = Path(__file__).with_name("epyc-7003.toml")
+MODELS = ("tabular", "lstm", "resnet18", "bert", "mobilenet-v3", "transfer-int8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.profiles")
+    parser.add_argument("--sheet", default=str(SHEET), help="data sheet of this machine")
+    parser.add_argument("--models", nargs="+", choices=list(CASES), default=MODELS)
+    arguments = parser.parse_args()
+    quick = Effort(repeats=3, convolution_seconds=0.05, file_bytes=2**20, syncs=2)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure_device(Path(folder), threads=1, effort=quick)
+    compare(arguments.models, load_profile(arguments.sheet), measured)
+
+
+def compare(models: Sequence[str], sheet: DeviceProfile, measured: DeviceProfile) -> None:
+    """Print each model's step, and what either profile says of it."""
+    for name in models:
+        case = CASES[name]
+        with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
+            job = build(case).job(Path(folder), max(case.batches), task="time")
+            host = measure_host(job)
+        parts = [f"{name:16} {host.median_ms:9.3f} ms, waited {host.steady.waited:4.0%}"]
+        for title, profile in (("data sheet", sheet), ("measured", measured)):
+            found = carry(host, profile).step_ms
+            if found is None:
+                parts.append(f"{title}: not judged")
+                continue
+            ratio, inside = (
+                found.typical / host.median_ms,
+                found.low <= host.median_ms <= found.high,
+            )
+            parts.append(
+                f"{title}: {ratio - 1:+6.1%}, {'inside' if inside else 'OUTSIDE'}, "
+                f"width {found.high / found.low:.2f}"
+            )
+        print("   ".join(parts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

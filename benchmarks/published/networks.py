@@ -1,0 +1,141 @@
+"""The networks of the published trainings, rebuilt from their papers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.fidelity.models import Case
+from odtpack.optimizers import SGD
+
+
+def _conv(fan_in: int, fan_out: int, size: int, stride: int = 1, padding: int = 0) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(fan_in, fan_out, size, stride, padding), nn.ReLU())
+
+
+def lenet() -> nn.Module:
+    """LeNet-5 with rectifiers and maxima, as engines ship it as their first example."""
+    return nn.Sequential(
+        _conv(1, 20, 5), nn.MaxPool2d(2), _conv(20, 50, 5), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10),
+    )  # fmt: skip
+
+
+def alexnet() -> nn.Module:
+    """A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014."""
+    return nn.Sequential(
+        _conv(3, 64, 11, 4, 2), nn.MaxPool2d(3, 2), _conv(64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
+        _conv(192, 384, 3, 1, 1), _conv(384, 256, 3, 1, 1), _conv(256, 256, 3, 1, 1),
+        nn.MaxPool2d(3, 2), nn.Flatten(), nn.Linear(9216, 4096), nn.ReLU(),
+        nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
+    )  # fmt: skip
+
+
+class Fire(nn.Module):
+    """Squeeze, and expand in two sizes."""
+
+    def __init__(self, fan_in: int, squeeze: int, expand: int) -> None:
+        super().__init__()
+        self.squeeze = _conv(fan_in, squeeze, 1)
+        self.small = _conv(squeeze, expand, 1)
+        self.large = _conv(squeeze, expand, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.squeeze(x)
+        return torch.cat([self.small(x), self.large(x)], 1)
+
+
+def squeezenet() -> nn.Module:
+    """SqueezeNet 1.0: F. Iandola and others, arXiv 1602.07360."""
+    return nn.Sequential(
+        _conv(3, 96, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(96, 16, 64),
+        Fire(128, 16, 64), Fire(128, 32, 128), nn.MaxPool2d(3, 2, ceil_mode=True),
+        Fire(256, 32, 128), Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256),
+        nn.MaxPool2d(3, 2, ceil_mode=True), Fire(512, 64, 256), _conv(512, 1000, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+
+
+class Inception(nn.Module):
+    """Four branches side by side."""
+
+    def __init__(self, fan_in: int, *widths: int) -> None:
+        super().__init__()
+        one, less, three, least, five, pooled = widths
+        self.one = _conv(fan_in, one, 1)
+        self.three = nn.Sequential(_conv(fan_in, less, 1), _conv(less, three, 3, 1, 1))
+        self.five = nn.Sequential(_conv(fan_in, least, 1), _conv(least, five, 5, 1, 2))
+        self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, 1), _conv(fan_in, pooled, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(x), self.three(x), self.five(x), self.pooled(x)], 1)
+
+
+def googlenet() -> nn.Module:
+    """GoogLeNet without its auxiliary classifiers: C. Szegedy and others, arXiv 1409.4842."""
+    return nn.Sequential(
+        _conv(3, 64, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), _conv(64, 64, 1),
+        _conv(64, 192, 3, 1, 1), nn.MaxPool2d(3, 2, ceil_mode=True),
+        Inception(192, 64, 96, 128, 16, 32, 32), Inception(256, 128, 128, 192, 32, 96, 64),
+        nn.MaxPool2d(3, 2, ceil_mode=True), Inception(480, 192, 96, 208, 16, 48, 64),
+        Inception(512, 160, 112, 224, 24, 64, 64), Inception(512, 128, 128, 256, 24, 64, 64),
+        Inception(512, 112, 144, 288, 32, 64, 64), Inception(528, 256, 160, 320, 32, 128, 128),
+        nn.MaxPool2d(3, 2, ceil_mode=True), Inception(832, 256, 160, 320, 32, 128, 128),
+        Inception(832, 384, 192, 384, 48, 128, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(1024, 1000),
+    )  # fmt: skip
+
+
+class Inverted(nn.Module):
+    """An inverted residual with batch normalization."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int, factor: int) -> None:
+        super().__init__()
+        width = fan_in * factor
+        layers: list[nn.Module] = []
+        if factor != 1:
+            layers += [nn.Conv2d(fan_in, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU6()]
+        self.body = nn.Sequential(
+            *layers, nn.Conv2d(width, width, 3, stride, 1, groups=width, bias=False),
+            nn.BatchNorm2d(width), nn.ReLU6(), nn.Conv2d(width, fan_out, 1, bias=False),
+            nn.BatchNorm2d(fan_out),
+        )  # fmt: skip
+        self.same = stride == 1 and fan_in == fan_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.same else self.body(x)
+
+
+def mobilenet() -> nn.Module:
+    """MobileNetV2: M. Sandler and others, arXiv 1801.04381, table 2."""
+    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+            (6, 160, 3, 2), (6, 320, 1, 1)]  # fmt: skip
+    layers = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
+    fan_in = 32
+    for factor, width, count, stride in plan:
+        for index in range(count):
+            layers.append(Inverted(fan_in, width, stride if index == 0 else 1, factor))
+            fan_in = width
+    return nn.Sequential(
+        *layers, nn.Conv2d(320, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000),
+    )  # fmt: skip
+
+
+_IMAGE = {"x": (3, 224, 224)}
+_BATCHES = (1, 2, 4, 8, 16)
+_ALL = (
+    ("Lenet", lenet, {"x": (1, 28, 28)}, False),
+    ("Squeezenet", squeezenet, _IMAGE, False),
+    ("GoogLenet", googlenet, _IMAGE, False),
+    ("Alexnet", alexnet, _IMAGE, False),
+    ("Mobilenet", mobilenet, _IMAGE, True),
+)
+NETWORKS = {
+    name: Case(
+        f"published-{name.lower()}", name, module, inputs, _BATCHES,
+        optimizer=SGD(momentum=0.9), norms=norms,
+    )
+    for name, module, inputs, norms in _ALL
+}  # fmt: skip
+"""By their names in ``training.csv``."""
