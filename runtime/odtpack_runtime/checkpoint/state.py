@@ -107,6 +107,8 @@ class CheckpointState:
         optimizer: What the optimizer carries from step to step; None before
             there is an :class:`~odtpack_runtime.training.optimizer.Optimizer` unless the
             file held it.
+        checked: Whether the file carried a digest of all that it holds, which was right: those
+            of ONNX Runtime's own training carry none, and load unchecked. None without a file.
     """
 
     def __init__(self, data: CheckpointData) -> None:
@@ -124,11 +126,13 @@ class CheckpointState:
         self._parameters = Parameters(parameters, nominal=data.nominal)
         self._properties = Properties(dict(data.properties))
         self.optimizer = data.optimizer
+        self.checked = data.checked
         self._flat: FlatState | None = None
 
     def __repr__(self) -> str:
         names = self._parameters.items
         step = "" if self.optimizer is None else f", optimizer at step {self.optimizer.step:,}"
+        step += ", from a file without a digest" if self.checked is False else ""
         return f"CheckpointState({len(names)} parameters, {self.elements_text()}{step})"
 
     def elements_text(self) -> str:
