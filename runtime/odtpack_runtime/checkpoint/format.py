@@ -44,7 +44,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -377,21 +377,21 @@ class _Reader:
 
     def _properties(self, bag: Table | None) -> dict[str, PropertyValue]:
         properties: dict[str, PropertyValue] = {}
-
-        def add(name: str, value: PropertyValue) -> None:
-            if not name or name in properties:
-                self._source.fail(f"a property name, '{name}', is empty or occurs twice")
-            properties[name] = value
-
-        for number, read in enumerate((_whole, Table.real, Table.string)):
+        for number, read in enumerate(_READERS):
             tables = list(bag.tables(number)) if bag is not None else []
             self._check.outline.numbers("I", len(tables))
             for table in tables:
                 name, value = table.string(0), read(table, 1)
-                add(name, value)
+                if not name or name in properties:
+                    self._source.fail(f"a property name, '{name}', is empty or occurs twice")
+                properties[name] = value
                 self._check.outline.property(name, value)
         return properties
 
 
 def _whole(table: Table, number: int) -> int:
     return table.integer(number, "q")
+
+
+_READERS: tuple[Callable[[Table, int], PropertyValue], ...] = (_whole, Table.real, Table.string)
+"""Of a property's value, in the order of the vectors of the property bag."""

@@ -11,7 +11,8 @@ Above :data:`EXTERNAL_DATA_THRESHOLD` the tensors go to ``<path>.data``, as the
 reference writes it. A pair of files cannot change its names at one instant, so
 the data file holds two regions in turn: new data goes where the current
 checkpoint has none, then the checkpoint that refers to it replaces the old one.
-Killed at any moment, the old pair is still whole.
+Killed at any moment, the old pair is still whole. A previous checkpoint that is
+kept has the other region, under a second name of the same data file.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 import flatbuffers
 import numpy as np
@@ -62,7 +64,8 @@ def write_checkpoint(
     path: str | os.PathLike[str],
     data: CheckpointData,
     *,
-    open_file: Callable[[Path], AbstractContextManager[BinaryIO]] = atomic_write,
+    open_file: Callable[..., AbstractContextManager[BinaryIO]] = atomic_write,
+    previous: Literal["none", "replaced", "kept"] = "none",
 ) -> None:
     """Write a checkpoint, whole or not at all; a file of that name is replaced.
 
@@ -73,6 +76,8 @@ def write_checkpoint(
         data: What to write. In a nominal state only the arrays' dtypes count.
         open_file: Opens the destination for a write that is whole or not at all; whoever
             tests what an interrupted write leaves passes one that stops half-way.
+        previous: What becomes of the save before, :func:`previous_path`: ``replaced`` by the
+            file that is written over, or ``kept`` because that file is damaged.
 
     Raises:
         OdtpackError: ``file-not-written`` when the system refuses,
@@ -81,7 +86,10 @@ def write_checkpoint(
     target = Path(path)
     data_path = Path(f"{target}.data")
     external = _nbytes(data) > EXTERNAL_DATA_THRESHOLD
-    occupied = _first_external_offset(target)
+    before = previous_path(target)
+    occupied = _first_external_offset(before if previous == "kept" else target)
+    if previous == "replaced":
+        open_file = partial(open_file, previous=before)
     if not external:
         with Hasher() as hasher, open_file(target) as stream:
             head = _Head(data, hasher, external_from=None)
@@ -91,6 +99,8 @@ def write_checkpoint(
                 stream.flush()
                 os.fsync(stream.fileno())
             head.write_digests(stream)
+            if previous == "replaced":
+                _share_data(data_path, before, occupied)
         if occupied is not None:
             with suppress(OSError):
                 data_path.unlink()
@@ -116,7 +126,9 @@ def write_checkpoint(
             with open_file(target) as main:
                 head.write(main)
                 head.write_digests(main)
-            if start == 0:
+                if previous == "replaced":
+                    _share_data(data_path, before, occupied)
+            if start == 0 and previous == "none":
                 stream.truncate(_nbytes(data))
     except OSError as error:
         raise OdtpackError(
@@ -124,6 +136,24 @@ def write_checkpoint(
             f"{data_path} could not be written: {error.strerror or error}.",
             where=str(data_path),
         ) from error
+
+
+def previous_path(path: str | os.PathLike[str]) -> Path:
+    """Return where the checkpoint before the one at ``path`` is kept."""
+    return Path(f"{path}.previous")
+
+
+def _share_data(data_path: Path, before: Path, occupied: int | None) -> None:
+    """Give the data of a checkpoint that becomes the one before the name that it refers to."""
+    kept = Path(f"{before}.data")
+    if occupied is None:
+        if kept.exists():
+            before.unlink(missing_ok=True)  # first what refers to the data
+            kept.unlink()
+    elif not (kept.exists() and kept.samefile(data_path)):
+        before.unlink(missing_ok=True)
+        kept.unlink(missing_ok=True)
+        os.link(data_path, kept)
 
 
 @dataclass(frozen=True, slots=True)
