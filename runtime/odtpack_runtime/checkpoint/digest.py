@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 PREFIX = "sha256:"
 TEXT_BYTES = len(PREFIX) + 64
 _NAMED = 3  # damaged tensors that a message names
-_APART = 2**18  # bytes from which on a thread costs less than it saves
+_APART = 2**16  # bytes from which on a thread costs less than it saves
 
 
 class Hasher(ThreadPoolExecutor):

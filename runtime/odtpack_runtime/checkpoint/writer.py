@@ -51,9 +51,6 @@ from odtpack_runtime.files.atomic import atomic_write, sync_folder
 EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
 """Bytes of tensor data up to which a checkpoint is one file; a flatbuffer ends below 2 GiB."""
 
-_SYNCED_EARLY = 32 * 2**20
-"""Bytes from which on the tensors go to the disk while the rest of them is hashed."""
-
 _PAYLOAD_ALIGNMENT = 16
 _DOC_STRING, _RAW_DATA = 1, 4  # field numbers in Tensor
 _DIGEST = 4  # field number in Checkpoint
@@ -95,9 +92,6 @@ def write_checkpoint(
             head = _Head(data, hasher, external_from=None)
             head.write(stream)
             head.write_payload(stream)
-            if _nbytes(data) > _SYNCED_EARLY:
-                stream.flush()
-                os.fsync(stream.fileno())
             head.write_digests(stream)
             if previous == "replaced":
                 _share_data(data_path, before, occupied)

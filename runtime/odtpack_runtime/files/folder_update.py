@@ -102,6 +102,12 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
         ) from error
 
 
+def remove_stages(folder: Path) -> None:
+    """Remove what processes that were killed in the middle of an update left of it."""
+    _remove_stale(folder.parent, f".{folder.name}.")
+    _remove_stale(folder, ".")
+
+
 def is_stage(name: str) -> bool:
     """Whether a file name is that of a stage, which a killed process may leave behind."""
     return _STAGE.fullmatch(name) is not None

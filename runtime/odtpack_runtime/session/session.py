@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ import onnxruntime
 from odtpack_runtime.checkpoint.layout import Array, address
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec, check_labels, check_tensors
+
+_INTERRUPTED = f"system error number {errno.EINTR}"
+"""How ONNX Runtime says that a signal interrupted it while it opened a file: it does not retry."""
 
 
 def open_session(
@@ -28,14 +32,22 @@ def open_session(
     file = Path(path)
     if not file.is_file():
         raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
-    try:
-        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise OdtpackError(
-            "model-not-loadable",
-            f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(error)}",
-            where=str(file),
-        ) from error
+    problem: Exception | None = None
+    for _ in range(3):
+        try:
+            return onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            problem = error
+            if not str(error).endswith(_INTERRUPTED):
+                break
+    assert problem is not None  # noqa: S101 - the loop returns, or it has one
+    raise OdtpackError(
+        "model-not-loadable",
+        f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(problem)}",
+        where=str(file),
+    ) from problem
 
 
 def first_line(error: Exception) -> str:

@@ -29,6 +29,15 @@ def sign(
             show_default=False,
         ),
     ] = None,
+    release: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Number of this release, for apps that refuse to go back to an older one.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Sign a package, or make a key pair to sign with; with both, sign with the new key.
 
@@ -62,4 +71,4 @@ def sign(
             "a package is signed with a key, and none is named",
             hint=f"odtpack sign {package} --key key.pem",
         )
-    _console.say(f"wrote {sign_package(package, secret)}")
+    _console.say(f"wrote {sign_package(package, secret, release=release)}")
