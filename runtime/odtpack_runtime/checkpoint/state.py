@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,8 @@ class CheckpointState:
             of ONNX Runtime's own training carry none, and load unchecked. None without a file.
         recovered: What is wrong with the file that was to be loaded, and what was lost, if the
             save before it was loaded instead; else None.
+        lock: Held by each call of a Module, step of an Optimizer and save, so that threads that
+            share a state see it between two of them.
     """
 
     def __init__(self, data: CheckpointData) -> None:
@@ -133,6 +136,7 @@ class CheckpointState:
         self._properties = Properties(dict(data.properties))
         self.optimizer = data.optimizer
         self.checked = data.checked
+        self.lock = threading.RLock()
         self.recovered: str | None = None
         self._damaged: str | None = None
         self._flat: FlatState | None = None
@@ -202,11 +206,12 @@ class CheckpointState:
             )
         # What the state was recovered from is not lost to a damaged file.
         damaged = state._damaged == os.fspath(checkpoint_uri)
-        write_checkpoint(
-            checkpoint_uri,
-            state.snapshot(include_optimizer_state),
-            previous="kept" if damaged else "replaced" if keep_previous else "none",
-        )
+        with state.lock:
+            write_checkpoint(
+                checkpoint_uri,
+                state.snapshot(include_optimizer_state),
+                previous="kept" if damaged else "replaced" if keep_previous else "none",
+            )
         if damaged:
             state._damaged = None
 

@@ -47,6 +47,7 @@ from odtpack_runtime.checkpoint.format import (
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write, sync_folder
+from odtpack_runtime.files.lock import locked
 
 EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
 """Bytes of tensor data up to which a checkpoint is one file; a flatbuffer ends below 2 GiB."""
@@ -107,9 +108,11 @@ def write_checkpoint(
             hint="remove the link, or choose another name",
         )
     try:
-        start = _free_region(data_path, occupied, _nbytes(data))
-        mode = "r+b" if data_path.exists() else "xb"
-        with Hasher() as hasher, data_path.open(mode) as stream:
+        descriptor = os.open(data_path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        with Hasher() as hasher, os.fdopen(descriptor, "r+b") as stream, locked(data_path):
+            # Another process may have written since.
+            occupied = _first_external_offset(before if previous == "kept" else target)
+            start = _free_region(data_path, occupied, _nbytes(data))
             head = _Head(data, hasher, external_from=start)
             stream.seek(start)
             for array in head.payload:
