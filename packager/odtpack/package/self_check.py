@@ -46,6 +46,8 @@ def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
     try:
         info = _measured(manifest, files)
     except OdtpackError as error:
+        if error.code in ("checkpoint-unreadable", "checkpoint-not-found", "model-not-readable"):
+            raise  # the files were just written: the disk is to blame, and not the models
         info = _none(f"the models do not run on made-up data ({error.code})")
     return dataclasses.replace(manifest, self_check=info).sealed()
 

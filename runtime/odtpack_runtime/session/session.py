@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ def open_session(
     """Load an ``.onnx`` or ``.ort`` model for the CPU.
 
     Raises:
-        OdtpackError: ``model-not-found``, or ``model-not-loadable`` with ONNX
-            Runtime's reason.
+        OdtpackError: ``model-not-found``, ``model-not-readable`` if the system refused, or
+            ``model-not-loadable`` with ONNX Runtime's reason.
     """
     file = Path(path)
     if not file.is_file():
@@ -43,6 +44,13 @@ def open_session(
             if not str(error).endswith(_INTERRUPTED):
                 break
     assert problem is not None  # noqa: S101 - the loop returns, or it has one
+    if number := re.search(r"system error number (\d+)$", str(problem)):
+        raise OdtpackError(
+            "model-not-readable",
+            f"{file} cannot be read: {os.strerror(int(number[1]))}.",
+            where=str(file),
+            hint="check its permissions, and the disk",
+        ) from problem
     raise OdtpackError(
         "model-not-loadable",
         f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(problem)}",
