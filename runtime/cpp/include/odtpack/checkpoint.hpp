@@ -53,6 +53,10 @@ class CheckpointState {
     target.CopyFrom(value.GetTensorRawData());
   }
 
+  /// True if the file carried a digest of all that it holds, which was right. Those of ONNX
+  /// Runtime's own training carry none, and load unchecked.
+  bool IsChecked() const { return state_->checked; }
+
   /// True as long as the parameters have names and no values.
   bool IsNominal() const { return state_->nominal; }
 
