@@ -40,6 +40,8 @@ struct State {
   bool nominal = false;
   bool checked = false;  // whether its file carried a digest, which was right
   Tensor flat, gradients;
+  std::string recovered;  // what was wrong with the file, if the save before it was loaded
+  std::string damaged;    // that file
 
   void RequireValues() const {
     if (nominal)
@@ -284,6 +286,43 @@ inline State ReadCheckpoint(const std::string& path) {
     const bool missing = error.code() == std::errc::no_such_file_or_directory;
     throw Error(missing ? "checkpoint-not-found" : "checkpoint-unreadable",
                 "The checkpoint cannot be read: " + error.code().message() + ".", path);
+  }
+}
+
+/// Where the checkpoint before the one at a path is kept.
+inline std::string PreviousPath(const std::string& path) { return path + ".previous"; }
+
+/// Read a checkpoint, or the one before it if it is damaged or missing.
+inline State ReadLastGood(const std::string& path) {
+  try {
+    return ReadCheckpoint(path);
+  } catch (const Error& error) {
+    static const std::set<std::string> harmed = {"checkpoint-corrupt", "checkpoint-not-found",
+                                                 "checkpoint-unreadable", "checkpoint-version",
+                                                 "checkpoint-dtype"};
+    const std::string before = PreviousPath(path);
+    if (harmed.count(error.Code()) == 0 || !fs::is_regular_file(before)) throw;
+    std::optional<State> state;
+    try {
+      state = ReadCheckpoint(before);
+    } catch (const Error&) {
+    }
+    if (!state) throw;
+    int64_t last = -1;
+    try {  // what is left of the damaged file
+      const auto content = Map(path);
+      const State left = CheckpointReader(*content, path, "", false).Read();
+      if (left.optimizer) last = left.optimizer->step;
+    } catch (const std::exception&) {
+    }
+    const int64_t step = state->optimizer ? state->optimizer->step : 0;
+    state->recovered =
+        std::string(error.what()) + "\nThe save before it was loaded, " + before +
+        ", of optimizer step " + std::to_string(step) + ": " +
+        (last > step ? std::to_string(last - step) + " optimizer steps made since are lost."
+                     : "what was trained since is lost.");
+    state->damaged = path;
+    return *std::move(state);
   }
 }
 

@@ -177,10 +177,25 @@ class CheckpointWriter {
   std::vector<std::pair<flatbuffers::uoffset_t, std::string>> digests_;  // the whole's comes last
 };
 
+/// What becomes of the save before: nothing; it is the file that is written over; or it stays, as
+/// that file is damaged.
+enum class Previous { kNone, kReplaced, kKept };
+
+/// Give the data of a checkpoint that becomes the one before the name that it refers to.
+inline void ShareData(const std::string& data_path, const std::string& before, bool external) {
+  const std::string kept = before + ".data";
+  const bool there = fs::exists(kept);
+  if (external ? there && fs::equivalent(kept, data_path) : !there) return;
+  fs::remove(before);  // first what refers to the data
+  fs::remove(kept);
+  if (external) fs::create_hard_link(data_path, kept);
+}
+
 /// Write a checkpoint whole or not at all. Above `external_above` bytes the tensors go to
 /// `<path>.data`, where the current checkpoint has none: killed at any moment, it is whole.
 inline void WriteCheckpoint(const std::string& path, const State& state, bool with_optimizer,
-                            size_t external_above = kExternalAbove) {
+                            size_t external_above = kExternalAbove,
+                            Previous previous = Previous::kNone) {
   const auto* optimizer =
       with_optimizer && !state.nominal && state.optimizer ? &*state.optimizer : nullptr;
   size_t total = 0;
@@ -189,9 +204,12 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
     for (const Tensor& moment : optimizer->moments[i].second) total += moment.Bytes();
   }
   size_t occupied = SIZE_MAX;
+  const std::string before = PreviousPath(path);
+  const std::string keep_as = previous == Previous::kReplaced ? before : "";
   try {
-    const auto current = Map(path);
-    CheckpointReader reader(*current, path, "", false);
+    const std::string good = previous == Previous::kKept ? before : path;
+    const auto current = Map(good);
+    CheckpointReader reader(*current, good, "", false);
     reader.Read();
     occupied = reader.first_external;
   } catch (const std::exception&) {  // absent or unreadable: nothing to preserve
@@ -199,11 +217,15 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
   const std::string data_path = path + ".data";
   if (total <= external_above) {
     const CheckpointWriter writer(state, optimizer, false, 0);
-    WriteAtomically(path, [&writer](const File& file) {
-      writer.WriteHead(file);
-      writer.WritePayload(file);
-      writer.WriteDigests(file);
-    });
+    WriteAtomically(
+        path,
+        [&](const File& file) {
+          writer.WriteHead(file);
+          writer.WritePayload(file);
+          writer.WriteDigests(file);
+          if (!keep_as.empty()) ShareData(data_path, before, occupied != SIZE_MAX);
+        },
+        keep_as);
     if (occupied != SIZE_MAX) ::unlink(data_path.c_str());
     return;
   }
@@ -216,11 +238,15 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
     writer.WritePayload(data);
     Sync(data);
     SyncFolder(data_path);
-    WriteAtomically(path, [&writer](const File& file) {
-      writer.WriteHead(file);
-      writer.WriteDigests(file);
-    });
-    if (start == 0) fs::resize_file(data_path, total);
+    WriteAtomically(
+        path,
+        [&](const File& file) {
+          writer.WriteHead(file);
+          writer.WriteDigests(file);
+          if (!keep_as.empty()) ShareData(data_path, before, occupied != SIZE_MAX);
+        },
+        keep_as);
+    if (start == 0 && previous == Previous::kNone) fs::resize_file(data_path, total);
   } catch (const std::system_error& error) {
     ThrowNotWritten(data_path, error);
   }
