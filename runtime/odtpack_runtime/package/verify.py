@@ -46,7 +46,7 @@ class Verification:
     steps: StepFigures
     signed_with: str | None
     release: int | None
-    checked: tuple[str, ...]
+    checked: list[str]
 
 
 def verify_package(
@@ -119,11 +119,11 @@ def verify_package(
 
 def _checked(
     manifest: Manifest, key: Path | None, minimum_release: int | None, limits: Limits | None
-) -> tuple[str, ...]:
+) -> list[str]:
     """What was checked, a phrase each."""
     known = manifest.self_check is not None and manifest.self_check.reason is None
     files = len(manifest.files.all())
-    return (
+    return [
         *([f"the manifest's signature, with {key.name}"] if key is not None else []),
         *([f"the release, {minimum_release} or later"] if minimum_release is not None else []),
         *(["limits of disk, memory, sizes and operator domains"] if limits is not None else []),
@@ -134,4 +134,4 @@ def _checked(
         "training steps against the losses of the self-check"
         if known
         else "a training, an optimizer and an evaluation step on made-up data",
-    )
+    ]
