@@ -53,9 +53,10 @@ soak: $(VENV)/.ready-full
 
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh
-	@$(BIN)/python -m pytest -m kits tests/kits
+	@$(PYTEST) --dist loadfile -m kits tests/kits
+	@$(BIN)/python -m benchmarks.kits --rounds 1
 
-swift:
+swift: $(VENV)/.ready-full
 	@scripts/setup_swift.sh
 
 distribution: $(VENV)/.ready-full

@@ -26,6 +26,7 @@ from scripts import manifest_schema as manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from scripts.kits_table import kits_page  # noqa: E402
 from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
 
 _INTRODUCTION = """# Operators
@@ -330,6 +331,7 @@ def checkpoint_page() -> str:
 PAGES = {
     _CHECKPOINT: checkpoint_page,
     ROOT / "docs" / "runtimes.md": runtimes_page,
+    ROOT / "docs" / "kits.md": kits_page,
     ROOT / "docs" / "devices.md": devices_page,
     ROOT / "docs" / "losses.md": losses_page,
     ROOT / "docs" / "optimizers.md": optimizers_page,

@@ -2,16 +2,18 @@
 
 ``python scripts/old_runtimes.py 1.14 1.20`` leaves ``.venv-runtimes/1.14`` and so on. A release
 has wheels for some versions of Python only; the newest of those that is installed is taken, from
-PATH or from pyenv.
+PATH, from pyenv or from uv. What cannot be set up is said, and the others are.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +75,9 @@ def _python_for(release: str) -> str:
     oldest, newest = _PYTHONS[max(r for r in _PYTHONS if r <= _version(release))]
     for minor in range(newest, oldest - 1, -1):
         pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+        uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
         installed = sorted(map(str, pyenv.glob(f"3.{minor}.*/bin/python")))
+        installed += sorted(map(str, uv.glob(f"cpython-3.{minor}.*/bin/python3")))
         for candidate in (f"python3.{minor}", *installed):
             if _works(candidate):
                 return candidate
@@ -92,6 +96,22 @@ def _works(python: str) -> bool:
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
+def main(releases: Sequence[str]) -> int:
+    """Set up each release that can be; return 2 if one could not, whose error is printed."""
+    failed = False
+    for release in releases:
+        try:
+            environment(release)
+        except NoPythonError as error:
+            failed = True
+            print(f"error: {error}", file=sys.stderr)
+            print("  help: pyenv install 3.10, or uv python install 3.10", file=sys.stderr)
+        except subprocess.CalledProcessError as error:
+            failed = True
+            print(f"error: ONNX Runtime {release} could not be installed", file=sys.stderr)
+            print(f"  the command was: {shlex.join(map(str, error.cmd))}", file=sys.stderr)
+    return 2 if failed else 0
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or (*REFUSING, *TRAINED):
-        environment(name)
+    sys.exit(main(sys.argv[1:] or (*REFUSING, *TRAINED)))

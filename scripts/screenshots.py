@@ -1,11 +1,12 @@
 """Take the pictures of the report that the documentation shows, in headless Chromium.
 
-    python -m scripts.screenshots            draw the stored result again, when the page changed
+    python -m scripts.screenshots            draw the stored results again, when the page changed
     python -m scripts.screenshots --renew    store the made-up result anew before
+    python -m scripts.screenshots --demo     run ``odtpack demo``, and store its result before
 
-The result is stored, so that a changed device profile or budget does not ask for new pictures.
-``docs/images/pictures.json`` records which page they show; ``tests/reports/test_pictures.py``
-compares it with the page that the code draws today.
+The results are stored, so that a changed device profile or budget does not ask for new pictures.
+``docs/images/pictures.json`` records which pages they show; ``tests/reports/test_pictures.py``
+compares it with the pages that the code draws today.
 """
 
 from __future__ import annotations
@@ -13,17 +14,24 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from odtpack_simulator.reports.html_report import render_html
+from odtpack.cli.device.demo import FAILING_BUDGET, exit_words
+from odtpack_simulator.budgets import judge, read_budgets
+from odtpack_simulator.reports.html_report import Again, render_html
+from odtpack_simulator.result.result import load_result
 from tests.reports.browser import Browser
 from tests.reports.demo import STORED, demo_result, stored_result
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 RECORD = IMAGES / "pictures.json"
+DEMO = ROOT / "tests" / "reports" / "demo_run"
 DEVICES = [
     "apple/iphone-12-mini",
     "apple/iphone-16-pro",
@@ -44,30 +52,45 @@ class Picture:
     dark: bool = False
     phone: bool = False
     section: str | None = None
+    page: str = "made-up"
 
 
 PICTURES = {
+    "demo.png": Picture(1200, 1340, 1.25, page="demo"),
     "report.png": Picture(1200, 1470, 1.25),
     "report-dark.png": Picture(1200, 1150, 1.25, dark=True, section="learning"),
     "report-phone.png": Picture(360, 780, 2.0, phone=True),
 }
 
 
-def page() -> bytes:
-    """The page that the pictures show."""
-    return render_html(stored_result())
+def demo_page() -> bytes:
+    """The page of the stored run of ``odtpack demo``, as that draws it."""
+    result = load_result(DEMO / "report.json")
+    budget = DEMO / FAILING_BUDGET
+    failing = judge(result, read_budgets(budget))
+    return render_html(result, again=Again(failing, budget.read_text("utf-8"), exit_words(failing)))
+
+
+PAGES = {"made-up": lambda: render_html(stored_result()), "demo": demo_page}
+"""What draws each page that pictures show."""
+
+
+def digests() -> dict[str, str]:
+    """SHA-256 of each page as it is drawn today, by name."""
+    return {name: hashlib.sha256(draw()).hexdigest() for name, draw in PAGES.items()}
 
 
 def take(folder: Path, names: list[str] | None = None) -> dict[str, Path]:
     """Take pictures into a folder; their paths by name."""
     written = {}
     with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
-        path = Path(profile) / "report.html"
-        path.write_bytes(page())
+        paths = {name: Path(profile) / f"{name}.html" for name in PAGES}
+        for name, path in paths.items():
+            path.write_bytes(PAGES[name]())
         for name in names or list(PICTURES):
             picture = PICTURES[name]
             browser.open(
-                path,
+                paths[picture.page],
                 width=picture.width,
                 scale=picture.scale,
                 phone=picture.phone,
@@ -83,18 +106,33 @@ def take(folder: Path, names: list[str] | None = None) -> dict[str, Path]:
     return written
 
 
+def _run_demo() -> None:
+    """Store what a demo measured, in a folder of the name that the README's has."""
+    DEMO.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-m", "odtpack", "demo", "--out", "build/demo"], cwd=folder, check=True
+        )
+        for name in ("report.json", FAILING_BUDGET):
+            shutil.copyfile(Path(folder) / "build" / "demo" / name, DEMO / name)
+
+
 def main() -> None:
     """Renew what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--renew", action="store_true", help="store the made-up result anew")
-    if parser.parse_args().renew:
+    parser.add_argument("--demo", action="store_true", help="store the result of a demo anew")
+    asked = parser.parse_args()
+    if asked.demo:
+        _run_demo()
+    if asked.renew:
         content = demo_result(DEVICES).model_dump(mode="json")
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         STORED.write_text(f"{text}\n", "utf-8")
     for path in take(IMAGES).values():
         print(f"wrote {path.relative_to(ROOT)}")
     record = {
-        "page_sha256": hashlib.sha256(page()).hexdigest(),
+        "pages": digests(),
         "pictures": {
             name: hashlib.sha256((IMAGES / name).read_bytes()).hexdigest() for name in PICTURES
         },

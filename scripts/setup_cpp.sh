@@ -18,20 +18,8 @@ wheel=$("$python" -c 'import onnxruntime, pathlib; print(pathlib.Path(onnxruntim
 stamp="onnxruntime $version, setup 1"
 [[ -f $target/.ready && $(<"$target/.ready") == "$stamp" ]] && exit 0
 
-privileged=()
-if [[ $(id -u) -ne 0 ]]; then privileged=(sudo -n); fi
-packages=(cmake g++ flatbuffers-compiler libflatbuffers-dev qemu-user-static
-  g++-aarch64-linux-gnu libc6-dev-arm64-cross)
-missing=()
-for package in "${packages[@]}"; do
-  dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok' || missing+=("$package")
-done
-if ((${#missing[@]})); then
-  echo "C++ kit: installing ${missing[*]}" >&2
-  ${privileged[@]+"${privileged[@]}"} apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive ${privileged[@]+"${privileged[@]}"} apt-get install -qq -y \
-    --no-install-recommends "${missing[@]}" >/dev/null
-fi
+"$root/scripts/debian_packages.sh" "C++ kit" cmake g++ flatbuffers-compiler libflatbuffers-dev \
+  qemu-user-static g++-aarch64-linux-gnu libc6-dev-arm64-cross
 
 rm -rf "$target"
 mkdir -p "$target"

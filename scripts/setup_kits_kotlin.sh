@@ -18,17 +18,9 @@ kit=$root/runtime/kotlin
 build=$root/build/kotlin
 tests=$root/tests/kits/kotlin
 
-for command in mvn javac; do
-  if ! command -v "$command" >/dev/null; then
-    cat >&2 <<MESSAGE
-make kits: no $command was found.
-  The Kotlin kit is built with Maven and a JDK of version 17 or newer.
-  help: install maven and openjdk-17-jdk-headless. Without them its tests are skipped and everything
-  else runs.
-MESSAGE
-    exit 2
-  fi
-done
+if ! command -v mvn >/dev/null || ! command -v javac >/dev/null; then
+  "$root/scripts/debian_packages.sh" "Kotlin kit" maven default-jdk-headless
+fi
 
 # Without the network first: what was fetched once serves for ever.
 maven() {
@@ -39,7 +31,7 @@ mkdir -p "$build"
 sources=$(cat "$kit/pom.xml" "$tests/pom.xml" "$0" $(find "$kit/src" "$tests" -type f | sort) | sha256sum)
 if [[ ! -e $build/.ready || $(<"$build/.ready") != "$sources" ]]; then
   rm -f "$build/.ready"
-  echo "make kits: building the kit" >&2
+  echo "Kotlin kit: building the kit" >&2
   maven -f "$kit/pom.xml" package
   if [[ ! -e $build/tools/.ready ]] || ! cmp -s "$tests/pom.xml" "$build/tools/.ready"; then
     rm -rf "$build/tools"
@@ -64,7 +56,7 @@ fi
 
 wheel=$root/build/kits/onnxruntime-$version
 if [[ ! -e $wheel/.ready ]]; then
-  echo "make kits: installing the wheel of ONNX Runtime $version into $wheel" >&2
+  echo "Kotlin kit: installing the wheel of ONNX Runtime $version into $wheel" >&2
   rm -rf -- "$wheel"
   "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$wheel" \
     "onnxruntime==$version"

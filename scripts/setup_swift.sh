@@ -30,9 +30,7 @@ mkdir -p "$target"
 # A root that was begun is thrown away: debootstrap does not resume.
 if [[ ! -f $target/.root-ready ]]; then
   if ! command -v debootstrap >/dev/null && [[ ! -x /usr/sbin/debootstrap ]]; then
-    as_root apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive as_root apt-get install -qq -y --no-install-recommends \
-      debootstrap >/dev/null
+    "$root/scripts/debian_packages.sh" "Swift kit" debootstrap
   fi
   echo "Swift kit: installing Debian's swiftlang into $target/root (about 2 GB)" >&2
   as_root rm -rf "$target/root"

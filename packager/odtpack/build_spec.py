@@ -16,15 +16,28 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from odtpack.choices import STOCK, Runtime, Storage
+from odtpack.choices import STOCK, Pool, Runtime, Storage
 from odtpack.ort.choices import OrtFormat, Platform, Style
 
 if TYPE_CHECKING:
+    import onnx
+
     from odtpack_runtime.package.manifest import Manifest
     from odtpack_runtime.training.schedules import ScheduleSpec
 
 Group = tuple[str, float, float | None]
 """Pattern, factor of the learning rate, and weight decay or None for the optimizer's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A classification head for an encoder, see :func:`odtpack.model.head.add_head`."""
+
+    pool: Pool
+    classes: int
+    seed: int = 0
+    input: str | None = None
+
 
 _VERSION = re.compile(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?")
 
@@ -36,7 +49,7 @@ class Option:
     Attributes:
         key: Its key in a recipe, below its tables: ``"formats.nominal"``.
         flag: Its option on the command line; of a switch that one that turns the default.
-            Empty if it is made of several, see :mod:`odtpack.cli._spec_options`.
+            Empty if it is made of several, see :mod:`odtpack.cli._spec_options`, or of none.
         help: What the command line says of it.
         doc: What the reference of recipes says of it.
         metavar: What stands for its value on the command line.
@@ -83,6 +96,10 @@ def _schedule(table: Any) -> Any:
     return ScheduleSpec(table.kind, settings, table.learning_rate)
 
 
+def _head(table: Any) -> Head | None:
+    return None if table is None else Head(**table.model_dump())
+
+
 def _ort_format(table: Any) -> OrtFormat | None:
     if not table.ort:
         return None
@@ -110,6 +127,8 @@ class BuildSpec:
     """Path of the forward model: of it, its content decides."""
     loss: str = dataclasses.field(metadata=_given("loss.kind"))
     """Name of the loss; ``none`` if the first output is the loss."""
+    head: Head | None = dataclasses.field(default=None, metadata=_given("head", read=_head))
+    """The head that the model is given first."""
     loss_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict, metadata=_given("loss", read=_options)
     )
@@ -318,6 +337,24 @@ class BuildSpec:
         del content["model"]
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
+    def forward_model(self) -> "Path | onnx.ModelProto":
+        """The model to build from: the file, or its content with the head that is asked for.
+
+        Raises:
+            OdtpackError: The head does not fit the model, see
+                :func:`odtpack.model.head.add_head`.
+        """
+        if self.head is None:
+            return self.model
+        import onnx
+
+        from odtpack.model.head import add_head
+
+        asked = self.head
+        return onnx.load_from_string(
+            add_head(self.model, asked.pool, asked.classes, seed=asked.seed, name=asked.input)
+        )
+
     def build(
         self, folder: str | os.PathLike[str], *, remark: Callable[[str], None] | None = None
     ) -> "Manifest":
@@ -335,6 +372,8 @@ class BuildSpec:
         from odtpack.package.optimizer_update import Update
 
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["model"] = self.forward_model()
+        del values["head"]
         groups = tuple(GroupRule(*group) for group in values.pop("groups"))
         clip = Clip(values.pop("clip_norm"), values.pop("clip_value"))
         update = Update(clip, groups, values.pop("decay_vectors"), values.pop("schedule"))

@@ -14,4 +14,7 @@ ORT_TRAINING: Final = "ort-training"
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 
+Pool = Literal["mean", "cls", "none"]
+"""How a head makes one vector of the tokens of a sequence."""
+
 STORAGES: Final[tuple[Storage, ...]] = get_args(Storage)

@@ -38,6 +38,8 @@ _RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rand
 _WEIGHT = "sweep_weight"
 _LOSS = "sweep_loss"
 _MASKED = 1e30  # from here on a number stands for infinity
+_PLACES = {"Resize": (1, 2)}
+"""Inputs that say where an operator reads, and are not trainable (docs/operators.md)."""
 _NO_SLOPE = "at a kink, or beside a jump, there and at the points near by"
 
 
@@ -124,7 +126,8 @@ class _Trial:
     def __init__(self, model: onnx.ModelProto, feeds: Feeds, floats: list[str]) -> None:
         self.model = model
         self.feeds = feeds
-        self.train = [name for name in floats if feeds[name].size <= LARGEST]
+        self.floats = [name for name in floats if feeds[name].size <= LARGEST]
+        self.train = list(self.floats)
         self.outputs = [value.name for value in model.graph.output]
         types = {value.type.tensor_type.elem_type for value in model.graph.output}
         self.wide = types == {TensorProto.DOUBLE}  # whether the function computes in float64
@@ -152,14 +155,16 @@ class _Trial:
             gradient = self._build()
         except OdtpackError as error:
             if error.code == "nothing-to-train":
-                return Verdict("not differentiable", "no gradient reaches an input")
+                return self._without_gradient()
             return Verdict("refused", f"{error.code}: {error.what}")
         except NoKernel as error:
             if oracle == RUNTIME:
                 raise
             return Verdict("not run", str(error))  # nor is the case itself
         if not self.train:
-            return Verdict("not differentiable", "no gradient reaches an input")
+            return self._without_gradient()
+        if why := self._sloped_without_gradient():
+            return Verdict("wrong", why)
         why = self._mismatches(gradient)
         if why and oracle == RUNTIME:
             # Sums of float32 may be too coarse to difference: the reference computes in float64.
@@ -170,6 +175,34 @@ class _Trial:
             except Exception as error:  # of whatever kind: it does not run the case
                 why += f"; {REFERENCE}: {error}"
         return Verdict("wrong", why) if why else Verdict("right", oracle)
+
+    def _without_gradient(self) -> Verdict:
+        if why := self._sloped_without_gradient():
+            return Verdict("wrong", why)
+        return Verdict("not differentiable", "no gradient reaches an input")
+
+    def _sloped_without_gradient(self) -> str:
+        """Which input that no gradient reaches has a slope other than zero, if one has."""
+        random = np.random.default_rng(2)
+        places = {
+            node.input[at]
+            for node in self.model.graph.node
+            for at in _PLACES.get(node.op_type, ())
+            if at < len(node.input)
+        }
+        for name in self.floats:
+            if name in self.train or name in places or not np.isfinite(self.feeds[name]).all():
+                continue
+            shape = self.feeds[name].shape
+            for _ in range(DIRECTIONS):
+                way = random.choice([-1.0, 1.0], shape)
+                try:
+                    slope = self._slope(self.feeds, name, way)
+                except Fail:  # a frequency out of range, say
+                    continue
+                if slope is not None and abs(slope) > 1e-2:
+                    return f"no gradient reaches {name}, along a way of slope {slope}"
+        return ""
 
     def _mismatches(self, gradient: Callable[[Feeds], dict[str, np.ndarray]]) -> str:
         """In what way the gradients are wrong at the case's point, or if it has no slope, near."""

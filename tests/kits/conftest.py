@@ -1,4 +1,4 @@
-"""The conformance suite, written once for all of its tests."""
+"""The conformance suite, written once for all of its tests; and which kits ran, and which not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.ran import RAN, Ran
 from tests.kits.vectors import write_suite
+
+_ran = Ran()
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +17,18 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kits") / "vectors"
     write_suite(folder)
     return folder
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple | list) else ""
+        _ran.add(report.nodeid, report.outcome, reason.removeprefix("Skipped: "))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _ran.platforms or hasattr(terminalreporter.config, "workerinput"):
+        return
+    terminalreporter.section("kits")
+    for line in _ran.lines():
+        terminalreporter.write_line(line)
+    _ran.write(RAN)

@@ -16,7 +16,8 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "js"
 SCRIPTS = Path(__file__).parent / "js"
-NODE = shutil.which("node")
+NODES = os.pathsep.join([str(ROOT / "build" / "node" / "bin"), os.environ.get("PATH", "")])
+NODE = shutil.which("node", path=NODES)
 RUNTIME = KIT / "node_modules" / "onnxruntime-node" / "package.json"
 
 

@@ -29,6 +29,7 @@ from odtpack_runtime.session.options import default_session_options
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run, save_batch
+from tests.kits.measured import measurements
 from tests.packages import mutations
 from tests.peer import client
 from tests.runtime.checkpoint_samples import Foreign
@@ -99,7 +100,8 @@ def train(
         losses.append(float(module(*batches[step % len(batches)].values())))
         optimizer.step()
         module.lazy_reset_grad()
-    loss = float(module.eval()(*batches[0].values()))
+    evaluated = module.eval()(*batches[0].values())
+    loss = float(evaluated[0] if isinstance(evaluated, tuple) else evaluated)
     CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
     return losses, loss
 
@@ -427,6 +429,7 @@ def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
         assert len(values) == (40 if name == "sync_seconds" else 5), name
         assert min(values) > 0, name
     assert not list(tmp_path.iterdir())
+    measurements(done.stdout)
 
 
 def test_the_generated_header_is_that_of_the_schema(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from odtpack_runtime.errors import OdtpackError
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
+from tests.kits.measured import check_measurements
 from tests.peer import client
 
 pytestmark = [
@@ -239,7 +240,7 @@ def test_code_for_onnxruntime_training_runs_as_it_was(digits_package: Path, tmp_
     """The calls of the old API, with the files of a package."""
     script = tmp_path / "old.mjs"
     script.write_text(f"""
-import {{ benchmark, TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};
+import {{ TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};
 const at = {json.dumps(str(digits_package))};
 const session = await TrainingSession.create({{
   checkpointState: `${{at}}/checkpoint`, trainModel: `${{at}}/training_model.onnx`,
@@ -265,7 +266,6 @@ await session.loadParametersBuffer(bytes, true);
 const after = (await session.runEvalStep(feeds)).loss.data[0];
 const outputs = (await session.predict({{ input: feeds.input }})).output.data;
 const evaluation = await session.evaluate([feeds, feeds]);
-const figures = await benchmark(at, {{ steps: 3, intraOpNumThreads: 1 }});
 const other = {{ ...feeds, input: new Tensor('float32', new Float32Array(128), [2, 1, 8, 8]) }};
 const alone = (await session.runTrainStep(feeds)).loss.data[0];
 const second = session.runTrainStep(feeds);
@@ -275,7 +275,7 @@ const unknown = await session.runTrainStep(feeds, ['no']).then(() => 'ran', (err
 await session.release();
 console.log(JSON.stringify({{
   names, both: Object.keys(both), one: Object.keys(one), size, length: buffer.data.length,
-  before, zeros, after, busy, unmoved, unknown, outputs: Array.from(outputs), evaluation, figures,
+  before, zeros, after, busy, unmoved, unknown, outputs: Array.from(outputs), evaluation,
 }}));
 """)
     done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
@@ -293,7 +293,17 @@ console.log(JSON.stringify({{
     right = np.log(np.exp(scores).sum(axis=1)) - scores[[0, 1], labels]
     assert found["evaluation"]["loss"] == pytest.approx(right.mean(), rel=1e-5)
     assert found["evaluation"]["samples"] == 4
-    figures = found["figures"]
-    assert (figures["kit"], figures["steps"]) == ("javascript", 3)
-    assert figures["onnxruntime"] == javascript.runtime_version()
-    assert all(figures[key] > 0 for key in figures if key.endswith(("_ms", "_bytes")))
+
+
+def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
+    script = tmp_path / "benchmark.mjs"
+    script.write_text(f"""
+import {{ benchmark }} from {json.dumps(str(KIT / "dist" / "index.js"))};
+const folder = {json.dumps(str(tmp_path))};
+console.log(JSON.stringify(await benchmark({{ folder, memoryLimit: 500_000_000 }})));
+""")
+    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    version = javascript.runtime_version()
+    check_measurements(done.stdout, "js", version, unmeasured=("read_bytes_per_second",))
+    assert list(tmp_path.iterdir()) == [script]

@@ -18,6 +18,7 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
+from tests.kits.measured import check_measurements
 from tests.reports.browser import CHROMIUM, Browser
 
 pytestmark = [
@@ -161,6 +162,15 @@ def test_chromium_passes_the_conformance_suite(
         results = browsers.evaluate("window.results")
     assert len(results) >= 50
     assert {name: result for name, result in results.items() if isinstance(result, str)} == {}
+
+
+def test_the_benchmark_measures_arithmetic_in_a_browser(browsers: Browser) -> None:
+    with web.serve(web.FOLDERS) as address:
+        open_kit(browsers, f"{address}?threads=1")
+        code = "kit.benchmark({ ort, memoryLimit: 500_000_000 }).then(JSON.stringify)"
+        printed = str(browsers.evaluate(code))
+    unmeasured = ("write_bytes_per_second", "read_bytes_per_second", "sync_seconds")
+    check_measurements(printed, "js", javascript.runtime_version(), "web", unmeasured)
 
 
 @pytest.mark.parametrize("module", ["ort.webgpu.min.mjs", "ort.all.min.mjs"])

@@ -31,6 +31,7 @@ from odtpack_runtime.errors import OdtpackError
 from tests import zoo
 from tests.kits import kotlin_kit
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
+from tests.kits.measured import check_measurements
 from tests.packages import mutations
 from tests.packages.samples import build
 from tests.peer import client
@@ -326,15 +327,19 @@ def test_the_guide_compiles_and_trains(
     for steps in (60, 100):
         finish(words, cwd=tmp_path)
         assert read_checkpoint(tmp_path / "trained.ckpt").properties["app.step"] == steps
-    measured = json.loads((tmp_path / "measured.json").read_text())
-    assert measured["onnxruntime"] == kotlin_kit.runtime_version()
-    assert measured["train_step_ms"] > 0
     images = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, 1, 8, 8)[:4]
     import onnxruntime
 
     personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
     (output,) = personal.run(None, {personal.get_inputs()[0].name: images})
     assert output.shape == (4, 3)
+
+
+def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
+    printed = run("benchmark", tmp_path)
+    version = kotlin_kit.runtime_version()
+    check_measurements(printed, "kotlin", version, unmeasured=("read_bytes_per_second",))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_signature_is_checked(packages: dict[str, Path], tmp_path: Path) -> None:

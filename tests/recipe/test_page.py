@@ -11,8 +11,9 @@ import pytest
 
 from odtpack.recipe import read_recipe
 from odtpack.recipe.draft import SCHEMA_NAME
+from odtpack_runtime import Package
 from tests.recipe.conftest import Run
-from tests.test_docs import ROOT, blocks
+from tests.test_docs import ROOT, blocks, prepare_encoder
 from tests.test_docs import folder as digits
 from tests.test_docs import run as run_command
 
@@ -23,7 +24,7 @@ __all__ = ["digits"]
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    (text,) = blocks(PAGE, "toml")
+    text, _ = blocks(PAGE, "toml")
     path = tmp_path / "personal.toml"
     path.write_text(text)
     return path
@@ -43,9 +44,19 @@ def test_example_and_commands(example: Path, digits: Path) -> None:
 
 
 def test_example_is_complete(example: Path) -> None:
-    """Every table is in it."""
+    """Every table is in it but that of the head, which its network has already."""
     table = read_recipe(example).table
-    assert table.model_fields_set == set(type(table).model_fields)
+    assert table.model_fields_set == set(type(table).model_fields) - {"head"}
+
+
+def test_example_of_a_head(run: Run, tmp_path: Path) -> None:
+    prepare_encoder(tmp_path)
+    path = tmp_path / "recipe.toml"
+    path.write_text(blocks(PAGE, "toml")[1])
+    assert run("build", "--recipe", path).code == 0
+    manifest = Package.open(tmp_path / "classifier").manifest
+    trained = {p.name: p.shape for p in manifest.parameters if p.role == "trainable"}
+    assert trained == {"head.weight": (4, 4), "head.bias": (4,)}
 
 
 def test_options_of_the_page_exist(run: Run) -> None:

@@ -37,7 +37,7 @@ package_size = "6 MB"
 peak_memory = "500 MB"
 step_latency = { limit = "100 ms", level = "warn" }
 time_to_finish = "1 min"
-metric_floor = 0.95
+accuracy_floor = 0.95
 
 [class.linux]
 step_latency = "150 ms"

@@ -54,7 +54,7 @@ def test_a_floor_that_is_missed() -> None:
     result = stored_result(["google/pixel-8a"])
     checks = [
         check.model_copy(update={"limit": 0.99, "status": "fail"})
-        if check.metric == "metric_floor"
+        if check.metric == "accuracy_floor"
         else check
         for check in result.checks
     ]
@@ -103,7 +103,7 @@ def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
         ]
         (fix,) = view.first_fixes(result.model_copy(update={"devices": devices, "checks": []}))
         assert fix.advice == devices[expected].name
-    floor = base.model_copy(update={"metric": "metric_floor", "limit": 0.9})
+    floor = base.model_copy(update={"metric": "accuracy_floor", "limit": 0.9})
     pair = [(None, floor.model_copy(update={"actual": actual})) for actual in (0.8, 0.5)]
     assert view.worst(pair)[1].actual == 0.5
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from odtpack_simulator.reports import render_report, report_formats
-from scripts.screenshots import DEVICES, IMAGES, PICTURES, RECORD, ROOT, page, take
+from scripts.screenshots import DEVICES, IMAGES, PAGES, PICTURES, RECORD, ROOT, digests, take
 from tests.reports.browser import CHROMIUM
 from tests.reports.demo import STORED, demo_result, stored_result
 
@@ -31,7 +31,7 @@ def expected(name: str) -> tuple[int, int]:
 
 def test_the_committed_pictures_are_current() -> None:
     record = json.loads(RECORD.read_text())
-    assert record["page_sha256"] == hashlib.sha256(page()).hexdigest(), AGAIN
+    assert record["pages"] == digests(), AGAIN
     assert set(record["pictures"]) == set(PICTURES)
     for name, digest in record["pictures"].items():
         data = (IMAGES / name).read_bytes()
@@ -50,7 +50,7 @@ def test_every_picture_is_shown_and_described() -> None:
 
 def test_the_stored_result_shows_everything() -> None:
     """A picture of a page that lacks a section would be of little use."""
-    html = page().decode()
+    html = PAGES["made-up"]().decode()
     for name in ("first", "devices", "learning", "memory", "latency", "campaign", "interruptions"):
         assert f'<section id="{name}"' in html
     assert STORED.stat().st_size < 200_000

@@ -80,7 +80,7 @@ def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
 
 
 def test_accuracy_is_a_percentage_everywhere() -> None:
-    budgets = parse_budgets(b"[budgets]\nmetric_floor = 0.99\n")
+    budgets = parse_budgets(b"[budgets]\naccuracy_floor = 0.99\n")
     result = judge(make_result(NAMES), budgets)
     for text in (Page(render_html(result).decode()).text, render_markdown(result).decode()):
         assert "96.6 %" in text

@@ -11,7 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from odtpack_runtime import default_session_options
+from odtpack_runtime import OdtpackError, default_session_options
+from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_runtime.session.options import session_options
 
 _EXTENDED = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 _ALL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -89,3 +91,12 @@ def test_damaged_files_give_the_defaults(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         assert default_session_options(path).graph_optimization_level in (_EXTENDED, _ALL)
     assert default_session_options(tmp_path / "absent.onnx").graph_optimization_level == _ALL
+
+
+@pytest.mark.parametrize("config", [{"session.key": "x" * 9000}, {"k" * 2000: "1"}])
+def test_an_entry_that_onnx_runtime_refuses_is_an_invalid_manifest(config: dict[str, str]) -> None:
+    info = SessionInfo(optimization_level="all", config=config)
+    with pytest.raises(OdtpackError, match=r"session\.config") as caught:
+        session_options(info)
+    assert caught.value.code == "manifest-invalid"
+    assert len(caught.value.what) < 400

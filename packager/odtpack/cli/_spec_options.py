@@ -88,7 +88,9 @@ def takes_spec(before: str) -> Callable[[_Command], _Command]:
 def _parameters() -> Iterator[inspect.Parameter]:
     """The parameters of a command that takes every option, in the order of the fields."""
     for field, option in options():
-        kinds = _SEVERAL.get(field.name) or {field.name: _single(field, option)}
+        kinds = _SEVERAL.get(field.name, {})
+        if option.flag:
+            kinds = {field.name: _single(field, option)}
         for name, (kind, given) in kinds.items():
             yield inspect.Parameter(
                 name,

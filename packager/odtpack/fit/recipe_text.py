@@ -64,6 +64,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "package": around.package,
         **settings.said(""),
         "budgets": budgets,
+        "head": {} if settings.head is None else dataclasses.asdict(settings.head),
         "loss": loss,
         "parameters": settings.said("parameters"),
         "optimizer": optimizer,

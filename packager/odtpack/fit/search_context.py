@@ -100,7 +100,7 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
 
 def _freezes(base: BuildSpec) -> Sequence[Freeze]:
     """What may be frozen; nothing more where the recipe says what is trained."""
-    model = load_model(base.model, named=(*base.train, *base.freeze), untie=base.untie)
+    model = load_model(base.forward_model(), named=(*base.train, *base.freeze), untie=base.untie)
     read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     trained, frozen = resolve(model, base.train, base.freeze, read)
     found = freezes(model, trained, frozen)

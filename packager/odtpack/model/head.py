@@ -10,7 +10,7 @@ import fnmatch
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 import google.protobuf.message
 import numpy as np
@@ -20,13 +20,12 @@ import onnx.shape_inference
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
+from odtpack.choices import Pool
 from odtpack.errors import OdtpackError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import dims_of, used_names
 from odtpack.model.loading import load_model
 
-Pool = Literal["mean", "cls", "none"]
-POOLS: Final[tuple[str, ...]] = get_args(Pool)
 LOGITS: Final = "logits"
 WEIGHT: Final = "head.weight"
 BIAS: Final = "head.bias"
@@ -104,7 +103,7 @@ def _features(
     if name is not None and name not in [value.name for value in outputs]:
         raise OdtpackError(
             "unknown-output",
-            f"--input {name!r} is not an output of the model",
+            f"the head shall read {name!r}, which is not an output of the model",
             where=str(path),
             hint=f"its outputs are {', '.join(str(value.name) for value in outputs)}",
         )
@@ -128,7 +127,7 @@ def _features(
         "head-without-input",
         f"{subject} of the shape {_LAYOUTS[rank]}: the outputs are {found}",
         where=str(path),
-        hint="--pool none takes [batch, width], mean and cls take [batch, sequence, width]",
+        hint="pool none takes [batch, width], mean and cls take [batch, sequence, width]",
     )
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin
 from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, model_validator
 
 from odtpack.build_spec import keys_of
+from odtpack.choices import Pool
 from odtpack.recipe.option_tables import OPTIMIZER_TABLES, LossTable, OptimizerTable
-from odtpack.recipe.ranges import PositiveCount, Switch, Table
+from odtpack.recipe.ranges import Count, PositiveCount, Switch, Table
 from odtpack.recipe.update_tables import ClipTable, GroupTable, ScheduleTable
 from odtpack_simulator.budgets.budget_values import Section, name_limits
 from odtpack_simulator.device.profile import OsClass
@@ -48,6 +49,24 @@ def _strict(field: dataclasses.Field[Any]) -> Any:
         return tuple[Pattern, ...]
     check = field.metadata["option"].check
     return field.type if check is None else Annotated[str, AfterValidator(check)] | None
+
+
+class HeadTable(Table):
+    """A classification head for an encoder that has none: pooling and a linear layer.
+
+    Its parameters are `head.weight` and `head.bias`, its output, `logits`, replaces those of the
+    encoder.
+    """
+
+    pool: Pool
+    """Mean over the tokens (those of `attention_mask`), the first token, or none for an output
+    `[batch, width]`."""
+    classes: PositiveCount
+    """Number of classes."""
+    seed: Count = 0
+    """Seed of the weight."""
+    input: Pattern | None = None
+    """Output of the encoder that the head reads. Without it, the first that fits."""
 
 
 @declared("parameters")
@@ -146,6 +165,8 @@ class _AboveAll(_Paths):
 class RecipeFile(_AboveAll):
     """A recipe: everything that decides a package."""
 
+    head: HeadTable | None = None
+    """A classification head for an encoder that has none."""
     loss: LossTable
     """What is made small."""
     parameters: ParametersTable = ParametersTable()

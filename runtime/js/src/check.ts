@@ -1,28 +1,10 @@
-/** Is training right here, and how fast: on made-up data that the package describes. */
+/** Is training right here: on made-up data that the package describes. */
 import { OdtpackError, reason } from './errors.js';
 import { float16Bits } from './inference.js';
 import { TrainingPackage, type PackageSource } from './package.js';
 import { type Feeds, tensorOver } from './runtime.js';
 import { type SessionOptions, TrainingSession } from './session.js';
 import { ARRAYS, type DType, product } from './tensors.js';
-
-/** What `benchmark` measures; times in milliseconds, medians of the steps. */
-export interface Measurements {
-  readonly kit: 'javascript';
-  readonly onnxruntime: string;
-  readonly system: string;
-  readonly package_sha256: string;
-  readonly batch: number;
-  readonly steps: number;
-  readonly open_ms: number;
-  readonly train_step_ms: number;
-  readonly optimizer_step_ms: number;
-  readonly evaluation_step_ms: number;
-  readonly checkpoint_ms: number;
-  readonly checkpoint_bytes: number;
-  /** Resident memory of the process in Node; null elsewhere. */
-  readonly resident_bytes: number | null;
-}
 
 /**
  * Train five steps and compare the losses with those that the build found.
@@ -67,56 +49,6 @@ export async function requireRight(
   }
 }
 
-/** Measure steps on the package's made-up batch, or on one of the app's. */
-export async function benchmark(
-  source: TrainingPackage | PackageSource,
-  options: SessionOptions & { steps?: number; batch?: Feeds } = {},
-): Promise<Measurements> {
-  const { steps = 50, batch: given, ...rest } = options;
-  const began = performance.now();
-  const { session, batch: own, opened, ort } = await prepare(source, rest);
-  const opening = performance.now() - began;
-  try {
-    const batch = given ?? own;
-    const [train, update, evaluate]: [number[], number[], number[]] = [[], [], []];
-    const timed = async (times: number[], work: () => Promise<unknown>): Promise<void> => {
-      const start = performance.now();
-      await work();
-      times.push(performance.now() - start);
-    };
-    for (let i = 0; i < steps; i++) {
-      await timed(train, () => session.runTrainStep(batch));
-      await timed(update, () => session.runOptimizerStep());
-      await session.lazyResetGrad();
-      await timed(evaluate, () => session.runEvalStep(batch));
-    }
-    const start = performance.now();
-    const { size } = session.state.toBlob(true);
-    const node = typeof process === 'object' ? process : undefined;
-    return {
-      kit: 'javascript',
-      onnxruntime: ort,
-      system: node ? `node ${node.version} ${node.platform} ${node.arch}` : navigator.userAgent,
-      package_sha256: opened.sha256,
-      batch: Object.values(batch)[0]?.dims[0] ?? 1,
-      steps,
-      open_ms: opening,
-      train_step_ms: median(train),
-      optimizer_step_ms: median(update),
-      evaluation_step_ms: median(evaluate),
-      checkpoint_ms: performance.now() - start,
-      checkpoint_bytes: size,
-      resident_bytes: node?.memoryUsage().rss ?? null,
-    };
-  } finally {
-    await session.release();
-  }
-}
-
-function median(values: number[]): number {
-  return values.sort((a, b) => a - b)[values.length >> 1] ?? NaN;
-}
-
 async function prepare(source: TrainingPackage | PackageSource, options: SessionOptions) {
   const opened = source instanceof TrainingPackage ? source : await TrainingPackage.open(source);
   const expected = opened.manifest.self_check;
@@ -140,5 +72,5 @@ async function prepare(source: TrainingPackage | PackageSource, options: Session
     }
     batch[name] = tensorOver(session.ort, dtype, data, shape);
   }
-  return { session, batch, expected, opened, ort: session.ort.env.versions.common };
+  return { session, batch, expected };
 }

@@ -10,4 +10,5 @@ export type { PackageFiles, TrainingFiles } from './opening.js';
 export { type Evaluation, type SessionOptions, TrainingSession } from './session.js';
 export { makeSchedule, type Schedule, type ScheduleKind } from './schedules.js';
 export { carryOver } from './carry_over.js';
-export { benchmark, type Measurements, selfCheck } from './check.js';
+export { selfCheck } from './check.js';
+export { benchmark, type BenchmarkOptions, type Measurements } from './benchmark.js';

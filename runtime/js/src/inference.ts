@@ -94,7 +94,7 @@ export function float16Bits(value: number): number {
   return sign | (((exponent + 14) << 10) + rounded);
 }
 
-function varint(value: number): number[] {
+export function varint(value: number): number[] {
   const bytes: number[] = [];
   while (value >= 128) {
     bytes.push((value % 128) | 128);

@@ -28,10 +28,20 @@ export interface OpenedCheckpoint {
 export type CheckpointLayout = (externalFrom?: number) => CheckpointParts;
 export type CheckpointParts = { head: Uint8Array; payload: Uint8Array[] };
 
+/** What storage reaches: a file written with fsync, and writes of 4 KiB, each with fsync. */
+export interface StorageTimes {
+  readonly writeSeconds: number;
+  readonly syncSeconds: readonly number[];
+}
+
 export interface Platform {
   importRuntime(): Promise<OnnxRuntime>;
   /** `nbytes` zero bytes, from an address that is a multiple of 64 where that can be had. */
   allocate(nbytes: number): ArrayBuffer;
+  /** The system as a device profile names it, and the bytes of its memory; null if unknown. */
+  describe(): { system: string | null; memoryBytes: number | null };
+  /** Writes a file that is removed again; absent where there is no fsync. */
+  timeStorage?(folder: string, fileBytes: number): StorageTimes;
   /** Reads a file of a folder; throws `package-incomplete` or `package-path`. */
   readIn(folder: string | URL, path: string): Promise<Uint8Array>;
   openCheckpoint(path: string | URL): Promise<OpenedCheckpoint>;

@@ -1,6 +1,7 @@
 /** Node: files by path, written whole or not at all. */
 import * as fs from 'node:fs';
 import { randomBytes } from 'node:crypto';
+import { totalmem } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { OdtpackError, reason } from './errors.js';
@@ -8,6 +9,10 @@ import { type Bytes, Source, type Table } from './flatbuffer.js';
 import type { OnnxRuntime, Platform } from './platform.js';
 
 const PAGE = 65536;
+const BLOCK = new Uint8Array(2 ** 20).fill(0x78);
+const SYSTEMS: Partial<Record<string, string>> = {
+  android: 'android', darwin: 'macos', linux: 'linux', win32: 'windows',
+};
 
 export const platform: Platform = {
   importRuntime: async () => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
@@ -21,6 +26,33 @@ export const platform: Platform = {
       // No address space left for its guard pages.
     }
     return new ArrayBuffer(nbytes);
+  },
+
+  describe: () => ({ system: SYSTEMS[process.platform] ?? null, memoryBytes: totalmem() }),
+
+  timeStorage(folder, fileBytes) {
+    const path = join(folder, `.odtpack-benchmark-${randomBytes(6).toString('hex')}`);
+    let times = { writeSeconds: 0, syncSeconds: [] as number[] };
+    refusing(path, () => {
+      const fd = fs.openSync(path, 'wx');
+      try {
+        const timed = (nbytes: number): number => {
+          const parts = Array(Math.ceil(nbytes / BLOCK.length)).fill(BLOCK.subarray(0, nbytes));
+          const start = performance.now();
+          write(fd, parts, 0);
+          fs.fsyncSync(fd);
+          return (performance.now() - start) / 1000;
+        };
+        times = {
+          writeSeconds: timed(fileBytes),
+          syncSeconds: Array.from({ length: 8 }, () => timed(4096)),
+        };
+      } finally {
+        fs.closeSync(fd);
+        fs.rmSync(path, { force: true });
+      }
+    });
+    return times;
   },
 
   async readIn(folder, path) {

@@ -27,6 +27,7 @@ function refuse(): never {
 export const platform: Platform = {
   importRuntime: async () => (await import('onnxruntime-web')) as unknown as OnnxRuntime,
   allocate: (nbytes) => new ArrayBuffer(nbytes),
+  describe: () => ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
   readIn: (folder, path) => download(new URL(path, absolute(folder, true)), 'package-incomplete'),
   async openCheckpoint(path) {
     const bytes = inMemory(await download(absolute(path), 'checkpoint-not-found'));

@@ -27,7 +27,7 @@ export function sessionOptions(
   };
 }
 
-function usualProvider(ort: OnnxRuntime): string {
+export function usualProvider(ort: OnnxRuntime): string {
   return writesInPlace(ort) || 'react-native' in ort.env.versions ? 'cpu' : 'wasm';
 }
 
@@ -51,7 +51,7 @@ function nested(config: Record<string, string>): Record<string, Record<string, s
 }
 
 /** Only Node's binding writes into the tensors that it is given; the others ignore them. */
-function writesInPlace(ort: OnnxRuntime): boolean {
+export function writesInPlace(ort: OnnxRuntime): boolean {
   return ort.env.versions.node !== undefined;
 }
 

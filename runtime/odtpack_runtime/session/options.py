@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import onnxruntime
 
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.records import InvalidRecordError, parse_json
 from odtpack_runtime.package.manifest_device import SessionInfo
 
@@ -73,6 +74,9 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
     Args:
         info: What the manifest says.
         threads: Threads within an operator, in place of the manifest's.
+
+    Raises:
+        OdtpackError: ONNX Runtime does not take an entry of ``config``.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[info.optimization_level]
@@ -85,7 +89,14 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
         _share_allocator(info.arena)
         options.add_session_config_entry("session.use_env_allocators", "1")
     for key, value in info.config.items():
-        options.add_session_config_entry(key, value)
+        try:
+            options.add_session_config_entry(key, value)
+        except RuntimeError as error:  # too long: the manifest was not written by odtpack
+            raise OdtpackError(
+                "manifest-invalid",
+                f"The manifest is not valid: ONNX Runtime refuses session.config {key[:80]!r}: "
+                f"{error}.",
+            ) from error
     return options
 
 

@@ -133,7 +133,7 @@ def _limit_checks(
                 hint = shortened(metric.advise(subject, resolved.limit)) or None
                 check = check.model_copy(update={"advice": hint})
             checks.append(check)
-            if metric.key == "metric_floor" and resolved.limit is not None:
+            if metric.key == "accuracy_floor" and resolved.limit is not None:
                 checks += _small_data(subject.result, placed, resolved.limit)
     return checks
 
@@ -149,6 +149,8 @@ def _check(
     status: CheckStatus = "not judged"
     level: CheckLevel = placed.level
     text = reading.text
+    if placed.former_key is not None:
+        text = f"{text} ({placed.former_key} is now called {metric.key})"
     if actual is not None and limit is None:
         text = f"{text}; {resolved.reason}"
     elif actual is not None and limit is not None:

@@ -51,7 +51,7 @@ def suggest_budget(result: SimulationResult) -> str:
     subject = Subject(result)
     head = [_HEAD, "[budgets]"]
     for metric in of_scope("package"):
-        if metric.key == "metric_floor":
+        if metric.key == "accuracy_floor":
             head += _floor(result.training)
         else:
             head += _line(metric, metric.read(subject).actual)
@@ -174,7 +174,7 @@ def _floor(training: TrainingInfo) -> list[str]:
     steps -= steps / 1000 > floor  # the product was rounded up
     if steps <= 0 and training.metric_interval is not None:
         return []  # a share of right answers is never below zero: such a floor holds nothing
-    return [f"metric_floor = {steps / 1000:.3f}"]
+    return [f"accuracy_floor = {steps / 1000:.3f}"]
 
 
 def _up(value: float) -> str:

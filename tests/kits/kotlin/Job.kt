@@ -10,6 +10,7 @@ import org.odtpack.Schedule
 import org.odtpack.Tensor
 import org.odtpack.TrainingPackage
 import org.odtpack.Type
+import org.odtpack.benchmark
 import org.odtpack.zeros
 
 /** What the tests' programs share: jobs in JSON, with tensors in raw files. */
@@ -77,6 +78,7 @@ fun main(arguments: Array<String>) {
         "train" -> train(Json.read(rest[0].toByteArray()))
         "saves" -> saves(rest[0], rest[1].toLong())
         "hostile" -> hostile(File(rest[0]))
+        "benchmark" -> println(benchmark(env, rest[0], 1, 500_000_000))
         "signature" -> signature(rest[0], rest.drop(1))
         else -> throw IllegalArgumentException(arguments[0])
     }

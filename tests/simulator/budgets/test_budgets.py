@@ -32,7 +32,7 @@ def test_the_documented_example() -> None:
         "peak_memory": [(200e6, "absolute"), (5.0, "percent")],
         "memory_headroom": [(20.0, "absolute")],
         "final_loss": [(0.5, "absolute")],
-        "metric_floor": [(0.9, "absolute")],
+        "accuracy_floor": [(0.9, "absolute")],
         "step_latency": [(50.0, "absolute")],
     }
     assert only(budgets.overall()["step_latency"]).level == "warn"
@@ -72,8 +72,8 @@ VALUES = [
     ("final_loss", "-3", -3.0, "absolute"),
     ("final_loss", '"+0.01"', 0.01, "difference"),
     ("final_loss", '" + 2.5 % "', 2.5, "percent"),
-    ("metric_floor", '"-1 %"', -1.0, "percent"),
-    ("metric_floor", '"-0.01"', -0.01, "difference"),
+    ("accuracy_floor", '"-1 %"', -1.0, "percent"),
+    ("accuracy_floor", '"-0.01"', -0.01, "difference"),
     ("peak_memory", '"+10 MiB"', 10 * 2.0**20, "difference"),
     ("memory_headroom", '"-2%"', -2.0, "percent"),
     ("step_latency", '"+500 us"', 0.5, "difference"),
@@ -164,7 +164,7 @@ def test_empty_files_set_no_limit(text: str) -> None:
         ('[budgets]\npeak_memory = "12 ms"', "budgets.peak_memory", "not a unit of bytes"),
         ('[budgets]\npeak_memory = "-1 MB"', "budgets.peak_memory", "may grow: write +1 MB"),
         ('[budgets]\npeak_memory = "-5 %"', "budgets.peak_memory", "may grow: write +5 %"),
-        ('[budgets]\nmetric_floor = "+5 %"', "budgets.metric_floor", "may fall: write -5 %"),
+        ('[budgets]\naccuracy_floor = "+5 %"', "budgets.accuracy_floor", "may fall: write -5 %"),
         ('[budgets]\nmemory_headroom = "+1 %"', "budgets.memory_headroom", "may fall"),
         ('[budgets]\nmemory_headroom = "-1 MB"', "budgets.memory_headroom", "percentage of the"),
         ('[budgets]\npeak_memory = "+5"', "budgets.peak_memory", "with a unit"),
@@ -246,3 +246,21 @@ def test_a_table_in_one_line_has_a_line() -> None:
     with pytest.raises(OdtpackError) as caught:
         parse_budgets(text, "b.toml").check_devices(["acme/two"])
     assert caught.value.where == "b.toml:3"
+
+
+def test_a_former_key_keeps_its_meaning_and_its_line() -> None:
+    text = '[budgets]\nlearns = true\nmetric_floor = 0.9\n[device."acme/one"]\nmetric_floor = 0.8\n'
+    budgets = parse(text)
+    placed = only(budgets.overall()["accuracy_floor"])
+    assert (placed.limit, placed.former_key) == (0.9, "metric_floor")
+    assert placed.location == "ci/budgets.toml:3"
+    narrowed = only(budgets.narrowed("acme/one", "android")["accuracy_floor"])
+    assert (narrowed.limit, narrowed.location) == (0.8, "ci/budgets.toml:5")
+    assert (
+        only(parse("[budgets]\naccuracy_floor = 1").overall()["accuracy_floor"]).former_key is None
+    )
+
+
+def test_both_names_of_a_key_in_one_table_are_refused() -> None:
+    with pytest.raises(OdtpackError, match="metric_floor"):
+        parse("[budgets]\nmetric_floor = 0.9\naccuracy_floor = 0.8\n")

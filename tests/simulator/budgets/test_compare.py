@@ -103,14 +103,14 @@ def _subjects(result: SimulationResult, scope: str) -> list[object]:
         (
             learned(0.95, 0.1, (0.9, 0.97)),
             learned(0.93, 0.1, (0.91, 0.96)),
-            "metric_floor",
+            "accuracy_floor",
             -2.1,
             "within noise",
         ),
         (
             learned(0.95, 0.1, (0.94, 0.96)),
             learned(0.93, 0.1, (0.92, 0.94)),
-            "metric_floor",
+            "accuracy_floor",
             -2.1,
             "worse",
         ),
@@ -283,7 +283,7 @@ def test_hostile_text_stays_text() -> None:
         }
     )
     budgets = parse_budgets(
-        b'[budgets]\nstep_latency = "+1 %"\nenergy = "1 J"\nmetric_floor = "-1 %"\n'
+        b'[budgets]\nstep_latency = "+1 %"\nenergy = "1 J"\naccuracy_floor = "-1 %"\n'
         b'final_loss = "+1 %"\npeak_memory = "+0 %"',
         "z" * 5000,
     )

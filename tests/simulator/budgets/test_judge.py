@@ -99,8 +99,8 @@ def test_device_limit_is_judged_without_budgets(
         ('package_size = "5361199 B"', "package_size", "fail"),
         ("final_loss = 0.1142", "final_loss", "pass"),
         ("final_loss = 0.1141", "final_loss", "fail"),
-        ("metric_floor = 0.9659", "metric_floor", "pass"),
-        ("metric_floor = 0.966", "metric_floor", "fail"),
+        ("accuracy_floor = 0.9659", "accuracy_floor", "pass"),
+        ("accuracy_floor = 0.966", "accuracy_floor", "fail"),
     ],
 )
 def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
@@ -194,13 +194,21 @@ def test_unknown_figures_are_not_judged_and_never_pass() -> None:
         update={"eval_loss_after": None, "metric_after": None}
     )
     result = make_result([DEVICE]).model_copy(update={"training": training})
-    result = judged(result, "[budgets]\nfinal_loss = 9\nmetric_floor = 0")
+    result = judged(result, "[budgets]\nfinal_loss = 9\naccuracy_floor = 0")
     assert check(result, "final_loss").status == "not judged"
-    assert check(result, "metric_floor").status == "not judged"
+    assert check(result, "accuracy_floor").status == "not judged"
 
     result = judged(make_result([]), '[budgets]\npeak_memory = "1 GB"')
     assert check(result, "peak_memory").status == "not judged"
     assert result.verdict == "not judged"
+
+
+def test_a_check_by_a_former_key_says_the_key_of_today() -> None:
+    found = check(judged(make_result([DEVICE]), "[budgets]\nmetric_floor = 0"), "accuracy_floor")
+    assert found.status == "pass"
+    assert "metric_floor is now called accuracy_floor" in found.message
+    stored = found.model_dump() | {"metric": "metric_floor"}
+    assert Check.model_validate(stored).metric == "accuracy_floor"
 
 
 def test_worst_verdict_wins() -> None:

@@ -81,11 +81,11 @@ def test_what_may_grow(head: int, value: str, limit: float, status: str) -> None
 @pytest.mark.parametrize(
     ("key", "head", "value", "limit", "status"),
     [
-        ("metric_floor", 0.9405, '"-1 %"', 0.9405, "pass"),
-        ("metric_floor", 0.9404, '"-1 %"', 0.9405, "fail"),
-        ("metric_floor", 0.94, '"-0.01"', 0.94, "pass"),
-        ("metric_floor", 0.9399, '"-0.01"', 0.94, "fail"),
-        ("metric_floor", 0.99, '"-0 %"', 0.95, "pass"),
+        ("accuracy_floor", 0.9405, '"-1 %"', 0.9405, "pass"),
+        ("accuracy_floor", 0.9404, '"-1 %"', 0.9405, "fail"),
+        ("accuracy_floor", 0.94, '"-0.01"', 0.94, "pass"),
+        ("accuracy_floor", 0.9399, '"-0.01"', 0.94, "fail"),
+        ("accuracy_floor", 0.99, '"-0 %"', 0.95, "pass"),
     ],
 )
 def test_what_may_fall(key: str, head: float, value: str, limit: float, status: str) -> None:
@@ -219,12 +219,12 @@ def test_absolute_and_relative_together() -> None:
 
 
 def test_a_relative_floor_of_a_class_is_judged_on_its_devices() -> None:
-    budgets = parse_budgets(b'[class.android]\nmetric_floor = "-0.01"')
+    budgets = parse_budgets(b'[class.android]\naccuracy_floor = "-0.01"')
     base, head = with_metric(0.95), with_metric(0.9)
     # The baseline knows the metric even where it did not replay this device.
     base = base.model_copy(update={"devices": []})
     result = judge(head, budgets, baseline=base)
-    assert [c.status for c in result.devices[0].checks if c.metric == "metric_floor"] == ["fail"]
+    assert [c.status for c in result.devices[0].checks if c.metric == "accuracy_floor"] == ["fail"]
 
 
 def test_the_interval_of_a_median_against_the_binomial() -> None:
@@ -280,7 +280,7 @@ def test_noise_is_the_larger_of_both_ways() -> None:
 def test_a_metric_scatters_by_the_end_that_looks_at_the_other(before: float, noise: float) -> None:
     head = with_metric(0.95)
     training = head.training.model_copy(update={"metric_interval": (0.93, 0.98)})
-    found = METRICS["metric_floor"].noise(
+    found = METRICS["accuracy_floor"].noise(
         Subject(with_metric(before)), Subject(head.model_copy(update={"training": training}))
     )
     assert found == pytest.approx(noise)

@@ -220,10 +220,10 @@ def test_a_floor_lies_below_the_interval_of_few_samples() -> None:
     update = {"metric_after": 0.9, "metric_before": 0.88, "metric_interval": (0.6, 0.98)}
     training = BASE.training.model_copy(update=update)
     text = suggest_budget(BASE.model_copy(update={"training": training}))
-    assert "metric_floor = 0.600\n" in text
+    assert "accuracy_floor = 0.600\n" in text
 
 
 def test_a_floor_of_nothing_is_left_out() -> None:
     update = {"metric_after": 0.05, "metric_before": 0.05, "metric_interval": (0.0, 0.3)}
     training = BASE.training.model_copy(update=update)
-    assert "metric_floor" not in suggest_budget(BASE.model_copy(update={"training": training}))
+    assert "accuracy_floor" not in suggest_budget(BASE.model_copy(update={"training": training}))

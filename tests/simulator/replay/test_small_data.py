@@ -28,20 +28,20 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 @pytest.mark.parametrize(("floor", "metric"), [(0.9, 0.92), (0.9, 0.88), (0.99, 0.98), (0.5, 0.6)])
 def test_little_data_say_how_many_samples_would_tell(floor: float, metric: float) -> None:
     """With one sample fewer than advised the floor is inside of the interval, and then outside."""
-    result = judged(learned(metric, 20), f"[budgets]\nmetric_floor = {floor}")
+    result = judged(learned(metric, 20), f"[budgets]\naccuracy_floor = {floor}")
     found = check(result, "small_data")
     assert (found.status, found.level, found.actual) == ("fail", "warn", 20)
-    assert check(result, "metric_floor").status == ("pass" if metric >= floor else "fail")
+    assert check(result, "accuracy_floor").status == ("pass" if metric >= floor else "fail")
     needed = int(found.limit or 0)
     assert f"about {needed} samples" in (found.advice or "")
     for held_out, status in ((needed - 1, "fail"), (needed, "pass")):
-        again = judged(learned(metric, held_out), f"[budgets]\nmetric_floor = {floor}")
+        again = judged(learned(metric, held_out), f"[budgets]\naccuracy_floor = {floor}")
         assert check(again, "small_data").status == status, held_out
 
 
 def test_a_floor_at_the_metric_itself_is_never_told() -> None:
-    result = judged(learned(0.9, 100_000), "[budgets]\nmetric_floor = 0.9")
+    result = judged(learned(0.9, 100_000), "[budgets]\naccuracy_floor = 0.9")
     assert check(result, "small_data").status == "fail"
     assert check(result, "small_data").limit is None
-    assert check(result, "metric_floor").status == "pass"
+    assert check(result, "accuracy_floor").status == "pass"
     assert result.verdict == "warn"

@@ -156,7 +156,11 @@ class Package {
     const int64_t wanted = threads > 0 ? threads : session.Whole("threads", 0);
     options.SetIntraOpNumThreads(static_cast<int>(std::clamp<int64_t>(wanted, 0, 1024)));
     for (const auto& [key, value] : session.Get<Json::Object>("config", {})) {
-      options.AddConfigEntry(key.c_str(), value.As<std::string>("config").c_str());
+      try {
+        options.AddConfigEntry(key.c_str(), value.As<std::string>("config").c_str());
+      } catch (const Ort::Exception& error) {
+        Json::Fail(std::string("'session.config': ") + error.what());
+      }
     }
     if (session.Get<bool>("shared_allocator", false)) {
       static const bool once = [&env] {  // the environment is the process's

@@ -72,8 +72,8 @@ METRICS: Final = (
         advise=lambda subject, _: advice.for_learning(subject.result),
     ),
     BudgetMetric(
-        key="metric_floor",
-        title="Metric floor",
+        key="accuracy_floor",
+        title="Accuracy floor",
         unit="1",
         scope="package",
         topic="Metric",

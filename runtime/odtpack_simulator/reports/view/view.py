@@ -150,7 +150,7 @@ def figure_text(
     """A figure of a check, or a limit that somebody chose; a dash where there is none."""
     if value is None:
         return "–"
-    share = check.metric == "metric_floor" and result.training.metric_name == "accuracy"
+    share = check.metric == "accuracy_floor" and result.training.metric_name == "accuracy"
     value, unit = (100 * value, "%") if share else (value, check.unit)
     return format_limit(value, unit) if chosen else format_value(value, unit)
 

@@ -19,6 +19,14 @@ private func oneOperator(_ kind: String, _ shapes: [[Int]]) -> [UInt8] {
   return [0x08, 0x08] + field(8, [0x10, 0x11]) + field(7, graph)  // IR version 8, opset 17
 }
 
+#if os(Linux)
+private let systemName = "linux"
+#elseif os(macOS)
+private let systemName = "macos"
+#else
+private let systemName = "ios"
+#endif
+
 private func seconds(_ work: () throws -> Void) rethrows -> Double {
   let start = DispatchTime.now().uptimeNanoseconds
   try work()
@@ -98,7 +106,7 @@ public func benchmark(
   }
   let lists = found.sorted { $0.key < $1.key }.map { "\"\($0)\": \($1)" }.joined(separator: ", ")
   return "{\"format\": 1, \"kit\": \"swift\", \"onnxruntime\": \"\(onnxRuntimeVersion)\", "
-    + "\"threads\": \(threads), \"file_bytes\": \(fileBytes), "
+    + "\"system\": \"\(systemName)\", \"threads\": \(threads), \"file_bytes\": \(fileBytes), "
     + "\"memory_bytes\": \(ProcessInfo.processInfo.physicalMemory), "
     + "\"memory_limit_bytes\": \(memoryLimit.map(String.init) ?? "null"), \(lists)}"
 }

@@ -43,49 +43,6 @@ fun selfCheck(env: OrtEnvironment, pack: TrainingPackage, threads: Int = 0) {
     }
 }
 
-/** Measure steps on the package's made-up batch; returns JSON, times in milliseconds (medians). */
-@JvmOverloads
-@Throws(OrtException::class)
-fun benchmark(
-    env: OrtEnvironment,
-    pack: TrainingPackage,
-    steps: Int = 50,
-    threads: Int = 0,
-): String {
-    val times = sortedMapOf<String, MutableList<Double>>()
-    val figures = sortedMapOf<String, Any>("kit" to "kotlin", "onnxruntime" to env.version)
-    fun <T> timed(name: String, work: () -> T): T {
-        val start = System.nanoTime()
-        return work().also {
-            times.getOrPut(name) { ArrayList() }.add((System.nanoTime() - start) / 1e6)
-        }
-    }
-    timed("open_ms") { OrtTrainingSession.create(env, pack, threads = threads) }.use { session ->
-        withMadeUpBatch(env, pack) { batch ->
-            repeat(steps) {
-                timed("train_step_ms") { session.trainStep(batch).close() }
-                timed("optimizer_step_ms") { session.optimizerStep() }
-                session.lazyResetGrad()
-                timed("evaluation_step_ms") { session.evalStep(batch).close() }
-            }
-            figures["batch"] = batch.values.first().info.shape.firstOrNull() ?: 1
-        }
-        timed("checkpoint_ms") {
-            val state = session.checkpoint.state
-            figures["checkpoint_bytes"] = CheckpointWriter(state, state.optimizer, null).size
-        }
-    }
-    for ((name, each) in times) figures[name] = each.sorted()[each.size / 2]
-    figures["steps"] = steps
-    figures["package_sha256"] = pack.sha256
-    val properties = listOf("java.vm.name", "java.version", "os.name", "os.version", "os.arch")
-    figures["system"] = properties.joinToString(" ") { System.getProperty(it) ?: "" }
-    return figures.entries.joinToString(", ", "{", "}") { (key, value) ->
-        val text = value.toString().replace(Regex("[\"\\\\\\p{Cntrl}]"), " ")
-        "\"$key\": " + if (value is String) "\"$text\"" else text
-    }
-}
-
 private fun expectations(pack: TrainingPackage): Json {
     val check = pack.manifest["self_check"]
     val reason = if (check.absent) "it was left out" else check["reason"].text("")

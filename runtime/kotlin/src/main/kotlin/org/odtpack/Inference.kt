@@ -64,7 +64,7 @@ private fun inModelType(spec: Spec, state: State): Tensor {
     return result
 }
 
-private fun ByteArrayOutputStream.field(tag: Int, value: Long) {
+internal fun ByteArrayOutputStream.field(tag: Int, value: Long) {
     write(tag)
     var rest = value
     while (rest >= 0x80) {

@@ -121,9 +121,6 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         outputs + manifest["evaluation_outputs"].list(emptyList()).map(::Spec)
     internal val parameters = manifest["parameters"].list().map(::Spec)
 
-    /** SHA-256 of the manifest, which names everything else. */
-    internal val sha256 by lazy { sha256(map(File(folder, MANIFEST))) }
-
     /** The path of a file by its key in the manifest: `training_model`, `checkpoint` and so on. */
     @Throws(OrtException::class)
     fun path(key: String): String {
@@ -164,7 +161,12 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         options.setIntraOpNumThreads(wanted.coerceIn(0, 1024).toInt())
         val config = session["config"]
         for ((key, value) in if (config.absent) emptyMap() else config.fields()) {
-            options.addConfigEntry(key, value.text())
+            try {
+                options.addConfigEntry(key, value.text())
+            } catch (error: OrtException) {
+                options.close()
+                Json.invalid("'session.config': ${error.message}")
+            }
         }
         return options
     }

@@ -1,0 +1,218 @@
+"""Step times of the training kits beside Python's, and what each adds to an app.
+
+``python -m benchmarks.kits [--rounds 3] [--record]`` trains the same packages for the same steps
+with Python and each kit that is set up, in turns, one thread, as processor time, the optimizer
+included; where a kit has an ONNX Runtime of its own, Python has the same. Writes
+``build/kits/record.json``, with what the tests said of each platform (``make kits``), and with
+``--record`` docs/kits.json, of which the page of the documentation is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gzip
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from odtpack.build import build_package
+from tests import zoo
+from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit, web
+from tests.kits.ran import PLATFORMS, RAN, Ran
+
+ROOT = Path(__file__).parents[1]
+NETWORKS: dict[str, tuple[Any, int, int]] = {
+    "mlp": (lambda: zoo.mlp((784, 256, 10)), 32, 600),
+    "cnn": (lambda: zoo.cnn(size=28, width=(16, 32), classes=10), 32, 80),
+    "transformer": (zoo.transformer_encoder, 4, 30),
+}
+"""Model, samples in a batch, steps; the first half of them warms up."""
+Batch = dict[str, np.ndarray[Any, Any]]
+Task = dict[str, Any]
+
+
+def batch_of(package: Path, samples: int) -> Batch:
+    """A batch of noise; classes and words are all 0 to 1."""
+    rng = np.random.default_rng(0)
+    batch = {}
+    for entry in json.loads((package / "manifest.json").read_text())["inputs"]:
+        shape = [size if isinstance(size, int) else samples for size in entry["shape"]]
+        integer = "int" in entry["dtype"]
+        array = rng.integers(0, 2, shape) if integer else rng.standard_normal(shape)
+        batch[entry["name"]] = array.astype(entry["dtype"])
+    return batch
+
+
+def _milliseconds(found: dict[str, Any]) -> float:
+    """The mean of the steps that are warm."""
+    times = found["times"]
+    return statistics.fmean(times[len(times) // 2 :])
+
+
+def _installed(task: Task) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.kits.python_training", json.dumps(task)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    # The programs in C++ and Swift say what all steps took, the first ones among them.
+    return {"times": [statistics.fmean(json.loads(done.stdout)["times"])]}
+
+
+def _cpp(task: Task) -> dict[str, Any]:
+    found = cpp_kit.measure(_job(task), Path(task["package"]).parent)
+    return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
+
+
+def _swift(task: Task) -> dict[str, Any]:
+    found = swift_kit.measure(_job(task), Path(task["package"]).parent)
+    return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
+
+
+def _job(task: Task) -> dict[str, Any]:
+    """A task in the form that the programs in C++ and Swift take."""
+    inputs = [{"name": name, **each} for name, each in task["data"].items()]
+    steps = [{"inputs": inputs}]
+    return {"package": "package", "steps": steps, "evaluation": steps[0], "threads": 1,
+            "count": task["steps"]}  # fmt: skip
+
+
+def _kotlin(task: Task) -> dict[str, Any]:
+    # Compiled as far as it goes: the tests' option spares short programs that.
+    return dict(
+        json.loads(kotlin_kit.run("train", json.dumps(task), options=("-XX:+UseSerialGC",)))
+    )
+
+
+def _size_of_cpp() -> int:
+    stripped = ROOT / "build" / "kits" / "stripped"
+    subprocess.run(["strip", "-o", stripped, cpp_kit.built("former")], check=True)
+    return stripped.stat().st_size
+
+
+def _size_of_swift() -> int:
+    stripped = ROOT / "build" / "kits" / "stripped"
+    subprocess.run(["strip", "-o", stripped, swift_kit.built()], check=True)
+    return stripped.stat().st_size
+
+
+def _size_of_kotlin() -> int:
+    jars = [*(kotlin_kit.KIT / "target").glob("odtpack-*.jar"),
+            *(kotlin_kit.KIT / "target" / "lib").glob("flatbuffers-*.jar")]  # fmt: skip
+    return sum(path.stat().st_size for path in jars)
+
+
+def _size_of_js() -> int:
+    """All modules, those for Node and for browsers, compressed each by itself."""
+    folders = (web.FOLDERS["odtpack"], web.FOLDERS["flatbuffers"])
+    modules = [path for folder in folders for path in sorted(folder.glob("*.js"))]
+    return sum(len(gzip.compress(path.read_bytes(), mtime=0)) for path in modules)
+
+
+class Kit:
+    """A kit that runs natively: why it cannot, how it trains, and Python's way with its library."""
+
+    def __init__(
+        self,
+        unavailable: Callable[[], str | None],
+        train: Callable[[Task], dict[str, Any]],
+        python: Callable[[Task], dict[str, Any]],
+        version: Callable[[], str],
+        size: Callable[[], int],
+    ) -> None:
+        self.unavailable = unavailable
+        self.train = train
+        self.python = python
+        self.version = version
+        self.size = size
+
+
+KITS = {
+    "C++ on x86-64": Kit(
+        cpp_kit.unavailable, _cpp, _installed, lambda: onnxruntime.__version__, _size_of_cpp
+    ),
+    "Node.js": Kit(
+        javascript.unavailable,
+        lambda task: javascript.train(task, "node"),
+        lambda task: javascript.train(task, "python"),
+        javascript.runtime_version,
+        _size_of_js,
+    ),
+    "Kotlin and Java on the JVM": Kit(
+        kotlin_kit.unavailable,
+        _kotlin,
+        lambda task: kotlin_kit.train(task, "python"),
+        kotlin_kit.runtime_version,
+        _size_of_kotlin,
+    ),
+    "Swift on Linux": Kit(
+        swift_kit.unavailable, _swift, _installed, lambda: onnxruntime.__version__, _size_of_swift
+    ),
+}
+
+
+def measured(rounds: int) -> dict[str, Any]:
+    """Step times and bytes by platform, of the kits that are set up."""
+    found: dict[str, Any] = {}
+    for title, kit in KITS.items():
+        if (reason := kit.unavailable()) is not None:
+            print(f"{title}: not measured, {reason}", flush=True)
+            continue
+        steps = {name: _compared(kit, name, rounds) for name in NETWORKS if rounds}
+        found[title] = {"onnxruntime": kit.version(), "bytes": kit.size(), "steps": steps}
+        for name, each in steps.items():
+            print(f"{title}, {name}: {each['ms']:.3f} ms, Python's {each['python_ms']:.3f} ms, "
+                  f"ratio {each['ratio']:.3f}", flush=True)  # fmt: skip
+    return found
+
+
+def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
+    """Milliseconds of a step, medians of rounds in turns, and the median of the ratios."""
+    model, samples, steps = NETWORKS[network]
+    with tempfile.TemporaryDirectory() as scratch:
+        package = Path(scratch) / "package"
+        build_package(model(), package, loss="cross_entropy")
+        data = javascript.save_batch(Path(scratch), **batch_of(package, samples))
+        task = {"package": str(package), "data": data, "steps": steps}
+        python, own = [], []
+        for _ in range(rounds):
+            python.append(_milliseconds(kit.python(task)))
+            own.append(_milliseconds(kit.train(task)))
+    ratio = statistics.median(a / b for a, b in zip(own, python, strict=True))
+    return {
+        "ms": round(statistics.median(own), 4),
+        "python_ms": round(statistics.median(python), 4),
+        "ratio": round(ratio, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="0: sizes only")
+    parser.add_argument("--record", action="store_true", help="write docs/kits.json as well")
+    options = parser.parse_args()
+    ran = Ran.read(RAN)
+    times = measured(options.rounds)
+    record = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "rounds": options.rounds,
+        "platforms": {
+            name: {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}
+            for name in PLATFORMS
+        },
+    }
+    for path in [RAN.with_name("record.json"), ROOT / "docs" / "kits.json"][: 1 + options.record]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+/** What a device reaches through ONNX Runtime, for `odtpack devices import`. */
+import type { InferenceSession } from 'onnxruntime-common';
+import { varint } from './inference.js';
+import { importRuntime } from './opening.js';
+import { platform } from '#platform';
+import type { OnnxRuntime } from './platform.js';
+import { openSession, tensorOver, usualProvider, writesInPlace } from './runtime.js';
+import { type Dims, product } from './tensors.js';
+
+/** See docs/formats/measurements.md; an empty list could not be measured here. */
+export interface Measurements {
+  readonly format: 1;
+  readonly kit: 'js';
+  readonly onnxruntime: string;
+  readonly system: string | null;
+  readonly threads: number;
+  readonly gemm_flops: readonly number[];
+  readonly gemm_single_flops: readonly number[];
+  readonly convolution_flops: readonly number[];
+  readonly copy_bytes_per_second: readonly number[];
+  readonly file_bytes: number;
+  readonly write_bytes_per_second: readonly number[];
+  readonly read_bytes_per_second: readonly number[];
+  readonly sync_seconds: readonly number[];
+  readonly memory_bytes: number | null;
+  readonly memory_limit_bytes: number | null;
+}
+
+export interface BenchmarkOptions {
+  /** Which ONNX Runtime; by default that of the platform. */
+  ort?: OnnxRuntime;
+  /** Threads of a training, 1 by default; in WebAssembly `ort.env.wasm.numThreads` decides. */
+  threads?: number;
+  /** Where to measure storage; without it, and in browsers, that is left out. */
+  folder?: string;
+  fileBytes?: number;
+  /** What the system grants the app in bytes, if it tells. */
+  memoryLimit?: number;
+}
+
+/**
+ * Measure matrix products, convolutions, copies and storage, each five times: about half a minute.
+ *
+ * @throws OdtpackError `file-not-written` if `folder` cannot be written to.
+ */
+export async function benchmark(options: BenchmarkOptions = {}): Promise<Measurements> {
+  const { ort = await importRuntime(), folder, fileBytes = 2 ** 26, memoryLimit } = options;
+  const settable = writesInPlace(ort) || usualProvider(ort) !== 'wasm';
+  const threads = settable ? (options.threads ?? 1) : (ort.env.wasm.numThreads || 1);
+  const products = async (count: number): Promise<number> => {
+    let best = 0;
+    for (const size of [256, 512, 1024]) {
+      const square = [size, size];
+      const seconds = await operatorSeconds(ort, 'MatMul', [square, square, square], count);
+      best = Math.max(best, (2 * size ** 3) / seconds);
+    }
+    return best;
+  };
+  const [gemm, single, convolution, copy, write, sync]: number[][] = [[], [], [], [], [], []];
+  const time = folder === undefined ? undefined : platform.timeStorage;
+  for (let round = 0; round < 5; round++) { // in turns: a slow minute shows in each
+    gemm!.push(await products(threads));
+    if (threads === 1) single!.push(gemm!.at(-1)!);
+    else if (settable) single!.push(await products(1));
+    const images = [[4, 64, 58, 58], [64, 64, 3, 3], [4, 64, 56, 56]];
+    const work = 2 * 4 * 64 * 56 * 56 * 64 * 9;
+    convolution!.push(work / (await operatorSeconds(ort, 'Conv', images, threads)));
+    const elements = 2 ** 24;
+    copy!.push((4 * elements) / (await operatorSeconds(ort, 'Neg', [[elements], [elements]], 1)));
+    const times = time?.(folder!, fileBytes);
+    if (times) {
+      write!.push(fileBytes / times.writeSeconds);
+      sync!.push(...times.syncSeconds);
+    }
+  }
+  const { system, memoryBytes } = platform.describe();
+  return {
+    format: 1, kit: 'js', onnxruntime: ort.env.versions.common, system, threads,
+    gemm_flops: gemm!, gemm_single_flops: single!, convolution_flops: convolution!,
+    copy_bytes_per_second: copy!, file_bytes: time ? fileBytes : 0, write_bytes_per_second: write!,
+    read_bytes_per_second: [], // no call drops the pages of a file
+    sync_seconds: sync!, memory_bytes: memoryBytes, memory_limit_bytes: memoryLimit ?? null,
+  };
+}
+
+/** Seconds of one run of an operator: the best of at least five in 0.3 seconds. */
+async function operatorSeconds(
+  ort: OnnxRuntime, kind: string, shapes: readonly Dims[], threads: number,
+): Promise<number> {
+  const options: InferenceSession.SessionOptions = {
+    executionProviders: [usualProvider(ort)], intraOpNumThreads: threads,
+  };
+  const session = await openSession(ort, oneOperator(kind, shapes), 'operator', options);
+  try {
+    const tensors = shapes.map((dims, i) => {
+      const data = new Float32Array(platform.allocate(4 * product(dims)), 0, product(dims));
+      return [`t${i}`, tensorOver(ort, 'float32', data.fill(0.5), dims)] as const;
+    });
+    const feeds = Object.fromEntries(tensors.slice(0, -1));
+    const [name, result] = tensors.at(-1)!;
+    const fetches = writesInPlace(ort) ? { [name]: result } : [name];
+    let [best, total] = [Infinity, 0];
+    for (let run = 0; run < 5 || total < 0.3; run++) {
+      const start = performance.now();
+      await session.run(feeds, fetches);
+      const seconds = (performance.now() - start) / 1000;
+      best = Math.min(best, seconds);
+      total += seconds;
+    }
+    return best;
+  } finally {
+    await session.release();
+  }
+}
+
+/** A model of one operator without attributes on float32 tensors, the last of which is its result. */
+function oneOperator(kind: string, shapes: readonly Dims[]): Uint8Array {
+  const field = (number: number, content: Iterable<number>): number[] => {
+    const bytes = [...content];
+    return [number * 8 + 2, ...varint(bytes.length), ...bytes];
+  };
+  const text = (value: string) => new TextEncoder().encode(value);
+  const node: number[] = [];
+  const values: number[] = [];
+  shapes.forEach((shape, i) => {
+    const isResult = i === shapes.length - 1;
+    const dims = shape.flatMap((size) => field(1, [0x08, ...varint(size)]));
+    const type = field(1, [0x08, 0x01, ...field(2, dims)]);
+    node.push(...field(isResult ? 2 : 1, text(`t${i}`)));
+    values.push(...field(isResult ? 12 : 11, [...field(1, text(`t${i}`)), ...field(2, type)]));
+  });
+  const graph = [...field(1, [...node, ...field(4, text(kind))]), ...field(2, text('o')), ...values];
+  // IR version 8, opset 17
+  return Uint8Array.from([0x08, 0x08, ...field(8, [0x10, 0x11]), ...field(7, graph)]);
+}

@@ -1,0 +1,167 @@
+@file:JvmName("Benchmark")
+
+package org.odtpack
+
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import ai.onnxruntime.OrtSession.SessionOptions
+import java.io.ByteArrayOutputStream
+import java.io.File
+import java.io.IOException
+import java.io.RandomAccessFile
+import java.nio.ByteBuffer
+
+/**
+ * Measure matrix products, convolutions, copies and storage, each five times: about half a minute.
+ * Returns JSON for `odtpack devices import` (docs/formats/measurements.md).
+ *
+ * @param folder where a file is written, timed and removed.
+ * @param memoryLimit bytes that the system grants the app (ActivityManager on Android); 0 if it does
+ *   not tell.
+ * @throws OdtpackException `file-not-written` if the folder cannot be written to.
+ */
+@JvmOverloads
+@Throws(OrtException::class)
+fun benchmark(
+    env: OrtEnvironment,
+    folder: String,
+    threads: Int,
+    memoryLimit: Long = 0,
+    fileBytes: Int = 64 shl 20,
+): String {
+    val found = sortedMapOf<String, MutableList<Double>>("read_bytes_per_second" to ArrayList())
+    val add = { name: String, value: Double -> found.getOrPut(name) { ArrayList() }.add(value) }
+    val products = { count: Int ->
+        listOf(256L, 512L, 1024L).maxOf { size ->
+            val square = longArrayOf(size, size)
+            2.0 * size * size * size /
+                operatorSeconds(env, "MatMul", listOf(square, square, square), count)
+        }
+    }
+    val images = listOf(
+        longArrayOf(4, 64, 58, 58), longArrayOf(64, 64, 3, 3), longArrayOf(4, 64, 56, 56),
+    )
+    val elements = longArrayOf(16L shl 20)
+    repeat(5) { // in turns: a slow minute shows in each
+        add("gemm_flops", products(threads))
+        add("gemm_single_flops", if (threads == 1) found["gemm_flops"]!!.last() else products(1))
+        val work = 2.0 * 4 * 64 * 56 * 56 * 64 * 9
+        add("convolution_flops", work / operatorSeconds(env, "Conv", images, threads))
+        val seconds = operatorSeconds(env, "Neg", listOf(elements, elements), 1)
+        add("copy_bytes_per_second", 4.0 * elements[0] / seconds)
+        timeStorage(File(folder), fileBytes, add) // no call of Java drops the pages of a file
+    }
+    val lists = found.entries.joinToString(", ") { (name, values) -> "\"$name\": $values" }
+    return "{\"format\": 1, \"kit\": \"kotlin\", \"onnxruntime\": \"${env.version}\", " +
+        "\"system\": ${system()}, \"threads\": $threads, \"file_bytes\": $fileBytes, " +
+        "\"memory_bytes\": ${memoryBytes()}, " +
+        "\"memory_limit_bytes\": ${if (memoryLimit > 0) memoryLimit else null}, $lists}"
+}
+
+private fun timeStorage(folder: File, bytes: Int, add: (String, Double) -> Boolean) {
+    val path = File(folder, ".odtpack-benchmark")
+    val block = ByteBuffer.allocateDirect(1 shl 20)
+    try {
+        RandomAccessFile(path, "rw").use { file ->
+            val timed = { count: Int ->
+                seconds {
+                    for (done in 0 until count step block.capacity()) {
+                        block.clear()
+                        block.limit(minOf(block.capacity(), count - done))
+                        file.channel.writeAll(block)
+                    }
+                    file.channel.force(true)
+                }
+            }
+            add("write_bytes_per_second", bytes / timed(bytes))
+            repeat(8) { add("sync_seconds", timed(4096)) }
+        }
+    } catch (error: IOException) {
+        notWritten(path, error)
+    } finally {
+        path.delete()
+    }
+}
+
+/** As a device profile names it; null if no profile does. */
+private fun system(): String? {
+    val name = System.getProperty("os.name").orEmpty()
+    return when {
+        System.getProperty("java.vm.name") == "Dalvik" -> "\"android\""
+        name == "Linux" -> "\"linux\""
+        name.startsWith("Mac") -> "\"macos\""
+        name.startsWith("Windows") -> "\"windows\""
+        else -> null
+    }
+}
+
+/** Memory of the device, where Linux or Android tells. */
+private fun memoryBytes(): Long? = try {
+    File("/proc/meminfo").useLines { lines ->
+        lines.find { it.startsWith("MemTotal:") }?.filter(Char::isDigit)?.toLong()?.times(1024)
+    }
+} catch (_: IOException) {
+    null
+}
+
+private fun seconds(work: () -> Unit): Double {
+    val start = System.nanoTime()
+    work()
+    return (System.nanoTime() - start) * 1e-9
+}
+
+/** Seconds of one run of an operator: the best of at least five in 0.3 seconds. */
+private fun operatorSeconds(
+    env: OrtEnvironment,
+    kind: String,
+    shapes: List<LongArray>,
+    threads: Int,
+): Double = SessionOptions().use { options ->
+    options.setIntraOpNumThreads(threads)
+    env.createSession(oneOperator(kind, shapes), options).use { session ->
+        val tensors = shapes.mapIndexed { i, shape ->
+            val tensor = zeros(Type.FLOAT, shape)
+            for (each in 0 until tensor.count.toInt()) tensor.data.putFloat(4 * each, 0.5f)
+            "t$i" to tensor.onnx(env)
+        }
+        val inputs = tensors.dropLast(1).toMap()
+        val result = mapOf(tensors.last())
+        var best = Double.MAX_VALUE
+        var total = 0.0
+        var runs = 0
+        while (runs < 5 || total < 0.3) {
+            val time = seconds { session.run(inputs, emptySet(), result, null).close() }
+            best = minOf(best, time)
+            total += time
+            runs++
+        }
+        for ((_, tensor) in tensors) tensor.close()
+        best
+    }
+}
+
+/** A model of one operator without attributes on float32 tensors, the last of which is its result. */
+private fun oneOperator(kind: String, shapes: List<LongArray>): ByteArray {
+    fun field(number: Int, content: ByteArray): ByteArray = ByteArrayOutputStream().apply {
+        field(number * 8 + 2, content.size.toLong())
+        write(content, 0, content.size)
+    }.toByteArray()
+    var node = ByteArray(0)
+    var values = ByteArray(0)
+    for ((i, shape) in shapes.withIndex()) {
+        val dims = ByteArrayOutputStream()
+        for (size in shape) {
+            val dim = ByteArrayOutputStream().apply { field(0x08, size) }.toByteArray()
+            dims.write(field(1, dim))
+        }
+        val name = "t$i".toByteArray()
+        val type = field(1, byteArrayOf(0x08, 0x01) + field(2, dims.toByteArray()))
+        val isResult = i == shapes.size - 1
+        node += field(if (isResult) 2 else 1, name)
+        values += field(if (isResult) 12 else 11, field(1, name) + field(2, type))
+    }
+    val graph = field(1, node + field(4, kind.toByteArray())) +
+        field(2, "operator".toByteArray()) + values
+    // IR version 8, opset 17
+    return byteArrayOf(0x08, 0x08) + field(8, byteArrayOf(0x10, 0x11)) + field(7, graph)
+}

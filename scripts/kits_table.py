@@ -1,0 +1,85 @@
+"""The generated page on training kits: where they ran, how fast, and what they add."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+NETWORKS = {
+    "mlp": "MLP 784-256-10, batch 32",
+    "cnn": "CNN of two convolutions on 28 × 28, batch 32",
+    "transformer": "transformer encoder, batch 4",
+}
+
+_PAGE = """# Training kits
+
+[Kotlin and Java](guides/kotlin.md), [Swift](guides/swift.md), [C++](guides/cpp.md),
+[JavaScript](guides/javascript.md): libraries over the official ONNX Runtime of their ecosystem.
+[Training kits](formats/kits.md) says what each of them does.
+
+## Where they ran
+
+Generated on {date} ({machine}) from what `make kits` and
+`python -m benchmarks.kits --rounds {rounds} --record` found. The tests train the packages of one
+conformance suite, kill programs in the middle of saves and open hundreds of damaged files. To pass
+is to give the losses and checkpoints of Python to the bit on x86-64, and losses within the suite's
+tolerances (2e-6 for most networks) in WebAssembly and on ARM64. With WebGPU it is to train right or
+to be refused with the reason.
+
+{ran}
+
+## Time and size
+
+Milliseconds of processor time of a step, the optimizer included, one thread, beside those of
+Python with the same version of ONNX Runtime; medians of rounds in turns, here {rounds}. Added bytes
+are the kit without ONNX Runtime: a stripped program that trains for C++ and Swift, the jars of the
+kit and of flatbuffers for Kotlin, all modules of both compressed for JavaScript.
+
+{times}
+
+{networks}
+
+A binding spends some microseconds on each tensor that it is given: in the short step of the MLP
+that shows.
+"""
+
+
+def kits_page() -> str:
+    """Return the page as Markdown, of docs/kits.json."""
+    content = json.loads((ROOT / "docs" / "kits.json").read_text())
+    platforms: dict[str, dict[str, Any]] = content["platforms"]
+    ran = ["| platform | tests passed | left out |", "|---|---|---|"]
+    for name, each in platforms.items():
+        tests = each["tests"]
+        left = f"{tests['skipped']}: {each['reason']}" if tests.get("skipped") else "none"
+        passed = tests.get("passed", 0)
+        failed = f", {tests['failed']} failed" if tests.get("failed") else ""
+        ran.append(f"| {name} | {passed}{failed} | {left} |")
+    heads = [f"{network}: kit, Python, ratio" for network in NETWORKS]
+    times = [
+        f"| platform | ONNX Runtime | {' | '.join(heads)} | added bytes |",
+        "|---|---|" + "---|" * (len(heads) + 1),
+    ]
+    for name, each in platforms.items():
+        if "steps" not in each:
+            continue
+        cells = [_step(each["steps"].get(network)) for network in NETWORKS]
+        times.append(
+            f"| {name} | {each['onnxruntime']} | {' | '.join(cells)} | {each['bytes']:,} |"
+        )
+    return _PAGE.format(
+        date=content["date"],
+        machine=content["machine"],
+        rounds=content["rounds"],
+        ran="\n".join(ran),
+        times="\n".join(times),
+        networks="\n".join(f"- {key}: {title}" for key, title in NETWORKS.items()),
+    )
+
+
+def _step(step: dict[str, float] | None) -> str:
+    if step is None:
+        return "not measured"
+    return f"{step['ms']:.2f} ms, {step['python_ms']:.2f} ms, **{step['ratio']:.2f}**"
