@@ -97,7 +97,7 @@ def make_packages(folder: Path) -> tuple[Path, list[Path]]:
     model = zoo.mlp(_SIZES)
     for name in ("a", "b"):
         options = {"loss": "cross_entropy", "optimizer": AdamW()}
-        # Another number of classes' names would be another model: only the recipe's text differs.
+        # The same training in two packages, whose manifests differ.
         build_package(model, folder / name, self_check=name == "a", **options)
     updates = []
     for old, new in (("a", "b"), ("b", "a")):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -45,9 +47,8 @@ class Action:
 @cache
 def _built(beta1: float) -> Path:
     """A package to copy; building it each time takes longer than all else."""
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="odtpack-faults-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     model = zoo.mlp((6, 4, 3))
     build_package(model, folder / "package", loss="cross_entropy", optimizer=AdamW(beta1=beta1))
     return folder / "package"

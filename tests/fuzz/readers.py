@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import re
 import shutil
@@ -62,6 +63,7 @@ class Reader:
 def packages() -> Path:
     """A folder with two packages and the update from one to the other."""
     folder = Path(tempfile.mkdtemp(prefix="odtpack-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, beta1 in (("old", 0.8), ("new", 0.7)):
         options = {"loss": "cross_entropy", "optimizer": AdamW(beta1=beta1)}
         build_package(zoo.mlp((4, 3, 2)), folder / name, **options)

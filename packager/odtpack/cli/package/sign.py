@@ -59,6 +59,12 @@ def sign(
             + ("none is named" if package is None else "--new-key names another key for it"),
             hint=f"odtpack sign PKG --key {key}",
         )
+    if package is None and release is not None:
+        raise OdtpackError(
+            "option-not-used",
+            "--release gives a package its number, and none is named",
+            hint=f"odtpack sign PKG --release {release} --key key.pem",
+        )
     if new_key is not None:
         public = make_key(new_key)
         _console.say(f"wrote {new_key} (private: keep it to yourself) and {public}")
