@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep kits swift web-demo distribution check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep fuzz faults soak kits swift web-demo distribution check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
 	@echo "make sweep   the many cases of which make test runs representatives"
+	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5; make faults: failing system calls"
+	@echo "make soak    200,000 steps with saves, evaluations and package updates: nothing grows"
 	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
@@ -36,6 +38,18 @@ test: $(VENV)/.ready-full
 
 sweep: $(VENV)/.ready-full
 	@$(PYTEST) -m "sweep and not runtimes and not kits"
+
+# ENGINE=atheris lets coverage guide it (pip install 'odtpack[fuzz]').
+MINUTES ?= 5
+ENGINE ?= marks
+fuzz: $(VENV)/.ready-full
+	@$(BIN)/python -m tests.fuzz.run fuzz --minutes $(MINUTES) --engine $(ENGINE) --keep
+
+faults: $(VENV)/.ready-full
+	@$(BIN)/python -m benchmarks.faults
+
+soak: $(VENV)/.ready-full
+	@$(BIN)/python -m benchmarks.soak
 
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh

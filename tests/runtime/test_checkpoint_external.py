@@ -30,6 +30,19 @@ def test_round_trip(tmp_path: Path) -> None:
     assert_same(data, read_checkpoint(tmp_path / "c"))
 
 
+def test_damage_to_the_data_file_is_found(tmp_path: Path) -> None:
+    data = sample()
+    write_checkpoint(tmp_path / "c", data)
+    assert read_checkpoint(tmp_path / "c").checked
+    stored = bytearray((tmp_path / "c.data").read_bytes())
+    for position in range(len(stored)):
+        stored[position] ^= 16
+        (tmp_path / "c.data").write_bytes(stored)
+        with pytest.raises(OdtpackError, match=r"not what was saved: .|neither 0 nor 1"):
+            read_checkpoint(tmp_path / "c")
+        stored[position] ^= 16
+
+
 def test_the_current_data_are_never_overwritten(tmp_path: Path) -> None:
     path, sizes = tmp_path / "c", []
     for value, count in [(1, 50), (2, 50), (3, 50), (4, 80), (5, 80), (6, 20), (7, 20)]:

@@ -152,23 +152,59 @@ def test_no_truncation_is_read(small: bytes) -> None:
         assert _outcome(small[:length]) is None, length
 
 
-def test_flipped_bits_are_refused_or_read(small: bytes) -> None:
+def test_flipped_bits_are_refused_or_harmless(small: bytes) -> None:
+    """Whatever loads holds what was saved: damage that is read changed nothing that is used."""
     rng = np.random.default_rng(1)
     refused = 0
     for _ in range(1500):
         data = bytearray(small)
         for position in rng.integers(0, len(small) * 8, rng.integers(1, 4)):
             data[position // 8] ^= 1 << (position % 8)
-        refused += _outcome(bytes(data)) is None
-    assert refused > 100
+        found = _outcome(bytes(data))
+        refused += found is None
+        if found is not None:
+            assert_same(found, sample())
+    assert refused > 1000
 
 
-def test_overwritten_words_are_refused_or_read(small: bytes) -> None:
+def test_overwritten_words_are_refused_or_harmless(small: bytes) -> None:
     rng = np.random.default_rng(2)
     words = [b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(4), b"\x00\x00\x00\x80"]
     for position in range(0, len(small) - 4, 4):
         word = words[rng.integers(len(words))]
-        _outcome(small[:position] + word + small[position + 4 :])
+        found = _outcome(small[:position] + word + small[position + 4 :])
+        if found is not None:
+            assert_same(found, sample())
+
+
+def _patched(data: bytes, old: bytes, new: bytes) -> bytes:
+    assert data.count(old) >= 1
+    assert len(old) == len(new)
+    return data.replace(old, new)
+
+
+def test_the_message_names_what_differs(small: bytes) -> None:
+    weight = sample().trainable["layer.W"].tobytes()
+    changed = {
+        "'layer.W'": _patched(small, weight, weight[:-1] + bytes([weight[-1] ^ 1])),
+        "'b'": _patched(small, np.float32(2.5).tobytes(), np.float32(2.25).tobytes()),
+        "names, shapes, optimizer state or properties": _patched(small, b"note", b"nope"),
+        "'momentum0 of layer.W', 'momentum0 of b'": small.replace(
+            np.float32(0.5).tobytes(), np.float32(0.25).tobytes()
+        ),
+    }
+    for words, data in changed.items():
+        with pytest.raises(OdtpackError, match=f"is not what was saved: .*{words}"):
+            parse_checkpoint(data)
+
+
+def test_a_digest_that_is_lost_is_missed(small: bytes) -> None:
+    """Both are taken off by hand; with one of them left, the file is known to be damaged."""
+    tensors = small.replace(b"sha256:", b"SHA256:")
+    last = small.rindex(b"sha256:")
+    whole = small[:last] + b"SHA256:" + small[last + 7 :]
+    for data in (tensors, whole):
+        assert _outcome(data) is None
 
 
 def test_appended_bytes_change_nothing(small: bytes) -> None:

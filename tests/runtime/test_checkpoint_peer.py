@@ -130,6 +130,7 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
     np.testing.assert_allclose(straight, there["losses"], rtol=1e-5)
     # Ours, saved after three steps, goes on over there; and theirs over here.
     np.testing.assert_allclose(cont["losses"], straight[3:], rtol=1e-5)
+    assert not CheckpointState.load_checkpoint(tmp_path / "theirs").checked
     back, back_state = ours(folder, kind, tmp_path / "theirs", 5)
     np.testing.assert_allclose(back, there["losses"][3:], rtol=1e-5)
     assert back_state.properties["i"] == 7
@@ -141,6 +142,7 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
             np.testing.assert_allclose(parameter.data, end[name], rtol=1e-4, atol=1e-6)
     # What the reference reads in our file is bit by bit what we wrote.
     loaded = CheckpointState.load_checkpoint(tmp_path / "ours")
+    assert loaded.checked
     with np.load(tmp_path / "ours.npz") as arrays:
         assert sorted(arrays) == [name for name, _ in loaded.parameters]
         for name, parameter in loaded.parameters:
@@ -152,6 +154,20 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
         "name": "ä",
         "odtpack.optimizer": kind,
     }
+
+
+def test_what_the_reference_changes_carries_no_stale_digest(folder: Path, tmp_path: Path) -> None:
+    ours(folder, "adamw", folder / "adamw" / "checkpoint", 3, tmp_path / "ours")
+    (job,) = client.run_jobs(
+        [theirs(folder, "adamw", 2, checkpoint=tmp_path / "ours", save=tmp_path / "theirs")]
+    )
+    assert len(job["losses"]) == 2
+    assert b"sha256:" not in (tmp_path / "theirs").read_bytes()
+    back = CheckpointState.load_checkpoint(tmp_path / "theirs")
+    assert not back.checked
+    assert "without a digest" in repr(back)
+    assert back.optimizer is not None
+    assert back.optimizer.step == 5
 
 
 def test_external_data_travel(

@@ -92,8 +92,10 @@ def listed_files(folder: Path, name: str) -> set[str]:
     path = folder / name
     try:
         files = Manifest.from_json(read_manifest(path), name).files.all()
-    except OdtpackError:
-        return set()  # no package, or one that cannot be read: its files stay
+    except OdtpackError as error:
+        if isinstance(error.__cause__, OSError) and path.is_file():
+            raise  # the disk: the package may be sound, and its files must not stay unlisted
+        return set()  # no package, or a damaged one: its files stay
     plain = {file.path for file in files if file.path == Path(file.path).name}
     return plain | {signature_path(path).name}
 

@@ -44,8 +44,15 @@ def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
         files: Paths of the models and the checkpoint by their name in it.
     """
     try:
-        info = _measured(manifest, files)
+        try:
+            info = _measured(manifest, files)
+        except OdtpackError as error:
+            if error.code != "model-not-loadable":
+                raise
+            info = _measured(manifest, files)  # ONNX Runtime may not tell a failed read from this
     except OdtpackError as error:
+        if error.code in ("checkpoint-unreadable", "checkpoint-not-found", "model-not-readable"):
+            raise  # the files were just written: the disk is to blame, and not the models
         info = _none(f"the models do not run on made-up data ({error.code})")
     return dataclasses.replace(manifest, self_check=info).sealed()
 

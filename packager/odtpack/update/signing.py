@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.folder_update import update_folder
 from odtpack_runtime.package.listed_files import read_manifest, signature_path
 from odtpack_runtime.package.manifest_signature import (
     cryptography_missing,
@@ -68,27 +70,44 @@ def new_key(path: str | os.PathLike[str]) -> Path:
     return public
 
 
-def sign_package(path: str | os.PathLike[str], key: str | os.PathLike[str]) -> Path:
+def sign_package(
+    path: str | os.PathLike[str], key: str | os.PathLike[str], *, release: int | None = None
+) -> Path:
     """Sign a package's manifest; a signature that is there is replaced.
 
     Args:
         path: The package. Its files are checked first: what is damaged is not signed.
         key: Private key, PEM, PKCS #8, Ed25519, not encrypted.
+        release: Number of the release, which the manifest will hold; it grows from release to
+            release. None leaves the manifest as it is.
 
     Returns:
         Path of the signature: 64 bytes, RFC 8032, beside the manifest.
 
     Raises:
         OdtpackError: As :meth:`Package.open`; ``key-not-readable``, ``bad-key``,
-            ``file-not-written``, ``cryptography-missing``.
+            ``file-not-written``, ``cryptography-missing``; ``package-downgrade`` for a release
+            below the manifest's.
     """
     secret = _private_key(Path(key))
     package = Package.open(path)
     manifest = package.path / package.manifest_name
-    signature = secret.sign(read_manifest(manifest))
     target = signature_path(manifest)
-    with atomic_write(target) as stream:
-        stream.write(signature)
+    if release is None or release == package.manifest.release:
+        signature = secret.sign(read_manifest(manifest))
+        with atomic_write(target) as stream:
+            stream.write(signature)
+        return target
+    if release < (package.manifest.release or 0):
+        raise OdtpackError(
+            "package-downgrade",
+            f"the package is release {package.manifest.release}, and cannot become {release}",
+            hint=f"odtpack sign {path} --release {(package.manifest.release or 0) + 1}",
+        )
+    text = dataclasses.replace(package.manifest, release=release).to_json().encode()
+    with update_folder(package.path, last=manifest.name) as stage:
+        (stage / manifest.name).write_bytes(text)
+        (stage / target.name).write_bytes(secret.sign(text))
     return target
 
 

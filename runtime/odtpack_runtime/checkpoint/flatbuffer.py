@@ -187,6 +187,7 @@ class Table:
         if vector is None:
             return ""
         self._source.count_text(vector.length)
+        self._source.check(vector.position, vector.length + 1)  # a zero byte ends it
         try:
             return self._source.read(*vector).decode()
         except UnicodeDecodeError:

@@ -4,7 +4,8 @@ A checkpoint is a flatbuffer with the identifier ``ODTC`` and this schema, the
 one of ONNX Runtime's on-device training, version 2 (field numbers in order)::
 
     Checkpoint      { version:int32; module_state:ModuleState;
-                      optimizer_groups:[OptimizerGroup]; property_bag:PropertyBag }
+                      optimizer_groups:[OptimizerGroup]; property_bag:PropertyBag;
+                      digest:string }
     ModuleState     { requires_grad_params:[Tensor]; frozen_params:[Tensor];
                       is_nominal_state:bool; has_external_data:bool }
     OptimizerGroup  { group_name:string; step:int64; initial_learning_rate:float;
@@ -38,11 +39,12 @@ package imports PyTorch wherever it is installed.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +52,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from odtpack_runtime.checkpoint.digest import Check, Hasher
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.layout import Array, allocate
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
@@ -115,6 +118,8 @@ class CheckpointData:
             array is then empty, shape ``(0,)``, and only its dtype counts.
         optimizer: State of the optimizer, if the file holds any.
         properties: Values the user attached: int64, float32 or text.
+        checked: Whether the file carried a digest of all this, which was right: those of ONNX
+            Runtime's own training carry none. None for what was not read from a file.
     """
 
     trainable: dict[str, Array]
@@ -122,6 +127,7 @@ class CheckpointData:
     nominal: bool = False
     optimizer: OptimizerState | None = None
     properties: dict[str, PropertyValue] = field(default_factory=dict)
+    checked: bool | None = None
 
 
 def check_property(name: object, value: object) -> PropertyValue:
@@ -177,8 +183,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
         )
     file = Path(path)
     try:
-        with file.open("rb") as stream:
-            return _Reader(stream, str(file), Path(f"{file}.data")).read()
+        with file.open("rb") as stream, Hasher() as hasher:
+            return _Reader(stream, str(file), Path(f"{file}.data"), hasher).read()
     except FileNotFoundError as error:
         raise OdtpackError(
             "checkpoint-not-found", f"There is no checkpoint {error.filename}.", where=str(file)
@@ -197,15 +203,19 @@ def parse_checkpoint(data: bytes, where: str = "checkpoint") -> CheckpointData:
     Raises:
         OdtpackError: As :func:`read_checkpoint`.
     """
-    return _Reader(io.BytesIO(data), where, None).read()
+    with Hasher() as hasher:
+        return _Reader(io.BytesIO(data), where, None, hasher).read()
 
 
 class _Reader:
-    def __init__(self, stream: BinaryIO, where: str, data_path: Path | None) -> None:
+    def __init__(
+        self, stream: BinaryIO, where: str, data_path: Path | None, hasher: Hasher
+    ) -> None:
         self._source = Source(stream, "checkpoint", where)
         self._where = where
         self._data_path = data_path
         self._data: Source | None = None
+        self._hasher = hasher
         self._nominal = False
         self._inline_left = self._source.size
         self._external_left = 0
@@ -224,6 +234,7 @@ class _Reader:
         if module is None:
             self._source.fail("it has no module state")
         self._nominal = module.boolean(2)
+        self._check = Check(nominal=self._nominal)
         with ExitStack() as stack:
             if module.boolean(3):
                 self._open_data(stack)
@@ -239,7 +250,10 @@ class _Reader:
             if kind is not None and not isinstance(kind, str):
                 self._source.fail(f"its property {OPTIMIZER_PROPERTY} is not text")
             optimizer.kind = kind
-        return CheckpointData(trainable, frozen, self._nominal, optimizer, properties)
+        if odd := self._check.difference(root.string(4)):
+            self._source.fail(f"what is stored is not what was saved: {odd}")
+        checked = odd is not None
+        return CheckpointData(trainable, frozen, self._nominal, optimizer, properties, checked)
 
     def _open_data(self, stack: ExitStack) -> None:
         if self._data_path is None:
@@ -250,16 +264,18 @@ class _Reader:
         self._data = Source(stream, "checkpoint", str(self._data_path), limit=None)
         self._external_left = self._data.size
 
-    def _tensors(self, tables: Iterable[Table]) -> dict[str, Array]:
+    def _tensors(self, found: Iterable[Table], of: str = "") -> dict[str, Array]:
         tensors: dict[str, Array] = {}
+        tables = list(found)
+        self._check.outline.numbers("I", len(tables))
         for table in tables:
             name = table.string(0)
             if not name or name in tensors:
                 self._source.fail(f"a parameter name, '{name}', is empty or occurs twice")
-            tensors[name] = self._tensor(name, table)
+            tensors[name] = self._tensor(name, table, of)
         return tensors
 
-    def _tensor(self, name: str, table: Table) -> Array:
+    def _tensor(self, name: str, table: Table, of: str) -> Array:
         code = table.integer(3, "i")
         dtype = DTYPES.get(code)
         if dtype is None:
@@ -279,6 +295,7 @@ class _Reader:
         if self._nominal:
             if dims or stored or offset != -1:
                 self._source.fail(f"'{name}' has a value, and the state is marked as nominal")
+            self._check.outline.tensor(name, code, (), hashlib.sha256().digest)
             return np.empty(0, dtype)
         nbytes = math.prod(dims) * dtype.itemsize
         if offset == -1:
@@ -300,10 +317,14 @@ class _Reader:
         array = flat.view(dtype).reshape(dims)
         if dtype == np.bool_ and flat.size and flat.max() > 1:
             self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
+        digest = self._hasher.start(flat.data)
+        self._check.outline.tensor(name, code, dims, digest)
+        self._check.tensor(f"{name} of {of}" if of else name, table.string(1), digest)
         return array
 
     def _optimizer(self, root: Table, trainable: dict[str, Array]) -> OptimizerState | None:
         groups = list(root.tables(2))
+        self._check.outline.numbers("I", len(groups))
         if not groups:
             return None
         for index, group in enumerate(groups):
@@ -329,13 +350,17 @@ class _Reader:
     ) -> tuple[str, ...]:
         """Add the moments of a group's parameters to ``moments``; return their names."""
         names = []
-        for entry in group.tables(3):
+        entries = list(group.tables(3))
+        self._check.outline.text(group.string(0))
+        self._check.outline.numbers("qfI", group.integer(1, "q"), group.real(2), len(entries))
+        for entry in entries:
             name = entry.string(0)
+            self._check.outline.text(name)
             if name in moments or name not in trainable:
                 self._source.fail(
                     f"the optimizer state of '{name}' occurs twice or belongs to no parameter"
                 )
-            tensors = self._tensors(entry.tables(1))
+            tensors = self._tensors(entry.tables(1), of=name)
             if list(tensors) != [f"momentum{index}" for index in range(len(tensors))]:
                 self._source.fail(f"the moments of '{name}' are called {', '.join(tensors)}")
             shape = trainable[name].shape
@@ -352,17 +377,21 @@ class _Reader:
 
     def _properties(self, bag: Table | None) -> dict[str, PropertyValue]:
         properties: dict[str, PropertyValue] = {}
-
-        def add(name: str, value: PropertyValue) -> None:
-            if not name or name in properties:
-                self._source.fail(f"a property name, '{name}', is empty or occurs twice")
-            properties[name] = value
-
-        if bag is not None:
-            for table in bag.tables(0):
-                add(table.string(0), table.integer(1, "q"))
-            for table in bag.tables(1):
-                add(table.string(0), table.real(1))
-            for table in bag.tables(2):
-                add(table.string(0), table.string(1))
+        for number, read in enumerate(_READERS):
+            tables = list(bag.tables(number)) if bag is not None else []
+            self._check.outline.numbers("I", len(tables))
+            for table in tables:
+                name, value = table.string(0), read(table, 1)
+                if not name or name in properties:
+                    self._source.fail(f"a property name, '{name}', is empty or occurs twice")
+                properties[name] = value
+                self._check.outline.property(name, value)
         return properties
+
+
+def _whole(table: Table, number: int) -> int:
+    return table.integer(number, "q")
+
+
+_READERS: tuple[Callable[[Table, int], PropertyValue], ...] = (_whole, Table.real, Table.string)
+"""Of a property's value, in the order of the vectors of the property bag."""

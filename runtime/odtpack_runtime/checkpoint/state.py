@@ -8,7 +8,9 @@ float, and a file is replaced whole or not at all.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +26,11 @@ from odtpack_runtime.checkpoint.format import (
 )
 from odtpack_runtime.checkpoint.layout import ALIGNMENT, Array, Layout, address, allocate, view
 from odtpack_runtime.checkpoint.parameters import Parameter, Parameters, nominal_error
+from odtpack_runtime.checkpoint.recovery import read_last_good
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
+
+_log = logging.getLogger(__name__)
 
 TRAINABLE_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 """Types that parameters are trained in; a float16 model's are kept in float32."""
@@ -107,6 +112,12 @@ class CheckpointState:
         optimizer: What the optimizer carries from step to step; None before
             there is an :class:`~odtpack_runtime.training.optimizer.Optimizer` unless the
             file held it.
+        checked: Whether the file carried a digest of all that it holds, which was right: those
+            of ONNX Runtime's own training carry none, and load unchecked. None without a file.
+        recovered: What is wrong with the file that was to be loaded, and what was lost, if the
+            save before it was loaded instead; else None.
+        lock: Held by each call of a Module, step of an Optimizer and save, so that threads that
+            share a state see it between two of them.
     """
 
     def __init__(self, data: CheckpointData) -> None:
@@ -124,11 +135,16 @@ class CheckpointState:
         self._parameters = Parameters(parameters, nominal=data.nominal)
         self._properties = Properties(dict(data.properties))
         self.optimizer = data.optimizer
+        self.checked = data.checked
+        self.lock = threading.RLock()
+        self.recovered: str | None = None
+        self._damaged: str | None = None
         self._flat: FlatState | None = None
 
     def __repr__(self) -> str:
         names = self._parameters.items
         step = "" if self.optimizer is None else f", optimizer at step {self.optimizer.step:,}"
+        step += ", from a file without a digest" if self.checked is False else ""
         return f"CheckpointState({len(names)} parameters, {self.elements_text()}{step})"
 
     def elements_text(self) -> str:
@@ -144,10 +160,19 @@ class CheckpointState:
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
         """Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19.
 
+        If it is damaged or missing and the save before it was kept, that one is loaded;
+        :attr:`recovered` then says so, and so does a warning in the log.
+
         Raises:
             OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint`.
         """
-        return cls(read_checkpoint(checkpoint_uri))
+        data, recovered = read_last_good(checkpoint_uri)
+        state = cls(data)
+        if recovered is not None:
+            state.recovered = recovered
+            state._damaged = os.fspath(checkpoint_uri)
+            _log.warning("%s", recovered)
+        return state
 
     @classmethod
     def save_checkpoint(
@@ -155,6 +180,8 @@ class CheckpointState:
         state: CheckpointState,
         checkpoint_uri: str | os.PathLike[str],
         include_optimizer_state: bool = False,
+        *,
+        keep_previous: bool = False,
     ) -> None:
         """Save a state to one file, whole or not at all.
 
@@ -167,6 +194,8 @@ class CheckpointState:
             state: The state.
             checkpoint_uri: Destination; its folder must exist.
             include_optimizer_state: Save moments, step count and learning rate too.
+            keep_previous: Keep the file that is replaced as ``<checkpoint_uri>.previous``,
+                which :meth:`load_checkpoint` goes back to if this one comes to harm.
 
         Raises:
             OdtpackError: ``file-not-written``.
@@ -175,7 +204,16 @@ class CheckpointState:
             raise WrongTypeError(
                 "not-a-checkpoint", f"A {type(state).__name__} is not a CheckpointState."
             )
-        write_checkpoint(checkpoint_uri, state.snapshot(include_optimizer_state))
+        # What the state was recovered from is not lost to a damaged file.
+        damaged = state._damaged == os.fspath(checkpoint_uri)
+        with state.lock:
+            write_checkpoint(
+                checkpoint_uri,
+                state.snapshot(include_optimizer_state),
+                previous="kept" if damaged else "replaced" if keep_previous else "none",
+            )
+        if damaged:
+            state._damaged = None
 
     @property
     def parameters(self) -> Parameters:

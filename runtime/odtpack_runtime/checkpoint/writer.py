@@ -4,13 +4,15 @@ A file is written in one pass and without a copy of the tensors: first the
 tables, strings and dimensions, built in memory by the flatbuffers package, then
 the tensors' bytes straight from their arrays. Flatbuffer offsets point forward,
 so the tables can name places after them; the offset of each ``raw_data`` is
-filled in once the size of the tables is known.
+filled in once the size of the tables is known. The digests come last: they are
+computed in a second thread while the tensors are written.
 
 Above :data:`EXTERNAL_DATA_THRESHOLD` the tensors go to ``<path>.data``, as the
 reference writes it. A pair of files cannot change its names at one instant, so
 the data file holds two regions in turn: new data goes where the current
 checkpoint has none, then the checkpoint that refers to it replaces the old one.
-Killed at any moment, the old pair is still whole.
+Killed at any moment, the old pair is still whole. A previous checkpoint that is
+kept has the other region, under a second name of the same data file.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 import flatbuffers
 import numpy as np
 
+from odtpack_runtime.checkpoint.digest import TEXT_BYTES, Hasher, Outline, digest_text
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.format import (
     DTYPES,
@@ -43,12 +47,14 @@ from odtpack_runtime.checkpoint.format import (
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write, sync_folder
+from odtpack_runtime.files.lock import locked
 
 EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
 """Bytes of tensor data up to which a checkpoint is one file; a flatbuffer ends below 2 GiB."""
 
 _PAYLOAD_ALIGNMENT = 16
-_RAW_DATA = 4  # field number in Tensor
+_DOC_STRING, _RAW_DATA = 1, 4  # field numbers in Tensor
+_DIGEST = 4  # field number in Checkpoint
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -56,7 +62,8 @@ def write_checkpoint(
     path: str | os.PathLike[str],
     data: CheckpointData,
     *,
-    open_file: Callable[[Path], AbstractContextManager[BinaryIO]] = atomic_write,
+    open_file: Callable[..., AbstractContextManager[BinaryIO]] = atomic_write,
+    previous: Literal["none", "replaced", "kept"] = "none",
 ) -> None:
     """Write a checkpoint, whole or not at all; a file of that name is replaced.
 
@@ -67,6 +74,8 @@ def write_checkpoint(
         data: What to write. In a nominal state only the arrays' dtypes count.
         open_file: Opens the destination for a write that is whole or not at all; whoever
             tests what an interrupted write leaves passes one that stops half-way.
+        previous: What becomes of the save before, :func:`previous_path`: ``replaced`` by the
+            file that is written over, or ``kept`` because that file is damaged.
 
     Raises:
         OdtpackError: ``file-not-written`` when the system refuses,
@@ -75,12 +84,18 @@ def write_checkpoint(
     target = Path(path)
     data_path = Path(f"{target}.data")
     external = _nbytes(data) > EXTERNAL_DATA_THRESHOLD
-    occupied = _first_external_offset(target)
+    before = previous_path(target)
+    occupied = _first_external_offset(before if previous == "kept" else target)
+    if previous == "replaced":
+        open_file = partial(open_file, previous=before)
     if not external:
-        head = _Head(data, external_from=None)
-        with open_file(target) as stream:
+        with Hasher() as hasher, open_file(target) as stream:
+            head = _Head(data, hasher, external_from=None)
             head.write(stream)
             head.write_payload(stream)
+            head.write_digests(stream)
+            if previous == "replaced":
+                _share_data(data_path, before, occupied)
         if occupied is not None:
             with suppress(OSError):
                 data_path.unlink()
@@ -93,9 +108,12 @@ def write_checkpoint(
             hint="remove the link, or choose another name",
         )
     try:
-        start = _free_region(data_path, occupied, _nbytes(data))
-        head = _Head(data, external_from=start)
-        with data_path.open("r+b" if data_path.exists() else "xb") as stream:
+        descriptor = os.open(data_path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        with Hasher() as hasher, os.fdopen(descriptor, "r+b") as stream, locked(data_path):
+            # Another process may have written since.
+            occupied = _first_external_offset(before if previous == "kept" else target)
+            start = _free_region(data_path, occupied, _nbytes(data))
+            head = _Head(data, hasher, external_from=start)
             stream.seek(start)
             for array in head.payload:
                 stream.write(_bytes(array))
@@ -104,7 +122,10 @@ def write_checkpoint(
             sync_folder(data_path.parent)
             with open_file(target) as main:
                 head.write(main)
-            if start == 0:
+                head.write_digests(main)
+                if previous == "replaced":
+                    _share_data(data_path, before, occupied)
+            if start == 0 and previous == "none":
                 stream.truncate(_nbytes(data))
     except OSError as error:
         raise OdtpackError(
@@ -112,6 +133,24 @@ def write_checkpoint(
             f"{data_path} could not be written: {error.strerror or error}.",
             where=str(data_path),
         ) from error
+
+
+def previous_path(path: str | os.PathLike[str]) -> Path:
+    """Return where the checkpoint before the one at ``path`` is kept."""
+    return Path(f"{path}.previous")
+
+
+def _share_data(data_path: Path, before: Path, occupied: int | None) -> None:
+    """Give the data of a checkpoint that becomes the one before the name that it refers to."""
+    kept = Path(f"{before}.data")
+    if occupied is None:
+        if kept.exists():
+            before.unlink(missing_ok=True)  # first what refers to the data
+            kept.unlink()
+    elif not (kept.exists() and kept.samefile(data_path)):
+        before.unlink(missing_ok=True)
+        kept.unlink(missing_ok=True)
+        os.link(data_path, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +162,14 @@ class _Pending:
 
 
 class _Head:
-    """Everything of a checkpoint file but the tensors' bytes."""
+    """Everything of a checkpoint file but the tensors' bytes; the digests at its very end."""
 
-    def __init__(self, data: CheckpointData, *, external_from: int | None) -> None:
+    def __init__(self, data: CheckpointData, hasher: Hasher, *, external_from: int | None) -> None:
         self._builder = flatbuffers.Builder(4096)
         self._pending: list[_Pending] = []
+        self._digests: list[tuple[int, Callable[[], bytes]]] = []
+        self._hasher = hasher
+        self._outline = Outline(nominal=data.nominal)
         self._nominal = data.nominal
         self._external_at = external_from
         self._no_bytes = self._vector(1, ())
@@ -139,22 +181,23 @@ class _Head:
             (2, "Bool", data.nominal, False),
             (3, "Bool", external_from is not None, False),
         )
-        groups = self._vector(4, self._groups(data.optimizer) if data.optimizer else ())
+        groups = self._groups(data.optimizer)
         properties = data.properties
         if data.optimizer is not None and data.optimizer.kind is not None:
             properties = {**properties, OPTIMIZER_PROPERTY: data.optimizer.kind}
-        bag = self._bag(properties) if properties else 0
+        bag = self._bag(properties)
         root = self._table(
             (0, "Int32", VERSION, 0),
             (1, "UOffsetTRelative", module, 0),
             (2, "UOffsetTRelative", groups, 0),
             (3, "UOffsetTRelative", bag, 0),
+            (_DIGEST, "UOffsetTRelative", self._no_bytes, 0),
         )
         self._builder.Finish(root, IDENTIFIER)
         self._bytes = bytearray(self._builder.Output())
         self._gaps: list[int] = []
-        if external_from is None:
-            self._place_payload()
+        self._digests.append((root, self._outline.digest))
+        self._place(external=external_from is not None)
 
     @property
     def payload(self) -> list[Array]:
@@ -171,18 +214,38 @@ class _Head:
             stream.write(bytes(gap) + struct.pack("<I", array.nbytes))
             stream.write(_bytes(array))
 
-    def _place_payload(self) -> None:
+    def write_digests(self, stream: BinaryIO) -> None:
+        """Write the digests at the end of the file."""
+        stream.write(bytes(self._last_gap))
+        for _, digest in self._digests:
+            text = digest_text(digest()).encode()
+            stream.write(struct.pack("<I", len(text)) + text + b"\0")
+
+    def _place(self, *, external: bool) -> None:
+        """Let the tables refer to what follows the head."""
         # Read back with the reader: it knows where a field of a finished table stands.
         source = Source(io.BytesIO(self._bytes), "checkpoint", "checkpoint")
+
+        def refer(table: int, field: int, position: int) -> None:
+            slot = cast(int, Table(source, len(self._bytes) - table).field(field, 4))
+            struct.pack_into("<I", self._bytes, slot, position - slot)
+
         end = len(self._bytes)
-        for pending in self._pending:
-            slot = Table(source, len(self._bytes) - pending.table).field(_RAW_DATA, 4)
+        for pending in () if external else self._pending:
             position = _round_up(end + 4)
-            struct.pack_into("<I", self._bytes, cast(int, slot), position - 4 - cast(int, slot))
+            refer(pending.table, _RAW_DATA, position - 4)
             self._gaps.append(position - 4 - end)
             end = position + pending.array.nbytes
+        self._last_gap = -end % 4
+        end += self._last_gap
+        *tensors, (root, _) = self._digests
+        for table, _ in tensors:
+            refer(table, _DOC_STRING, end)
+            end += 4 + TEXT_BYTES + 1
+        refer(root, _DIGEST, end)
 
     def _tensors(self, tensors: Mapping[str, Array]) -> int:
+        self._outline.numbers("I", len(tensors))
         return self._vector(4, [self._tensor(name, array) for name, array in tensors.items()])
 
     def _tensor(self, name: str, array: Array) -> int:
@@ -196,6 +259,8 @@ class _Head:
         label = self._builder.CreateSharedString(name)
         shape = () if self._nominal else array.shape
         dims = self._builder.CreateNumpyVector(np.array(shape, np.int64))
+        digest = self._hasher.start(memoryview(b"") if self._nominal else _bytes(array))
+        self._outline.tensor(name, code, shape, digest)
         kept = not self._nominal and array.nbytes > 0
         raw, offset = self._no_bytes, -1
         if kept and self._external_at is not None:
@@ -204,6 +269,7 @@ class _Head:
             self._external_at += array.nbytes
         table = self._table(
             (0, "UOffsetTRelative", label, 0),
+            (_DOC_STRING, "UOffsetTRelative", 0 if self._nominal else self._no_bytes, 0),
             (2, "UOffsetTRelative", dims, 0),
             (3, "Int32", code, 0),
             (_RAW_DATA, "UOffsetTRelative", raw, 0),
@@ -211,17 +277,23 @@ class _Head:
         )
         if kept:
             self._pending.append(_Pending(table, array))
+        if not self._nominal:
+            self._digests.append((table, digest))
         return table
 
-    def _groups(self, state: OptimizerState) -> list[int]:
-        members = state.groups or (tuple(state.moments),)
-        return [self._group(index, names, state) for index, names in enumerate(members)]
+    def _groups(self, state: OptimizerState | None) -> int:
+        members = (state.groups or (tuple(state.moments),)) if state else ()
+        self._outline.numbers("I", len(members))
+        groups = [self._group(i, names, state) for i, names in enumerate(members) if state]
+        return self._vector(4, groups)
 
     def _group(self, index: int, names: Sequence[str], state: OptimizerState) -> int:
         entries = []
-        for name in names:
-            if name not in state.moments:
-                continue  # nothing is kept for it
+        kept = [name for name in names if name in state.moments]  # nothing is kept for others
+        self._outline.text(GROUP_NAME.format(index))
+        self._outline.numbers("qfI", state.step, state.learning_rate, len(kept))
+        for name in kept:
+            self._outline.text(name)
             label = self._builder.CreateSharedString(name)
             moments = enumerate(state.moments[name])
             tensors = self._tensors({f"momentum{i}": moment for i, moment in moments})
@@ -238,20 +310,24 @@ class _Head:
         )
 
     def _bag(self, properties: Mapping[str, PropertyValue]) -> int:
-        entries: dict[type, list[int]] = {int: [], float: [], str: []}
-        for name, value in sorted(properties.items()):
-            clean = check_property(name, value)
-            label = (0, "UOffsetTRelative", self._builder.CreateString(name), 0)
-            if isinstance(clean, str):
-                text = self._builder.CreateString(clean)
-                entry = self._table(label, (1, "UOffsetTRelative", text, 0))
-            elif isinstance(clean, float):
-                entry = self._table(label, (1, "Float32", clean, 0.0))
-            else:
-                entry = self._table(label, (1, "Int64", clean, 0))
-            entries[type(clean)].append(entry)
-        vectors = [self._vector(4, entries[kind]) for kind in (int, float, str)]
+        clean = {name: check_property(name, properties[name]) for name in sorted(properties)}
+        vectors = []
+        for kind in (int, float, str):
+            values = [(name, value) for name, value in clean.items() if isinstance(value, kind)]
+            self._outline.numbers("I", len(values))
+            vectors.append(self._vector(4, [self._property(*item) for item in values]))
+        if not clean:
+            return 0
         return self._table(*((i, "UOffsetTRelative", v, 0) for i, v in enumerate(vectors)))
+
+    def _property(self, name: str, value: PropertyValue) -> int:
+        self._outline.property(name, value)
+        label = (0, "UOffsetTRelative", self._builder.CreateString(name), 0)
+        if isinstance(value, str):
+            text = self._builder.CreateString(value)
+            return self._table(label, (1, "UOffsetTRelative", text, 0))
+        kind = "Float32" if isinstance(value, float) else "Int64"
+        return self._table(label, (1, kind, value, 0))
 
     def _table(self, *fields: tuple[int, str, float, float]) -> int:
         """Write a table of fields, each (number, kind, value, default: then left out)."""

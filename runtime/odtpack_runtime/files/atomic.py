@@ -22,12 +22,17 @@ from odtpack_runtime.errors import OdtpackError
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def atomic_write(
+    path: str | os.PathLike[str], *, mode: int = 0o666, previous: Path | None = None
+) -> Iterator[BinaryIO]:
     """Open ``path`` for binary writing; the name changes hands when the block ends well.
 
     Args:
         path: Destination. Its folder must exist. A file of that name is replaced.
         mode: Who may read and write it, less the umask.
+        previous: Name in the same folder under which the file that is replaced is kept; a file
+            of that name goes. Where the file system has no hard links, ``path`` does not exist
+            for a moment, and the whole file under this name does.
 
     Yields:
         A binary stream, writable and seekable, onto the temporary file.
@@ -58,6 +63,8 @@ def atomic_write(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
+            if previous is not None:
+                _keep(target, previous)
             temporary.replace(target)
         except BaseException:
             with suppress(OSError):
@@ -75,6 +82,22 @@ def atomic_write(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator
 def temporary_name(target: Path) -> Path:
     """A new name, in the same folder, for the file that will take the name of ``target``."""
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
+
+
+def _keep(target: Path, previous: Path) -> None:
+    """Give a file, if there is one, a second name, so that one of the two always exists."""
+    if not target.exists():
+        return
+    link = temporary_name(target)
+    try:
+        try:
+            os.link(target, link)
+        except OSError:  # a file system without hard links, such as FAT
+            target.replace(previous)
+            return
+        link.replace(previous)
+    finally:
+        link.unlink(missing_ok=True)  # two names of one file: the rename did nothing
 
 
 def sync_folder(folder: Path) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write, is_running, sync_folder
+from odtpack_runtime.files.lock import locked
 
 UPDATE_NAME = ".odtpack-update"
 _PLAN_NAME = "plan.json"
@@ -82,8 +83,14 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
             is not an update.
     """
     target = Path(folder)
+    if os.path.lexists(target / UPDATE_NAME):
+        with locked(target):
+            _finish(target)
+
+
+def _finish(target: Path) -> None:
     update = target / UPDATE_NAME
-    if not os.path.lexists(update):
+    if not os.path.lexists(update):  # another process carried on with it
         return
     try:
         if update.is_symlink():
@@ -100,6 +107,12 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
             f"An update of {target} was interrupted, and cannot be finished: {reason}.",
             where=str(update),
         ) from error
+
+
+def remove_stages(folder: Path) -> None:
+    """Remove what processes that were killed in the middle of an update left of it."""
+    _remove_stale(folder.parent, f".{folder.name}.")
+    _remove_stale(folder, ".")
 
 
 def is_stage(name: str) -> bool:
@@ -184,17 +197,19 @@ def _commit(stage: Path, target: Path, last: str, obsolete: Collection[str]) -> 
     moved = sorted(names, key=lambda name: name == last)
     with atomic_write(stage / _PLAN_NAME) as stream:
         stream.write(json.dumps({"remove": removed, "move": moved}).encode())
-    try:
-        stage.rename(target / UPDATE_NAME)
-    except OSError:  # another file system
-        inside = target / f".odtpack-{os.getpid()}-{secrets.token_hex(6)}"
+    with locked(target):
+        _finish(target)  # what another process moved in since
         try:
-            _copy(stage, inside)
-            inside.rename(target / UPDATE_NAME)
-        finally:
-            shutil.rmtree(inside, ignore_errors=True)
-    sync_folder(target)
-    finish_update(target)
+            stage.rename(target / UPDATE_NAME)
+        except OSError:  # another file system
+            inside = target / f".odtpack-{os.getpid()}-{secrets.token_hex(6)}"
+            try:
+                _copy(stage, inside)
+                inside.rename(target / UPDATE_NAME)
+            finally:
+                shutil.rmtree(inside, ignore_errors=True)
+        sync_folder(target)
+        _finish(target)
 
 
 def _copy(stage: Path, inside: Path) -> None:

@@ -19,11 +19,18 @@ from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.digest import file_sha256
-from odtpack_runtime.files.folder_update import finish_update, update_folder
-from odtpack_runtime.package.listed_files import MANIFEST_NAME, check_file, signature_path
+from odtpack_runtime.files.folder_update import finish_update, remove_stages, update_folder
+from odtpack_runtime.package.listed_files import (
+    MANIFEST_NAME,
+    check_file,
+    signature_path,
+    unreadable_file,
+)
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_files import PackageFile
+from odtpack_runtime.package.manifest_signature import KeyFiles
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.trust.origin import check_release, check_signed
 from odtpack_runtime.package.update_archive import CHUNK, UpdateArchive, UpdateIndex
 
 
@@ -31,6 +38,9 @@ def apply_update(
     package: str | os.PathLike[str],
     update: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
+    *,
+    public_key: KeyFiles | None = None,
+    refuse_downgrade: bool = False,
 ) -> Path:
     """Make the new package of an update archive from the package that it starts from.
 
@@ -44,6 +54,10 @@ def apply_update(
         out: Where the new package goes: a folder that does not exist or is empty. Without it
             the new package takes the place of the old one; files in the folder that are not
             of the package stay.
+        public_key: File with the public key that the new package must be signed with, or
+            several, with one of which it must be.
+        refuse_downgrade: Refuse a new package of an older release than the package's, or
+            without a number where that has one.
 
     Returns:
         The folder of the new package, absolute.
@@ -52,7 +66,8 @@ def apply_update(
         OdtpackError: ``delta-not-found``, ``delta-unreadable``, ``delta-damaged``,
             ``delta-version``; ``delta-base`` if the package is another one than the update
             starts from; as :meth:`Package.open`; ``package-not-written``,
-            ``folder-not-empty``. The package is then as it was.
+            ``folder-not-empty``; ``not-signed``, ``signature-wrong``, ``package-downgrade``.
+            The package is then as it was.
     """
     update = Path(update)
     root = _folder_of(Path(package))
@@ -84,7 +99,12 @@ def apply_update(
                 with (stage / file.path).open("xb") as written:
                     written.writelines(_content(archive, file, sources, root))
                 if file.path == index.manifest:
-                    _check_listing(archive, stage)
+                    new = _check_listing(archive, stage)
+                    if refuse_downgrade and base.manifest.release is not None:
+                        check_release(new, base.manifest.release, str(update))
+            if public_key is not None:
+                made = stage / index.manifest
+                check_signed(made, made.read_bytes(), public_key, required=True)
     return target.resolve()
 
 
@@ -106,7 +126,7 @@ def _content(
             yield piece
 
 
-def _check_listing(archive: UpdateArchive, stage: Path) -> None:
+def _check_listing(archive: UpdateArchive, stage: Path) -> Manifest:
     """Check that the update makes the files that the new manifest lists, and no others."""
     index = archive.index
     manifest = Manifest.from_json((stage / index.manifest).read_bytes(), index.manifest)
@@ -116,12 +136,14 @@ def _check_listing(archive: UpdateArchive, stage: Path) -> None:
     if made != listed:
         odd = min(path for path in {*made, *listed} if made.get(path) != listed.get(path))
         archive.fail(f"its manifest and its index disagree about '{odd}'")
+    return manifest
 
 
 def _folder_of(package: Path) -> Path:
     folder = package.parent if package.is_file() else package
     finish_update(folder)
     if folder.is_dir():
+        remove_stages(folder.resolve())
         return folder.resolve()
     raise OdtpackError(
         "package-not-found",
@@ -135,8 +157,11 @@ def _find(package: Path, root: Path, digest: str) -> Path | None:
     """Return the manifest with this digest, None if there is none."""
     one = package.is_file()
     for path in [root / package.name] if one else sorted(root.glob(f"*{MANIFEST_NAME}")):
-        if path.is_file() and not path.is_symlink() and file_sha256(path) == digest:
-            return path
+        try:
+            if path.is_file() and not path.is_symlink() and file_sha256(path) == digest:
+                return path
+        except OSError as error:
+            raise unreadable_file(root, path.name, error) from error
     return None
 
 

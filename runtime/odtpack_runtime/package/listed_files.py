@@ -136,12 +136,7 @@ def check_file(root: Path, entry: PackageFile) -> Path:
         if size == entry.size_bytes and file_sha256(path) == entry.sha256:
             return path
     except OSError as error:
-        raise OdtpackError(
-            "package-incomplete",
-            f"'{entry.path}' cannot be read: {error.strerror or error}.",
-            where=str(root),
-            hint="check its permissions",
-        ) from error
+        raise unreadable_file(root, entry.path, error) from error
     raise OdtpackError(
         "package-changed",
         f"'{entry.path}' is not the file that the manifest describes: "
@@ -151,6 +146,16 @@ def check_file(root: Path, entry: PackageFile) -> Path:
             else f"it has {size} bytes and not {entry.size_bytes}."
         ),
         where=str(root),
+    )
+
+
+def unreadable_file(root: Path, name: str, error: OSError) -> OdtpackError:
+    """Return the error for a file of a package that the system does not let one read."""
+    return OdtpackError(
+        "package-incomplete",
+        f"'{name}' cannot be read: {error.strerror or error}.",
+        where=str(root),
+        hint="check its permissions",
     )
 
 

@@ -182,6 +182,8 @@ class Manifest(Part):
         layout: The flat vectors of the parameters, and how the optimizer runs over them.
         inference: What the inference template takes, gives and lacks.
         self_check: Training steps whose losses are known.
+        release: Number that grows from release to release of one package, for apps that
+            refuse to go back to an older one.
     """
 
     schema_version: Literal[1]
@@ -209,6 +211,7 @@ class Manifest(Part):
     layout: LayoutInfo | None = None
     inference: InferenceInfo | None = None
     self_check: SelfCheckInfo | None = None
+    release: NonNegativeInt | None = None
     digest: SHA256 | None = None
 
     def check(self, path: Path) -> None:

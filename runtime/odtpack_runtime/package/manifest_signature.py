@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
@@ -11,22 +12,41 @@ SIGNATURE_BYTES = 64
 _MOST_KEY_BYTES = 64 * 2**10
 
 
-def check_signature(
-    data: bytes, signature: bytes, public_key: str | os.PathLike[str], where: str
-) -> None:
+KeyFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A file with a public key, or several of them, any of which will do."""
+
+
+def check_signature(data: bytes, signature: bytes, public_key: KeyFiles, where: str) -> Path:
     """Check a signature.
 
     Args:
         data: What was signed: the bytes of a manifest.
         signature: The signature.
-        public_key: File with the public key: PEM, SubjectPublicKeyInfo, Ed25519.
+        public_key: File with the public key: PEM, SubjectPublicKeyInfo, Ed25519. Of several
+            one must be right: while keys are changed an app trusts the old and the new one.
         where: Path of the signature, for messages.
+
+    Returns:
+        The file of the key that is right.
 
     Raises:
         OdtpackError: ``signature-wrong``; ``key-not-readable`` or ``bad-key``;
             ``cryptography-missing``.
     """
-    path = Path(public_key)
+    several = public_key if isinstance(public_key, Sequence) else [public_key]
+    paths = [Path(public_key)] if isinstance(public_key, str) else [Path(key) for key in several]
+    for path in paths:
+        if _is_signed_with(path, data, signature):
+            return path
+    names = " or ".join(map(str, paths))
+    raise OdtpackError(
+        "signature-wrong",
+        f"The manifest was not signed with the key that belongs to {names}, or was changed since.",
+        where=where,
+    )
+
+
+def _is_signed_with(path: Path, data: bytes, signature: bytes) -> bool:
     try:
         from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -41,13 +61,9 @@ def check_signature(
         raise key_error(path, "public", "it is a key of another algorithm")
     try:
         key.verify(signature, data)
-    except InvalidSignature as error:
-        raise OdtpackError(
-            "signature-wrong",
-            f"The manifest was not signed with the key that belongs to {path}, or was changed "
-            "since.",
-            where=where,
-        ) from error
+    except InvalidSignature:
+        return False
+    return True
 
 
 def read_key_file(path: Path) -> bytes:

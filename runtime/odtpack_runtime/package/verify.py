@@ -10,8 +10,11 @@ from typing import Literal
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.listed_files import check_nothing_else, read_manifest, signature_path
-from odtpack_runtime.package.manifest_signature import SIGNATURE_BYTES, check_signature
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.manifest_signature import KeyFiles
 from odtpack_runtime.package.package import Package, find_manifest
+from odtpack_runtime.package.trust.limits import Limits
+from odtpack_runtime.package.trust.origin import check_release, check_signed
 from odtpack_runtime.package.verify_models import check_checkpoints, check_models
 from odtpack_runtime.package.verify_steps import StepFigures, run_steps_apart
 
@@ -29,6 +32,9 @@ class Verification:
         signature: ``valid`` for the key that was passed; ``unchecked`` if there is a
             signature and no key was passed; ``none`` if there is none.
         steps: What the steps on made-up data gave.
+        signed_with: File of the key that the signature is valid for.
+        release: Number of the release, if it has one.
+        checked: What was checked, in order, a phrase each.
     """
 
     path: str
@@ -38,13 +44,18 @@ class Verification:
     size_bytes: int
     signature: Literal["valid", "unchecked", "none"]
     steps: StepFigures
+    signed_with: str | None
+    release: int | None
+    checked: list[str]
 
 
 def verify_package(
     path: str | os.PathLike[str],
     *,
-    public_key: str | os.PathLike[str] | None = None,
+    public_key: KeyFiles | None = None,
     require_signature: bool = False,
+    minimum_release: int | None = None,
+    limits: Limits | None = None,
 ) -> Verification:
     """Verify a package.
 
@@ -56,20 +67,23 @@ def verify_package(
     Args:
         path: The folder, or its manifest file.
         public_key: File with the public key (PEM, Ed25519) that the package must be signed
-            with.
+            with, or several, with one of which it must be.
         require_signature: Refuse a package without a signature also where no key is passed.
+        minimum_release: Refuse an older release, and a package without a number.
+        limits: Refuse a package that asks for more; for packages from somebody else.
 
     Returns:
         What was verified.
 
     Raises:
-        OdtpackError: The first thing that is wrong. ``not-signed``, ``signature-wrong``, and
+        OdtpackError: The first thing that is wrong. ``not-signed``, ``signature-wrong``,
+            ``package-downgrade``, ``package-limits``, and
             what :meth:`Package.open`, :func:`check_nothing_else`, :func:`check_models`,
             :func:`check_checkpoints` and :func:`run_steps` raise.
     """
     manifest_path = find_manifest(path)
     data = read_manifest(manifest_path)
-    signature = _check_signature(manifest_path, data, public_key, require_signature)
+    key = check_signed(manifest_path, data, public_key, require_signature)
     package = Package.open(manifest_path)
     if package.manifest_sha256 != hashlib.sha256(data).hexdigest():
         raise OdtpackError(
@@ -78,46 +92,46 @@ def verify_package(
             where=str(package.path),
             hint="verify it again when nothing writes to it",
         )
+    manifest = package.manifest
+    if minimum_release is not None:
+        check_release(manifest, minimum_release, str(package.path))
+    if limits is not None:
+        limits.check(manifest, str(package.path))
     check_nothing_else(package.path, package.manifest_name, package.manifest)
     check_models(package)
     check_checkpoints(package)
     files = package.manifest.files.all()
+    steps = run_steps_apart(package)
+    present = os.path.lexists(signature_path(manifest_path))
     return Verification(
         str(package.path),
         package.manifest_sha256,
         package.manifest.recipe_digest,
         len(files),
         len(data) + sum(file.size_bytes for file in files),
-        signature,
-        run_steps_apart(package),
+        "valid" if key is not None else "unchecked" if present else "none",
+        steps,
+        None if key is None else str(key),
+        manifest.release,
+        _checked(manifest, key, minimum_release, limits),
     )
 
 
-def _check_signature(
-    manifest: Path, data: bytes, public_key: str | os.PathLike[str] | None, required: bool
-) -> Literal["valid", "unchecked", "none"]:
-    path = signature_path(manifest)
-    if not os.path.lexists(path):
-        if public_key is None and not required:
-            return "none"
-        raise OdtpackError(
-            "not-signed",
-            f"The package has no signature: there is no {path.name}.",
-            where=str(manifest.parent),
-            hint=f"odtpack sign {manifest.parent} --key key.pem",
-        )
-    signature = b""
-    if path.is_file() and not path.is_symlink():
-        with path.open("rb") as stream:
-            signature = stream.read(SIGNATURE_BYTES + 1)
-    if len(signature) != SIGNATURE_BYTES:
-        raise OdtpackError(
-            "signature-wrong",
-            f"{path.name} is not a signature: it must be a file of {SIGNATURE_BYTES} bytes.",
-            where=str(path),
-            hint=f"odtpack sign {manifest.parent} --key key.pem",
-        )
-    if public_key is None:
-        return "unchecked"
-    check_signature(data, signature, public_key, str(path))
-    return "valid"
+def _checked(
+    manifest: Manifest, key: Path | None, minimum_release: int | None, limits: Limits | None
+) -> list[str]:
+    """What was checked, a phrase each."""
+    known = manifest.self_check is not None and manifest.self_check.reason is None
+    files = len(manifest.files.all())
+    return [
+        *([f"the manifest's signature, with {key.name}"] if key is not None else []),
+        *([f"the release, {minimum_release} or later"] if minimum_release is not None else []),
+        *(["limits of disk, memory, sizes and operator domains"] if limits is not None else []),
+        "the manifest: its schema and its digest, session options and self-check included",
+        f"path, size and SHA-256 of {files} files, and that there are no others",
+        "inputs, outputs, operators and options of every model against the manifest",
+        "names, shapes, types and digests of the checkpoint's tensors",
+        "training steps against the losses of the self-check"
+        if known
+        else "a training, an optimizer and an evaluation step on made-up data",
+    ]

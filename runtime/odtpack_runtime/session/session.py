@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from odtpack_runtime.checkpoint.layout import Array, address
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec, check_labels, check_tensors
 
+_INTERRUPTED = f"system error number {errno.EINTR}"
+"""How ONNX Runtime says that a signal interrupted it while it opened a file: it does not retry."""
+
 
 def open_session(
     path: str | os.PathLike[str],
@@ -22,20 +27,35 @@ def open_session(
     """Load an ``.onnx`` or ``.ort`` model for the CPU.
 
     Raises:
-        OdtpackError: ``model-not-found``, or ``model-not-loadable`` with ONNX
-            Runtime's reason.
+        OdtpackError: ``model-not-found``, ``model-not-readable`` if the system refused, or
+            ``model-not-loadable`` with ONNX Runtime's reason.
     """
     file = Path(path)
     if not file.is_file():
         raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
-    try:
-        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
+    problem: Exception | None = None
+    for _ in range(3):
+        try:
+            return onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            problem = error
+            if not str(error).endswith(_INTERRUPTED):
+                break
+    assert problem is not None  # noqa: S101 - the loop returns, or it has one
+    if number := re.search(r"system error number (\d+)$", str(problem)):
         raise OdtpackError(
-            "model-not-loadable",
-            f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(error)}",
+            "model-not-readable",
+            f"{file} cannot be read: {os.strerror(int(number[1]))}.",
             where=str(file),
-        ) from error
+            hint="check its permissions, and the disk",
+        ) from problem
+    raise OdtpackError(
+        "model-not-loadable",
+        f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(problem)}",
+        where=str(file),
+    ) from problem
 
 
 def first_line(error: Exception) -> str:

@@ -34,7 +34,7 @@ class Module:
     In training mode, where a Module starts, a call computes the loss and adds
     the gradients of this batch to the accumulated ones; in evaluation mode it
     computes the loss only. Parameters live in the state, as flat buffers that
-    both models and the optimizer work on in place. Not safe for concurrent calls.
+    both models and the optimizer work on in place. Threads that call one Module take turns.
 
     Args:
         train_model_uri: Training model, ``.onnx`` or ``.ort``.
@@ -135,10 +135,11 @@ class Module:
                 (``nominal-state``); ONNX Runtime failed (``run-failed``).
         """
         self.require_values()
-        results = self._graph()(user_inputs)
-        if self.training:
-            self._accumulated = 1 if self._reset[0] else self._accumulated + 1
-            self._reset[0] = False
+        with self.state.lock:
+            results = self._graph()(user_inputs)
+            if self.training:
+                self._accumulated = 1 if self._reset[0] else self._accumulated + 1
+                self._reset[0] = False
         return results[0] if len(results) == 1 else tuple(results)
 
     def train(self, mode: bool = True) -> Module:

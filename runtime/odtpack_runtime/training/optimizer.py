@@ -108,6 +108,10 @@ class Optimizer:
                 parameters have no values yet.
         """
         self._module.require_values()
+        with self._checkpoint_state.lock:
+            self._make_step()
+
+    def _make_step(self) -> None:
         self._step[0] = self._state.step + 1
         if self._contract.clips_norm:
             self._norm[0] = gradient_norm(self._gradients)

@@ -77,7 +77,8 @@ def train(
 
     The checkpoint holds the optimizer's state, so training goes on from it as if it had
     not been interrupted. It is written after every epoch: a training that is stopped keeps
-    the epochs that are over. The package itself is not changed.
+    the epochs that are over. The package itself is not changed. The save before is kept as
+    CK.previous, which --resume CK goes back to, with a warning, if CK came to harm.
     """
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable
@@ -134,7 +135,9 @@ def train(
 
     def save() -> None:
         state.properties[EPOCHS_PROPERTY] = before_epochs + len(history)
-        CheckpointState.save_checkpoint(state, destination, include_optimizer_state=True)
+        CheckpointState.save_checkpoint(
+            state, destination, include_optimizer_state=True, keep_previous=True
+        )
 
     with _console.Progress("training") as progress:
         for epoch in _fit.fit(

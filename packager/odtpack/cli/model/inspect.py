@@ -293,6 +293,8 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     _console.say(f"checkpoint {path}", style="bold")
     if data.nominal:
         _console.say("  nominal: names and types without values")
+    if not data.checked:
+        _console.say("  no digest: whether it is as it was saved cannot be checked")
     for role in ("trainable", "frozen"):
         found = [(dtype, shape) for _, kind, dtype, shape in rows if kind == role]
         if found:
@@ -315,6 +317,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     return {
         "kind": "checkpoint",
         "nominal": data.nominal,
+        "checked": data.checked,
         "parameters": [
             {
                 "name": name,

@@ -82,6 +82,18 @@ def apply(
             help="New folder for the new package. Default: it takes the place of PKG.",
         ),
     ] = None,
+    public_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="KEY.pub",
+            help="Public key that the new package must be signed with; of several, one.",
+            show_default=False,
+        ),
+    ] = None,
+    refuse_downgrade: Annotated[
+        bool,
+        typer.Option("--refuse-downgrade", help="Refuse an older release than PKG's."),
+    ] = False,
 ) -> None:
     """Make the new package of an update, whole or not at all.
 
@@ -90,5 +102,7 @@ def apply(
     """
     from odtpack_runtime.package.apply_update import apply_update
 
-    made = apply_update(package, update, out)
+    made = apply_update(
+        package, update, out, public_key=public_key or None, refuse_downgrade=refuse_downgrade
+    )
     _console.say(f"{made} is the new package", style="bold")

@@ -29,6 +29,15 @@ def sign(
             show_default=False,
         ),
     ] = None,
+    release: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Number of this release, for apps that refuse to go back to an older one.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Sign a package, or make a key pair to sign with; with both, sign with the new key.
 
@@ -50,6 +59,12 @@ def sign(
             + ("none is named" if package is None else "--new-key names another key for it"),
             hint=f"odtpack sign PKG --key {key}",
         )
+    if package is None and release is not None:
+        raise OdtpackError(
+            "option-not-used",
+            "--release gives a package its number, and none is named",
+            hint=f"odtpack sign PKG --release {release} --key key.pem",
+        )
     if new_key is not None:
         public = make_key(new_key)
         _console.say(f"wrote {new_key} (private: keep it to yourself) and {public}")
@@ -62,4 +77,4 @@ def sign(
             "a package is signed with a key, and none is named",
             hint=f"odtpack sign {package} --key key.pem",
         )
-    _console.say(f"wrote {sign_package(package, secret)}")
+    _console.say(f"wrote {sign_package(package, secret, release=release)}")

@@ -181,9 +181,20 @@ inline void RemoveStale(const fs::path& folder, const std::string& start) {
               "check that the folder exists, is writable and has space left");
 }
 
-/// Write a file whole or not at all: temporary, fsync, rename. `body` gets the open File.
+/// Give a file, if there is one, a second name, so that one of the two always exists. Without hard
+/// links it is renamed.
+inline void KeepAs(const fs::path& target, const fs::path& temporary, const fs::path& previous) {
+  std::error_code refused;
+  if (!fs::exists(target)) return;
+  fs::create_hard_link(target, temporary, refused);
+  fs::rename(refused ? target : temporary, previous);
+  fs::remove(temporary, refused);  // two names of one file: the rename did nothing
+}
+
+/// Write a file whole or not at all: temporary, fsync, rename. `body` gets the open File. The file
+/// that is replaced is kept as `previous`, if that has a name.
 template <class Body>
-void WriteAtomically(const fs::path& target, Body body) {
+void WriteAtomically(const fs::path& target, Body body, const fs::path& previous = {}) {
   try {
     if (fs::is_directory(target))
       throw Error("path-is-a-folder", target.string() + " is a folder.");
@@ -198,6 +209,7 @@ void WriteAtomically(const fs::path& target, Body body) {
       const File file = Open(temporary, "wbxe");
       body(file);
       Sync(file);
+      if (!previous.empty()) KeepAs(target, target.parent_path() / (start + "k" + mark), previous);
       fs::rename(temporary, target);
     } catch (...) {
       ::unlink(temporary.c_str());

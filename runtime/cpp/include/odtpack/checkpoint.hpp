@@ -10,20 +10,32 @@ namespace odtpack {
 /// copies are of one state, which lives as long as any of them or a session made of it.
 class CheckpointState {
  public:
-  /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19.
+  /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged or
+  /// missing and the save before it was kept, that one is loaded; Recovered() then says so.
   static CheckpointState LoadCheckpoint(const std::string& path) {
-    return CheckpointState(detail::ReadCheckpoint(path));
+    return CheckpointState(detail::ReadLastGood(path));
   }
   static CheckpointState LoadCheckpointFromBuffer(const std::vector<uint8_t>& buffer) {
     const std::string_view view(reinterpret_cast<const char*>(buffer.data()), buffer.size());
     return CheckpointState(detail::CheckpointReader(view, "the buffer", "", true).Read());
   }
   /// Save to one file, whole or not at all. With the optimizer's state, training goes on from it
-  /// bit by bit; accumulated gradients are not in it: save after OptimizerStep.
+  /// bit by bit; accumulated gradients are not in it: save after OptimizerStep. The file that is
+  /// replaced is kept as `<path>.previous` if that is asked for.
   static void SaveCheckpoint(const CheckpointState& state, const std::string& path,
-                             bool include_optimizer_state = false) {
-    detail::WriteCheckpoint(path, *state.state_, include_optimizer_state);
+                             bool include_optimizer_state = false, bool keep_previous = false) {
+    // What the state was recovered from is not lost to a damaged file.
+    const bool damaged = state.state_->damaged == path;
+    detail::WriteCheckpoint(path, *state.state_, include_optimizer_state, detail::kExternalAbove,
+                            damaged         ? detail::Previous::kKept
+                            : keep_previous ? detail::Previous::kReplaced
+                                            : detail::Previous::kNone);
+    if (damaged) state.state_->damaged.clear();
   }
+
+  /// What is wrong with the file that was to be loaded, and what was lost, if the save before it
+  /// was loaded instead; empty otherwise.
+  const std::string& Recovered() const { return state_->recovered; }
 
   void AddProperty(const std::string& name, const Property& value) {
     const auto* text = std::get_if<std::string>(&value);
@@ -52,6 +64,10 @@ class CheckpointState {
     }
     target.CopyFrom(value.GetTensorRawData());
   }
+
+  /// True if the file carried a digest of all that it holds, which was right. Those of ONNX
+  /// Runtime's own training carry none, and load unchecked.
+  bool IsChecked() const { return state_->checked; }
 
   /// True as long as the parameters have names and no values.
   bool IsNominal() const { return state_->nominal; }

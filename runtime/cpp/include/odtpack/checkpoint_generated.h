@@ -52,7 +52,7 @@ struct Tensor FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   const flatbuffers::String *name() const {
     return GetPointer<const flatbuffers::String *>(VT_NAME);
   }
-  /// not used, and not written
+  /// the SHA-256 of the elements, `sha256:` and 64 hex digits; not in files of ONNX Runtime
   const flatbuffers::String *doc_string() const {
     return GetPointer<const flatbuffers::String *>(VT_DOC_STRING);
   }
@@ -712,7 +712,8 @@ struct Checkpoint FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_VERSION = 4,
     VT_MODULE_STATE = 6,
     VT_OPTIMIZER_GROUPS = 8,
-    VT_PROPERTY_BAG = 10
+    VT_PROPERTY_BAG = 10,
+    VT_DIGEST = 12
   };
   /// always written, and 2: what leaves it out has version 0, which is refused
   int32_t version() const {
@@ -728,6 +729,10 @@ struct Checkpoint FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   const odtpack::fbs::PropertyBag *property_bag() const {
     return GetPointer<const odtpack::fbs::PropertyBag *>(VT_PROPERTY_BAG);
   }
+  /// the SHA-256 of the whole, `sha256:` and 64 hex digits; no field of ONNX Runtime's schema
+  const flatbuffers::String *digest() const {
+    return GetPointer<const flatbuffers::String *>(VT_DIGEST);
+  }
   bool Verify(flatbuffers::Verifier &verifier) const {
     return VerifyTableStart(verifier) &&
            VerifyField<int32_t>(verifier, VT_VERSION, 4) &&
@@ -738,6 +743,8 @@ struct Checkpoint FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
            verifier.VerifyVectorOfTables(optimizer_groups()) &&
            VerifyOffset(verifier, VT_PROPERTY_BAG) &&
            verifier.VerifyTable(property_bag()) &&
+           VerifyOffset(verifier, VT_DIGEST) &&
+           verifier.VerifyString(digest()) &&
            verifier.EndTable();
   }
 };
@@ -758,6 +765,9 @@ struct CheckpointBuilder {
   void add_property_bag(flatbuffers::Offset<odtpack::fbs::PropertyBag> property_bag) {
     fbb_.AddOffset(Checkpoint::VT_PROPERTY_BAG, property_bag);
   }
+  void add_digest(flatbuffers::Offset<flatbuffers::String> digest) {
+    fbb_.AddOffset(Checkpoint::VT_DIGEST, digest);
+  }
   explicit CheckpointBuilder(flatbuffers::FlatBufferBuilder &_fbb)
         : fbb_(_fbb) {
     start_ = fbb_.StartTable();
@@ -774,8 +784,10 @@ inline flatbuffers::Offset<Checkpoint> CreateCheckpoint(
     int32_t version = 0,
     flatbuffers::Offset<odtpack::fbs::ModuleState> module_state = 0,
     flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<odtpack::fbs::OptimizerGroup>>> optimizer_groups = 0,
-    flatbuffers::Offset<odtpack::fbs::PropertyBag> property_bag = 0) {
+    flatbuffers::Offset<odtpack::fbs::PropertyBag> property_bag = 0,
+    flatbuffers::Offset<flatbuffers::String> digest = 0) {
   CheckpointBuilder builder_(_fbb);
+  builder_.add_digest(digest);
   builder_.add_property_bag(property_bag);
   builder_.add_optimizer_groups(optimizer_groups);
   builder_.add_module_state(module_state);
@@ -788,14 +800,17 @@ inline flatbuffers::Offset<Checkpoint> CreateCheckpointDirect(
     int32_t version = 0,
     flatbuffers::Offset<odtpack::fbs::ModuleState> module_state = 0,
     const std::vector<flatbuffers::Offset<odtpack::fbs::OptimizerGroup>> *optimizer_groups = nullptr,
-    flatbuffers::Offset<odtpack::fbs::PropertyBag> property_bag = 0) {
+    flatbuffers::Offset<odtpack::fbs::PropertyBag> property_bag = 0,
+    const char *digest = nullptr) {
   auto optimizer_groups__ = optimizer_groups ? _fbb.CreateVector<flatbuffers::Offset<odtpack::fbs::OptimizerGroup>>(*optimizer_groups) : 0;
+  auto digest__ = digest ? _fbb.CreateString(digest) : 0;
   return odtpack::fbs::CreateCheckpoint(
       _fbb,
       version,
       module_state,
       optimizer_groups__,
-      property_bag);
+      property_bag,
+      digest__);
 }
 
 inline const odtpack::fbs::Checkpoint *GetCheckpoint(const void *buf) {

@@ -3,6 +3,7 @@
 
 #include "odtpack/base.hpp"
 #include "odtpack/checkpoint_generated.h"
+#include "odtpack/digest.hpp"
 
 namespace odtpack {
 
@@ -37,7 +38,10 @@ struct State {
   std::map<std::string, Property> properties;
   std::optional<OptimizerState> optimizer;
   bool nominal = false;
+  bool checked = false;  // whether its file carried a digest, which was right
   Tensor flat, gradients;
+  std::string recovered;  // what was wrong with the file, if the save before it was loaded
+  std::string damaged;    // that file
 
   void RequireValues() const {
     if (nominal)
@@ -72,6 +76,7 @@ class CheckpointReader {
     Require(module != nullptr, "it has no module state");
     State state;
     state.nominal = nominal_ = module->is_nominal_state();
+    outline_ = Outline(nominal_);
     inline_left_ = bytes_.size();
     if (module->has_external_data() && values_) {
       Require(!data_path_.empty() && !fs::is_symlink(data_path_), "it has no data file");
@@ -86,8 +91,10 @@ class CheckpointReader {
                 "parameter '" + name + "' is both trainable and frozen");
       }
     }
+    outline_.Count(Each(root_->optimizer_groups()).size());
     if (!Each(root_->optimizer_groups()).empty()) state.optimizer = Optimizer(state);
-    if (const auto* bag = root_->property_bag()) Properties(*bag, state);
+    Properties(root_->property_bag(), state);
+    if (values_) state.checked = CheckDigest();
     return state;
   }
 
@@ -100,6 +107,18 @@ class CheckpointReader {
                   "copy or download the file again, or fall back to an earlier one");
   }
 
+  /// Compare with the digests that the file carries; false if it carries none.
+  bool CheckDigest() {
+    const std::string said = String(root_->digest());
+    if (said.empty() && !marked_) return false;
+    if (said == outline_.Whole()) return true;
+    Require(!marked_ || odd_.empty(), "what is stored is not what was saved: " + odd_);
+    Require(false,
+            "what is stored is not what was saved: its names, shapes, optimizer state or "
+            "properties");
+    return false;
+  }
+
   std::string String(const flatbuffers::String* text) {
     if (text == nullptr) return {};
     text_ += text->size();
@@ -109,13 +128,24 @@ class CheckpointReader {
   }
 
   std::vector<std::pair<std::string, Tensor>> Tensors(
-      const flatbuffers::Vector<flatbuffers::Offset<fbs::Tensor>>* list) {
+      const flatbuffers::Vector<flatbuffers::Offset<fbs::Tensor>>* list,
+      const std::string& of = "") {
     std::vector<std::pair<std::string, Tensor>> tensors;
     std::set<std::string> names;
+    outline_.Count(Each(list).size());
     for (const auto* table : Each(list)) {
       std::string name = String(table->name());
       Require(!name.empty() && names.insert(name).second, "a name is empty or occurs twice");
       tensors.emplace_back(name, ReadTensor(name, *table));
+      const Tensor& tensor = tensors.back().second;
+      const size_t bytes = values_ && !nominal_ ? tensor.Bytes() : 0;
+      const Digest digest = Sha256Bytes(tensor.data.get(), bytes);
+      outline_.AddTensor(name, tensor.type, nominal_ ? Shape{} : tensor.shape, digest);
+      const std::string said = nominal_ ? "" : String(table->doc_string());
+      marked_ = marked_ || said.compare(0, 7, "sha256:") == 0;
+      if (!nominal_ && said != DigestText(digest)) {
+        odd_ += (odd_.empty() ? "'" : ", '") + name + (of.empty() ? "" : " of " + of) + "'";
+      }
     }
     return tensors;
   }
@@ -177,6 +207,10 @@ class CheckpointReader {
       Require(String(group->group_name()) == name && group->step() == optimizer.step &&
                   group->initial_learning_rate() == optimizer.rate,
               "its optimizer groups have other names, or stand at different steps or rates");
+      outline_.Text(name);
+      outline_.Number(group->step());
+      outline_.Number(group->initial_learning_rate());
+      outline_.Count(Each(group->optimizer_states()).size());
       optimizer.groups.emplace_back();
       for (const auto* entry : Each(group->optimizer_states())) {
         const std::string of = String(entry->param_name());
@@ -185,7 +219,8 @@ class CheckpointReader {
             owner != state.parameters.end() && owner->second.trainable && seen.insert(of).second,
             "the optimizer state of '" + of + "' occurs twice or belongs to no parameter");
         std::vector<Tensor> moments;
-        for (auto& [label, moment] : Tensors(entry->momentums())) {
+        outline_.Text(of);
+        for (auto& [label, moment] : Tensors(entry->momentums(), of)) {
           const Shape& shape = owner->second.value.shape;
           bool fits = label == "momentum" + std::to_string(moments.size()) &&
                       moment.type == owner->second.value.type &&
@@ -208,15 +243,25 @@ class CheckpointReader {
     return optimizer;
   }
 
-  void Properties(const fbs::PropertyBag& bag, State& state) {
+  void Properties(const fbs::PropertyBag* bag, State& state) {
     const auto add = [&](const flatbuffers::String* label, Property value) {
       const std::string name = String(label);
+      outline_.Text(name);
+      if (const auto* number = std::get_if<int64_t>(&value)) outline_.Number(*number);
+      if (const auto* real = std::get_if<float>(&value)) outline_.Number(*real);
+      if (const auto* text = std::get_if<std::string>(&value)) outline_.Text(*text);
       Require(!name.empty() && state.properties.emplace(name, std::move(value)).second,
               "a property name, '" + name + "', is empty or occurs twice");
     };
-    for (const auto* entry : Each(bag.ints())) add(entry->name(), entry->value());
-    for (const auto* entry : Each(bag.floats())) add(entry->name(), entry->value());
-    for (const auto* entry : Each(bag.strings())) add(entry->name(), String(entry->value()));
+    const auto each = [&](const auto* list, const auto& value) {
+      outline_.Count(Each(list).size());
+      for (const auto* entry : Each(list)) add(entry->name(), value(*entry));
+    };
+    const auto plain = [](const auto& entry) { return Property(entry.value()); };
+    each(bag ? bag->ints() : nullptr, plain);
+    each(bag ? bag->floats() : nullptr, plain);
+    each(bag ? bag->strings() : nullptr,
+         [this](const auto& entry) { return Property(String(entry.value())); });
     const auto kind = state.properties.find(kOptimizerProperty);
     if (!state.optimizer || kind == state.properties.end()) return;
     Require(std::holds_alternative<std::string>(kind->second), "its odtpack.optimizer is no text");
@@ -226,7 +271,9 @@ class CheckpointReader {
 
   std::string_view bytes_;
   std::string where_, data_path_;
-  bool values_, nominal_ = false;
+  bool values_, nominal_ = false, marked_ = false;
+  Outline outline_{false};
+  std::string odd_;  // tensors whose digest is not theirs
   const fbs::Checkpoint* root_ = nullptr;
   File data_{nullptr, std::fclose};
   size_t data_size_ = 0, inline_left_ = 0, external_left_ = 0, text_ = 0;
@@ -239,6 +286,43 @@ inline State ReadCheckpoint(const std::string& path) {
     const bool missing = error.code() == std::errc::no_such_file_or_directory;
     throw Error(missing ? "checkpoint-not-found" : "checkpoint-unreadable",
                 "The checkpoint cannot be read: " + error.code().message() + ".", path);
+  }
+}
+
+/// Where the checkpoint before the one at a path is kept.
+inline std::string PreviousPath(const std::string& path) { return path + ".previous"; }
+
+/// Read a checkpoint, or the one before it if it is damaged or missing.
+inline State ReadLastGood(const std::string& path) {
+  try {
+    return ReadCheckpoint(path);
+  } catch (const Error& error) {
+    static const std::set<std::string> harmed = {"checkpoint-corrupt", "checkpoint-not-found",
+                                                 "checkpoint-unreadable", "checkpoint-version",
+                                                 "checkpoint-dtype"};
+    const std::string before = PreviousPath(path);
+    if (harmed.count(error.Code()) == 0 || !fs::is_regular_file(before)) throw;
+    std::optional<State> state;
+    try {
+      state = ReadCheckpoint(before);
+    } catch (const Error&) {
+    }
+    if (!state) throw;
+    int64_t last = -1;
+    try {  // what is left of the damaged file
+      const auto content = Map(path);
+      const State left = CheckpointReader(*content, path, "", false).Read();
+      if (left.optimizer) last = left.optimizer->step;
+    } catch (const std::exception&) {
+    }
+    const int64_t step = state->optimizer ? state->optimizer->step : 0;
+    state->recovered =
+        std::string(error.what()) + "\nThe save before it was loaded, " + before +
+        ", of optimizer step " + std::to_string(step) + ": " +
+        (last > step ? std::to_string(last - step) + " optimizer steps made since are lost."
+                     : "what was trained since is lost.");
+    state->damaged = path;
+    return *std::move(state);
   }
 }
 

@@ -9,10 +9,13 @@ namespace odtpack::detail {
 class CheckpointWriter {
  public:
   CheckpointWriter(const State& state, const OptimizerState* optimizer, bool external, size_t from)
-      : nominal_(state.nominal), external_(external), at_(from) {
+      : nominal_(state.nominal), external_(external), at_(from), outline_(state.nominal) {
     no_bytes_ = to_.CreateVector(std::vector<uint8_t>());
     std::vector<flatbuffers::Offset<fbs::Tensor>> tensors[2];
+    const size_t trained = std::count_if(state.parameters.begin(), state.parameters.end(),
+                                         [](const auto& item) { return item.second.trainable; });
     for (const bool frozen : {false, true}) {
+      outline_.Count(frozen ? state.parameters.size() - trained : trained);
       for (const auto& [name, parameter] : state.parameters) {
         if (parameter.trainable != frozen) tensors[frozen].push_back(Add(name, parameter.value));
       }
@@ -23,12 +26,23 @@ class CheckpointWriter {
     auto properties = state.properties;
     if (optimizer != nullptr && !optimizer->kind.empty())
       properties[kOptimizerProperty] = optimizer->kind;
+    outline_.Count(optimizer == nullptr ? 0 : optimizer->groups.size());
     for (size_t i = 0; optimizer != nullptr && i < optimizer->groups.size(); ++i) {
       std::vector<flatbuffers::Offset<fbs::ParameterOptimizerState>> entries;
+      const auto& names = optimizer->groups[i];
+      outline_.Text("group" + std::to_string(i));
+      outline_.Number(optimizer->step);
+      outline_.Number(optimizer->rate);
+      outline_.Count(std::count_if(
+          optimizer->moments.begin(), optimizer->moments.end(), [&names](const auto& item) {
+            return std::find(names.begin(), names.end(), item.first) != names.end();
+          }));
       for (const auto& name : optimizer->groups[i]) {
         for (const auto& [owner, moments] : optimizer->moments) {
           if (owner != name) continue;
           std::vector<flatbuffers::Offset<fbs::Tensor>> own;
+          outline_.Text(name);
+          outline_.Count(moments.size());
           for (const Tensor& one : moments)
             own.push_back(Add("momentum" + std::to_string(own.size()), one));
           entries.push_back(fbs::CreateParameterOptimizerState(to_, to_.CreateSharedString(name),
@@ -40,8 +54,10 @@ class CheckpointWriter {
                                                  to_.CreateVector(entries)));
     }
     const auto all = to_.CreateVector(groups);
-    fbs::FinishCheckpointBuffer(to_, fbs::CreateCheckpoint(to_, 2, module, all, Bag(properties)));
-    if (!external) PlacePayload();
+    const auto root = fbs::CreateCheckpoint(to_, 2, module, all, Bag(properties), no_bytes_.o);
+    fbs::FinishCheckpointBuffer(to_, root);
+    digests_.emplace_back(root.o, outline_.Whole());
+    PlaceWhatFollows();
   }
 
   void WriteHead(const File& file) const { Write(file, to_.GetBufferPointer(), to_.GetSize()); }
@@ -57,14 +73,29 @@ class CheckpointWriter {
     }
   }
 
+  /// Write the digests, at the end of the file.
+  void WriteDigests(const File& file) const {
+    const uint8_t zeros[4] = {};
+    const auto size = static_cast<flatbuffers::uoffset_t>(kDigestTextBytes);
+    Write(file, zeros, last_gap_);
+    for (const auto& item : digests_) {
+      Write(file, &size, sizeof size);
+      Write(file, item.second.c_str(), kDigestTextBytes + 1);
+    }
+  }
+
  private:
   flatbuffers::Offset<fbs::Tensor> Add(const std::string& name, const Tensor& tensor) {
     const auto label = to_.CreateSharedString(name);
     const auto dims = to_.CreateVector(nominal_ ? Shape{} : tensor.shape);
     const bool kept = !nominal_ && tensor.Bytes() > 0, external = kept && external_;
     // raw_data stays absent with external data: the reference looks no further if it is there.
-    const auto table = fbs::CreateTensor(to_, label, 0, dims, tensor.type, external ? 0 : no_bytes_,
-                                         0, external ? static_cast<int64_t>(at_) : -1);
+    const auto table = fbs::CreateTensor(to_, label, nominal_ ? 0 : no_bytes_.o, dims, tensor.type,
+                                         external ? 0 : no_bytes_, 0,
+                                         external ? static_cast<int64_t>(at_) : -1);
+    const Digest digest = Sha256Bytes(tensor.data.get(), nominal_ ? 0 : tensor.Bytes());
+    outline_.AddTensor(name, tensor.type, nominal_ ? Shape{} : tensor.shape, digest);
+    if (!nominal_) digests_.emplace_back(table.o, DigestText(digest));
     if (external) at_ += tensor.Bytes();
     if (kept) payload_.emplace_back(table.o, &tensor);
     return table;
@@ -74,6 +105,9 @@ class CheckpointWriter {
     std::vector<flatbuffers::Offset<fbs::IntProperty>> ints;
     std::vector<flatbuffers::Offset<fbs::FloatProperty>> floats;
     std::vector<flatbuffers::Offset<fbs::StringProperty>> texts;
+    Describe<int64_t>(properties, [this](int64_t value) { outline_.Number(value); });
+    Describe<float>(properties, [this](float value) { outline_.Number(value); });
+    Describe<std::string>(properties, [this](const std::string& value) { outline_.Text(value); });
     for (const auto& [name, value] : properties) {
       const auto* number = std::get_if<int64_t>(&value);
       const auto* real = std::get_if<float>(&value);
@@ -89,33 +123,79 @@ class CheckpointWriter {
                                   to_.CreateVector(texts));
   }
 
-  /// Payload follows the head, each tensor at a multiple of 16: offsets point forward.
-  void PlacePayload() {
+  /// Add the properties of one type to the outline.
+  template <class Kind, class Add>
+  void Describe(const std::map<std::string, Property>& properties, const Add& add) {
+    outline_.Count(
+        std::count_if(properties.begin(), properties.end(), [](const auto& item) {
+          return std::holds_alternative<Kind>(item.second);
+        }));
+    for (const auto& [name, value] : properties) {
+      if (!std::holds_alternative<Kind>(value)) continue;
+      outline_.Text(name);
+      add(std::get<Kind>(value));
+    }
+  }
+
+  /// Payload follows the head, each tensor at a multiple of 16, then the digests: offsets point
+  /// forward.
+  void PlaceWhatFollows() {
     uint8_t* head = to_.GetBufferPointer();
     size_t end = to_.GetSize();
-    for (const auto& [table, tensor] : payload_) {
+    const auto refer = [this, head](flatbuffers::uoffset_t table, flatbuffers::voffset_t field,
+                                    size_t position) {
       auto* fields = reinterpret_cast<flatbuffers::Table*>(head + to_.GetSize() - table);
-      uint8_t* slot = fields->GetAddressOf(fbs::Tensor::VT_RAW_DATA);
+      uint8_t* slot = fields->GetAddressOf(field);
+      flatbuffers::WriteScalar(slot,
+                               static_cast<flatbuffers::uoffset_t>(position - (slot - head)));
+    };
+    for (size_t i = 0; !external_ && i < payload_.size(); ++i) {
+      const auto& [table, tensor] = payload_[i];
       const size_t position = (end + 4 + 15) / 16 * 16;
       gaps_.push_back(position - 4 - end);
-      flatbuffers::WriteScalar(slot,
-                               static_cast<flatbuffers::uoffset_t>(position - 4 - (slot - head)));
+      refer(table, fbs::Tensor::VT_RAW_DATA, position - 4);
       end = position + tensor->Bytes();
+    }
+    last_gap_ = (4 - end % 4) % 4;
+    end += last_gap_;
+    for (const auto& item : digests_) {
+      const bool whole = &item == &digests_.back();
+      const auto field = static_cast<flatbuffers::voffset_t>(
+          whole ? int{fbs::Checkpoint::VT_DIGEST} : int{fbs::Tensor::VT_DOC_STRING});
+      refer(item.first, field, end);
+      end += 4 + kDigestTextBytes + 1;
     }
   }
 
   flatbuffers::FlatBufferBuilder to_;
   bool nominal_, external_;
-  size_t at_;
+  size_t at_, last_gap_ = 0;
+  Outline outline_;
   flatbuffers::Offset<flatbuffers::Vector<uint8_t>> no_bytes_;
   std::vector<std::pair<flatbuffers::uoffset_t, const Tensor*>> payload_;
   std::vector<size_t> gaps_;
+  std::vector<std::pair<flatbuffers::uoffset_t, std::string>> digests_;  // the whole's comes last
 };
+
+/// What becomes of the save before: nothing; it is the file that is written over; or it stays, as
+/// that file is damaged.
+enum class Previous { kNone, kReplaced, kKept };
+
+/// Give the data of a checkpoint that becomes the one before the name that it refers to.
+inline void ShareData(const std::string& data_path, const std::string& before, bool external) {
+  const std::string kept = before + ".data";
+  const bool there = fs::exists(kept);
+  if (external ? there && fs::equivalent(kept, data_path) : !there) return;
+  fs::remove(before);  // first what refers to the data
+  fs::remove(kept);
+  if (external) fs::create_hard_link(data_path, kept);
+}
 
 /// Write a checkpoint whole or not at all. Above `external_above` bytes the tensors go to
 /// `<path>.data`, where the current checkpoint has none: killed at any moment, it is whole.
 inline void WriteCheckpoint(const std::string& path, const State& state, bool with_optimizer,
-                            size_t external_above = kExternalAbove) {
+                            size_t external_above = kExternalAbove,
+                            Previous previous = Previous::kNone) {
   const auto* optimizer =
       with_optimizer && !state.nominal && state.optimizer ? &*state.optimizer : nullptr;
   size_t total = 0;
@@ -124,9 +204,12 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
     for (const Tensor& moment : optimizer->moments[i].second) total += moment.Bytes();
   }
   size_t occupied = SIZE_MAX;
+  const std::string before = PreviousPath(path);
+  const std::string keep_as = previous == Previous::kReplaced ? before : "";
   try {
-    const auto current = Map(path);
-    CheckpointReader reader(*current, path, "", false);
+    const std::string good = previous == Previous::kKept ? before : path;
+    const auto current = Map(good);
+    CheckpointReader reader(*current, good, "", false);
     reader.Read();
     occupied = reader.first_external;
   } catch (const std::exception&) {  // absent or unreadable: nothing to preserve
@@ -134,10 +217,15 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
   const std::string data_path = path + ".data";
   if (total <= external_above) {
     const CheckpointWriter writer(state, optimizer, false, 0);
-    WriteAtomically(path, [&writer](const File& file) {
-      writer.WriteHead(file);
-      writer.WritePayload(file);
-    });
+    WriteAtomically(
+        path,
+        [&](const File& file) {
+          writer.WriteHead(file);
+          writer.WritePayload(file);
+          writer.WriteDigests(file);
+          if (!keep_as.empty()) ShareData(data_path, before, occupied != SIZE_MAX);
+        },
+        keep_as);
     if (occupied != SIZE_MAX) ::unlink(data_path.c_str());
     return;
   }
@@ -150,8 +238,15 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
     writer.WritePayload(data);
     Sync(data);
     SyncFolder(data_path);
-    WriteAtomically(path, [&writer](const File& file) { writer.WriteHead(file); });
-    if (start == 0) fs::resize_file(data_path, total);
+    WriteAtomically(
+        path,
+        [&](const File& file) {
+          writer.WriteHead(file);
+          writer.WriteDigests(file);
+          if (!keep_as.empty()) ShareData(data_path, before, occupied != SIZE_MAX);
+        },
+        keep_as);
+    if (start == 0 && previous == Previous::kNone) fs::resize_file(data_path, total);
   } catch (const std::system_error& error) {
     ThrowNotWritten(data_path, error);
   }

@@ -2,67 +2,12 @@
 // (docs/formats/package.md).
 #pragma once
 
+#include "odtpack/digest.hpp"
 #include "odtpack/json.hpp"
 
 namespace odtpack {
 
 namespace detail {
-
-/// SHA-256 (FIPS 180-4) in hex.
-inline std::string Sha256(std::string_view data) {
-  // The fractions of the cube roots of the first 64 primes, and of their square roots.
-  static const auto constants = [] {
-    std::pair<std::vector<uint32_t>, std::vector<uint32_t>> made;
-    for (int n = 2; made.first.size() < 64; ++n) {
-      bool prime = true;
-      for (int d = 2; d * d <= n; ++d) prime = prime && n % d != 0;
-      const auto fraction = [](long double root) {
-        return static_cast<uint32_t>((root - std::floor(root)) * 4294967296.0L);
-      };
-      if (prime) made.first.push_back(fraction(std::cbrt(static_cast<long double>(n))));
-      if (prime) made.second.push_back(fraction(std::sqrt(static_cast<long double>(n))));
-    }
-    return made;
-  }();
-  uint32_t state[8];
-  std::copy_n(constants.second.begin(), 8, state);
-  const auto turn = [](uint32_t x, int n) { return x >> n | x << (32 - n); };
-  const auto block = [&](const uint8_t* bytes) {
-    uint32_t w[64], v[8];
-    for (int i = 0; i < 64; ++i, bytes += 4) {
-      if (i < 16)
-        w[i] = uint32_t{bytes[0]} << 24 | bytes[1] << 16 | bytes[2] << 8 | bytes[3];
-      else {
-        const uint32_t a = w[i - 15], b = w[i - 2];
-        w[i] = w[i - 16] + (turn(a, 7) ^ turn(a, 18) ^ a >> 3) + w[i - 7] +
-               (turn(b, 17) ^ turn(b, 19) ^ b >> 10);
-      }
-    }
-    std::copy_n(state, 8, v);
-    for (int i = 0; i < 64; ++i) {
-      const uint32_t one = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) +
-                           ((v[4] & v[5]) ^ (~v[4] & v[6])) +
-                           constants.first[static_cast<size_t>(i)] + w[i];
-      const uint32_t two = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) +
-                           ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
-      std::copy_backward(v, v + 7, v + 8);
-      v[4] += one;
-      v[0] = one + two;
-    }
-    for (int i = 0; i < 8; ++i) state[i] += v[i];
-  };
-  const size_t whole = data.size() / 64 * 64;
-  for (size_t at = 0; at < whole; at += 64)
-    block(reinterpret_cast<const uint8_t*>(data.data()) + at);
-  std::string tail = std::string(data.substr(whole)) + '\x80';
-  tail.resize(tail.size() <= 56 ? 56 : 120);
-  for (int i = 7; i >= 0; --i) tail += static_cast<char>(uint64_t{data.size()} * 8 >> 8 * i);
-  for (size_t at = 0; at < tail.size(); at += 64)
-    block(reinterpret_cast<const uint8_t*>(&tail[at]));
-  char hex[65];
-  for (int i = 0; i < 8; ++i) std::snprintf(hex + 8 * i, 9, "%08x", state[i]);
-  return hex;
-}
 
 /// A parameter, or a user's input or output, as the manifest describes it.
 struct Spec {

@@ -42,6 +42,10 @@ public final class ORTCheckpoint {
     throw OdtpackError("property-type", "The property '\(name)' is no text.")
   }
 
+  /// True if the file carried a digest of all that it holds, which was right. Those of ONNX
+  /// Runtime's own training carry none, and load unchecked.
+  public var isChecked: Bool { state.isChecked }
+
   /// True as long as the parameters have names and no values.
   public var isNominal: Bool { state.isNominal }
   public var parameterNames: [String] { state.parameters.keys.sorted() }

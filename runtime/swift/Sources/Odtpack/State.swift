@@ -27,6 +27,7 @@ final class TrainingState {
   var properties: [String: Property] = [:]
   var optimizer: OptimizerState?
   var isNominal = false
+  var isChecked = false  // whether its file carried a digest, which was right
   var flat: ORTValue?, gradients: ORTValue?
 
   func requireValues() throws {
@@ -45,6 +46,8 @@ final class CheckpointReader {
   private let place: String, dataPath: String, readsValues: Bool
   private var data = Data(), inlineLeft = 0, externalLeft = Int.max, isNominal = false
   private(set) var firstExternal = Int.max  // lowest offset in the data file
+  private var outline = Outline(nominal: false), isMarked = false
+  private var odd: [String] = []  // tensors whose digest is not theirs
 
   private init(place: String, dataPath: String, values: Bool) {
     (self.place, self.dataPath, readsValues) = (place, dataPath, values)
@@ -88,6 +91,7 @@ final class CheckpointReader {
     let state = TrainingState()
     isNominal = try module.scalar(2, UInt8(0)) != 0
     state.isNominal = isNominal
+    outline = Outline(nominal: isNominal)
     inlineLeft = root.file.bytes.count
     if try module.scalar(3, UInt8(0)) != 0 && readsValues {
       try require(!isLink(dataPath) && isRegularFile(dataPath), "it has no data file")
@@ -101,17 +105,38 @@ final class CheckpointReader {
       }
     }
     let groups = try root.tables(2)
+    outline.count(groups.count)
     if !groups.isEmpty { state.optimizer = try readOptimizer(groups, state) }
-    if let bag = try root.table(3) { try readProperties(bag, state) }
+    try readProperties(root.table(3), state)
+    if readsValues { state.isChecked = try checkDigest(root.text(4)) }
     return state
   }
 
-  private func tensors(_ tables: [FlatTable]) throws -> [(String, ORTValue)] {
+  /// Compare with the digests that the file carries; false if it carries none.
+  private func checkDigest(_ said: String) throws -> Bool {
+    if said.isEmpty && !isMarked { return false }
+    if said == outline.whole { return true }
+    let isNamed = isMarked && !odd.isEmpty
+    let what =
+      isNamed ? odd.joined(separator: ", ") : "its names, shapes, optimizer state or properties"
+    throw Corrupt(reason: "what is stored is not what was saved: \(what)")
+  }
+
+  private func tensors(_ tables: [FlatTable], of owner: String = "") throws -> [(String, ORTValue)]
+  {
     var seen = Set<String>()
+    outline.count(tables.count)
     return try tables.map { table in
       let name = try table.text(0)
       try require(!name.isEmpty && seen.insert(name).inserted, "a name is empty or occurs twice")
-      return (name, try tensor(name, table))
+      let value = try tensor(name, table)
+      if readsValues {
+        let digest = outline.tensor(name, value, nominal: isNominal)
+        let said = isNominal ? digest : try table.text(1)
+        isMarked = isMarked || (!isNominal && said.hasPrefix("sha256:"))
+        if said != digest { odd.append(owner.isEmpty ? "'\(name)'" : "'\(name) of \(owner)'") }
+      }
+      return (name, value)
     }
   }
 
@@ -172,13 +197,19 @@ final class CheckpointReader {
           && group.float(2) == found.rate,
         "its optimizer groups have other names, or stand at different steps or rates")
       found.groups.append([])
-      for entry in try group.tables(3) {
+      let entries = try group.tables(3)
+      outline.text("group\(index)")
+      outline.number(Int64(found.step))
+      outline.float(found.rate)
+      outline.count(entries.count)
+      for entry in entries {
         let name = try entry.text(0)
+        outline.text(name)
         guard let owner = state.parameters[name], owner.trainable, seen.insert(name).inserted else {
           throw Corrupt(reason: "the optimizer state of '\(name)' is there twice or without it")
         }
         let shape = owner.value.shape
-        let moments = try tensors(entry.tables(1))
+        let moments = try tensors(entry.tables(1), of: name)
         for (i, (label, moment)) in moments.enumerated() {
           try require(
             label == "momentum\(i)" && moment.elementType == owner.value.elementType
@@ -198,16 +229,23 @@ final class CheckpointReader {
     return found
   }
 
-  private func readProperties(_ bag: FlatTable, _ state: TrainingState) throws {
+  private func readProperties(_ bag: FlatTable?, _ state: TrainingState) throws {
     func add(_ entry: FlatTable, _ value: Property) throws {
       let name = try entry.text(0)
+      outline.property(name, value)
       try require(
         !name.isEmpty && state.properties.updateValue(value, forKey: name) == nil,
         "a property name, '\(name)', is empty or occurs twice")
     }
-    for entry in try bag.tables(0) { try add(entry, .int(entry.scalar(1, Int64(0)))) }
-    for entry in try bag.tables(1) { try add(entry, .float(entry.float(1))) }
-    for entry in try bag.tables(2) { try add(entry, .string(entry.text(1))) }
+    let readers: [(FlatTable) throws -> Property] = [
+      { .int(try $0.scalar(1, Int64(0))) }, { .float(try $0.float(1)) },
+      { .string(try $0.text(1)) },
+    ]
+    for (field, read) in readers.enumerated() {
+      let entries = try bag?.tables(field) ?? []
+      outline.count(entries.count)
+      for entry in entries { try add(entry, read(entry)) }
+    }
     guard state.optimizer != nil, let kind = state.properties[optimizerProperty] else { return }
     guard case .string(let text) = kind else {
       throw Corrupt(reason: "its \(optimizerProperty) is no text")
@@ -223,6 +261,12 @@ struct CheckpointWriter {
   private let state: TrainingState, optimizer: OptimizerState?
   private var externalAt: Int?
   private var external: [ORTValue] = []
+  private var outline: Outline
+
+  private init(state: TrainingState, optimizer: OptimizerState?, externalAt: Int? = nil) {
+    (self.state, self.optimizer, self.externalAt) = (state, optimizer, externalAt)
+    outline = Outline(nominal: state.isNominal)
+  }
 
   static func write(
     _ path: String, _ state: TrainingState, withOptimizer: Bool, externalAbove: Int = 1800 << 20
@@ -274,24 +318,35 @@ struct CheckpointWriter {
     }
     // raw_data stays absent with external data: the reference looks no further if it is there.
     let bytes: FlatNode? = isExternal ? nil : .bytes(state.isNominal ? nil : value)
+    let digest = outline.tensor(name, value, nominal: state.isNominal)
     return .table([
-      .text(name), nil, .longs(state.isNominal ? [] : value.shape),
+      .text(name), state.isNominal ? nil : .text(digest), .longs(state.isNominal ? [] : value.shape),
       .int32(Int32(value.elementType.rawValue)), bytes, nil, offset,
     ])
   }
 
   private mutating func root() -> FlatNode {
     var parameters: [[FlatNode]] = [[], []]
-    for (name, parameter) in state.parameters.sorted(by: { $0.key < $1.key }) {
-      parameters[parameter.trainable ? 0 : 1].append(tensor(name, parameter.value))
+    let sorted = state.parameters.sorted(by: { $0.key < $1.key })
+    for (index, isTrainable) in [true, false].enumerated() {
+      let own = sorted.filter { $0.value.trainable == isTrainable }
+      outline.count(own.count)
+      for (name, parameter) in own { parameters[index].append(tensor(name, parameter.value)) }
     }
     var groups: [FlatNode] = []
     let all = optimizer?.moments.map { ($0.name, $0.values) } ?? []
     let moments = Dictionary(uniqueKeysWithValues: all)
+    outline.count(optimizer?.groups.count ?? 0)
     for (index, names) in (optimizer?.groups ?? []).enumerated() {
       var entries: [FlatNode] = []
+      outline.text("group\(index)")
+      outline.number(Int64(optimizer!.step))
+      outline.float(optimizer!.rate)
+      outline.count(names.filter { moments[$0] != nil }.count)
       for name in names {
         guard let own = moments[name] else { continue }
+        outline.text(name)
+        outline.count(own.count)
         var nodes: [FlatNode] = []
         for (i, value) in own.enumerated() { nodes.append(tensor("momentum\(i)", value)) }
         entries.append(.table([.text(name), .tables(nodes)]))
@@ -306,21 +361,26 @@ struct CheckpointWriter {
       .tables(parameters[0]), .tables(parameters[1]), .bool(state.isNominal),
       .bool(externalAt != nil),
     ])
-    return .table([.int32(2), module, .tables(groups), properties()])
+    let bag = properties()
+    return .table([.int32(2), module, .tables(groups), bag, .text(outline.whole)])
   }
 
-  private func properties() -> FlatNode? {
+  private mutating func properties() -> FlatNode? {
     var properties = state.properties
     if let kind = optimizer?.kind, !kind.isEmpty { properties[optimizerProperty] = .string(kind) }
-    if properties.isEmpty { return nil }
-    var lists: [[FlatNode]] = [[], [], []]
+    var lists: [[(name: String, value: Property, node: FlatNode)]] = [[], [], []]
     for (name, value) in properties.sorted(by: { $0.key < $1.key }) {
       switch value {
-      case .int(let value): lists[0].append(.table([.text(name), .int64(value)]))
-      case .float(let value): lists[1].append(.table([.text(name), .float(value)]))
-      case .string(let value): lists[2].append(.table([.text(name), .text(value)]))
+      case .int(let number): lists[0].append((name, value, .int64(number)))
+      case .float(let number): lists[1].append((name, value, .float(number)))
+      case .string(let text): lists[2].append((name, value, .text(text)))
       }
     }
-    return .table(lists.map { .tables($0) })
+    for list in lists {
+      outline.count(list.count)
+      for entry in list { outline.property(entry.name, entry.value) }
+    }
+    if properties.isEmpty { return nil }
+    return .table(lists.map { .tables($0.map { .table([.text($0.name), $0.node]) }) })
   }
 }

@@ -38,6 +38,10 @@ internal class CheckpointReader(
     private var inlineLeft = size
     private var externalLeft = if (values) 0L else Long.MAX_VALUE
     private var textLeft = size
+    private val outline = Outline()
+    private val propertiesOutline = Outline() // they are read first, and come last
+    private val odd = ArrayList<String>() // tensors whose digest is not theirs
+    private var marked = false
 
     fun read(): State = try {
         readState()
@@ -63,6 +67,7 @@ internal class CheckpointReader(
             data = RandomAccessFile(file, "r")
             externalLeft = file.length()
         }
+        outline.begin(state.nominal)
         val count = module.requiresGradParamsLength()
         val trainable = tensors(count, state, module::requiresGradParams)
         val frozen = tensors(module.frozenParamsLength(), state, module::frozenParams)
@@ -71,9 +76,25 @@ internal class CheckpointReader(
             check(name !in trainable) { "parameter '$name' is both trainable and frozen" }
             state.parameters[name] = Parameter(value, false)
         }
-        root.propertyBag()?.let { properties(it, state) }
+        properties(root.propertyBag(), state)
+        outline.int(root.optimizerGroupsLength())
         if (root.optimizerGroupsLength() > 0) state.optimizer = optimizer(root, state)
+        if (values) state.checked = checkDigest(root)
         return state
+    }
+
+    /** Compare with the digests that the file carries; false if it carries none. */
+    private fun checkDigest(root: Checkpoint): Boolean {
+        val said = text(root.digestAsByteBuffer(), root::digest)
+        if (said.isEmpty() && !marked) return false
+        outline.add(propertiesOutline)
+        if (said == outline.whole()) return true
+        val what = if (marked && odd.isNotEmpty()) {
+            odd.joinToString()
+        } else {
+            "its names, shapes, optimizer state or properties"
+        }
+        corrupt("what is stored is not what was saved: $what")
     }
 
     private fun corrupt(reason: String): Nothing = fail(
@@ -91,13 +112,28 @@ internal class CheckpointReader(
         return read() ?: ""
     }
 
-    private fun tensors(count: Int, state: State, read: (Int) -> Table): Map<String, Tensor> {
+    private fun tensors(
+        count: Int,
+        state: State,
+        read: (Int) -> Table,
+        of: String = "",
+    ): Map<String, Tensor> {
         val tensors = LinkedHashMap<String, Tensor>()
+        outline.int(maxOf(count, 0))
         for (i in 0 until count) {
             val table = read(i)
             val name = text(table.nameAsByteBuffer(), table::name)
             check(name.isNotEmpty() && name !in tensors) { "a name is empty or occurs twice" }
-            tensors[name] = tensor(name, table, state.nominal)
+            val tensor = tensor(name, table, state.nominal)
+            tensors[name] = tensor
+            if (!values) continue
+            val shape = if (state.nominal) LongArray(0) else tensor.shape
+            val elements = if (state.nominal) NOTHING.duplicate() else tensor.bytes()
+            val digest = outline.tensor(name, tensor.type.code, shape, elements)
+            if (state.nominal) continue
+            val said = text(table.docStringAsByteBuffer(), table::docString)
+            marked = marked || said.startsWith(DIGEST_PREFIX)
+            if (said != digest) odd.add(if (of.isEmpty()) "'$name'" else "'$name of $of'")
         }
         return tensors
     }
@@ -160,6 +196,10 @@ internal class CheckpointReader(
                 name == "group$index" && group.step() == first.step() &&
                     group.initialLearningRate() == rate,
             ) { "its optimizer groups have other names, or stand at different steps or rates" }
+            outline.text(name)
+            outline.long(group.step())
+            outline.float(group.initialLearningRate())
+            outline.int(group.optimizerStatesLength())
             List(maxOf(group.optimizerStatesLength(), 0)) { i ->
                 val entry = group.optimizerStates(i)
                 val of = text(entry.paramNameAsByteBuffer(), entry::paramName)
@@ -167,7 +207,8 @@ internal class CheckpointReader(
                 check(owner != null && owner.trainable && of !in moments) {
                     "the optimizer state of '$of' occurs twice or belongs to no parameter"
                 }
-                val own = tensors(entry.momentumsLength(), state, entry::momentums)
+                outline.text(of)
+                val own = tensors(entry.momentumsLength(), state, entry::momentums, of)
                 for ((k, label) in own.keys.withIndex()) {
                     check(label == "momentum$k" && fits(own.getValue(label), owner!!.value)) {
                         "'$label' of '$of' has another shape or type than it"
@@ -190,21 +231,30 @@ internal class CheckpointReader(
         moment.type == owner.type && moment.shape.size == owner.shape.size &&
             moment.shape.zip(owner.shape).all { (own, size) -> own == 1L || own == size }
 
-    private fun properties(bag: PropertyBag, state: State) {
+    private fun properties(bag: PropertyBag?, state: State) {
         val add = { name: String, value: Any ->
+            propertiesOutline.text(name)
+            when (value) {
+                is Long -> propertiesOutline.long(value)
+                is Float -> propertiesOutline.float(value)
+                else -> propertiesOutline.text(value as String)
+            }
             check(name.isNotEmpty() && name !in state.properties) {
                 "a property name, '$name', is empty or occurs twice"
             }
             state.properties[name] = value
         }
-        for (i in 0 until bag.intsLength()) {
-            bag.ints(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
+        propertiesOutline.int(bag?.intsLength() ?: 0)
+        for (i in 0 until (bag?.intsLength() ?: 0)) {
+            bag!!.ints(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
         }
-        for (i in 0 until bag.floatsLength()) {
-            bag.floats(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
+        propertiesOutline.int(bag?.floatsLength() ?: 0)
+        for (i in 0 until (bag?.floatsLength() ?: 0)) {
+            bag!!.floats(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
         }
-        for (i in 0 until bag.stringsLength()) {
-            bag.strings(i).run {
+        propertiesOutline.int(bag?.stringsLength() ?: 0)
+        for (i in 0 until (bag?.stringsLength() ?: 0)) {
+            bag!!.strings(i).run {
                 add(text(nameAsByteBuffer(), ::name), text(valueAsByteBuffer(), ::value))
             }
         }

@@ -41,6 +41,7 @@ internal fun writeCheckpoint(
         writeAtomically(target) {
             it.writeAll(writer.head)
             writer.writePayload(it)
+            writer.writeDigests(it)
         }
         if (occupied < Long.MAX_VALUE) dataFile.delete()
         return
@@ -54,7 +55,10 @@ internal fun writeCheckpoint(
             writer.writePayload(data.channel)
             data.channel.force(true)
             forceFolder(dataFile.absoluteFile.parentFile!!)
-            writeAtomically(target) { it.writeAll(writer.head) }
+            writeAtomically(target) {
+                it.writeAll(writer.head)
+                writer.writeDigests(it)
+            }
             if (start == 0L) data.setLength(total)
         }
     } catch (error: IOException) {
@@ -80,7 +84,9 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
 
     /** Bytes of the file, or of both. */
     val size
-        get() = head.limit() + gaps.sumOf { it + 4L } + payload.sumOf { it.second.limit().toLong() }
+        get() = head.limit() + gaps.sumOf { it + 4L } +
+            payload.sumOf { it.second.limit().toLong() } +
+            lastGap + digests.size * (4L + DIGEST_TEXT_BYTES + 1)
     private val to = FlatBufferBuilder(4096)
     private val nominal = state.nominal
     private val external = externalFrom != null
@@ -88,27 +94,35 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
     private val noBytes = Table.createRawDataVector(to, ByteArray(0))
     private val payload = ArrayList<Pair<Int, ByteBuffer>>()
     private val gaps = ArrayList<Int>()
+    private val digests = ArrayList<Pair<Int, String>>() // the whole's comes last
+    private var lastGap = 0
+    private val outline = Outline()
 
     init {
+        outline.begin(nominal)
         val (trainable, frozen) = listOf(true, false).map { wanted ->
             val own = state.parameters.filterValues { it.trainable == wanted }.toSortedMap()
+            outline.int(own.size)
             own.map { (name, each) -> add(name, each.value) }.toIntArray()
         }
         val module = ModuleState.createModuleState(
             to, ModuleState.createRequiresGradParamsVector(to, trainable),
             ModuleState.createFrozenParamsVector(to, frozen), nominal, external,
         )
+        outline.int(optimizer?.groups.orEmpty().size)
         val groups = optimizer?.groups.orEmpty().mapIndexed { i, names ->
             group("group$i", names, optimizer!!)
         }
         val all = Checkpoint.createOptimizerGroupsVector(to, groups.toIntArray())
         val properties = state.properties.toSortedMap()
         optimizer?.kind?.let { if (it.isNotEmpty()) properties[OPTIMIZER_PROPERTY] = it }
+        describe(properties)
         val bag = if (properties.isEmpty()) 0 else bag(properties)
-        val root = Checkpoint.createCheckpoint(to, 2, module, all, bag)
+        val root = Checkpoint.createCheckpoint(to, 2, module, all, bag, noBytes)
         Checkpoint.finishCheckpointBuffer(to, root)
         head = ByteBuffer.wrap(to.sizedByteArray()).order(ByteOrder.LITTLE_ENDIAN)
-        if (!external) placePayload()
+        digests.add(Pair(root, outline.whole()))
+        placeWhatFollows()
     }
 
     /** Write the tensors' bytes: each with its length in front, or one after the other. */
@@ -124,6 +138,21 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         }
     }
 
+    /** Write the digests, at the end of the file. */
+    fun writeDigests(file: FileChannel) {
+        val each = 4 + DIGEST_TEXT_BYTES + 1
+        val bytes = ByteBuffer.allocate(lastGap + digests.size * each)
+            .order(ByteOrder.LITTLE_ENDIAN)
+        bytes.position(lastGap)
+        for ((_, text) in digests) {
+            bytes.putInt(DIGEST_TEXT_BYTES)
+            bytes.put(text.toByteArray())
+            bytes.put(0)
+        }
+        bytes.flip()
+        file.writeAll(bytes)
+    }
+
     private fun add(name: String, tensor: Tensor): Int {
         val label = to.createString(name)
         val dims = Table.createDimsVector(to, if (nominal) LongArray(0) else tensor.shape)
@@ -132,16 +161,27 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         val outside = kept && external
         // raw_data stays absent with external data: the reference looks no further if it is there.
         val table = Table.createTensor(
-            to, label, 0, dims, tensor.type.code, if (outside) 0 else noBytes, 0,
-            if (outside) at else -1,
+            to, label, if (nominal) 0 else noBytes, dims, tensor.type.code,
+            if (outside) 0 else noBytes, 0, if (outside) at else -1,
         )
+        val shape = if (nominal) LongArray(0) else tensor.shape
+        val elements = if (nominal) ByteBuffer.allocate(0) else tensor.bytes()
+        val digest = outline.tensor(name, tensor.type.code, shape, elements)
+        if (!nominal) digests.add(Pair(table, digest))
         if (outside) at += bytes.remaining()
         if (kept) payload.add(Pair(table, bytes))
         return table
     }
 
     private fun group(label: String, names: List<String>, optimizer: OptimizerState): Int {
-        val entries = names.filter { it in optimizer.moments }.map { name ->
+        val kept = names.filter { it in optimizer.moments }
+        outline.text(label)
+        outline.long(optimizer.step)
+        outline.float(optimizer.rate)
+        outline.int(kept.size)
+        val entries = kept.map { name ->
+            outline.text(name)
+            outline.int(optimizer.moments.getValue(name).size)
             val own = optimizer.moments.getValue(name)
                 .mapIndexed { i, each -> add("momentum$i", each) }
             val moments = ParameterOptimizerState.createMomentumsVector(to, own.toIntArray())
@@ -151,6 +191,24 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         val states = OptimizerGroup.createOptimizerStatesVector(to, entries.toIntArray())
         val name = to.createString(label)
         return OptimizerGroup.createOptimizerGroup(to, name, optimizer.step, optimizer.rate, states)
+    }
+
+    /** Add the properties to the outline: whole numbers, fractions, texts. */
+    private fun describe(properties: Map<String, Any>) {
+        val ints = properties.filterValues { it is Long }
+        val floats = properties.filterValues { it is Float }
+        val texts = properties.filterValues { it is String }
+        for (each in listOf(ints, floats, texts)) {
+            outline.int(each.size)
+            for ((name, value) in each) {
+                outline.text(name)
+                when (value) {
+                    is Long -> outline.long(value)
+                    is Float -> outline.float(value)
+                    else -> outline.text(value as String)
+                }
+            }
+        }
     }
 
     private fun bag(properties: Map<String, Any>): Int {
@@ -175,21 +233,36 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         )
     }
 
-    /** Payload follows the head, each tensor at a multiple of 16: offsets point forward. */
-    private fun placePayload() {
+    /**
+     * Payload follows the head, each tensor at a multiple of 16, then the digests: offsets point
+     * forward.
+     */
+    private fun placeWhatFollows() {
         var end = head.limit()
-        for ((offset, bytes) in payload) {
+        val refer = { offset: Int, field: Int, position: Int ->
             val table = head.limit() - offset
             val vtable = table - head.getInt(table)
-            val slot = table + head.getShort(vtable + RAW_DATA)
+            val slot = table + head.getShort(vtable + field)
+            head.putInt(slot, position - slot)
+        }
+        for ((offset, bytes) in if (external) emptyList() else payload) {
             val position = (end + 4 + 15) / 16 * 16
             gaps.add(position - 4 - end)
-            head.putInt(slot, position - 4 - slot)
+            refer(offset, RAW_DATA, position - 4)
             end = position + bytes.remaining()
+        }
+        lastGap = (4 - end % 4) % 4
+        end += lastGap
+        for ((i, each) in digests.withIndex()) {
+            refer(each.first, if (i == digests.lastIndex) DIGEST else DOC_STRING, end)
+            end += 4 + DIGEST_TEXT_BYTES + 1
         }
     }
 
     private companion object {
-        const val RAW_DATA = 12 // where the vtable of a Tensor has the place of raw_data
+        // Where the vtables of a Tensor and a Checkpoint have the places of these fields.
+        const val DOC_STRING = 6
+        const val RAW_DATA = 12
+        const val DIGEST = 12
     }
 }

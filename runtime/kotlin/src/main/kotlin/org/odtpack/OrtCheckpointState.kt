@@ -41,6 +41,12 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
     /** True as long as the parameters have names and no values. */
     val isNominal get() = state.nominal
 
+    /**
+     * True if the file carried a digest of all that it holds, which was right. Those of ONNX
+     * Runtime's own training carry none, and load unchecked.
+     */
+    val isChecked get() = state.checked
+
     val parameterNames: Set<String> get() = state.parameters.keys.toSortedSet()
     val propertyNames: Set<String> get() = state.properties.keys.toSortedSet()
 

@@ -23,6 +23,7 @@ internal class State(var nominal: Boolean) {
     var optimizer: OptimizerState? = null
     var flat: Tensor? = null
     var gradients: Tensor? = null
+    var checked = false // whether its file carried a digest, which was right
 
     fun requireValues() {
         if (nominal) {

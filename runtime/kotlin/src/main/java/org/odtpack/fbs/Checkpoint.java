@@ -31,13 +31,21 @@ public final class Checkpoint extends Table {
   public org.odtpack.fbs.OptimizerGroup.Vector optimizerGroupsVector(org.odtpack.fbs.OptimizerGroup.Vector obj) { int o = __offset(8); return o != 0 ? obj.__assign(__vector(o), 4, bb) : null; }
   public org.odtpack.fbs.PropertyBag propertyBag() { return propertyBag(new org.odtpack.fbs.PropertyBag()); }
   public org.odtpack.fbs.PropertyBag propertyBag(org.odtpack.fbs.PropertyBag obj) { int o = __offset(10); return o != 0 ? obj.__assign(__indirect(o + bb_pos), bb) : null; }
+  /**
+   * the SHA-256 of the whole, `sha256:` and 64 hex digits; no field of ONNX Runtime's schema
+   */
+  public String digest() { int o = __offset(12); return o != 0 ? __string(o + bb_pos) : null; }
+  public ByteBuffer digestAsByteBuffer() { return __vector_as_bytebuffer(12, 1); }
+  public ByteBuffer digestInByteBuffer(ByteBuffer _bb) { return __vector_in_bytebuffer(_bb, 12, 1); }
 
   public static int createCheckpoint(FlatBufferBuilder builder,
       int version,
       int moduleStateOffset,
       int optimizerGroupsOffset,
-      int propertyBagOffset) {
-    builder.startTable(4);
+      int propertyBagOffset,
+      int digestOffset) {
+    builder.startTable(5);
+    Checkpoint.addDigest(builder, digestOffset);
     Checkpoint.addPropertyBag(builder, propertyBagOffset);
     Checkpoint.addOptimizerGroups(builder, optimizerGroupsOffset);
     Checkpoint.addModuleState(builder, moduleStateOffset);
@@ -45,13 +53,14 @@ public final class Checkpoint extends Table {
     return Checkpoint.endCheckpoint(builder);
   }
 
-  public static void startCheckpoint(FlatBufferBuilder builder) { builder.startTable(4); }
+  public static void startCheckpoint(FlatBufferBuilder builder) { builder.startTable(5); }
   public static void addVersion(FlatBufferBuilder builder, int version) { builder.addInt(0, version, 0); }
   public static void addModuleState(FlatBufferBuilder builder, int moduleStateOffset) { builder.addOffset(1, moduleStateOffset, 0); }
   public static void addOptimizerGroups(FlatBufferBuilder builder, int optimizerGroupsOffset) { builder.addOffset(2, optimizerGroupsOffset, 0); }
   public static int createOptimizerGroupsVector(FlatBufferBuilder builder, int[] data) { builder.startVector(4, data.length, 4); for (int i = data.length - 1; i >= 0; i--) builder.addOffset(data[i]); return builder.endVector(); }
   public static void startOptimizerGroupsVector(FlatBufferBuilder builder, int numElems) { builder.startVector(4, numElems, 4); }
   public static void addPropertyBag(FlatBufferBuilder builder, int propertyBagOffset) { builder.addOffset(3, propertyBagOffset, 0); }
+  public static void addDigest(FlatBufferBuilder builder, int digestOffset) { builder.addOffset(4, digestOffset, 0); }
   public static int endCheckpoint(FlatBufferBuilder builder) {
     int o = builder.endTable();
     return o;

@@ -21,7 +21,7 @@ public final class Tensor extends Table {
   public ByteBuffer nameAsByteBuffer() { return __vector_as_bytebuffer(4, 1); }
   public ByteBuffer nameInByteBuffer(ByteBuffer _bb) { return __vector_in_bytebuffer(_bb, 4, 1); }
   /**
-   * not used, and not written
+   * the SHA-256 of the elements, `sha256:` and 64 hex digits; not in files of ONNX Runtime
    */
   public String docString() { int o = __offset(6); return o != 0 ? __string(o + bb_pos) : null; }
   public ByteBuffer docStringAsByteBuffer() { return __vector_as_bytebuffer(6, 1); }

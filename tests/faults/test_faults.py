@@ -1,0 +1,56 @@
+"""System calls that go wrong lose nothing: the old state, the new one, or one on the way.
+
+``make test`` makes each fault at a few of the calls of each action, ``make sweep`` at every call
+and ``python -m benchmarks.faults`` prints how many that is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.faults.actions import ACTIONS
+from tests.faults.inject import FAULTS, compile_library, run_faults
+
+FEW = {
+    "save a checkpoint": 2, "sign": 5, "resume": 9, "train, data outside": 13, "export": 12,
+    "update in place": 17, "build": 23,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return compile_library(tmp_path_factory.mktemp("library"))
+    except FileNotFoundError:
+        if os.environ.get("CI"):
+            pytest.fail("there is no C compiler")
+        pytest.skip("the library that makes system calls fail needs Linux and a C compiler")
+
+
+def check(library: Path, action: str, folder: Path, every: int) -> None:
+    attempts = list(run_faults(library, action, folder, every))
+    wrong = [attempt for attempt in attempts if attempt["wrong"]]
+    assert not wrong, f"{len(wrong)} of {len(attempts)}: {wrong[:3]}"
+    made = Counter(attempt["fault"] for attempt in attempts)
+    assert made["killed"] > 3 / every
+    ends = Counter((attempt["fault"], attempt["code"]) for attempt in attempts)
+    # Faults that did not reach the action would all look harmless.
+    assert ends["killed", -1] == made["killed"]
+    assert ends["EIO", 3] > 0
+    harmless = {fault.name for fault in FAULTS if fault.harmless}
+    assert all(code == 0 for name, code in ends if name in harmless)
+
+
+@pytest.mark.parametrize("action", FEW)
+def test_nothing_is_lost(library: Path, action: str, tmp_path: Path) -> None:
+    check(library, action, tmp_path, FEW[action])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("action", ACTIONS)
+def test_nothing_is_lost_at_any_call(library: Path, action: str, tmp_path: Path) -> None:
+    check(library, action, tmp_path, 1)

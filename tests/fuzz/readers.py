@@ -1,0 +1,162 @@
+"""Every reader of what comes from outside, with inputs that it takes, to be damaged."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from odtpack.build import build_package
+from odtpack.optimizers import AdamW
+from odtpack.recipe.file import read_recipe
+from odtpack.update.update_archive import write_update
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.files.folder_update import UPDATE_NAME, finish_update
+from odtpack_runtime.package.apply_update import apply_update
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.data import load_dataset
+from odtpack_simulator.budgets.budget_file import read_budgets
+from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.result.result import load_result
+from tests import zoo
+from tests.runtime.checkpoint_samples import assert_same, sample
+
+ROOT = Path(__file__).parents[2]
+
+
+def _example(page: str) -> list[bytes]:
+    """The first TOML block of a page."""
+    found = re.search(r"^```toml\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    assert found is not None
+    return [found[1].encode()]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader.
+
+    Attributes:
+        suffix: End of the file's name.
+        seeds: Makes inputs that it takes.
+        read: Reads a file; an OdtpackError is a refusal, another exception a defect.
+        share: How much of a round of inputs it gets, against 1 of the others.
+    """
+
+    suffix: str
+    seeds: Callable[[], list[bytes]]
+    read: Callable[[Path], object]
+    share: float = 1.0
+
+
+@cache
+def packages() -> Path:
+    """A folder with two packages and the update from one to the other."""
+    folder = Path(tempfile.mkdtemp(prefix="odtpack-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, beta1 in (("old", 0.8), ("new", 0.7)):
+        options = {"loss": "cross_entropy", "optimizer": AdamW(beta1=beta1)}
+        build_package(zoo.mlp((4, 3, 2)), folder / name, **options)
+    write_update(folder / "old", folder / "new", folder / "update.zip")
+    return folder
+
+
+def _models() -> list[bytes]:
+    small = zoo.cnn(size=6, width=(2, 2), hidden=4, classes=2)
+    return [model.SerializeToString() for model in (zoo.mlp((4, 3, 2)), small)]
+
+
+def _build(path: Path) -> None:
+    onnx_file = path.with_suffix(".onnx")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        build_package(onnx_file, Path(folder) / "package", loss="cross_entropy", self_check=False)
+
+
+def _checkpoints() -> list[bytes]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        for data in (sample(), CheckpointData(sample().trainable, {}, nominal=True)):
+            write_checkpoint(path, data)
+            found.append(path.read_bytes())
+    return found
+
+
+def _read_checkpoint(path: Path) -> None:
+    data = read_checkpoint(path)
+    if data.checked and not data.nominal:
+        assert_same(data, sample())  # whatever is taken for whole is what was saved
+
+
+def _npz() -> list[bytes]:
+    found = []
+    for save in (np.savez, np.savez_compressed):
+        stream = io.BytesIO()
+        save(stream, input=np.ones((5, 4), np.float32), labels=np.arange(5) % 2)
+        found.append(stream.getvalue())
+    return found
+
+
+def _read_npz(path: Path) -> None:
+    manifest = Package.open(packages() / "old").manifest
+    load_dataset(path, manifest.input_specs(), class_count=2, max_bytes=2**20)
+
+
+def _apply(path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = apply_update(packages() / "old", path, Path(folder) / "out")
+        for file in sorted((packages() / "new").iterdir()):
+            assert (made / file.name).read_bytes() == file.read_bytes()
+
+
+def _read_manifest(path: Path) -> None:
+    manifest = Manifest.from_json(path.read_bytes(), str(path))
+    assert Manifest.from_json(manifest.to_json().encode(), str(path)) == manifest.sealed()
+
+
+def _finish(path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        update = Path(folder) / "package" / UPDATE_NAME
+        update.mkdir(parents=True)
+        (Path(folder) / "outside").write_bytes(b"outside")
+        (update / "a").write_bytes(b"a")
+        shutil.copyfile(path, update / "plan.json")
+        try:
+            finish_update(Path(folder) / "package")
+        finally:
+            assert (Path(folder) / "outside").read_bytes() == b"outside"
+
+
+READERS = {
+    "model": Reader(".onnx", _models, _build, 0.3),
+    "checkpoint": Reader("", _checkpoints, _read_checkpoint),
+    "manifest": Reader(
+        ".json", lambda: [(packages() / "old" / "manifest.json").read_bytes()], _read_manifest
+    ),
+    "recipe": Reader(".toml", lambda: _example("recipe.md"), read_recipe),
+    "budgets": Reader(".toml", lambda: _example("formats/budgets.md"), read_budgets),
+    "profile": Reader(
+        ".toml",
+        lambda: [(ROOT / "device_profiles" / "google" / "pixel-7a.toml").read_bytes()],
+        load_profile,
+    ),
+    "result": Reader(
+        ".json", lambda: [(ROOT / "tests" / "reports" / "demo.json").read_bytes()], load_result
+    ),
+    "data": Reader(".npz", _npz, _read_npz),
+    "update": Reader(".zip", lambda: [(packages() / "update.zip").read_bytes()], _apply),
+    "plan": Reader(".json", lambda: [b'{"remove": ["manifest.json", "b"], "move": ["a"]}'],
+                   _finish),
+}  # fmt: skip
+
+onnx.defs.get_all_schemas()  # what onnx makes late is no reader's memory

@@ -1,0 +1,182 @@
+"""Feed readers with damaged inputs.
+
+``python -m tests.fuzz.run replay --count 10000`` reads as many inputs, always the same, and the
+corpus; it prints how many ended how. ``python -m tests.fuzz.run fuzz --minutes 5`` goes on from
+the corpus with random ones, and keeps what ends in a way that was not seen before; with
+``--engine atheris``, where that is installed, guided by the coverage of the code. Each reader
+has a process of its own: a crash is a finding, and not the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.fuzz.guard import DefectError, outcome
+from tests.fuzz.mutate import mutate
+from tests.fuzz.readers import READERS
+
+CORPUS = Path(__file__).with_name("corpus")
+FINDINGS = Path("build") / "fuzz"
+
+
+def corpus(reader: str) -> list[bytes]:
+    """The inputs that are kept for a reader."""
+    return [path.read_bytes() for path in sorted((CORPUS / reader).glob("*"))]
+
+
+def inputs(reader: str, count: int, seed: int) -> Iterator[bytes]:
+    """Yield the corpus and as many damaged inputs; equal arguments give equal inputs."""
+    kept, seeds = corpus(reader), READERS[reader].seeds()
+    yield from kept
+    rng = random.Random(f"{reader} {seed}")
+    for _ in range(count):
+        yield mutate([*seeds, *kept] if rng.random() < 0.3 else seeds, rng)
+
+
+def replay(reader: str, count: int, seed: int) -> dict[str, object]:
+    """Read inputs; say how they ended."""
+    ends: Counter[str] = Counter()
+    defects: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="odtpack-fuzz-") as folder:
+        for index, data in enumerate(inputs(reader, count, seed)):
+            try:
+                ends[outcome(reader, data, Path(folder)).split(" ", 1)[0]] += 1
+            except DefectError as error:
+                defects.append(f"{keep(FINDINGS / reader, data)} (input {index}): {error}")
+    return {"reader": reader, "ends": ends, "defects": defects}
+
+
+def fuzz(reader: str, seconds: float, *, learn: bool) -> dict[str, object]:
+    """Read random inputs for a while; keep those that end in a new way."""
+    rng = random.Random()
+    seeds = [*READERS[reader].seeds(), *corpus(reader)]
+    seen: set[str] = set()
+    ends: Counter[str] = Counter()
+    defects: list[str] = []
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="odtpack-fuzz-") as folder:
+        for data in seeds:
+            seen.add(outcome(reader, data, Path(folder)))
+        while time.monotonic() < end:
+            data = mutate(seeds, rng)
+            try:
+                mark = outcome(reader, data, Path(folder))
+            except DefectError as error:
+                defects.append(f"{keep(FINDINGS / reader, data)}: {error}")
+                continue
+            ends[mark.split(" ", 1)[0]] += 1
+            if mark not in seen:
+                seen.add(mark)
+                seeds.append(data)
+                if learn and len(data) < 20_000:
+                    keep(CORPUS / reader, data)
+    return {"reader": reader, "ends": ends, "defects": defects}
+
+
+def fuzz_with_atheris(reader: str, seconds: float) -> None:
+    """Read inputs that atheris makes, until one is a defect or the time is up; does not return."""
+    import atheris
+
+    atheris.instrument_all()
+    folder = tempfile.mkdtemp(prefix="odtpack-fuzz-")
+    start = Path(folder) / "corpus"
+    for data in [*READERS[reader].seeds(), *corpus(reader)]:
+        keep(start, data)
+    FINDINGS.mkdir(parents=True, exist_ok=True)
+    options = [
+        f"-max_total_time={int(seconds)}", f"-artifact_prefix={FINDINGS}/{reader}-", "-verbosity=0",
+    ]  # fmt: skip
+    atheris.Setup(
+        [sys.argv[0], str(start), *options],
+        lambda data: outcome(reader, data, Path(folder)) and None,
+    )
+    atheris.Fuzz()
+
+
+def keep(folder: Path, data: bytes) -> Path:
+    """Write an input under its digest; return where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / hashlib.sha256(data).hexdigest()[:16]
+    path.write_bytes(data)
+    return path
+
+
+def apart(arguments: list[str]) -> dict[str, object]:
+    """Run this module in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.run", *arguments],
+        capture_output=True, text=True, errors="replace", check=False, env=os.environ,
+    )  # fmt: skip
+    reader = arguments[arguments.index("--only") + 1]
+    try:
+        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        reason = f"exit {done.returncode}: {done.stderr[-1500:]}"
+        return {"reader": reader, "ends": {}, "defects": [reason] if done.returncode else []}
+    return found
+
+
+def main() -> int:
+    faulthandler.enable()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=["replay", "fuzz"])
+    parser.add_argument("--count", type=int, default=10_000, help="inputs over all readers")
+    parser.add_argument("--minutes", type=float, default=1.0, help="over all readers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=["marks", "atheris"], default="marks")
+    parser.add_argument("--keep", action="store_true", help="add what is new to the corpus")
+    parser.add_argument("--reader", action="append", choices=READERS)
+    parser.add_argument("--only", choices=READERS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    readers = arguments.reader or list(READERS)
+    if arguments.only is not None:
+        reader = arguments.only
+        if arguments.command == "replay":
+            tracemalloc.start(1)
+            print(json.dumps(replay(reader, arguments.count, arguments.seed)))
+        elif arguments.engine == "atheris":
+            fuzz_with_atheris(reader, arguments.minutes * 60)
+        else:
+            print(json.dumps(fuzz(reader, arguments.minutes * 60, learn=arguments.keep)))
+        return 0
+    shares = sum(READERS[reader].share for reader in readers)
+    total, defects = 0, []
+    for reader in readers:
+        count = round(arguments.count * READERS[reader].share / shares)
+        words = [arguments.command, "--only", reader, "--count", str(count)]
+        words += ["--minutes", str(arguments.minutes / len(readers))]
+        words += ["--seed", str(arguments.seed), "--engine", arguments.engine]
+        found = apart([*words, *(["--keep"] if arguments.keep else [])])
+        ends = found["ends"]
+        assert isinstance(ends, dict)
+        assert isinstance(found["defects"], list)
+        defects += [f"{reader}: {defect}" for defect in found["defects"]]
+        total += sum(ends.values()) + len(found["defects"])
+        read = ends.pop("read", 0)
+        print(
+            f"{reader:<12}{read:>7} read{sum(ends.values()):>7} refused"
+            f"{len(found['defects']):>4} defects   "
+            + ", ".join(f"{code} {n}" for code, n in Counter(ends).most_common(3)),
+            flush=True,
+        )
+    print(f"{total} hostile inputs over {len(readers)} readers, {len(defects)} defects")
+    for defect in defects:
+        print(f"  {defect}")
+    return 1 if defects else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

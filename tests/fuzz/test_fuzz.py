@@ -1,0 +1,86 @@
+"""Readers under hostile inputs: refused with one clear error, or read as what they say.
+
+``make test`` replays the corpus and some damaged inputs, ``make sweep`` ten thousand, and
+``make fuzz MINUTES=5`` goes on with random ones.
+"""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from odtpack_runtime.errors import OdtpackError
+from tests.fuzz import guard
+from tests.fuzz.guard import DefectError, outcome
+from tests.fuzz.mutate import mutate
+from tests.fuzz.readers import READERS, Reader
+from tests.fuzz.run import main, replay
+
+FEW = 25
+MANY = 10_000
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    tracemalloc.start(1)
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_corpus_and_some_more(reader: str, traced: None, tmp_path: Path) -> None:
+    for seed in READERS[reader].seeds():
+        assert outcome(reader, seed, tmp_path) == "read"
+    found = replay(reader, FEW, seed=1)
+    assert found["defects"] == []
+    assert sum(found["ends"].values()) >= FEW  # type: ignore[attr-defined]
+
+
+@pytest.mark.sweep
+def test_ten_thousand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_of(["replay", "--count", str(MANY)]) == 0
+    assert "hostile inputs over 10 readers, 0 defects" in capsys.readouterr().out
+
+
+def main_of(arguments: list[str]) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["run", *arguments])
+        return main()
+
+
+def test_inputs_can_be_had_again() -> None:
+    one, other = ([mutate([b"abc" * 50], random.Random(3)) for _ in range(5)] for _ in range(2))
+    assert one == other
+
+
+@pytest.mark.parametrize("harm", ["crash", "hang", "memory", "wrong"])
+def test_what_is_a_defect(
+    harm: str, traced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard is no guard unless it finds them."""
+
+    def read(path: Path) -> object:
+        if harm == "crash":
+            raise KeyError(path)
+        while harm == "hang":
+            pass
+        if harm == "memory":
+            return bytearray(guard.MEMORY_BYTES + 2**20)
+        raise AssertionError("other values")
+
+    monkeypatch.setattr(guard, "SECONDS", 1)
+    monkeypatch.setitem(READERS, "plan", Reader(".json", list, read))
+    with pytest.raises(DefectError):
+        outcome("plan", b"{}", tmp_path)
+
+
+def test_a_refusal_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> object:
+        raise OdtpackError("bad-argument", f"{path} is 17 bytes of rubbish.")
+
+    monkeypatch.setitem(READERS, "plan", Reader(".json", list, read))
+    assert outcome("plan", b"{}", tmp_path).startswith("bad-argument")
