@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep fuzz faults soak kits swift web-demo distribution check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep fuzz faults soak kits swift web-demo distribution federated fleet-demo check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,8 @@ help:
 	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
+	@echo "make federated  train with Flower, in a virtual environment of its own"
+	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make check   lint, format check, strict types, who imports whom"
 	@echo "make format  fix lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
@@ -34,10 +36,10 @@ demo: $(VENV)/.ready-demo
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.ready-full
-	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution"
+	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not federated"
 
 sweep: $(VENV)/.ready-full
-	@$(PYTEST) -m "sweep and not runtimes and not kits"
+	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
 
 # ENGINE=atheris lets coverage guide it (pip install 'odtpack[fuzz]').
 MINUTES ?= 5
@@ -61,6 +63,13 @@ swift: $(VENV)/.ready-full
 
 distribution: $(VENV)/.ready-full
 	@$(BIN)/python -m pytest -m distribution tests/runtime/test_distribution.py
+
+federated: $(VENV)/.ready-full
+	@scripts/setup_federated.sh
+	@$(BIN)/python -m pytest -m federated tests/federated
+
+fleet-demo: $(VENV)/.ready-demo
+	@$(BIN)/odtpack fleet demo --out build/fleet-demo
 
 check: $(VENV)/.ready-full
 	@failed=0; \
@@ -95,7 +104,7 @@ web-demo: $(VENV)/.ready-full
 	@$(BIN)/python -m examples.web_demo.build build/web-demo --serve
 
 clean:
-	rm -rf $(VENV) .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
+	rm -rf $(VENV) .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

@@ -20,6 +20,7 @@ from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.measure.measurements import DeviceMeasurements
+from odtpack_simulator.fleet.outcome.result import FleetResult
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes
@@ -27,6 +28,7 @@ from scripts import manifest_schema as manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from scripts.fleet_table import fleet_keys  # noqa: E402
 from scripts.kits_table import kits_page  # noqa: E402
 from scripts.published_phones import published_phones_page  # noqa: E402
 from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
@@ -146,6 +148,21 @@ def recipe_page() -> str:
     """The page on recipes, whose reference of keys is generated."""
     written, _, _ = _RECIPE.read_text().partition(_KEYS)
     return f"{written}{_KEYS}\n{reference()}"
+
+
+_FLEET = ROOT / "docs" / "fleet.md"
+
+
+def fleet_schema() -> str:
+    """The JSON Schema of what ``odtpack fleet run --report json:PATH`` writes."""
+    content = FleetResult.model_json_schema(mode="serialization")
+    return _schema(content, "Result of a simulated federation of odtpack")
+
+
+def fleet_page() -> str:
+    """The page on fleets, whose reference of keys is generated."""
+    written, _, _ = _FLEET.read_text().partition(_KEYS)
+    return f"{written}{_KEYS}\n## Keys of `fleet.toml`\n\n{fleet_keys()}"
 
 
 _DEVICES = """# Devices
@@ -363,6 +380,8 @@ PAGES = {
     ROOT / "docs" / "schemas" / "measurements.schema.json": measurements_schema,
     _BUDGETS: budgets_page,
     _RECIPE: recipe_page,
+    _FLEET: fleet_page,
+    ROOT / "docs" / "schemas" / "fleet.schema.json": fleet_schema,
 }
 
 

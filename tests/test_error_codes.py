@@ -15,6 +15,7 @@ from odtpack_runtime.errors import OdtpackError
 ROOT = Path(__file__).parents[1]
 ERRORS = {"OdtpackError", "UnknownNameError", "UnknownKeyError", "WrongTypeError"}
 READ = ("missing", "unreadable", "too-large")
+KINDS = ("budgets", "fleet", "measurements", "profile", "recipe", "result", "trace")
 # Raised with a code that is computed, by file.
 COMPUTED = {
     "packager/odtpack/artifacts.py": {
@@ -32,12 +33,8 @@ COMPUTED = {
         *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
     },
     "runtime/odtpack_simulator/values/textfile.py": {
-        *(
-            f"{what}-{how}"
-            for what in ("budgets", "measurements", "profile", "recipe", "result")
-            for how in READ
-        ),
-        *(f"{what}-malformed" for what in ("budgets", "profile", "recipe")),
+        *(f"{what}-{how}" for what in KINDS for how in READ),
+        *(f"{what}-malformed" for what in ("budgets", "fleet", "profile", "recipe")),
     },
 }
 # Pass on the error of another process.

@@ -25,6 +25,7 @@ from odtpack.cli.device.fit import fit
 from odtpack.cli.device.judge import judge
 from odtpack.cli.device.simulate import simulate
 from odtpack.cli.device.train import train
+from odtpack.cli.fleet import fleet
 from odtpack.cli.model.head import head
 from odtpack.cli.model.import_ import import_
 from odtpack.cli.model.init import init
@@ -232,6 +233,14 @@ app.add_typer(
     epilog=_examples(
         "odtpack devices list",
         "odtpack devices show pixel-8a",
+    ),
+)
+app.add_typer(
+    fleet,
+    name="fleet",
+    epilog=_examples(
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz",
+        "odtpack fleet demo",
     ),
 )
 app.add_typer(

@@ -88,12 +88,12 @@ def run_campaign(
         msg = f"an evaluation lies beyond step {sum(steps)}, the last"
         raise ValueError(msg)
     figures = _Figures()
-    paces = _paces(profile, latency, policy.state)
+    paces = device_times(profile, latency, policy.state)
     if isinstance(paces, str):
         return figures.campaign(paces)
     period = _nanoseconds(86_400 / policy.sessions_per_day)
     courses = [play(pace, steps, save_every=policy.save_every, period=period) for pace in paces]
-    watts = _watts_above_idle(profile)
+    watts = watts_above_idle(profile)
     figures.put("restart_s", [_restart(pace) / NS for pace in paces])
     rest: dict[str, Any] = {
         "curve": _curve(courses[_TYPICAL], curve, watts),
@@ -121,14 +121,14 @@ def steps_per_window(profile: DeviceProfile, latency: DeviceLatency) -> Interval
     ``low`` is the worst case: with ``save_every`` above it, a training may never end. None
     where the latency of the device or its window is unknown.
     """
-    paces = _paces(profile, latency, "background")
+    paces = device_times(profile, latency, "background")
     if isinstance(paces, str) or profile.background_seconds() is None:
         return None
     fast, typical, slow = (float(play_session(pace, _MANY_STEPS, None).kept) for pace in paces)
     return Interval(low=slow, typical=typical, high=fast)
 
 
-def _paces(
+def device_times(
     profile: DeviceProfile, latency: DeviceLatency, state: AppState
 ) -> list[DeviceTimes] | str:
     """The device in the fast, the typical and the slow scenario; or what is missing for it."""
@@ -214,7 +214,8 @@ def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]
     return [NotJudged(figure=figure, reason=why) for figure, why in missing]
 
 
-def _watts_above_idle(profile: DeviceProfile) -> tuple[float, float, float] | None:
+def watts_above_idle(profile: DeviceProfile) -> tuple[float, float, float] | None:
+    """Watts of the whole device under load beyond those at rest: low, typical, high."""
     load, idle = profile.load_watts(), profile.idle_watts()
     if load is None:
         return None

@@ -114,13 +114,13 @@ class LocalExecutor:
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(min(self.jobs, len(items)), mp_context=context)
         try:
-            futures: list[Future[R]] = [pool.submit(_guarded, function, item) for item in items]
+            futures: list[Future[R]] = [pool.submit(guarded, function, item) for item in items]
             for done, future in enumerate(as_completed(futures), 1):
-                _unwrapped(future.result())
+                unwrapped(future.result())
                 tell(done, len(items))
-            return [_unwrapped(future.result()) for future in futures]
+            return [unwrapped(future.result()) for future in futures]
         except BrokenExecutor as error:
-            raise _lost(error) from error
+            raise worker_lost(error) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -175,12 +175,12 @@ class RayExecutor:
                 ready, waiting = ray.wait(waiting)
                 done += len(ready)
                 for reference in ready:
-                    _unwrapped(ray.get(reference))
+                    unwrapped(ray.get(reference))
                 if on_done is not None:
                     on_done(done, len(items))
-            return [_unwrapped(ray.get(reference)) for reference in order]
+            return [unwrapped(ray.get(reference)) for reference in order]
         except ray.exceptions.RayError as error:
-            raise _lost(error) from error
+            raise worker_lost(error) from error
         finally:
             for reference in waiting:
                 ray.cancel(reference, force=True)
@@ -232,14 +232,20 @@ class _Raised:
     hint: str | None
 
 
-def _guarded(function: Callable[[Any], Any], item: Any) -> Any:
+def guarded(function: Callable[[Any], Any], item: Any) -> Any:
+    """Apply a function in another process; :func:`unwrapped` raises its error in this one."""
     try:
         return function(item)
     except OdtpackError as error:
         return _Raised(error.code, error.what, error.where, error.hint)
 
 
-def _unwrapped(result: Any) -> Any:
+def unwrapped(result: Any) -> Any:
+    """What :func:`guarded` returned, without its wrapping.
+
+    Raises:
+        OdtpackError: As the function raised it.
+    """
     if isinstance(result, _Raised):
         raise OdtpackError(result.code, result.what, where=result.where, hint=result.hint)
     return result
@@ -249,7 +255,7 @@ def _on_worker(function: Callable[[Any], Any], item: Any, *shipments: Shipment) 
     """Run one item on a machine that has none of the files."""
     with tempfile.TemporaryDirectory(prefix="odtpack-ray-") as folder:
         moved = {each.origin: each.unpack(Path(folder)) for each in shipments}
-        return _guarded(function, relocate(item, moved))
+        return guarded(function, relocate(item, moved))
 
 
 def relocate(value: Any, moved: dict[str, str]) -> Any:
@@ -294,6 +300,7 @@ def _unreachable(address: str) -> OdtpackError:
     return OdtpackError("ray-unreachable", f"No Ray cluster answers at '{address[:200]}'.")
 
 
-def _lost(error: Exception) -> OdtpackError:
+def worker_lost(error: Exception) -> OdtpackError:
+    """The error for a process that died."""
     what = f"A process that worked on a part of this ended: {type(error).__name__}"
     return OdtpackError("worker-lost", f"{what}.")

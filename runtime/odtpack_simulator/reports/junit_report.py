@@ -7,7 +7,7 @@ and a check that could not be judged is skipped, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 from xml.etree import ElementTree as ET
 
@@ -22,9 +22,7 @@ _CLASS: Final = "odtpack"
 
 def render_junit(result: SimulationResult) -> bytes:
     """The report as UTF-8 XML. The same result gives the same bytes."""
-    root = ET.Element("testsuites", name=f"odtpack simulation of {clean(result.package.path)}")
-    total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
-    suites = [_suite("Package", "package", [], result.checks, note="")]
+    suites = [junit_suite("Package", "package", [], result.checks, note="")]
     for device in result.devices:
         note = "" if device.validated else f"the device profile is {view.NOT_VALIDATED}"
         properties = [
@@ -32,26 +30,49 @@ def render_junit(result: SimulationResult) -> bytes:
             ("profile_sha256", device.profile_digest),
             ("validated", "yes" if device.validated else view.NOT_VALIDATED),
         ]
-        suites.append(_suite(device.title, device.name, properties, device.checks, note=note))
+        suites.append(junit_suite(device.title, device.name, properties, device.checks, note=note))
+    return junit_document(f"odtpack simulation of {result.package.path}", suites)
+
+
+def junit_document(name: str, suites: Iterable[ET.Element]) -> bytes:
+    """Suites as the UTF-8 XML of a file.
+
+    Args:
+        name: What they are of.
+        suites: From :func:`junit_suite`.
+    """
+    root = ET.Element("testsuites", name=clean(name))
+    total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     for suite in suites:
         root.append(suite)
-        for name in total:
-            total[name] += int(suite.attrib[name])
+        for key in total:
+            total[key] += int(suite.attrib[key])
     # The common schema knows no "skipped" on the root.
-    root.attrib.update({name: str(total[name]) for name in ("tests", "failures", "errors")})
+    root.attrib.update({key: str(total[key]) for key in ("tests", "failures", "errors")})
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode", short_empty_elements=True)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'.encode()
 
 
-def _suite(
+def junit_suite(
     title: str,
     name: str,
     properties: Iterable[tuple[str, str]],
     checks: Iterable[Check],
     *,
     note: str,
+    titles: Mapping[str, str] | None = None,
 ) -> ET.Element:
+    """A suite with a case per check.
+
+    Args:
+        title: What it is of, for people.
+        name: The same for classes of cases.
+        properties: Names and values.
+        checks: The checks.
+        note: A remark for those that fail.
+        titles: Names of metrics for people, where they are not those of a simulation.
+    """
     suite = ET.Element("testsuite", name=clean(title))
     listed = [(key, clean(value)) for key, value in properties]
     if listed:
@@ -61,7 +82,7 @@ def _suite(
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     used: dict[str, int] = {}
     for check in checks:
-        case_name = clean(view.metric_title(check.metric))
+        case_name = clean((titles or {}).get(check.metric) or view.metric_title(check.metric))
         used[case_name] = used.get(case_name, 0) + 1
         if used[case_name] > 1:  # a CI system takes equal names for one case
             case_name = f"{case_name} ({used[case_name]})"

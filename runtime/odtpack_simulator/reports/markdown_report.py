@@ -14,14 +14,14 @@ from typing import Final
 from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.view import device_text, matrix, view
 from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_words, policy_words
-from odtpack_simulator.reports.view.plain import shortened
-from odtpack_simulator.result.result import SimulationResult, Verdict
+from odtpack_simulator.reports.view.plain import MOST_TEXT, shortened
+from odtpack_simulator.reports.view.plain import VERDICT_SYMBOLS as _SYMBOLS
+from odtpack_simulator.reports.view.plain import markdown_text as _text
+from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.plain_text import clean
 
 MOST_BYTES: Final = 65_000
 """Bytes of the report, counted in UTF-8: never more characters than a comment holds."""
-_MOST_TEXT: Final = 400
-_SYMBOLS: Final[dict[Verdict, str]] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "not judged": "❔"}
 _ROOM_FOR_NOTE: Final = 120
 
 
@@ -150,18 +150,9 @@ def _details(summary: str, head: str, rows: Sequence[str]) -> _Block:
     return _Block(start, rows, "\n</details>\n\n")
 
 
-def _text(text: str) -> str:
-    """Text that Markdown, HTML and GitHub's mentions, references and links leave alone."""
-    short = shortened(clean(text), _MOST_TEXT)
-    entities = short.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", entities)
-    # A zero-width space between a sign and a name breaks what GitHub would link or notify.
-    return re.sub(r"(@|#(?=\w)|:(?=//)|\bwww(?=\.))", "\\1\N{ZERO WIDTH SPACE}", escaped)
-
-
 def _code(text: str) -> str:
     """Text inside backticks, where nothing can be escaped: without backticks and pipes."""
-    return re.sub(r"[`|]", "'", shortened(clean(text), _MOST_TEXT))
+    return re.sub(r"[`|]", "'", shortened(clean(text), MOST_TEXT))
 
 
 FORMAT: Final = ReportFormat(

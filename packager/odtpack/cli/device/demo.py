@@ -56,10 +56,10 @@ def demo(
     from odtpack.cli import _fit
 
     started = time.monotonic()
-    digits = _digits()
-    _make_folder(out)
+    digits = read_digits()
+    make_folder(out)
     data = out / "digits.npz"
-    _write_data(digits, data)
+    write_data(digits, data)
     parts = _fit.split(len(digits["labels"]), _HELD_OUT, _SEED)
     known = parts.train[digits["labels"][parts.train] < FACTORY_CLASSES]
     _console.say("1. The factory trains a small CNN on the digits 0 to 6", style="bold")
@@ -107,7 +107,7 @@ def measure_accuracy(model: Path, data: Arrays) -> float:
     return float((scores.argmax(axis=1) == data["labels"]).mean())
 
 
-def _digits() -> Arrays:
+def read_digits() -> Arrays:
     """The images [1797, 1, 8, 8], float32 from 0 to 1, and their labels."""
     import numpy as np
 
@@ -127,7 +127,8 @@ def _digits() -> Arrays:
     }
 
 
-def _make_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
+    """Make the folder that a demo writes to."""
     from odtpack.errors import OdtpackError
 
     try:
@@ -138,7 +139,7 @@ def _make_folder(out: Path) -> None:
         ) from error
 
 
-def _write_data(digits: Arrays, path: Path) -> None:
+def write_data(digits: Arrays, path: Path) -> None:
     """Write the digits as a file that ``--data`` takes."""
     import numpy as np
 

@@ -1,0 +1,191 @@
+"""``odtpack fleet``: simulate the federated training of a package by a fleet of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import DATA, PACKAGE
+from odtpack.cli.device.simulate import OVER_BUDGET, STRICT
+
+if TYPE_CHECKING:
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.fleet.federation import FleetProgress
+    from odtpack_simulator.fleet.outcome.result import FleetResult
+
+CHECKPOINT = "federated.ckpt"
+STATE = "state.npz"
+
+
+def run(
+    package: Annotated[Path, PACKAGE],
+    data: Annotated[Path, DATA],
+    fleet_file: Annotated[
+        Path,
+        typer.Option(
+            "--fleet", metavar="fleet.toml", help="Who takes part, how rounds are run, budgets."
+        ),
+    ],
+    report: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FORMAT:PATH",
+            help="html, json, junit or markdown, a colon and a path, which for all but html may "
+            "be - for standard output; may be repeated.",
+        ),
+    ] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RESULT.json",
+            help="Result of odtpack simulate, whose times and memory are taken.  [default: they "
+            "are measured now]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the state after each round and the last checkpoint.  [default: "
+            "PKG-fleet, beside the package]",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the state in the folder.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Processes that train; 0 for one per core.")
+    ] = 0,
+    strict: Annotated[bool, STRICT] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Simulate a federation: clients really train, on a virtual clock of their devices.
+
+    Exit code 0 within the budgets of the fleet file, 1 over one, 2 for bad input. The state
+    is written after every round: a run that was stopped goes on with --resume, to the same
+    bits.
+    """
+    from odtpack.cli._files import check_not_input
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.fleet.availability import make_availability
+    from odtpack_simulator.fleet.costs import devices_of_result, measure_devices
+    from odtpack_simulator.fleet.federation import Federation
+    from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.fleet.outcome.judge import judge_fleet
+    from odtpack_simulator.replay.executor import default_jobs
+    from odtpack_simulator.reports import write_out
+    from odtpack_simulator.reports.fleet import check_destination, render_fleet_report
+    from odtpack_simulator.result.result import load_result
+
+    # Everything that can be wrong is looked at before anything long runs.
+    if resume and times is not None:
+        raise OdtpackError(
+            "fleet-times",
+            "--resume goes on with the times that the run began with",
+            hint="leave out --times",
+        )
+    settings = read_fleet(fleet_file)
+    make_availability(settings)
+    opened = Package.open(package)
+    opened.require_stock()
+    destinations = [check_destination(text) for text in report or []]
+    _check_reports(opened, destinations, [data, fleet_file, times], as_json=as_json)
+    folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
+    before = None if times is None else load_result(times)
+    federation = Federation(package, data, settings)
+    for name in (STATE, CHECKPOINT):
+        check_not_input(folder / name, "--out", [data, fleet_file, times])
+    _make_folder(folder, opened)
+    with _console.Progress("federation") as progress:
+        titles: dict[int, str] = {}
+
+        def tell(now: FleetProgress) -> None:
+            # Said once a day: a log has a line for each title.
+            day = int(now.day)
+            known = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
+            title = titles.setdefault(day, f"day {day + 1}{known}")
+            done = now.round_number - (now.trained < now.clients)
+            progress.update(done, now.rounds, title)
+
+        if not resume and settings.population.devices:
+            federation.devices = (
+                devices_of_result(opened, before, settings, federation.largest_batch)
+                if before is not None
+                else measure_devices(
+                    opened,
+                    federation.data,
+                    settings,
+                    federation.largest_batch,
+                    on_stage=lambda stage: progress.update(0, 0, stage),
+                )
+            )
+        measured, state = federation.simulate(
+            jobs=jobs or default_jobs(),
+            state_path=folder / STATE,
+            resume=resume,
+            progress=tell,
+        )
+    federation.save_checkpoint(state, folder / CHECKPOINT)
+    result = judge_fleet(measured, settings.budgets)
+    _print(result)
+    _console.say(f"wrote {folder / CHECKPOINT}")
+    for form, path in destinations:
+        write_out(render_fleet_report(result, form), path)
+        if str(path) != "-":
+            _console.say(f"wrote {path}")
+    if as_json:
+        _console.print_json(result.model_dump(mode="json"))
+    if result.over_budget or (strict and result.verdict == "not judged"):
+        raise typer.Exit(OVER_BUDGET)
+
+
+def _make_folder(folder: Path, package: Package) -> None:
+    from odtpack.cli._files import check_writable
+    from odtpack.cli.device.demo import make_folder
+
+    make_folder(folder)
+    check_writable(folder / STATE, "--out", outside=package)
+
+
+def _check_reports(
+    package: Package,
+    destinations: list[tuple[str, Path]],
+    inputs: list[Path | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Refuse reports that cannot be written, or would be written over something."""
+    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack.errors import OdtpackError
+
+    taken = {Path("-")} if as_json else set()
+    for form, path in destinations:
+        place = path if str(path) == "-" else path.resolve()
+        if place in taken:
+            raise OdtpackError("report-twice", f"two reports would be written to {str(path)!r}")
+        taken.add(place)
+        if str(path) != "-":
+            check_writable(path, f"--report {form}", outside=package)
+            check_not_input(path, "--report", inputs)
+
+
+def _print(result: FleetResult) -> None:
+    """What a person sees at the end."""
+    from odtpack_simulator.reports.fleet.view import check_rows, headline, key_figures
+
+    _console.say()
+    _console.say(headline(result), style="bold")
+    for name, value, remark in key_figures(result):
+        _console.say(f"  {name:<24} {value}" + (f"   {remark}" if remark else ""))
+    for row in check_rows(result):
+        _console.say(f"  {row.words:<11} {row.message}")
+        if row.advice:
+            _console.say(f"              change first: {row.advice}")
+    for unknown in result.unknown:
+        _console.say(f"  not counted {unknown}")

@@ -1,0 +1,232 @@
+"""The ClientApp: trains a package with the training runtime, and answers in Flower's messages."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from odtpack.flower.records import as_typed, only_arrays, to_arrays, to_record
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.fleet.local_training import Indices, LocalSettings, LocalTrainer
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+
+REFUSED: Final = 100
+"""Code of a Flower error for a client that cannot take part; its reason says why."""
+
+OPTIMIZER_STATE: Final = "odtpack.optimizer"
+"""Record of the context in which a client keeps its optimizer's state from round to round."""
+
+Data = Mapping[str, Array] | tuple[Mapping[str, Array], Indices]
+"""A client's arrays by name of input; or arrays that clients share, and which samples it has."""
+
+
+def client_app(
+    package: str | os.PathLike[str],
+    data: Callable[[Context], Data],
+    *,
+    batch_size: int = 32,
+    epochs: int = 1,
+    learning_rate: float = 0.01,
+    seed: int = 0,
+    keep_optimizer_state: bool = False,
+    mods: Sequence[Any] = (),
+) -> ClientApp:
+    """A ClientApp that trains a package.
+
+    The settings below are defaults: the strategy's ``train_config`` may hold ``batch-size``,
+    ``local-epochs``, ``lr``, ``seed`` and ``proximal-mu`` (as :class:`FedProx` does), and goes
+    before them. An answer holds the parameters by name, ``num-examples``, ``loss``, ``seconds``,
+    ``bytes`` and, where the system says it, ``peak-mb`` of the process. A client that cannot
+    take part answers with an error of code 100 and a reason.
+
+    Args:
+        package: Folder of the package.
+        data: Gives a client's data, as :func:`load_dataset
+            <odtpack_runtime.training.data.load_dataset>` loads and checks them. Called in every
+            round.
+        batch_size: Samples per batch.
+        epochs: Passes over the client's samples in a round.
+        learning_rate: Of every step.
+        seed: Seed of the order of samples, which depends on round and client as well.
+        keep_optimizer_state: Keep step count and moments in the client's context, and go on
+            from them in its next round; by default every round starts afresh.
+        mods: Flower's mods, such as ``fixedclipping_mod`` or ``LocalDpMod``, around training and
+            evaluation.
+
+    Raises:
+        OdtpackError: Flower is not installed, or the package is not one.
+    """
+    try:
+        from flwr.clientapp import ClientApp
+    except ImportError as error:
+        raise OdtpackError("flower-missing", "Flower is not installed.") from error
+    path = str(Package.open(package).path)
+    defaults = LocalSettings(batch_size, epochs, learning_rate, seed)
+    app = ClientApp(mods=list(mods))
+
+    @app.train()  # type: ignore[untyped-decorator, unused-ignore]
+    def train(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: _train(message, context))
+
+    @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
+    def evaluate(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: _evaluate(message, context))
+
+    def _train(message: Message, context: Context) -> Any:
+        from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+        trainer, (arrays, indices) = _trainer(path), _samples(data(context))
+        config = _config(message)
+        settings = _settings(defaults, config)
+        if not trainer.steps(len(indices), settings):
+            raise OdtpackError("too-few-samples", f"{len(indices)} samples make no batch.")
+        kept = context.state.array_records.get(OPTIMIZER_STATE) if keep_optimizer_state else None
+        update = trainer.train(
+            as_typed(only_arrays(message.content), trainer.sent),
+            arrays,
+            indices,
+            settings,
+            round_number=int(config.get("server-round", 0)),
+            client=client_number(context),
+            optimizer_state=None if kept is None else to_arrays(kept),
+        )
+        if keep_optimizer_state:
+            context.state[OPTIMIZER_STATE] = to_record(trainer.optimizer_state())
+        metrics: dict[str, int | float] = {
+            "num-examples": update.examples,
+            "loss": update.loss,
+            "seconds": update.seconds,
+            "bytes": sum(array.nbytes for array in update.arrays.values()),
+        }
+        peak = _peak_megabytes()
+        if peak is not None:
+            metrics["peak-mb"] = peak
+        return RecordDict(
+            {
+                "arrays": to_record(update.arrays),
+                "metrics": MetricRecord(metrics),
+                "client": ConfigRecord({"number": client_number(context)}),
+            }
+        )
+
+    def _evaluate(message: Message, context: Context) -> Any:
+        from flwr.app import MetricRecord, RecordDict
+
+        trainer, (arrays, indices) = _trainer(path), _samples(data(context))
+        settings = _settings(defaults, _config(message))
+        given = as_typed(only_arrays(message.content), trainer.sent)
+        found = trainer.evaluate(given, arrays, indices, settings.batch_size)
+        metrics = {"num-examples": len(indices), "loss": found.loss}
+        if found.accuracy is not None:
+            metrics["accuracy"] = found.accuracy
+        return RecordDict({"metrics": MetricRecord(metrics)})
+
+    return app
+
+
+def client_number(context: Context) -> int:
+    """Number of a client: its partition in a simulation, else its node."""
+    return int(context.node_config.get("partition-id", context.node_id))
+
+
+def fleet_data(
+    fleet: str | os.PathLike[str],
+    package: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+) -> Callable[[Context], Data]:
+    """The data of the clients of a fleet file, for a ClientApp in Flower's simulation.
+
+    Client number N has the samples that it has in ``odtpack fleet run`` with the same files.
+
+    Args:
+        fleet: The fleet file.
+        package: Folder of the package.
+        data: The ``.npz`` file that the clients' samples are drawn from.
+    """
+    files = str(fleet), str(package), str(data)
+
+    def draw(context: Context) -> Data:
+        population, arrays = _population(*files)
+        return arrays, population.client(client_number(context)).samples()
+
+    return draw
+
+
+@functools.cache
+def _population(fleet: str, package: str, data: str) -> tuple[Any, Mapping[str, Array]]:
+    from odtpack_simulator.fleet.dataset import load_fleet_data
+    from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.fleet.population import Population
+
+    settings = read_fleet(fleet)
+    loaded = load_fleet_data(Package.open(package), data, settings.seed)
+    return Population(settings, loaded), loaded.arrays
+
+
+@functools.cache
+def _trainer(path: str) -> LocalTrainer:
+    """One per process: clients that it plays one after the other share the sessions."""
+    return LocalTrainer(Package.open(path))
+
+
+def _samples(data: Data) -> tuple[Mapping[str, Array], Indices]:
+    if isinstance(data, tuple):
+        return data
+    return data, np.arange(len(next(iter(data.values()))))
+
+
+def _config(message: Message) -> Mapping[str, Any]:
+    records = list(message.content.config_records.values())
+    return records[0] if records else {}
+
+
+def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettings:
+    """What the server asks for, checked: it comes from outside."""
+    values: dict[str, Any] = {}
+    for key, name, least in (
+        ("batch-size", "batch_size", 1),
+        ("local-epochs", "epochs", 1),
+        ("lr", "learning_rate", 0),
+        ("seed", "seed", 0),
+        ("proximal-mu", "proximal", 0),
+    ):
+        default = getattr(defaults, name)
+        value = config.get(key, default)
+        good = isinstance(value, float | int) and not isinstance(value, bool)
+        if not good or not least <= value < 2**31 or (isinstance(default, int) and value % 1):
+            raise OdtpackError(
+                "fleet-config", f"The server's configuration has {key} = {value!r:.60}."
+            )
+        values[name] = type(default)(value)
+    return LocalSettings(**values)
+
+
+def _answer(message: Message, work: Callable[[], Any]) -> Message:
+    """The answer, or an error that says why there is none."""
+    from flwr.app import Error, Message
+
+    try:
+        return Message(work(), reply_to=message)
+    except OdtpackError as error:
+        reason = f"{error.code}: {error.what}"
+        return Message(Error(code=REFUSED, reason=reason), reply_to=message)
+
+
+def _peak_megabytes() -> float | None:
+    """Most memory that the process has held so far."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

@@ -1,0 +1,217 @@
+"""Helpers for a ServerApp: where it begins, whose answers count, how well it does."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from odtpack.flower.records import as_typed, only_arrays, to_arrays, to_record
+from odtpack_runtime.checkpoint.carry_over import carry_over
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.data import load_dataset
+from odtpack_simulator.fleet.local_training import LocalTrainer
+from odtpack_simulator.fleet.updates import MOST_TIMES_MEDIAN, refusals
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, Message, MetricRecord
+
+S = TypeVar("S")
+
+OnRefused = Callable[[int, int, str], None]
+"""Called with the round, the node and the reason."""
+
+
+def initial_arrays(
+    package: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None
+) -> ArrayRecord:
+    """The parameters that a federation begins with.
+
+    Args:
+        package: Folder of the package.
+        checkpoint: Checkpoint of it to begin from; by default the package's own.
+
+    Raises:
+        OdtpackError: The package or the checkpoint cannot be read, or do not fit each other.
+    """
+    opened = Package.open(package)
+    state = CheckpointState.load_checkpoint(checkpoint or opened.checkpoint)
+    return to_record({name: state.parameters[name].data for name in crossing(opened)})
+
+
+def crossing(package: Package) -> list[str]:
+    """Names of the parameters that cross between server and clients: all but the frozen ones."""
+    return [info.name for info in package.manifest.parameters if info.role != "frozen"]
+
+
+def guarded(
+    strategy: S,
+    *,
+    most_times_median: float = MOST_TIMES_MEDIAN,
+    on_refused: OnRefused | None = None,
+) -> S:
+    """Let a strategy aggregate only sound answers, in the order of the clients' numbers.
+
+    Answers that hold NaN, arrays of other names, shapes or types, an update many times as long
+    as the others', or no sound weight are left out and said so; the round goes on with the rest.
+    Flower gives answers in the order of their arrival, in which sums would differ from run to
+    run.
+
+    Args:
+        strategy: Any strategy of Flower with ``configure_train`` and ``aggregate_train``; it is
+            changed.
+        most_times_median: See :func:`~odtpack_simulator.fleet.updates.refusals`.
+        on_refused: Called for every answer that is left out; by default it is logged.
+
+    Returns:
+        The strategy.
+    """
+    target: Any = strategy
+    configure, aggregate = target.configure_train, target.aggregate_train
+    begun: dict[str, Array] = {}
+    say = on_refused or _log
+    weight = getattr(target, "weighted_by_key", "num-examples")
+
+    def configure_train(
+        server_round: int, arrays: ArrayRecord, *rest: Any, **named: Any
+    ) -> Iterable[Message]:
+        # In the types that the federation began with, in which clients answer.
+        begun.update(as_typed(to_arrays(arrays), begun))
+        messages: Iterable[Message] = configure(server_round, arrays, *rest, **named)
+        return messages
+
+    def aggregate_train(server_round: int, replies: Iterable[Message]) -> Any:
+        failed = []
+        answers: list[tuple[Message, dict[str, Array]]] = []
+        for message in replies:
+            if message.has_error():
+                failed.append(message)
+                continue
+            try:
+                answers.append((message, only_arrays(message.content)))
+            except OdtpackError as error:
+                say(server_round, message.metadata.src_node_id, error.what)
+        answers.sort(key=lambda answer: _order(answer[0]))
+        kept = []
+        reasons = refusals(begun, [arrays for _, arrays in answers], most_times_median)
+        for (message, _), unsound in zip(answers, reasons, strict=True):
+            reason = unsound or _bad_weight(message, weight)
+            if reason is None:
+                kept.append(message)
+            else:
+                say(server_round, message.metadata.src_node_id, reason)
+        return aggregate(server_round, [*kept, *failed])
+
+    target.configure_train, target.aggregate_train = configure_train, aggregate_train
+    return strategy
+
+
+def server_evaluation(
+    package: str | os.PathLike[str], data: str | os.PathLike[str], *, batch_size: int = 256
+) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """Evaluation on the server by the package's evaluation model, for ``evaluate_fn``.
+
+    Args:
+        package: Folder of the package.
+        data: ``.npz`` file of samples to evaluate on.
+        batch_size: Samples per batch.
+
+    Raises:
+        OdtpackError: The package or the data cannot be read, or do not fit each other.
+    """
+    from flwr.app import MetricRecord
+
+    opened = Package.open(package)
+    manifest = opened.manifest
+    arrays = load_dataset(
+        data,
+        manifest.input_specs(),
+        class_count=manifest.class_count,
+        ignored_label=manifest.ignored_label,
+    )
+    everything = np.arange(len(next(iter(arrays.values()))))
+    trainer = LocalTrainer(opened)
+
+    def evaluate(_server_round: int, record: ArrayRecord) -> MetricRecord:
+        found = trainer.evaluate(
+            as_typed(to_arrays(record), trainer.sent), arrays, everything, batch_size
+        )
+        metrics = {"loss": found.loss}
+        if found.accuracy is not None:
+            metrics["accuracy"] = found.accuracy
+        return MetricRecord(metrics)
+
+    return evaluate
+
+
+def save_checkpoint(
+    package: str | os.PathLike[str],
+    arrays: ArrayRecord,
+    destination: str | os.PathLike[str],
+) -> None:
+    """Write a checkpoint of the package with the parameters that the federation came to.
+
+    Raises:
+        OdtpackError: The parameters are not those of the package, or the file cannot be written.
+    """
+    CheckpointState.save_checkpoint(_state(Package.open(package), arrays), destination)
+
+
+def carry_to(
+    package: str | os.PathLike[str],
+    arrays: ArrayRecord,
+    newer: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+) -> None:
+    """Write a checkpoint of a newer package with what the federation of an older one learned.
+
+    Raises:
+        OdtpackError: As :func:`~odtpack_runtime.checkpoint.carry_over.carry_over`.
+    """
+    opened = Package.open(package)
+    fresh = CheckpointState.load_checkpoint(Package.open(newer).checkpoint)
+    state = carry_over(_state(opened, arrays), fresh, crossing(opened), optimizer_state=False)
+    CheckpointState.save_checkpoint(state, destination)
+
+
+def _state(package: Package, arrays: ArrayRecord) -> CheckpointState:
+    found = to_arrays(arrays)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    names = crossing(package)
+    odd = set(names) ^ found.keys()
+    if odd:
+        raise OdtpackError(
+            "fleet-arrays", f"The parameters do not fit the package: '{min(odd)[:100]}' differs."
+        )
+    for name in names:
+        parameter = state.parameters[name]
+        parameter.data = as_typed({name: found[name]}, {name: parameter.data})[name]
+    return state
+
+
+def _bad_weight(message: Message, key: str) -> str | None:
+    """Why an answer cannot be weighted; None if it can."""
+    found = [record.get(key) for record in message.content.metric_records.values()]
+    good = len(found) == 1 and isinstance(found[0], int | float)
+    if good and 0 < found[0] < math.inf:
+        return None
+    return f"it gives no number above nothing as {key}"
+
+
+def _order(message: Message) -> tuple[int, int]:
+    number = message.content.config_records.get("client", {}).get("number")
+    return number if isinstance(number, int) else 0, message.metadata.src_node_id
+
+
+def _log(server_round: int, node: int, reason: str) -> None:
+    from logging import WARNING
+
+    from flwr.common.logger import log
+
+    log(WARNING, "round %s: the answer of node %s is refused: %s", server_round, node, reason)

@@ -1,0 +1,306 @@
+"""Simulate a federation: rounds on the virtual clock, in which the clients really train."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.fleet.availability import NS, make_availability
+from odtpack_simulator.fleet.dataset import FleetData, load_fleet_data
+from odtpack_simulator.fleet.devices import IDEAL, FleetDevice
+from odtpack_simulator.fleet.fleet_file import FleetFile
+from odtpack_simulator.fleet.local_training import (
+    LocalSettings,
+    LocalTrainer,
+    LocalUpdate,
+    ModelEvaluation,
+)
+from odtpack_simulator.fleet.outcome.result import FleetResult, RoundRecord
+from odtpack_simulator.fleet.outcome.summary import summarize
+from odtpack_simulator.fleet.population import Population
+from odtpack_simulator.fleet.round_clock import (
+    ENDS,
+    End,
+    PlayedRound,
+    RoundClock,
+    count_ends,
+)
+from odtpack_simulator.fleet.server_optimizer import ServerOptimizer
+from odtpack_simulator.fleet.state import FleetState, StateRecord, visit_rows
+from odtpack_simulator.fleet.updates import refusals, weighted_mean
+from odtpack_simulator.fleet.workers import ClientPool
+
+_EVALUATION_BATCH: Final = 256
+_MOST_REFUSALS: Final = 20
+"""Reasons of refusal that a round's record keeps; the ends count all."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProgress:
+    """How far a federation is: the round, and of its clients how many have trained."""
+
+    round_number: int
+    rounds: int
+    day: float
+    trained: int
+    clients: int
+    accuracy: float | None
+
+
+OnFleetProgress = Callable[[FleetProgress], None]
+
+
+class Federation:
+    """A federation of a package's clients.
+
+    Args:
+        package: Folder of the package.
+        data: ``.npz`` file that the clients' samples are drawn from; a fifth is held out.
+        fleet: Who takes part, and how.
+        devices: The models of device, in the order of the fleet file; ideal ones without any.
+
+    Raises:
+        OdtpackError: The package, the data or the fleet file are wrong, or do not fit each other.
+    """
+
+    def __init__(
+        self,
+        package: str | os.PathLike[str],
+        data: str | os.PathLike[str],
+        fleet: FleetFile,
+        devices: Sequence[FleetDevice] = (),
+    ) -> None:
+        self.package = Package.open(package)
+        self.package.require_stock()
+        self.given = os.fspath(package)
+        self.fleet = fleet
+        self.data: FleetData = load_fleet_data(self.package, data, fleet.seed)
+        self.population = Population(fleet, self.data)
+        self.trainer = LocalTrainer(self.package)
+        training = fleet.training
+        self.settings = LocalSettings(
+            self.trainer.fixed_batch or training.batch_size,
+            training.epochs,
+            training.learning_rate,
+            fleet.seed,
+            training.proximal,
+        )
+        self.initial = self.trainer.initial()
+        self.server = ServerOptimizer.of(fleet.federation)
+        self.devices = list(devices) or [IDEAL] * max(1, len(fleet.population.devices))
+        self.payload = sum(array.nbytes for array in self.initial.values())
+
+    @property
+    def largest_batch(self) -> int:
+        """Samples of the largest batch of any client."""
+        most = self.fleet.population.data.samples[1]
+        return self.trainer.fixed_batch or max(1, min(self.settings.batch_size, most))
+
+    @property
+    def run(self) -> str:
+        """Digest of everything that the result follows from, but the costs on devices."""
+        parts = [self.package.manifest_sha256, self.fleet.digest, self.data.digest]
+        trace = self.fleet.population.availability.trace
+        if trace is not None:
+            parts.append(file_sha256(Path(trace)))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+    def simulate(
+        self,
+        *,
+        jobs: int = 1,
+        state_path: Path | None = None,
+        resume: bool = False,
+        progress: OnFleetProgress | None = None,
+    ) -> tuple[FleetResult, FleetState]:
+        """Run all rounds.
+
+        The result is a function of the package, the data, the fleet file and the devices,
+        whatever the number of processes and however often it was stopped and resumed.
+
+        Args:
+            jobs: Processes that train clients.
+            state_path: Where to write the state after every round.
+            resume: Go on from the state there; the devices are those that it began with.
+            progress: Called as clients finish and rounds end.
+
+        Returns:
+            The result, not judged, and the state after the last round.
+
+        Raises:
+            OdtpackError: ``fleet-state``; ``worker-lost``; or a file cannot be written.
+        """
+        if resume and state_path is not None:
+            state = FleetState.load(
+                state_path, self.run, self.initial, self.server.begin(self.initial)
+            )
+            if len(state.record.devices) != len(self.devices):
+                raise OdtpackError(
+                    "fleet-state",
+                    "The federation cannot go on from its state: it has other devices.",
+                    where=str(state_path),
+                )
+            self.devices = list(state.record.devices)
+        else:
+            state = self._begin()
+        clock = RoundClock(
+            self.population,
+            self.devices,
+            make_availability(self.fleet),
+            lambda examples: self.trainer.steps(examples, self.settings),
+            self.payload,
+        )
+        federation = self.fleet.federation
+        with ClientPool(
+            self.trainer, self.package, self.data.arrays, self.settings, jobs
+        ) as pool:  # fmt: skip
+            while len(state.record.rounds) < federation.rounds:
+                number = len(state.record.rounds) + 1
+                played = clock.play(number, state.record.now)
+                if played is None:
+                    break
+                self._round(number, played, pool, state, progress)
+                if state_path is not None:
+                    state.save(state_path)
+        self._evaluate_last(state)
+        if state_path is not None:
+            state.save(state_path)
+        return summarize(self, state), state
+
+    def save_checkpoint(self, state: FleetState, path: Path) -> None:
+        """Write a checkpoint of the package with the parameters that the rounds came to.
+
+        Raises:
+            OdtpackError: The file cannot be written.
+        """
+        fresh = CheckpointState.load_checkpoint(self.package.checkpoint)
+        for name, array in state.arrays.items():
+            fresh.parameters[name].data = array
+        CheckpointState.save_checkpoint(fresh, path)
+
+    def _begin(self) -> FleetState:
+        before = self._evaluate(self.initial)
+        record = StateRecord(
+            run=self.run,
+            now=0,
+            loss_before=before.loss,
+            accuracy_before=before.accuracy,
+            devices=self.devices,
+            rounds=[],
+            class_right=list(before.right),
+            class_total=list(before.total),
+        )
+        arrays = {name: array.copy() for name, array in self.initial.items()}
+        return FleetState(record, arrays, self.server.begin(arrays))
+
+    def _round(
+        self,
+        number: int,
+        played: PlayedRound,
+        pool: ClientPool,
+        state: FleetState,
+        progress: OnFleetProgress | None,
+    ) -> None:
+        federation = self.fleet.federation
+        accuracy = next(
+            (r.accuracy for r in reversed(state.record.rounds) if r.accuracy is not None),
+            state.record.accuracy_before,
+        )
+        day = played.start / NS / 86_400
+
+        def tell(trained: int, of: int) -> None:
+            if progress is not None:
+                progress(FleetProgress(number, federation.rounds, day, trained, of, accuracy))
+
+        answers = played.averaged
+        tell(0, len(answers))
+        updates = pool.train(
+            state.arrays,
+            number,
+            [(visit.client, self.population.client(visit.client).samples()) for visit in answers],
+            tell,
+        )
+        reasons = refusals(
+            state.arrays, [update.arrays for update in updates], federation.most_times_median
+        )
+        kept = [update for update, reason in zip(updates, reasons, strict=True) if reason is None]
+        refused = {
+            visit.client: f"client {visit.client}: {reason}"
+            for visit, reason in zip(answers, reasons, strict=True)
+            if reason is not None
+        }
+        if kept:
+            mean = weighted_mean(
+                [update.arrays for update in kept], [update.examples for update in kept]
+            )
+            state.arrays, state.server = self.server.step(state.arrays, mean, state.server, number)
+        rows = visit_rows(played.visits)
+        for index, visit in enumerate(played.visits):
+            if visit.client in refused:
+                rows["end"][index] = ENDS.index("refused")
+        state.visits.append(rows)
+        evaluated = None
+        last = number == federation.rounds
+        if last or number % federation.evaluate_every == 0:
+            evaluated = self._evaluate(state.arrays)
+        every = 0 if federation.every is None else int(federation.every * NS)
+        ends: dict[End, int] = count_ends(played.visits)
+        ends["averaged"] -= len(refused)
+        ends["refused"] += len(refused)
+        record = RoundRecord(
+            number=number,
+            start_s=played.start / NS,
+            duration_s=played.duration / NS,
+            looked_at=played.looked_at,
+            absent=played.absent,
+            ends={end: count for end, count in ends.items() if count},
+            training_loss=_mean_loss(kept),
+            loss=None if evaluated is None else evaluated.loss,
+            accuracy=None if evaluated is None else evaluated.accuracy,
+            refused=list(refused.values())[:_MOST_REFUSALS],
+        )
+        changes: dict[str, object] = {
+            "now": played.start + max(every, played.duration),
+            "rounds": [*state.record.rounds, record],
+        }
+        if evaluated is not None:
+            changes |= {
+                "class_right": list(evaluated.right),
+                "class_total": list(evaluated.total),
+            }
+        state.record = state.record.model_copy(update=changes)
+
+    def _evaluate_last(self, state: FleetState) -> None:
+        """Evaluate after the last round that there was, where it was not its turn."""
+        rounds = state.record.rounds
+        if not rounds or rounds[-1].loss is not None:
+            return
+        found = self._evaluate(state.arrays)
+        last = rounds[-1].model_copy(update={"loss": found.loss, "accuracy": found.accuracy})
+        state.record = state.record.model_copy(
+            update={
+                "rounds": [*rounds[:-1], last],
+                "class_right": list(found.right),
+                "class_total": list(found.total),
+            }
+        )
+
+    def _evaluate(self, arrays: dict[str, np.ndarray]) -> ModelEvaluation:
+        return self.trainer.evaluate(
+            arrays, self.data.arrays, self.data.held_out, _EVALUATION_BATCH
+        )  # fmt: skip
+
+
+def _mean_loss(updates: Sequence[LocalUpdate]) -> float | None:
+    total = sum(update.examples for update in updates)
+    return sum(u.loss * u.examples for u in updates) / total if total else None

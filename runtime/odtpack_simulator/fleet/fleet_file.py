@@ -1,0 +1,327 @@
+"""``fleet.toml``: who takes part in a federation, how it is run, and what it may cost.
+
+The declarations below are what the file is checked by, and ``docs/fleet.md`` is made from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.device.profile import AppState
+from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.schema_errors import first_problem
+from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.units import parse_quantity
+
+MAX_FLEET_BYTES: Final = 256 * 1024
+MOST_CLIENTS: Final = 10**9
+HOURS: Final = 24
+
+Condition = Literal["idle", "charging", "unmetered"]
+
+
+class Quantity:
+    """Validator: a number with a unit of a dimension, in its base unit."""
+
+    def __init__(self, dimension: str, example: str, *, positive: bool = True) -> None:
+        self.dimension, self.example, self.positive = dimension, example, positive
+
+    def __call__(self, value: object) -> float:
+        """The number in the base unit.
+
+        Raises:
+            ValueError: It is not a number with a unit of the dimension.
+        """
+        if not isinstance(value, str):
+            msg = f'needs a number with a unit in quotes, such as "{self.example}", found {value!r}'
+            raise ValueError(msg[:200])
+        number = parse_quantity(value, self.dimension)
+        if self.positive and not number > 0:
+            msg = f"must be more than nothing, found {value!r}"
+            raise ValueError(msg[:200])
+        return number
+
+
+def _pair(value: object) -> object:
+    """One value stands for both ends."""
+    return value if isinstance(value, list | tuple) else (value, value)
+
+
+def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
+    if not pair[0] <= pair[1]:
+        msg = f"the first of two values must not be above the second, found {list(pair)}"
+        raise ValueError(msg)
+    return pair
+
+
+Seconds = Annotated[float, BeforeValidator(Quantity("duration", "10 min")), Field(le=1e9)]
+ByteCount = Annotated[float, BeforeValidator(Quantity("bytes", "20 MB"))]
+Rate = Annotated[float, BeforeValidator(Quantity("bandwidth", "2 MB/s"))]
+Watts = Annotated[float, BeforeValidator(Quantity("power", "800 mW"))]
+Joules = Annotated[float, BeforeValidator(Quantity("energy", "50 J"))]
+Percent = Annotated[float, BeforeValidator(Quantity("ratio", "80 %", positive=False)), Field(le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Hours = Annotated[tuple[Share, ...], Field(min_length=HOURS, max_length=HOURS)]
+Samples = Annotated[int, Field(ge=0, le=10**7)]
+
+
+class _Table(Part):
+    """A table of the file: no unknown keys, no guesses."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, populate_by_name=True)
+
+
+class DeviceShare(_Table):
+    """One model of device and how much of the population has it."""
+
+    profile: str = Field(min_length=1, max_length=500)
+    """Name of a device profile, or the path of one that ends in `.toml`."""
+    share: float = Field(default=1.0, gt=0, le=1e9)
+    """Weight of this model: the shares of all models need not sum to one."""
+
+
+class DataTable(_Table):
+    """What a client has to learn from. Drawn with replacement from the samples to train on."""
+
+    samples: Annotated[
+        tuple[Samples, Samples],
+        BeforeValidator(_pair),
+    ] = (32, 32)
+    """Samples of a client: a number, or `[least, most]`, between which they are spread evenly."""
+    dirichlet: float | None = Field(default=None, gt=0, le=1e6)
+    """Label skew: each client's shares of the classes are drawn from a Dirichlet distribution with
+    this concentration (0.1 is strong, 100 next to none). Without it every client draws from all
+    samples alike. Needs a package that classifies."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> DataTable:
+        _ordered(self.samples)
+        return self
+
+
+class AvailabilityTable(_Table):
+    """When a device may train. Without this table it always may."""
+
+    idle: Hours | None = None
+    """For each hour of the day the share of devices that nobody uses. Absent: always all."""
+    charging: Hours | None = None
+    """Likewise the share that charges."""
+    unmetered: Hours | None = None
+    """Likewise the share in a network that costs nothing by the byte."""
+    trace: str | None = Field(default=None, min_length=1, max_length=500)
+    """In place of the three: a file of recorded states in the format of FLASH's
+    `state_traces.json`. Each client is one of its devices."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> AvailabilityTable:
+        if self.trace is not None and (self.idle or self.charging or self.unmetered):
+            msg = "a trace takes the place of idle, charging and unmetered: leave out one of them"
+            raise ValueError(msg)
+        return self
+
+
+class PopulationTable(_Table):
+    """Who there is."""
+
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
+    """Number of clients. Each is derived from the seed and its number, and never stored."""
+    devices: tuple[DeviceShare, ...] = Field(default=(), max_length=200, alias="device")
+    """`[[population.device]]`: the models of device. Without any, devices are ideal: they take no
+    time and no energy, and have memory for everything."""
+    state: AppState = "background"
+    """Where the app trains: `background`, in the windows that the system grants, or
+    `foreground`."""
+    times: Literal["fast", "typical", "slow"] = "typical"
+    """Which end of the intervals of carried times and energy to play."""
+    requires: tuple[Condition, ...] = ("idle", "charging", "unmetered")
+    """What must hold while a device takes part."""
+    lost: Share = 0.0
+    """Share of those that start and are never heard of again, for no other reason."""
+    data: DataTable = Field(default_factory=DataTable)
+    """`[population.data]`: what each client has."""
+    availability: AvailabilityTable = Field(default_factory=AvailabilityTable)
+    """`[population.availability]`: when each client may train."""
+
+
+class TrainingTable(_Table):
+    """What a client does in a round."""
+
+    batch_size: int = Field(default=32, ge=1, le=2**20)
+    """Samples per batch."""
+    epochs: int = Field(default=1, ge=1, le=10_000)
+    """Passes over its samples."""
+    learning_rate: float = Field(default=0.01, ge=0, le=1e6)
+    """Learning rate of every step. The optimizer starts afresh in every round."""
+    proximal: float = Field(default=0.0, ge=0, le=1e6)
+    """Weight of FedProx's term, which holds clients near to what the round began with."""
+
+
+class FederationTable(_Table):
+    """How rounds are run."""
+
+    clients: int = Field(ge=1, le=1_000_000)
+    """Answers that a round waits for and averages."""
+    over_selection: float = Field(default=1.0, ge=1, le=100)
+    """Clients that are chosen for each of these answers: with 1.3, 130 for 100."""
+    minimum: int = Field(default=1, ge=1)
+    """A round with fewer answers at its deadline is given up, and changes nothing."""
+    deadline: Seconds = 600.0
+    """How long a round waits for answers."""
+    every: Seconds | None = None
+    """Time from the start of one round to that of the next, where the round is not longer.
+    Without it rounds follow each other at once."""
+    retry: Seconds = 600.0
+    """How long the server waits where too few clients are available, before it looks again."""
+    rounds: int = Field(default=100, ge=1, le=1_000_000)
+    """Most rounds."""
+    days: float = Field(default=30.0, gt=0, le=3650)
+    """No round starts later than this many simulated days after the first midnight."""
+    evaluate_every: int = Field(default=1, ge=1)
+    """Rounds between two evaluations on the held-out samples; the last one is always evaluated."""
+    strategy: Literal["fedavg", "fedavgm", "fedadam"] = "fedavg"
+    """What the server makes of the mean of the answers: takes it, or treats the way to it as a
+    gradient, for SGD with momentum or for Adam."""
+    server_learning_rate: float | None = Field(default=None, gt=0, le=1e3)
+    """Of `fedavgm` (1 if absent) and `fedadam` (0.1 if absent)."""
+    server_momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Of `fedavgm` (0.9 if absent)."""
+    most_times_median: float = Field(default=10.0, gt=1)
+    """An update so many times as long as the median of its round is refused, as are NaN."""
+
+    @model_validator(mode="after")
+    def _enough(self) -> FederationTable:
+        if self.minimum > self.clients:
+            msg = f"minimum is {self.minimum}, more than the {self.clients} clients of a round"
+            raise ValueError(msg)
+        if self.strategy == "fedavg" and self.server_learning_rate is not None:
+            msg = "fedavg takes no server_learning_rate: it is one of fedavgm and fedadam"
+            raise ValueError(msg)
+        if self.strategy != "fedavgm" and self.server_momentum is not None:
+            msg = f"{self.strategy} takes no server_momentum: it is one of fedavgm"
+            raise ValueError(msg)
+        return self
+
+
+class TrafficTable(_Table):
+    """How parameters travel."""
+
+    down: Annotated[tuple[Rate, Rate], BeforeValidator(_pair)] = (2e6, 2e6)
+    """Rate to a client: one, or `[least, most]`, between which clients are spread evenly on a
+    logarithmic scale."""
+    up: Annotated[tuple[Rate, Rate], BeforeValidator(_pair)] = (1e6, 1e6)
+    """Rate from a client, likewise."""
+    compression: float = Field(default=1.0, gt=0, le=1)
+    """Bytes that are sent for each byte of parameters."""
+    radio_power: Watts | None = None
+    """What a device takes while it sends or receives. Without it that energy is not counted."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> TrafficTable:
+        _ordered(self.down)
+        _ordered(self.up)
+        return self
+
+
+class FleetBudgets(_Table):
+    """What the federation must reach, and may cost. An absent key sets no limit."""
+
+    accuracy: Share | None = None
+    """Least accuracy on the held-out samples at the end."""
+    worst_tenth: Share | None = None
+    """Least mean accuracy of the tenth of the clients for whom the model does worst."""
+    rounds: int | None = Field(default=None, ge=1)
+    """Most rounds until `accuracy` is reached."""
+    days: float | None = Field(default=None, gt=0)
+    """Most simulated days until `accuracy` is reached."""
+    participation: Percent | None = None
+    """Least share of the population that took part: had an answer averaged at least once."""
+    traffic_per_device: ByteCount | None = None
+    """Most bytes, up and down, of any device that took part."""
+    energy_per_device: Joules | None = None
+    """Most energy of any device that took part."""
+
+    @model_validator(mode="after")
+    def _until_what(self) -> FleetBudgets:
+        if self.accuracy is None and (self.rounds is not None or self.days is not None):
+            msg = "rounds and days count until an accuracy is reached: set accuracy as well"
+            raise ValueError(msg)
+        return self
+
+
+class FleetFile(_Table):
+    """A federation that does not exist yet."""
+
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    """Seed of everything that is drawn."""
+    population: PopulationTable
+    """Who there is."""
+    training: TrainingTable = Field(default_factory=TrainingTable)
+    """What a client does in a round."""
+    federation: FederationTable
+    """How rounds are run."""
+    traffic: TrafficTable = Field(default_factory=TrafficTable)
+    """How parameters travel."""
+    budgets: FleetBudgets = Field(default_factory=FleetBudgets)
+    """What must be reached, and what it may cost."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the file says but its budgets, whatever its layout and comments."""
+        content = self.model_dump(mode="json", exclude={"budgets"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def parse_fleet(data: bytes, source: str = "fleet.toml") -> FleetFile:
+    """Read a fleet from the bytes of a TOML file.
+
+    Raises:
+        OdtpackError: Not TOML, an unknown key, or a value out of its range; with the line.
+    """
+    content = parse_toml(data, code="fleet", what="fleet file", where=source)
+    return make_fleet(content, source, key_lines(data.decode("utf-8")))
+
+
+def make_fleet(
+    content: dict[str, Any],
+    source: str = "fleet.toml",
+    lines: dict[tuple[str, ...], int] | None = None,
+) -> FleetFile:
+    """Read a fleet from the tables of a TOML file.
+
+    Raises:
+        OdtpackError: ``fleet-invalid``.
+    """
+    try:
+        return FleetFile.model_validate(content)
+    except ValidationError as error:
+        key, problem = first_problem(error, FleetFile)
+        problems = sorted(
+            error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
+        )
+        path = tuple(str(part) for part in problems[0]["loc"])
+        known = lines or {}
+        found = (known.get(path[:depth]) for depth in range(len(path), 0, -1))
+        line = next((number for number in found if number), None)
+        raise OdtpackError(
+            "fleet-invalid",
+            f"the fleet file is wrong at {key}: {problem}",
+            where=f"{source}:{line}" if line else source,
+        ) from error
+
+
+def read_fleet(path: str | os.PathLike[str]) -> FleetFile:
+    """Read a fleet file.
+
+    Raises:
+        OdtpackError: Absent, larger than 256 KiB, or as :func:`parse_fleet`.
+    """
+    file = Path(path)
+    data = read_bounded(file, limit=MAX_FLEET_BYTES, code="fleet", what="fleet file")
+    return parse_fleet(data, str(file))

@@ -1,0 +1,323 @@
+"""What a client does in a round: train the package on its own data, from the server's parameters.
+
+One trainer serves any number of clients, one after the other: they share its sessions. What a
+client computes is a function of the parameters it is sent, its samples, the settings, the round
+and its number, whoever trained before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.training.loop import loss_of, train_step
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_simulator.replay.accuracy import accuracy_inputs
+
+Indices = npt.NDArray[np.int64]
+Arrays = dict[str, Array]
+"""Parameters by name."""
+
+_ORDER, _DROPOUT = 2, 4
+"""Which streams of random numbers of a seed give the order of samples, and what Dropout draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """How every client trains.
+
+    Attributes:
+        batch_size: Samples per batch.
+        epochs: Passes over the client's samples.
+        learning_rate: Of every step.
+        seed: Seed of the order of the samples.
+        proximal: Weight of FedProx's term, half the squared distance from the parameters that
+            the round began with; 0 for none.
+    """
+
+    batch_size: int
+    epochs: int
+    learning_rate: float
+    seed: int = 0
+    proximal: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUpdate:
+    """A client's answer.
+
+    Attributes:
+        arrays: The parameters after its training, copies.
+        examples: Samples that it trained on, the weight of its answer.
+        steps: Optimizer steps.
+        loss: Mean of the batches' losses.
+        seconds: Time of the training on this machine.
+    """
+
+    arrays: Arrays
+    examples: int
+    steps: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEvaluation:
+    """How well a model does on samples.
+
+    Attributes:
+        loss: Mean loss per sample.
+        right: Per class, samples whose class the highest score names; empty without classes.
+        total: Samples per class.
+    """
+
+    loss: float
+    right: tuple[int, ...] = ()
+    total: tuple[int, ...] = ()
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the labels that the highest score names; None where there are none."""
+        return sum(self.right) / sum(self.total) if sum(self.total) else None
+
+    def class_accuracy(self) -> npt.NDArray[np.float64]:
+        """The same for each class; NaN for a class without samples."""
+        total = np.array(self.total, np.float64)
+        accuracy = np.full(len(total), np.nan)
+        np.divide(self.right, total, out=accuracy, where=total > 0)
+        return accuracy
+
+
+class LocalTrainer:
+    """Trains a package for clients, and evaluates it for the server.
+
+    Args:
+        package: The package.
+        threads: Intra-operator threads; one makes the same bits on every machine's load.
+
+    Attributes:
+        sent: The parameters that cross between server and clients, live, by name.
+
+    Raises:
+        OdtpackError: A file of the package does not load.
+    """
+
+    def __init__(self, package: Package, *, threads: int = 1) -> None:
+        manifest = package.manifest
+        state = CheckpointState.load_checkpoint(package.checkpoint)
+        options = default_session_options(package.training_model, threads)
+        self.module = Module(
+            package.training_model, state, package.eval_model, session_options=options
+        )
+        self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.class_count = manifest.class_count
+        self._names = self.module.input_names()
+        self._scores, self._labels = accuracy_inputs(manifest)
+        self._ignored = manifest.ignored_label
+        fixed = {spec.shape[0] for spec in manifest.input_specs() if spec.shape}
+        self.fixed_batch = next((size for size in fixed if isinstance(size, int)), None)
+        # What frozen parameters hold is the same everywhere and never sent.
+        self.sent = {
+            info.name: state.parameters[info.name].data
+            for info in manifest.parameters
+            if info.role != "frozen"
+        }
+        trainable = set(state.arrays(trainable=True))
+        self._proximal = [(name, state.parameters[name]) for name in self.sent if name in trainable]
+
+    def initial(self) -> Arrays:
+        """Copies of the parameters that cross between server and clients, by name.
+
+        They are the trainable ones (adapters where only these are trained) and those that
+        training updates without a gradient, as batch normalization does its statistics.
+        """
+        return {name: array.copy() for name, array in self.sent.items()}
+
+    def set_parameters(self, arrays: Mapping[str, Array]) -> None:
+        """Set the parameters that cross.
+
+        Raises:
+            OdtpackError: ``fleet-arrays``: one is missing, unknown, or of another shape or type.
+        """
+        problem = mismatch(self.sent, arrays)
+        if problem is not None:
+            raise OdtpackError("fleet-arrays", f"The parameters do not fit the package: {problem}.")
+        for name, array in self.sent.items():
+            np.copyto(array, arrays[name])
+
+    def steps(self, samples: int, settings: LocalSettings) -> int:
+        """Optimizer steps that a client with so many samples makes in a round."""
+        whole, rest = divmod(samples, settings.batch_size)
+        batches = whole + (1 if rest and self.fixed_batch is None else 0)
+        return settings.epochs * math.ceil(batches / self.module.accumulation_steps)
+
+    def train(
+        self,
+        arrays: Mapping[str, Array],
+        data: Mapping[str, Array],
+        indices: Indices,
+        settings: LocalSettings,
+        *,
+        round_number: int,
+        client: int,
+        optimizer_state: Mapping[str, Array] | None = None,
+    ) -> LocalUpdate:
+        """Train for one client.
+
+        Args:
+            arrays: What the server sent.
+            data: Arrays by name of input; the first axis counts samples.
+            indices: The client's samples.
+            settings: How to train.
+            round_number: Number of the round.
+            client: Number of the client.
+            optimizer_state: What :meth:`optimizer_state` gave after the client's last round; by
+                default the optimizer starts afresh.
+
+        Raises:
+            OdtpackError: The parameters, the data or the optimizer's state do not fit.
+        """
+        start = time.perf_counter()
+        self.set_parameters(arrays)
+        self._reset_optimizer(settings.learning_rate, optimizer_state)
+        self.module.train()
+        self.module.lazy_reset_grad()
+        random = np.random.default_rng([settings.seed, _ORDER, round_number, client])
+        losses: list[float] = []
+        steps = 0
+        for _ in range(settings.epochs):
+            batches = self._batches(random.permutation(indices), settings.batch_size)
+            while of_step := list(itertools.islice(batches, self.module.accumulation_steps)):
+                # Dropout draws from the generator of the process.
+                position = (settings.seed, _DROPOUT, round_number, client, steps)
+                onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
+                if settings.proximal:
+                    self._proximal_step(arrays, data, of_step, settings.proximal, losses)
+                else:
+                    fed = ([data[name][batch] for name in self._names] for batch in of_step)
+                    train_step(self.module, self.optimizer, fed, on_loss=losses.append)
+                steps += 1
+        loss = sum(losses) / len(losses) if losses else math.nan
+        return LocalUpdate(
+            self.initial(), len(indices), steps, loss, time.perf_counter() - start
+        )  # fmt: skip
+
+    def optimizer_state(self) -> Arrays:
+        """Copies of the step count and the moments, by name."""
+        state = self.module.state.optimizer
+        if state is None:
+            raise AssertionError("an optimizer gives its state")
+        moments = {
+            f"{name}.{index}": moment.copy()
+            for name, own in state.moments.items()
+            for index, moment in enumerate(own)
+        }
+        return {"step": np.array(state.step, np.int64), **moments}
+
+    def evaluate(
+        self,
+        arrays: Mapping[str, Array],
+        data: Mapping[str, Array],
+        indices: Indices,
+        batch_size: int,
+    ) -> ModelEvaluation:
+        """Evaluate parameters with the package's evaluation model.
+
+        Args:
+            arrays: The parameters.
+            data: Arrays by name of input.
+            indices: Samples to evaluate on.
+            batch_size: Samples per batch.
+        """
+        self.set_parameters(arrays)
+        self.module.eval()
+        classes = self.class_count if self._scores is not None else None
+        right, total = np.zeros(classes or 0, np.int64), np.zeros(classes or 0, np.int64)
+        weighted = samples = 0.0
+        for batch in self._batches(indices, self.fixed_batch or batch_size):
+            fed = [data[name][batch] for name in self._names]
+            results = self.module(*fed)
+            weighted += loss_of(results) * len(batch)
+            samples += len(batch)
+            if classes is not None and self._scores is not None and self._labels is not None:
+                labels = fed[self._labels]
+                counted = labels != self._ignored
+                hits = (results[self._scores].argmax(axis=1) == labels) & counted
+                right += np.bincount(labels[hits], minlength=classes)
+                total += np.bincount(labels[counted], minlength=classes)
+        self.module.train()
+        return ModelEvaluation(
+            weighted / samples if samples else math.nan,
+            tuple(right.tolist()),
+            tuple(total.tolist()),
+        )
+
+    def _batches(self, order: Indices, size: int) -> Iterator[Indices]:
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            if len(batch) == size or self.fixed_batch is None:
+                yield batch
+
+    def _proximal_step(
+        self,
+        origin: Mapping[str, Array],
+        data: Mapping[str, Array],
+        batches: list[Indices],
+        weight: float,
+        losses: list[float],
+    ) -> None:
+        """FedProx: the gradient of ``weight / 2 * |w - origin|²`` is added before the step."""
+        losses += [
+            loss_of(self.module(*(data[name][batch] for name in self._names))) for batch in batches
+        ]
+        for name, parameter in self._proximal:
+            gradient = parameter.grad
+            if gradient is not None:
+                gradient += weight * (parameter.data - origin[name])
+        self.optimizer.step()
+        self.module.lazy_reset_grad()
+
+    def _reset_optimizer(self, rate: float, saved: Mapping[str, Array] | None) -> None:
+        """Start afresh, or go on from a saved state."""
+        state = self.module.state.optimizer
+        if state is None:
+            raise AssertionError("an optimizer gives its state")
+        if saved is not None:
+            problem = mismatch(self.optimizer_state(), saved)
+            if problem is not None:
+                raise OdtpackError(
+                    "fleet-arrays", f"The optimizer's state does not fit the package: {problem}."
+                )
+        state.step = 0 if saved is None else int(saved["step"])
+        for name, own in state.moments.items():
+            for index, moment in enumerate(own):
+                moment[...] = 0 if saved is None else saved[f"{name}.{index}"]
+        self.optimizer.set_learning_rate(rate)
+
+
+def mismatch(wanted: Mapping[str, Array], found: Mapping[str, Array]) -> str | None:
+    """Say in which way arrays are not of the names, shapes and types that they should be."""
+    for name in sorted(wanted.keys() ^ found.keys()):
+        where = "missing" if name in wanted else "not one of the package"
+        return f"'{name[:100]}' is {where}"
+    for name, array in wanted.items():
+        other = found[name]
+        if (array.shape, array.dtype) != (other.shape, other.dtype):
+            return (
+                f"'{name}' is {other.dtype}{list(other.shape)[:8]} and should be "
+                f"{array.dtype}{list(array.shape)}"
+            )
+    return None

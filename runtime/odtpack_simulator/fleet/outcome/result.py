@@ -1,0 +1,196 @@
+"""The result of a fleet's simulation: one record, from which every report is drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, ValidationError
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.fleet.devices import FleetDevice
+from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, Origin, Text
+from odtpack_simulator.result.result import Check, Verdict
+from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.schema_errors import first_problem
+from odtpack_simulator.values.textfile import read_bounded
+
+SCHEMA_VERSION: Final = 1
+MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
+_SHA256: Final = "^[0-9a-f]{64}$"
+
+
+class FleetPackage(Part):
+    """What was trained. ``payload_bytes`` cross in each direction, before compression."""
+
+    path: Text
+    manifest_sha256: str = Field(pattern=_SHA256)
+    loss: Text
+    optimizer: Text
+    crossing_parameters: Count
+    payload_bytes: Bytes
+
+
+class FleetPlan(Part):
+    """The fleet file, as far as a report shows it."""
+
+    digest: str = Field(pattern=_SHA256)
+    data_digest: str = Field(pattern=_SHA256)
+    seed: Count
+    clients: Count
+    per_round: Count
+    over_selection: NonNegative
+    minimum: Count
+    deadline_s: NonNegative
+    rounds: Count
+    days: NonNegative
+    state: Literal["foreground", "background"]
+    requires: list[Text]
+    times: Literal["fast", "typical", "slow"]
+    batch_size: Count
+    epochs: Count
+    learning_rate: NonNegative
+    proximal: NonNegative
+    train_samples: Count
+    held_out_samples: Count
+
+
+class RoundRecord(Part):
+    """One round. ``ends`` counts what became of the chosen clients; null was not evaluated.
+
+    ``loss`` and ``accuracy`` are those of the model after the round, on the held-out samples.
+    """
+
+    number: Count
+    start_s: NonNegative
+    duration_s: NonNegative
+    looked_at: Count
+    absent: dict[str, Count]
+    ends: dict[str, Count]
+    training_loss: Loss = None
+    loss: Loss = None
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    refused: list[Text] = Field(default_factory=list)
+
+
+class DeviceOutcome(Part):
+    """What became of the clients with one model of device, over all rounds.
+
+    Attributes:
+        device: The model, with the costs of a round.
+        clients: Clients that have it, by its share.
+        took_part: Those of them with an answer averaged at least once.
+        ends: What became of those that were chosen, counted once per round.
+        energy_j: Energy of all rounds; null if unknown.
+        traffic_bytes: Bytes up and down in all rounds.
+        round_s: Seconds from a round's start to the answer, for the clients that answered: the
+            10th, 50th and 90th percentile; null without answers.
+    """
+
+    device: FleetDevice
+    clients: Count
+    took_part: Count
+    ends: dict[str, Count]
+    energy_j: NonNegative | None
+    traffic_bytes: Bytes
+    round_s: tuple[NonNegative, NonNegative, NonNegative] | None = None
+
+
+class PerDevice(Part):
+    """A cost of the devices that were chosen at least once, over the whole federation."""
+
+    mean: NonNegative
+    most: NonNegative
+
+
+class Fairness(Part):
+    """How differently the last model does for clients, by their shares of the classes.
+
+    Attributes:
+        clients: Clients that this is from.
+        mean: Mean of their accuracies.
+        worst_tenth: Mean over the tenth for whom it does worst.
+        deciles: Accuracy at the 0th, 10th, ... 100th percentile.
+    """
+
+    clients: Count
+    mean: NonNegative
+    worst_tenth: NonNegative
+    deciles: list[NonNegative]
+
+
+class FleetResult(Part):
+    """One federation, simulated. ``unknown`` says what was counted as nothing, and why."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    tool_version: Text
+    origin: Origin = Origin()
+    package: FleetPackage
+    plan: FleetPlan
+    loss_before: Loss
+    accuracy_before: float | None
+    rounds: list[RoundRecord]
+    devices: list[DeviceOutcome]
+    took_part: Count
+    chosen: Count
+    traffic_bytes: PerDevice
+    energy_j: PerDevice | None
+    fairness: Fairness | None
+    unknown: list[Text] = Field(default_factory=list)
+    checks: list[Check] = Field(default_factory=list)
+    verdict: Verdict = "not judged"
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether a check failed: exit code 1."""
+        return self.verdict == "fail"
+
+    @property
+    def last_evaluation(self) -> RoundRecord | None:
+        """The last round after which the model was evaluated."""
+        return next((each for each in reversed(self.rounds) if each.loss is not None), None)
+
+    @property
+    def days(self) -> float:
+        """Simulated days from the first midnight to the end of the last round."""
+        if not self.rounds:
+            return 0.0
+        return (self.rounds[-1].start_s + self.rounds[-1].duration_s) / 86_400
+
+    def ends(self) -> dict[str, int]:
+        """What became of the chosen clients in all rounds."""
+        total: dict[str, int] = {}
+        for each in self.rounds:
+            for end, count in each.ends.items():
+                total[end] = total.get(end, 0) + count
+        return total
+
+    def reached(self, accuracy: float) -> RoundRecord | None:
+        """The first round after which the model has this accuracy."""
+        return next(
+            (r for r in self.rounds if r.accuracy is not None and r.accuracy >= accuracy), None
+        )
+
+    def to_json(self) -> str:
+        """The result as JSON text in the order of the fields; the same result, the same bytes."""
+        content = self.model_dump(mode="json")
+        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def load_fleet_result(path: str | os.PathLike[str]) -> FleetResult:
+    """Read a result that :meth:`FleetResult.to_json` wrote.
+
+    Raises:
+        OdtpackError: Absent, too large, or not a result of this version.
+    """
+    file = Path(path)
+    data = read_bounded(file, limit=MAX_RESULT_BYTES, code="result", what="result file")
+    try:
+        return FleetResult.model_validate_json(data)
+    except ValidationError as error:
+        key, problem = first_problem(error, FleetResult)
+        raise OdtpackError(
+            "result-invalid", f"the result file is wrong at {key}: {problem}", where=str(file)
+        ) from error

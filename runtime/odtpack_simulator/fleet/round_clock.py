@@ -1,0 +1,268 @@
+"""One round on the virtual clock: who is chosen, what becomes of each, and when the round ends.
+
+A pure function of the population, the devices and the time: nothing is trained. Every client
+that is chosen comes to exactly one end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from odtpack_simulator.fleet.availability import NS, Availability
+from odtpack_simulator.fleet.devices import FleetDevice
+from odtpack_simulator.fleet.draws import uniform
+from odtpack_simulator.fleet.population import Client, Population
+
+End = Literal[
+    "over memory",
+    "no data",
+    "window ended",
+    "battery low",
+    "left",
+    "lost",
+    "late",
+    "surplus",
+    "given up",
+    "refused",
+    "averaged",
+]
+"""What becomes of a chosen client."""
+ENDS: Final[tuple[End, ...]] = get_args(End)
+NEVER_STARTED: Final = frozenset({"over memory", "no data"})
+ANSWERED: Final = frozenset({"surplus", "given up", "refused", "averaged"})
+
+_LEVEL: Final = 30
+_FLOOR: Final = 0.2
+"""Share of the battery below which the system ends work in the background."""
+_LOOK: Final = 4096
+"""Clients that are looked at in one go: what a round takes does not grow with the population."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A chosen client in a round. Times are nanoseconds from the round's start.
+
+    Attributes:
+        client: Its number.
+        model: Index of its model of device.
+        end: What became of it.
+        at: When it came to that end.
+        examples: Its samples.
+        steps: Optimizer steps of its training.
+        work: Time under load.
+        radio: Time in which it sent or received.
+        energy_j: Energy of both; null if unknown.
+        down_bytes: Bytes received.
+        up_bytes: Bytes sent.
+    """
+
+    client: int
+    model: int
+    end: End
+    at: int
+    examples: int
+    steps: int
+    work: int = 0
+    radio: int = 0
+    energy_j: float | None = 0.0
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PlayedRound:
+    """A round as the clock has it.
+
+    Attributes:
+        start: Nanoseconds from the first midnight.
+        duration: Until it was over.
+        looked_at: Clients that were looked at, to find enough.
+        absent: How many of them were absent, by reason.
+        visits: What became of those chosen; in the order of their numbers.
+    """
+
+    start: int
+    duration: int
+    looked_at: int
+    absent: dict[str, int] = field(default_factory=dict)
+    visits: tuple[Visit, ...] = ()
+
+    @property
+    def averaged(self) -> list[Visit]:
+        """Those whose answers are averaged."""
+        return [visit for visit in self.visits if visit.end == "averaged"]
+
+
+@dataclass(frozen=True)
+class RoundClock:
+    """Plays rounds.
+
+    Attributes:
+        population: The clients.
+        devices: Their models of device, in the order of the fleet file.
+        availability: When clients may train.
+        steps: Optimizer steps of a client with so many samples.
+        payload: Bytes of the parameters that cross, one way.
+    """
+
+    population: Population
+    devices: Sequence[FleetDevice]
+    availability: Availability
+    steps: Callable[[int], int]
+    payload: int
+
+    def play(self, number: int, now: int) -> PlayedRound | None:
+        """Play a round that may start at a time or later.
+
+        Args:
+            number: Its number, from 1.
+            now: Nanoseconds from the first midnight.
+
+        Returns:
+            The round; None if enough clients are not available on any of the days that the
+            federation lasts.
+        """
+        federation = self.population.fleet.federation
+        last = int(federation.days * 86_400 * NS)
+        wanted = min(
+            math.ceil(federation.clients * federation.over_selection), len(self.population)
+        )
+        attempt = 0
+        while now <= last:
+            chosen, looked_at, absent = self._choose(number, attempt, now, wanted)
+            if len(chosen) >= min(federation.minimum, wanted):
+                return self._finish(number, now, looked_at, absent, chosen)
+            now += int(federation.retry * NS)
+            attempt += 1
+        return None
+
+    def _choose(
+        self, number: int, attempt: int, now: int, wanted: int
+    ) -> tuple[list[int], int, Counter[str]]:
+        """Clients that are there, in an order of the round's own."""
+        chosen: list[int] = []
+        absent: Counter[str] = Counter()
+        looked_at = 0
+        while len(chosen) < wanted and looked_at < len(self.population):
+            size = min(_LOOK, max(64, 2 * (wanted - len(chosen)), looked_at))
+            clients = self.population.in_order(number, attempt, looked_at, looked_at + size)
+            reasons = self.availability.absences(clients, now)
+            there = np.ones(len(clients), np.bool_)
+            for gone in reasons.values():
+                there &= ~gone
+            # Whoever comes after the last one needed is not looked at.
+            enough = np.flatnonzero(np.cumsum(there) == wanted - len(chosen))
+            seen = int(enough[0]) + 1 if len(enough) else len(clients)
+            chosen += clients[:seen][there[:seen]].tolist()
+            for reason, gone in reasons.items():
+                absent[reason] += int(gone[:seen].sum())
+            looked_at += seen
+        return chosen, looked_at, absent
+
+    def _finish(
+        self, number: int, now: int, looked_at: int, absent: Counter[str], chosen: list[int]
+    ) -> PlayedRound:
+        federation = self.population.fleet.federation
+        deadline = int(federation.deadline * NS)
+        visits = [self._visit(number, now, deadline, client) for client in sorted(chosen)]
+        answered = sorted(
+            (visit for visit in visits if visit.end == "averaged"), key=lambda v: (v.at, v.client)
+        )
+        counted = answered[: federation.clients]
+        enough = len(counted) >= federation.minimum
+        duration = deadline
+        if enough and len(counted) == federation.clients:
+            duration = counted[-1].at
+        elif len(answered) == len(visits):  # no other answer can come
+            duration = max((visit.at for visit in answered), default=0)
+        ends: dict[int, End] = {visit.client: "surplus" for visit in answered}
+        ends |= {visit.client: "averaged" if enough else "given up" for visit in counted}
+        final = tuple(
+            replace(visit, end=ends[visit.client]) if visit.client in ends else visit
+            for visit in visits
+        )
+        return PlayedRound(now, duration, looked_at, {k: n for k, n in absent.items() if n}, final)
+
+    def _visit(self, number: int, now: int, deadline: int, index: int) -> Visit:
+        """What becomes of a client by itself; ``averaged`` if it answers in time."""
+        client = self.population.client(index)
+        model = client.model
+        device = self.devices[model]
+        examples = client.examples
+        steps = self.steps(examples)
+        if not device.fits:
+            return Visit(index, model, "over memory", 0, examples, 0)
+        if not steps:
+            return Visit(index, model, "no data", 0, examples, 0)
+        session = device.session(steps)
+        traffic = self.population.fleet.traffic
+        payload = math.ceil(self.payload * traffic.compression)
+        down = 0 if device.ideal else math.ceil(payload / client.down_rate() * NS)
+        up = 0 if device.ideal else math.ceil(payload / client.up_rate() * NS)
+        trained = down + session.duration
+        finish = trained + up
+        # What cuts it off, and when; the first of all counts.
+        cuts: list[tuple[int, End]] = []
+        if session.kept < steps:
+            cuts.append((trained, "window ended"))
+        lost = client.lost_at(number)
+        if lost is not None:
+            cuts.append((int(lost * max(0, finish - 1)), "lost"))
+        leaves = self.availability.leaves(index, now, now + min(finish, deadline) + 1)
+        if leaves is not None:
+            cuts.append((leaves - now, "left"))
+        low = self._battery_low(client, device, now, down, session.duration)
+        if low is not None:
+            cuts.append((low, "battery low"))
+        at, end = min([(finish, "averaged"), *cuts])
+        whole = end == "averaged"
+        if at > deadline:
+            end = "late"  # it goes on in vain, as far as it comes
+        work = min(max(0, at - down), session.duration)
+        sent = min(max(0, at - trained), up)
+        radio = min(at, down) + sent
+        energy = None
+        if device.watts is not None:
+            energy = device.watts * work / NS + (traffic.radio_power or 0.0) * radio / NS
+        return Visit(
+            index,
+            model,
+            end,
+            at,
+            examples,
+            steps,
+            work,
+            radio,
+            0.0 if device.ideal else energy,
+            payload if at >= down else math.floor(payload * at / down),
+            payload if whole else math.floor(payload * sent / max(up, 1)),
+        )
+
+    def _battery_low(
+        self, client: Client, device: FleetDevice, now: int, down: int, duration: int
+    ) -> int | None:
+        """When the battery of a device that need not charge is too low to go on.
+
+        Its level is drawn evenly from empty to full for each day.
+        """
+        on_charger = "charging" in self.population.fleet.population.requires
+        if on_charger or not device.watts or not device.battery_j:
+            return None
+        day = now // (86_400 * NS)
+        level = uniform((self.population.fleet.seed, _LEVEL, int(day)), client.number)
+        spare = (level - _FLOOR) * device.battery_j
+        seconds = max(0.0, spare / device.watts)
+        at = down + int(seconds * NS)
+        return at if at < down + duration else None
+
+
+def count_ends(visits: Sequence[Visit]) -> dict[End, int]:
+    """How many came to each end, also where it is none."""
+    counts = Counter(visit.end for visit in visits)
+    return {end: counts[end] for end in ENDS}

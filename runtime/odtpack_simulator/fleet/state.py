@@ -1,0 +1,156 @@
+"""Where a simulated federation stands after a round, in one file, from which it goes on."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_simulator.fleet.devices import FleetDevice
+from odtpack_simulator.fleet.local_training import Arrays, mismatch
+from odtpack_simulator.fleet.outcome.result import RoundRecord
+from odtpack_simulator.fleet.round_clock import ENDS, Visit
+from odtpack_simulator.result.base import Count, Loss
+from odtpack_simulator.values.part import Part
+
+VISIT: Final = np.dtype(
+    [
+        ("client", np.int64),
+        ("model", np.int32),
+        ("end", np.int32),
+        ("at", np.int64),
+        ("energy", np.float64),
+        ("bytes", np.int64),
+    ]
+)
+"""A chosen client in a round: what a result counts. An unknown energy is NaN."""
+
+Visits = npt.NDArray[Any]
+_SERVER: Final = "server:"
+"""Begins the names of the server's own arrays in the file."""
+MAX_STATE_BYTES: Final = 8 * 2**30
+
+
+class StateRecord(Part):
+    """The state but its arrays. ``run`` is the digest of everything that the federation is of."""
+
+    run: str = Field(pattern="^[0-9a-f]{64}$")
+    now: Count
+    loss_before: Loss
+    accuracy_before: float | None
+    devices: list[FleetDevice]
+    rounds: list[RoundRecord]
+    class_right: list[Count] = Field(default_factory=list)
+    class_total: list[Count] = Field(default_factory=list)
+
+
+@dataclass
+class FleetState:
+    """Where a federation stands.
+
+    Attributes:
+        record: What is not an array; ``rounds`` are those that are over.
+        arrays: The parameters.
+        server: The state of the server's optimizer.
+        visits: Of all rounds so far.
+    """
+
+    record: StateRecord
+    arrays: Arrays
+    server: Arrays = field(default_factory=dict)
+    visits: list[Visits] = field(default_factory=list)
+
+    def all_visits(self) -> Visits:
+        """The visits of all rounds."""
+        return np.concatenate([np.empty(0, VISIT), *self.visits])
+
+    def save(self, path: Path) -> None:
+        """Write the state whole or not at all.
+
+        Raises:
+            OdtpackError: The file cannot be written.
+        """
+        record = np.frombuffer(self.record.model_dump_json().encode(), np.uint8)
+        everything = {**self.arrays, **{f"{_SERVER}{k}": v for k, v in self.server.items()}}
+        names = np.array(list(everything), np.str_)
+        values = {f"array{index}": array for index, array in enumerate(everything.values())}
+        with atomic_write(path) as stream:
+            np.savez(
+                stream, allow_pickle=False, record=record, names=names, visits=self.all_visits(),
+                **values,
+            )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: Path, run: str, initial: Arrays, server: Arrays) -> FleetState:
+        """Read a state.
+
+        Args:
+            path: The file.
+            run: Digest of what the federation is of.
+            initial: The parameters' names, shapes and types.
+            server: The same of the state of the server's optimizer.
+
+        Raises:
+            OdtpackError: ``fleet-state``: absent, not a state, or that of something else.
+        """
+        if not path.is_file():
+            raise _wrong(path, "there is none")
+        if path.stat().st_size > MAX_STATE_BYTES:
+            raise _wrong(path, f"it is larger than {MAX_STATE_BYTES} bytes")
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                record = StateRecord.model_validate_json(file["record"].tobytes())
+                arrays = {
+                    str(name): file[f"array{index}"] for index, name in enumerate(file["names"])
+                }
+                visits = file["visits"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            detail = "its record is wrong" if isinstance(error, ValidationError) else str(error)
+            raise _wrong(path, f"it cannot be read: {detail[:200]}") from error
+        if record.run != run:
+            raise _wrong(path, "it is that of another package, data or fleet file")
+        kept = {
+            name.removeprefix(_SERVER): arrays.pop(name)
+            for name in list(arrays)
+            if name.startswith(_SERVER)
+        }
+        problem = mismatch(initial, arrays) or mismatch(server, kept)
+        if problem is None and (visits.dtype != VISIT or visits.ndim != 1):
+            problem = "it has no visits"
+        if problem is None and not _in_range(visits, len(record.devices)):
+            problem = "its visits name devices or ends that do not exist"
+        if problem is not None:
+            raise _wrong(path, problem)
+        return cls(record, arrays, kept, [visits])
+
+
+def visit_rows(visits: Sequence[Visit]) -> Visits:
+    """The visits of a round as rows."""
+    rows = np.empty(len(visits), VISIT)
+    for index, visit in enumerate(visits):
+        energy = np.nan if visit.energy_j is None else visit.energy_j
+        sent = visit.down_bytes + visit.up_bytes
+        end = ENDS.index(visit.end)
+        rows[index] = (visit.client, visit.model, end, visit.at, energy, sent)
+    return rows
+
+
+def _in_range(visits: Visits, devices: int) -> bool:
+    models, ends = visits["model"], visits["end"]
+    return bool(
+        ((models >= 0) & (models < devices)).all() and ((ends >= 0) & (ends < len(ENDS))).all()
+    )
+
+
+def _wrong(path: Path, problem: str) -> OdtpackError:
+    return OdtpackError(
+        "fleet-state", f"The federation cannot go on from its state: {problem}.", where=str(path)
+    )

@@ -1,0 +1,146 @@
+"""Runs in the environment of Flower: plays a job in Flower's own simulation, and prints JSON.
+
+python -m tests.federated.flower_jobs JOB.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp import mod as mods
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import strategy as strategies
+from flwr.simulation import run_simulation
+from flwr.supercore.task_identity import TaskIdentity
+
+from odtpack.flower import (
+    client_app,
+    fleet_data,
+    guarded,
+    initial_arrays,
+    save_checkpoint,
+    server_evaluation,
+)
+from odtpack.flower.client import client_number
+from odtpack.flower.records import to_arrays, to_record
+
+logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
+    """The app, in which some clients send what they should not."""
+
+    def spoil(message: Message, context: Context, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        kind = attacks.get(str(client_number(context)))
+        if kind is None or reply.has_error():
+            return reply
+        arrays = {k: v.copy() for k, v in to_arrays(reply.content["arrays"]).items()}
+        name = max(arrays, key=lambda key: arrays[key].size)
+        if kind == "nan":
+            arrays[name].flat[0] = np.nan
+        elif kind == "shape":
+            arrays[name] = arrays[name].reshape(-1)
+        elif kind == "huge":
+            arrays[name] += np.float32(1e4)
+        elif kind == "name":
+            arrays["unheard of"] = arrays.pop(name)
+        content = reply.content
+        if kind == "weight":
+            content["metrics"]["num-examples"] = -5
+        content["arrays"] = to_record(arrays)
+        return Message(content, reply_to=message)
+
+    wrapped = ClientApp(mods=[spoil])
+    inner = app
+
+    @wrapped.train()
+    def train(message: Message, context: Context) -> Message:
+        return inner(message, context)
+
+    return wrapped
+
+
+def simulate(job: dict[str, Any]) -> dict[str, Any]:
+    app = client_app(
+        job["package"],
+        fleet_data(job["fleet"], job["package"], job["data"]),
+        mods=[getattr(mods, name) for name in job.get("mods", ())],
+        **job["client"],
+    )
+    if job.get("attacks"):
+        app = hostile(app, job["attacks"])
+    found: dict[str, Any] = {"refused": []}
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = getattr(strategies, job.get("strategy", "FedAvg"))(
+            fraction_train=1.0, fraction_evaluate=job.get("evaluate", 0.0), **job.get("options", {})
+        )
+        if "private" in job:
+            kind, settings = job["private"]
+            strategy = getattr(strategies, kind)(strategy, **settings)
+        strategy = guarded(strategy, on_refused=lambda *what: found["refused"].append(what))
+        result = strategy.start(
+            grid,
+            initial_arrays(job["package"]),
+            num_rounds=job["rounds"],
+            evaluate_fn=server_evaluation(job["package"], job["data"]),
+        )
+        save_checkpoint(job["package"], result.arrays, job["out"])
+        found["server"] = {k: dict(v) for k, v in result.evaluate_metrics_serverapp.items()}
+        found["train"] = {k: dict(v) for k, v in result.train_metrics_clientapp.items()}
+        found["clients"] = {k: dict(v) for k, v in result.evaluate_metrics_clientapp.items()}
+
+    run_simulation(
+        server,
+        app,
+        num_supernodes=job["clients"],
+        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
+    )
+    return found
+
+
+def by_hand(job: dict[str, Any]) -> dict[str, Any]:
+    """Rounds of one ClientApp without an engine, its context kept from round to round."""
+    app = client_app(
+        job["package"], fleet_data(job["fleet"], job["package"], job["data"]), **job["client"]
+    )
+    context = Context(
+        run_id=1, node_id=7, node_config={"partition-id": 0}, state=RecordDict(), run_config={}
+    )
+    # What an engine sets before it makes messages.
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    arrays: ArrayRecord = initial_arrays(job["package"])
+    steps = []
+    for number, extra in enumerate(job["configs"], 1):
+        content = RecordDict(
+            {"arrays": arrays, "config": ConfigRecord({"server-round": number, **extra})}
+        )
+        message = Message(content, dst_node_id=7, message_type="train")
+        reply = app(message, context)
+        if reply.has_error():
+            steps.append({"code": reply.error.code, "reason": reply.error.reason})
+            continue
+        kept = context.state.array_records.get("odtpack.optimizer")
+        steps.append(
+            {
+                "metrics": dict(reply.content["metrics"]),
+                "step": None if kept is None else int(kept["step"].numpy()),
+            }
+        )
+    return {"steps": steps}
+
+
+if __name__ == "__main__":
+    wanted = json.loads(Path(sys.argv[1]).read_text())
+    done = {"simulate": simulate, "by_hand": by_hand}[wanted["task"]](wanted)
+    print("\n" + json.dumps(done))

@@ -1,0 +1,181 @@
+"""Flower plays the ClientApp: what it learns, whom it refuses, and what a fleet makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState
+from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.fleet_file import parse_fleet
+from tests.fleet.fleets import IDEAL, write_digits
+
+pytestmark = pytest.mark.federated
+Play = Callable[..., dict[str, Any]]
+SETTINGS = {"batch_size": 16, "epochs": 2, "learning_rate": 0.1, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = write_digits(tmp_path_factory.mktemp("digits"))
+    (made / "fleet.toml").write_text(IDEAL)
+    # Enough of everything at each client that three rounds show whether it learns.
+    even = IDEAL.replace("dirichlet = 0.5", "dirichlet = 100.0")
+    even = even.replace("clients = 6\n[population.data]", "clients = 8\n[population.data]")
+    (made / "even.toml").write_text(even.replace("[20, 40]", "[200, 240]"))
+    return made
+
+
+def files(folder: Path, fleet: str = "fleet.toml") -> dict[str, Path]:
+    return {
+        "package": folder / "package",
+        "data": folder / "digits.npz",
+        "fleet": folder / fleet,
+        "out": folder / "federated.ckpt",
+    }
+
+
+def parameters(path: Path) -> dict[str, np.ndarray]:
+    state = CheckpointState.load_checkpoint(path)
+    return {name: parameter.data for name, parameter in state.parameters}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "keys", "tolerance"),
+    [
+        ("FedAvg", {}, "", 0.0),
+        (
+            "FedAvgM",
+            {"server_momentum": 0.5, "server_learning_rate": 0.75},
+            'strategy = "fedavgm"\nserver_momentum = 0.5\nserver_learning_rate = 0.75\n',
+            0.0,
+        ),
+        # Flower's goes on in float64.
+        ("FedAdam", {"eta": 0.02}, 'strategy = "fedadam"\nserver_learning_rate = 0.02\n', 2e-5),
+    ],
+)
+def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
+    folder: Path,
+    play: Play,
+    strategy: str,
+    options: dict[str, float],
+    keys: str,
+    tolerance: float,
+) -> None:
+    flower = play(
+        task="simulate", rounds=3, clients=6, client=SETTINGS, strategy=strategy, options=options,
+        **files(folder),
+    )  # fmt: skip
+    settings = parse_fleet((IDEAL + keys).encode())
+    result, state = Federation(folder / "package", folder / "digits.npz", settings).simulate()
+    trained = parameters(folder / "federated.ckpt")
+    before = parameters(folder / "package" / "checkpoint")
+    assert state.arrays.keys() == trained.keys()
+    for name, array in state.arrays.items():
+        if tolerance:
+            np.testing.assert_allclose(array, trained[name], rtol=tolerance, atol=tolerance)
+        else:
+            assert array.tobytes() == trained[name].tobytes(), name
+        assert not np.array_equal(array, before[name]), name
+    for each in result.rounds:
+        assert each.training_loss == pytest.approx(flower["train"][str(each.number)]["loss"])
+    if strategy == "FedAvg":  # the others need more rounds
+        assert flower["server"]["3"]["accuracy"] > flower["server"]["0"]["accuracy"]
+
+
+def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
+    folder: Path, play: Play
+) -> None:
+    attacks = {"0": "nan", "2": "shape", "3": "huge", "5": "name", "6": "weight"}
+    found = play(
+        task="simulate",
+        rounds=2,
+        clients=8,
+        client=SETTINGS,
+        attacks=attacks,
+        **files(folder, "even.toml"),
+    )
+    assert len(found["refused"]) == 2 * len(attacks)
+    for number in (1, 2):
+        reasons = [reason for when, _, reason in found["refused"] if when == number]
+        for words in ("NaN", "should be", "times the round's median", "missing", "above nothing"):
+            assert sum(words in reason for reason in reasons) == 1, (words, reasons)
+    for array in parameters(folder / "federated.ckpt").values():
+        assert np.isfinite(array).all()
+        assert np.abs(array).max() < 100
+    assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("FedProx", {"proximal_mu": 0.1}), ("FedMedian", {})],
+)
+def test_other_strategies_of_flower_learn(
+    folder: Path, play: Play, strategy: str, options: dict[str, float]
+) -> None:
+    found = play(
+        task="simulate",
+        rounds=3,
+        clients=6,
+        client=SETTINGS,
+        strategy=strategy,
+        options=options,
+        evaluate=1.0,
+        **files(folder, "even.toml"),
+    )
+    assert found["server"]["3"]["loss"] < found["server"]["0"]["loss"]
+    # The clients' samples are drawn from those that the server evaluates on.
+    assert found["clients"]["3"]["loss"] == pytest.approx(found["server"]["3"]["loss"], rel=0.1)
+    assert 0 <= found["clients"]["3"]["accuracy"] <= 1
+    assert found["train"]["3"]["peak-mb"] > 10
+
+
+@pytest.mark.parametrize(
+    ("side", "mods"), [("ServerSide", []), ("ClientSide", ["fixedclipping_mod"])]
+)
+def test_differential_privacy_of_flower_learns_less(
+    folder: Path, play: Play, side: str, mods: list[str]
+) -> None:
+    """More noise is more privacy: the model that much noise spoils is worse than with little."""
+    losses = []
+    for noise in (0.001, 3.0):
+        settings = {"noise_multiplier": noise, "clipping_norm": 1.0, "num_sampled_clients": 6}
+        found = play(
+            task="simulate",
+            rounds=3,
+            clients=6,
+            client=SETTINGS,
+            mods=mods,
+            private=[f"DifferentialPrivacy{side}FixedClipping", settings],
+            **files(folder, "even.toml"),
+        )
+        losses.append(found["server"]["3"]["loss"])
+        assert found["refused"] == []
+    before = found["server"]["0"]["loss"]
+    assert losses[0] < before
+    assert losses[0] < losses[1]
+
+
+def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
+    tmp_path: Path, play: Play
+) -> None:
+    write_digits(tmp_path, optimizer="adamw")
+    (tmp_path / "fleet.toml").write_text(IDEAL)
+    found = play(
+        task="by_hand",
+        client=SETTINGS | {"keep_optimizer_state": True, "learning_rate": 0.001},
+        configs=[{}, {"local-epochs": 3}, {"batch-size": 0}, {"lr": "much"}],
+        **files(tmp_path),
+    )
+    first, second, third, fourth = found["steps"]
+    per_epoch = -(-first["metrics"]["num-examples"] // 16)
+    assert first["step"] == 2 * per_epoch
+    assert second["step"] == 5 * per_epoch  # goes on from the first round
+    assert first["metrics"]["bytes"] > 1000
+    assert (third["code"], fourth["code"]) == (100, 100)
+    assert "batch-size" in third["reason"]
+    assert "lr" in fourth["reason"]

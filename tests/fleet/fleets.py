@@ -1,0 +1,93 @@
+"""Packages, data and fleets for tests of federations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from sklearn.datasets import load_digits
+
+from odtpack.build import build_package
+from odtpack.demo.cnn import cnn
+from odtpack.optimizers import OPTIMIZERS
+from odtpack_simulator.fleet.dataset import FleetData, split_data
+from odtpack_simulator.fleet.devices import FleetDevice
+from odtpack_simulator.fleet.fleet_file import FleetFile, make_fleet
+
+NS = 10**9
+
+IDEAL = """
+seed = 3
+[population]
+clients = 6
+[population.data]
+samples = [20, 40]
+dirichlet = 0.5
+[training]
+batch_size = 16
+epochs = 2
+learning_rate = 0.1
+[federation]
+clients = 6
+minimum = 6
+rounds = 3
+"""
+
+
+def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int] = (4, 8)) -> Path:
+    """The digits, ``digits.npz``, and a small package for them, ``package``."""
+    digits = load_digits()
+    images = (digits.images[:, None] / 16).astype(np.float32)
+    np.savez(folder / "digits.npz", input=images, labels=digits.target.astype(np.int64))
+    onnx.save(cnn(size=8, width=width), folder / "model.onnx")
+    build_package(
+        folder / "model.onnx",
+        folder / "package",
+        loss="cross_entropy",
+        optimizer=OPTIMIZERS[optimizer](),
+    )
+    return folder
+
+
+def toy_data(samples: int = 50, classes: int = 4) -> FleetData:
+    """Data of which only the labels matter."""
+    labels = np.arange(samples, dtype=np.int64) % classes
+    return split_data({"input": np.zeros((samples, 1), np.float32), "labels": labels}, 0)
+
+
+def device(name: str = "acme/one", **changes: Any) -> FleetDevice:
+    """A phone: a step takes 10 ms, a session 100 ms before it and 20 ms after it, at 2 W."""
+    usual: dict[str, Any] = {
+        "name": name,
+        "title": name,
+        "peak_bytes": 50_000_000,
+        "limit_bytes": 100_000_000,
+        "creation": NS // 20,
+        "load": NS // 20,
+        "first_step": NS // 50,
+        "step": NS // 100,
+        "save": NS // 50,
+        "watts": 2.0,
+    }
+    return FleetDevice(**usual | changes)
+
+
+def fleet_of(**tables: Any) -> FleetFile:
+    """A fleet file by its tables; two models of device and ten clients a round by default."""
+    content: dict[str, Any] = {
+        "population": {
+            "clients": 200,
+            "device": [{"profile": "acme/one"}, {"profile": "acme/two"}],
+            "data": {"samples": [10, 60]},
+        },
+        "federation": {"clients": 10, "rounds": 3, "every": "1 h"},
+        "training": {"batch_size": 8},
+    }
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            content[name] = content.get(name, {}) | table
+        else:
+            content[name] = table
+    return make_fleet(content)

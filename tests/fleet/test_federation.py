@@ -1,0 +1,278 @@
+"""Federations from their first round to their last: stopped, resumed, in several processes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState, OdtpackError
+from odtpack_simulator.fleet import federation as federation_module
+from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
+from odtpack_simulator.fleet.outcome.judge import judge_fleet
+from odtpack_simulator.fleet.outcome.result import FleetResult, load_fleet_result
+from odtpack_simulator.fleet.round_clock import ENDS
+from odtpack_simulator.fleet.updates import refusals, weighted_mean
+from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+
+SKEWED = {
+    "population": {
+        "clients": 100,
+        "lost": 0.1,
+        "data": {"samples": [10, 40], "dirichlet": 0.3},
+        "availability": {"idle": [0.5] * 24},
+    },
+    "federation": {"clients": 5, "over_selection": 1.4, "rounds": 4, "every": "1 h"},
+    "training": {"learning_rate": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits"))
+
+
+def make(folder: Path, fleet: FleetFile) -> Federation:
+    devices = [device("acme/one"), device("acme/two", step=50_000_000, limit_bytes=None)]
+    return Federation(folder / "package", folder / "digits.npz", fleet, devices)
+
+
+def text_of(result: FleetResult) -> str:
+    return result.model_copy(update={"origin": type(result.origin)()}).to_json()
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes(folder: Path) -> None:
+    fleet = fleet_of(**SKEWED)
+    (one, first), (two, second) = (make(folder, fleet).simulate(jobs=jobs) for jobs in (1, 2))
+    assert text_of(one) == text_of(two)
+    for name, array in first.arrays.items():
+        assert array.tobytes() == second.arrays[name].tobytes()
+
+
+def test_a_result_counts_what_the_rounds_say_and_reads_back(folder: Path, tmp_path: Path) -> None:
+    fleet = fleet_of(**SKEWED)
+    federation = make(folder, fleet)
+    result, state = federation.simulate()
+    ends = result.ends()
+    assert set(ends) <= set(ENDS)
+    for end in ends:
+        assert ends[end] == sum(each.ends.get(end, 0) for each in result.devices)
+    visits = state.all_visits()
+    assert sum(ends.values()) == len(visits)
+    assert result.took_part == sum(each.took_part for each in result.devices)
+    averaged = {int(v["client"]) for v in visits if ENDS[v["end"]] == "averaged"}
+    assert result.took_part == len(averaged)
+    assert result.chosen == len({int(v["client"]) for v in visits})
+    spent: dict[int, float] = {}
+    for visit in visits:
+        spent[int(visit["client"])] = spent.get(int(visit["client"]), 0.0) + visit["energy"]
+    assert result.energy_j is not None
+    assert result.energy_j.most == pytest.approx(max(spent.values()))
+    assert result.energy_j.mean == pytest.approx(sum(spent.values()) / len(spent))
+    assert result.fairness is not None
+    assert result.fairness.worst_tenth <= result.fairness.mean
+    path = tmp_path / "result.json"
+    path.write_text(result.to_json())
+    assert load_fleet_result(path) == result
+    federation.save_checkpoint(state, tmp_path / "federated.ckpt")
+    saved = CheckpointState.load_checkpoint(tmp_path / "federated.ckpt")
+    for name, array in state.arrays.items():
+        np.testing.assert_array_equal(saved.parameters[name].data, array)
+
+
+def test_a_stopped_federation_goes_on_to_the_same_bits(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped at fifty random calls, in the middle of whatever these are part of."""
+    fleet = fleet_of(**SKEWED)
+    federation = make(folder, fleet)
+    whole, end = federation.simulate()
+    path = tmp_path / "state.npz"
+    order = random.Random(0)
+    stops = 0
+    resume = False
+    while True:
+        # Every client's training and every write is a place to stop.
+        left = order.randint(1, 12) if stops < 50 else 10**9
+        countdown = itertools.count(1)
+
+        def counted(call: Callable[..., object], left: int = left, countdown=countdown):
+            def wrapped(*arguments: object, **named: object) -> object:
+                if next(countdown) > left:
+                    raise KeyboardInterrupt
+                return call(*arguments, **named)
+
+            return wrapped
+
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "savez", counted(np.savez))
+            patch.setattr(
+                federation_module.LocalTrainer,
+                "train",
+                counted(federation_module.LocalTrainer.train),
+            )
+            try:
+                result, state = federation.simulate(state_path=path, resume=resume)
+            except KeyboardInterrupt:
+                stops += 1
+                resume = path.exists()
+                if stops == 50:
+                    path.unlink(missing_ok=True)
+                    resume = False
+                continue
+        if stops >= 50:
+            break
+        path.unlink()  # it came to its end: begin anew
+        resume = False
+    assert text_of(result) == text_of(whole)
+    for name, array in end.arrays.items():
+        assert array.tobytes() == state.arrays[name].tobytes()
+
+
+def test_a_killed_command_goes_on_to_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(
+        IDEAL.replace("rounds = 3", "rounds = 25").replace("samples = [20, 40]", "samples = 200")
+    )
+
+    def command(out: Path, *more: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "odtpack", "fleet", "run", str(folder / "package")),
+            *("--data", str(folder / "digits.npz"), "--fleet", str(tmp_path / "fleet.toml")),
+            *("--out", str(out), "--jobs", "1", *more),
+        ]
+
+    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
+    out = tmp_path / "killed"
+    state = out / "state.npz"
+    kills = 0
+    for delay in (0.0, 0.05, 0.15):
+        resume = ["--resume"] if state.exists() else []
+        seen = state.stat().st_mtime_ns if resume else 0
+        process = subprocess.Popen(command(out, *resume), stderr=subprocess.DEVNULL)
+        while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == seen):
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills
+    subprocess.run(command(out, "--resume"), check=True, capture_output=True)
+    whole, resumed = (
+        (folder / "federated.ckpt").read_bytes() for folder in (tmp_path / "whole", out)
+    )
+    assert whole == resumed
+    assert (out / "state.npz").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "visits", "text"])
+def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, damage: str) -> None:
+    fleet = parse_fleet(IDEAL.replace("rounds = 3", "rounds = 1").encode())
+    path = tmp_path / "state.npz"
+    Federation(folder / "package", folder / "digits.npz", fleet).simulate(state_path=path)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif damage == "text":
+        path.write_text("no archive")
+    elif damage == "other":
+        fleet = fleet.model_copy(update={"seed": 4})
+    else:
+        content = dict(np.load(path))
+        content["visits"]["end"] = 99
+        np.savez(path, **content)
+    with pytest.raises(OdtpackError, match="cannot go on") as error:
+        Federation(folder / "package", folder / "digits.npz", fleet).simulate(
+            state_path=path, resume=True
+        )
+    assert error.value.code == "fleet-state"
+
+
+def test_rounds_with_too_few_answers_change_nothing(folder: Path) -> None:
+    fleet = fleet_of(
+        population={"clients": 50, "lost": 1.0},
+        federation={"clients": 5, "minimum": 5, "rounds": 2},
+    )
+    federation = make(folder, fleet)
+    result, state = federation.simulate()
+    assert result.ends() == {"lost": 10}
+    assert [each.duration_s for each in result.rounds] == [600, 600]
+    for name, array in federation.initial.items():
+        np.testing.assert_array_equal(state.arrays[name], array)
+    judged = judge_fleet(result, FleetBudgets())
+    assert judged.verdict == "fail"
+    assert "over_selection" in (judged.checks[0].advice or "")
+
+
+def test_a_fleet_that_is_never_there_ends_without_a_round(folder: Path) -> None:
+    fleet = fleet_of(
+        population={"availability": {"idle": [0.0] * 24}}, federation={"days": 2, "rounds": 5}
+    )
+    result, _ = make(folder, fleet).simulate()
+    assert result.rounds == []
+    assert judge_fleet(result, FleetBudgets()).verdict == "fail"
+
+
+def test_a_client_that_diverges_is_refused_with_a_reason(folder: Path) -> None:
+    text = IDEAL.replace("learning_rate = 0.1", "learning_rate = 1e6").replace("= 3\n", "= 1\n", 1)
+    fleet = parse_fleet(text.encode())
+    federation = Federation(folder / "package", folder / "digits.npz", fleet)
+    result, state = federation.simulate()
+    assert result.ends()["refused"] > 0
+    assert any("NaN" in reason or "norm" in reason for reason in result.rounds[0].refused)
+    for array in state.arrays.values():
+        assert np.isfinite(array).all()
+    checks = judge_fleet(result, FleetBudgets()).checks
+    assert any(check.metric == "refused" and check.level == "warn" for check in checks)
+
+
+def test_updates_are_refused_for_what_they_hold() -> None:
+    begun = {"w": np.zeros((2, 3), np.float32)}
+    good = [{"w": np.full((2, 3), value, np.float32)} for value in (1, 2, 3)]
+    bad = [
+        ({"w": np.full((2, 3), np.inf, np.float32)}, "NaN"),
+        ({"w": np.zeros((3, 2), np.float32)}, "should be"),
+        ({"w": np.zeros((2, 3), np.float64)}, "should be"),
+        ({"v": np.zeros((2, 3), np.float32)}, "not one of the package"),
+        ({}, "missing"),
+        ({"w": np.full((2, 3), 1e3, np.float32)}, "times the round's median"),
+        ({"w": np.full((2, 3), 3e38, np.float32)}, "times the round's median"),
+    ]
+    reasons = refusals(begun, [*good, *(each for each, _ in bad)])
+    assert reasons[:3] == [None] * 3
+    for reason, (_, words) in zip(reasons[3:], bad, strict=True):
+        assert reason is not None
+        assert words in reason
+    mean = weighted_mean(good, [1, 1, 2])["w"]
+    np.testing.assert_allclose(mean, 2.25, rtol=1e-6)
+    assert mean.dtype == np.float32
+
+
+def test_budgets_are_judged_by_what_was_found(folder: Path) -> None:
+    result, _ = make(folder, fleet_of(**SKEWED)).simulate()
+    last = result.rounds[-1].accuracy or 0.0
+    kept = FleetBudgets(accuracy=last, participation="1 %", traffic_per_device="1 MB", days=30)
+    judged = judge_fleet(result, kept)
+    assert {check.metric: check.status for check in judged.checks} == dict.fromkeys(
+        ("answers", "accuracy", "participation", "traffic_per_device", "days"), "pass"
+    )
+    broken = FleetBudgets(
+        accuracy=1.0, rounds=3, participation="90 %", energy_per_device="1 mWh",
+        traffic_per_device="1 B", worst_tenth=0.999,
+    )  # fmt: skip
+    statuses = {c.metric: c.status for c in judge_fleet(result, broken).checks}
+    assert statuses.pop("answers") == "pass"
+    assert statuses.pop("energy_per_device") == "pass"
+    assert set(statuses.values()) == {"fail"}
+    assert judge_fleet(result, broken).over_budget
+    without = result.model_copy(update={"energy_j": None})
+    open_ = judge_fleet(without, FleetBudgets(energy_per_device="1 J"))
+    assert open_.verdict == "not judged"
+    assert json.loads(open_.to_json())["verdict"] == "not judged"

@@ -1,0 +1,197 @@
+"""The report says what the result holds, and the command ends as its budgets do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from odtpack.cli import main
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.fleet.costs import devices_of_result
+from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
+from odtpack_simulator.fleet.outcome.judge import judge_fleet
+from odtpack_simulator.fleet.outcome.result import FleetResult, load_fleet_result
+from odtpack_simulator.reports.fleet import render_fleet_report
+from odtpack_simulator.reports.fleet.view import stages
+from odtpack_simulator.result.result import load_result
+from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> FleetResult:
+    fleet = fleet_of(
+        population={
+            "clients": 300,
+            "lost": 0.2,
+            "data": {"samples": [1, 40], "dirichlet": 0.5},
+            "availability": {"idle": [0.5] * 24, "charging": [0.7] * 24},
+        },
+        federation={"clients": 10, "over_selection": 1.5, "rounds": 3, "deadline": "400 ms"},
+    )
+    devices = [device("acme/<one>", title="One <b>&"), device("acme/two", limit_bytes=1)]
+    found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
+    return judge_fleet(found, FleetBudgets(accuracy=0.99, traffic_per_device="1 GB"))
+
+
+class Balanced(HTMLParser):
+    """Checks that elements nest; keeps the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("meta", "link", "br"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_every_stage_keeps_what_the_one_before_does_not_lose(result: FleetResult) -> None:
+    way = stages(result)
+    for before, after in itertools.pairwise(way):
+        assert before.count == after.count + sum(count for _, count in before.losses)
+    assert way[-1].count == result.ends()["averaged"]
+    assert {"over memory", "lost"} <= set(result.ends())
+
+
+def test_the_page_is_whole_and_shows_the_figures(result: FleetResult) -> None:
+    page = render_fleet_report(result, "html").decode()
+    parser = Balanced()
+    parser.feed(page)
+    assert not parser.open
+    assert "<script" not in page
+    assert "One <b>&" not in page
+    assert "One <b>&" in parser.text
+    text = " ".join(parser.text.replace("\N{NO-BREAK SPACE}", " ").split())
+    accuracy = result.rounds[-1].accuracy
+    assert accuracy is not None
+    assert f"{100 * accuracy:.1f} %" in text
+    for stage in stages(result):
+        assert f"{stage.count:,}" in text
+        for reason, count in stage.losses:
+            assert f"{count:,} {reason}"[:33] in text
+    assert render_fleet_report(result, "html").decode() == page
+
+
+def test_other_formats_say_the_same(result: FleetResult) -> None:
+    assert FleetResult.model_validate_json(render_fleet_report(result, "json")) == result
+    suites = ET.fromstring(render_fleet_report(result, "junit"))  # noqa: S314 - our own
+    assert suites.attrib["failures"] == "1"
+    failure = suites.find(".//failure")
+    assert failure is not None
+    assert failure.attrib["type"] == "accuracy"
+    markdown = render_fleet_report(result, "markdown").decode()
+    for stage in stages(result):
+        assert f"| {stage.name} | {stage.count:,} |" in markdown
+    assert "One &lt;b&gt;&amp;" in markdown
+
+
+@pytest.fixture
+def work(folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(folder / "package", tmp_path / "package")
+    shutil.copy(folder / "digits.npz", tmp_path / "digits.npz")
+    (tmp_path / "fleet.toml").write_text(IDEAL)
+    return tmp_path
+
+
+def run(work: Path, *more: str) -> int:
+    return main(
+        [
+            *("fleet", "run", str(work / "package"), "--data", str(work / "digits.npz")),
+            *("--fleet", str(work / "fleet.toml"), "--jobs", "1", *more),
+        ]
+    )
+
+
+def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(work, "--json", "--report", f"markdown:{work / 'fleet.md'}") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["verdict"] == "pass"
+    assert (work / "fleet.md").read_text().startswith("## ")
+    (work / "fleet.toml").write_text(IDEAL + "[budgets]\naccuracy = 1.0\n")
+    report = f"json:{work / 'fleet.json'}"
+    assert run(work, "--out", str(work / "other"), "--resume", "--report", report) == 2
+    assert "fleet-state" in capsys.readouterr().err
+    # Budgets are not part of what a run is of: it goes on, and is judged by the new ones.
+    assert run(work, "--resume", "--report", report) == 1
+    assert "Accuracy" in capsys.readouterr().err
+    again = load_fleet_result(work / "fleet.json")
+    assert again.rounds == FleetResult.model_validate(printed).rounds
+    assert {p.name for p in (work / "package-fleet").iterdir()} == {"state.npz", "federated.ckpt"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--report", "pdf:x"], "report-format-unknown"),
+        (["--report", "html"], "report-path-missing"),
+        (["--report", "html:-"], "report-not-text"),
+        (["--report", "json:-", "--json"], "report-twice"),
+        (["--report", "json:{work}/digits.npz"], "cannot-write"),
+        (["--report", "json:{work}/absent/x.json"], "cannot-write"),
+        (["--out", "{work}/digits.npz"], "cannot-write"),
+        (["--times", "{work}/absent.json"], "result-missing"),
+        (["--resume"], "fleet-state"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_runs(
+    work: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
+) -> None:
+    before = (work / "digits.npz").read_bytes()
+    assert run(work, *(each.format(work=work) for each in arguments)) == 2
+    assert re.search(rf"error\[{code}\]", capsys.readouterr().err)
+    assert (work / "digits.npz").read_bytes() == before
+
+
+def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Measured once by simulate, and carried to the fleet's devices."""
+    times = work / "times.json"
+    simulate = ["simulate", str(work / "package"), "--data", str(work / "digits.npz")]
+    simulate += ["--device", "google/pixel-8a", "--device", "samsung/galaxy-a12", "--epochs", "1"]
+    simulate += ["--batch-size", "16", "--interruptions", "0", "--report", f"json:{times}"]
+    assert main([*simulate, "--lr", "0.5"]) in (0, 1)
+    measured = load_result(times)
+    models = (
+        '[[population.device]]\nprofile = "google/pixel-8a"\n'
+        '[[population.device]]\nprofile = "samsung/galaxy-a12"\n'
+    )
+    (work / "fleet.toml").write_text(
+        IDEAL.replace("[population.data]", models + "[population.data]")
+    )
+
+    fleet = read_fleet(work / "fleet.toml")
+    found = devices_of_result(Package.open(work / "package"), measured, fleet, 16)
+    for each, of in zip(found, measured.devices, strict=True):
+        assert of.latency.step_ms is not None
+        assert each.step == round(of.latency.step_ms.typical * 1e6)
+        assert each.peak_bytes == of.memory.peak_bytes
+    reports = [f"json:{work / name}" for name in ("one.json", "two.json")]
+    for name, report in zip(("one", "two"), reports, strict=True):
+        assert run(work, "--times", str(times), "--out", str(work / name), "--report", report) == 0
+    one, two = (load_fleet_result(work / name) for name in ("one.json", "two.json"))
+    assert one.model_copy(update={"origin": two.origin}) == two
+    (work / "fleet.toml").write_text(
+        (work / "fleet.toml").read_text().replace("batch_size = 16", "batch_size = 8")
+    )
+    assert run(work, "--times", str(times)) == 2
+    assert "fleet-times" in capsys.readouterr().err
