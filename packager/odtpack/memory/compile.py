@@ -1,0 +1,100 @@
+"""Makes the memory of a training step small: plan it, choose, write, look again.
+
+The plan is made for the model as ONNX Runtime will execute it, which is asked for that: the
+knowledge of its order, its buffers and its kernels is the simulator's
+(:mod:`odtpack_simulator.memory`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
+from odtpack.memory import clone_writer, schedule
+from odtpack.memory.recompute import Choice, choose
+from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
+from odtpack.memory.timeline import Step
+from odtpack_simulator.memory.node_names import Labels
+from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
+
+
+def compile_memory(
+    model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec
+) -> MemoryReport:
+    """Let a training model compute again what need not be kept.
+
+    Args:
+        model: The training model, sorted; changed in place.
+        parameters: Names of the parameters among its inputs, with what to call each.
+        spec: For which shapes, and how far.
+
+    Raises:
+        OdtpackError: ONNX Runtime does not load the model.
+    """
+    shapes = input_shapes(model.graph, spec)
+    step = Step(_load(model, shapes))
+    total = sum(step.seconds)
+    choice = choose(
+        step,
+        limit=spec.limit,
+        seconds=total * spec.slowdown,
+        nameable=clone_writer.nameable(model.graph),
+    )
+    before = step.timeline().peak
+    if not choice.again:
+        return MemoryReport(before, before, total)
+    renamed = clone_writer.write(Ops(model.graph, "again/"), model, step, choice)
+    schedule.arrange(model.graph, choice.timeline, renamed)
+    after = Step(_load(model, shapes)).timeline().peak
+    return MemoryReport(before, after, total, _decisions(step, choice, parameters))
+
+
+def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]]:
+    """A shape for every input that leaves sizes open."""
+    named = dict(spec.sizes)
+    shapes = {}
+    for value in graph.inputs:
+        dims = dims_of(value)
+        if dims is None or all(isinstance(dim, int) for dim in dims):
+            continue
+        shape = []
+        for axis, dim in enumerate(dims):
+            usual = spec.other if axis else spec.batch
+            if isinstance(dim, str):
+                shape.append(named.setdefault(dim, usual))
+            else:
+                shape.append(usual if dim is None else dim)
+        shapes[str(value.name)] = tuple(shape)
+    return shapes
+
+
+def _load(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> RuntimeGraph:
+    with tempfile.TemporaryDirectory(prefix="odtpack-memory-") as folder:
+        path = Path(folder) / "training.onnx"
+        ir.save(model, path)
+        return load_runtime_graph(path, shapes)
+
+
+def _decisions(
+    step: Step, choice: Choice, parameters: Mapping[str, str]
+) -> tuple[Decision, ...]:
+    """What is computed again, of each buffer the largest, with what goes along."""
+    labels = Labels(step.graph, parameters.keys(), shown=parameters)
+    found: dict[str, tuple[int, float]] = {}
+    counted: Collection[int] = set()
+    for name in sorted(choice.again, key=lambda each: step.producer[each]):
+        index = step.producer[name]
+        if index in counted:
+            continue
+        counted = {*counted, index}
+        label = labels.node(index)
+        nbytes, time = found.get(label, (0, 0.0))
+        own = 0 if step.root(name) != name else step.nbytes(name)
+        found[label] = nbytes + own, time + step.seconds[index]
+    ordered = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    return tuple(Decision(label, nbytes, time) for label, (nbytes, time) in ordered)
