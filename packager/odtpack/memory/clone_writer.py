@@ -11,30 +11,35 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import dims_of, reads, subgraphs
+from odtpack.graph.graphs import reads, subgraphs
 from odtpack.graph.ops import Ops
-from odtpack.memory.control_edge import ControlEdge
+from odtpack.memory.control_edge import ControlEdge, SizeNames
+from odtpack.memory.forward import ancestors, named_values
 from odtpack.memory.recompute import Choice
 from odtpack.memory.timeline import AGAIN, Step
 from odtpack.memory.timeline import reads as names_read
+from odtpack_simulator.memory.runtime_graph import Node
 
 _LAST_OPTIONAL = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
 """Operators whose outputs beyond the first may be left out."""
 
 
-def write(op: Ops, model: ir.Model, step: Step, choice: Choice) -> dict[str, str]:
+def write(
+    op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames
+) -> dict[str, str]:
     """Write the nodes, and let the backward pass read what they compute.
 
     Args:
         op: Writer for the training graph; new nodes go to its end, and so it is no longer sorted.
-        model: The training model.
+        graph: That of the training model.
         step: It as ONNX Runtime executes it.
         choice: What to compute again.
+        sizes: Names the sizes of what is computed again.
 
     Returns:
         Names of the copies of values, by the names that they have in the timeline.
     """
-    writer = _Writer(op, model.graph, step, choice.again)
+    writer = _Writer(op, graph, step, choice.again, sizes)
     nodes = choice.timeline.nodes
     groups: dict[int, list[str]] = {}
     for place, trigger in choice.timeline.triggers.items():
@@ -47,38 +52,29 @@ def write(op: Ops, model: ir.Model, step: Step, choice: Choice) -> dict[str, str
 
 
 class _Writer:
-    def __init__(self, op: Ops, graph: ir.Graph, step: Step, again: Collection[str]) -> None:
-        self._op, self._graph, self._step, self._again = op, graph, step, again
+    def __init__(
+        self, op: Ops, graph: ir.Graph, step: Step, again: Collection[str], sizes: SizeNames
+    ) -> None:
+        self._op, self._graph, self._step = op, graph, step
+        self._again, self._sizes = again, sizes
         self._values = named_values(graph)
         self._parameters = set(graph.inputs)
         self._copies: dict[ir.Value, ir.Value] = {}
         self._constant: dict[ir.Value, bool] = {}
         self._before = list(graph)
 
-    def latest(self, nodes: object, trigger: int) -> ir.Value:
+    def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
         """What is computed last before a node of the timeline, of what it reads if possible."""
-        timeline: tuple[object, ...] = tuple(nodes)  # type: ignore[arg-type]
-        places = {n: i for i, node in enumerate(timeline) for n in node.outputs if n}  # type: ignore[attr-defined]
-        read = [
-            name
-            for name in names_read(timeline[trigger])  # type: ignore[arg-type]
-            if name in self._values
-            and self._step.producer.get(name, -1) >= 0
-            and self._step.producer[name] not in self._step.forward
-        ]
-        if not read:
-            done = [name for name, place in places.items() if place < trigger]
-            late = [
-                name
-                for name in done
-                if name in self._values and self._step.producer[name] not in self._step.forward
-            ]
-            read = late[-1:] or [name for name in done if name in self._values][-1:]
-        return self._values[max(read, key=lambda name: places[name])]
+        places = {n: i for i, node in enumerate(nodes) for n in node.outputs if n in self._values}
+        late = [name for name in places if self._step.producer[name] not in self._step.forward]
+        read = set(names_read(nodes[trigger])).intersection(late)
+        before = [name for name in late if places[name] < trigger]
+        found = read or before or [name for name in places if places[name] < trigger]
+        return self._values[max(found, key=lambda name: (places[name], name))]
 
     def group(self, names: Collection[str], late: ir.Value) -> None:
         """Copy what computes some values, to run once ``late`` exists."""
-        edge = ControlEdge(self._op, late)
+        edge = ControlEdge(self._op, late, self._sizes.another())
         for name in names:
             if name in self._values:
                 self._copy(self._values[name], edge)
@@ -142,7 +138,7 @@ class _Writer:
         if copy is not None:
             copy.attributes.update(node.attributes)
         for old, new in zip(node.outputs, outputs, strict=False):
-            new.type, new.shape = old.type, old.shape
+            new.type = old.type
             if not old.name:
                 new.name = ""
             else:
@@ -173,26 +169,3 @@ class _Writer:
     def renamed(self) -> dict[str, str]:
         """Names of the copies, by those that they have in the timeline."""
         return {f"{old.name}{AGAIN}": str(new.name) for old, new in self._copies.items()}
-
-
-def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """What the nodes of a graph compute, by name."""
-    return {v.name: v for node in graph for v in node.outputs if v.name}
-
-
-def nameable(graph: ir.Graph) -> frozenset[str]:
-    """Values of a graph that a control edge can be put on: those of a known rank."""
-    return frozenset(n for n, v in named_values(graph).items() if dims_of(v) is not None)
-
-
-def ancestors(outputs: Collection[ir.Value]) -> set[ir.Node]:
-    """Nodes that some values need."""
-    found: set[ir.Node] = set()
-    stack = [value.producer() for value in outputs]
-    while stack:
-        node = stack.pop()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        stack += [value.producer() for value in reads(node)]
-    return found

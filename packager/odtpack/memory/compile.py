@@ -15,8 +15,11 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, schedule
+from odtpack.memory import clone_writer, own_buffers
+from odtpack.memory.control_edge import SizeNames
+from odtpack.memory.forward import nameable
 from odtpack.memory.recompute import Choice, choose
+from odtpack.memory.schedule import Schedule
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack_simulator.memory.node_names import Labels
@@ -37,21 +40,31 @@ def compile_memory(
         OdtpackError: ONNX Runtime does not load the model.
     """
     shapes = input_shapes(model.graph, spec)
-    step = Step(_load(model, shapes))
-    total = sum(step.seconds)
+    before = Step(_load(model, shapes))
+    total = sum(before.seconds)
+    peak = before.timeline().peak
+    trial = model.clone()
+    op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
+    own_buffers.rename_sizes(op, trial.graph, before, sizes)
+    Schedule(trial.graph, before.timeline(), {}).arrange()
+    step = Step(_load(trial, shapes))
     choice = choose(
         step,
         limit=spec.limit,
         seconds=total * spec.slowdown,
-        nameable=clone_writer.nameable(model.graph),
+        nameable=nameable(trial.graph),
     )
-    before = step.timeline().peak
-    if not choice.again:
-        return MemoryReport(before, before, total)
-    renamed = clone_writer.write(Ops(model.graph, "again/"), model, step, choice)
-    schedule.arrange(model.graph, choice.timeline, renamed)
-    after = Step(_load(model, shapes)).timeline().peak
-    return MemoryReport(before, after, total, _decisions(step, choice, parameters))
+    renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
+    schedule = Schedule(trial.graph, choice.timeline, renamed)
+    schedule.arrange()
+    executed = Step(_load(trial, shapes))
+    if executed.timeline().peak > choice.peak and schedule.hold(op, executed.order()):
+        executed = Step(_load(trial, shapes))
+    after = executed.timeline().peak
+    if peak - after < spec.worth * peak:
+        return MemoryReport(peak, peak, total)
+    model.graph = trial.graph
+    return MemoryReport(peak, after, total, _decisions(step, choice, parameters))
 
 
 def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]]:

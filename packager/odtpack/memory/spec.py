@@ -9,6 +9,9 @@ from typing import Final
 FREE_SLOWDOWN: Final = 0.02
 """Part of a step's time that a build without a budget may spend on computing again."""
 
+WORTH: Final = 0.03
+"""Part of the activations that must be saved for a model to be changed at all."""
+
 USUAL_BATCH: Final = 8
 USUAL_SIZE: Final = 64
 
@@ -25,6 +28,7 @@ class MemorySpec:
             sessions' nodes that are added counted; as few as ``slowdown`` allows if None.
         slowdown: Part of the training model's time that computing again may take, by the
             estimate of :mod:`odtpack.memory.costs`.
+        worth: Part of the activations below which a saving is left.
     """
 
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -32,6 +36,7 @@ class MemorySpec:
     other: int = USUAL_SIZE
     limit: int | None = None
     slowdown: float = FREE_SLOWDOWN
+    worth: float = WORTH
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,6 +93,10 @@ class Step:
                 stack += [self.producer[name] for name in read if name in self.producer]
         return frozenset(found)
 
+    def order(self) -> list[str]:
+        """Names of what the nodes compute, in the order of execution."""
+        return [name for node in self.graph.nodes for name in node.outputs if name]
+
     def root(self, name: str) -> str:
         """The value whose memory this one is a view of; itself if it has its own."""
         return self._root.get(name, name)
@@ -133,7 +137,7 @@ class Step:
         for each in made:
             for name in self.graph.nodes[each].outputs:
                 if name:
-                    values[name + AGAIN] = values[name]
+                    values[name + AGAIN] = dataclasses.replace(values[name], dims=None)
         graph = dataclasses.replace(self.graph, nodes=tuple(nodes), values=values)
         allocation = allocate(graph, conditions={RESET_NAME: True})
         edges = sum(1 for start, end in groups if end > start)
