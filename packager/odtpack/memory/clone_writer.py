@@ -24,9 +24,7 @@ _LAST_OPTIONAL = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPoo
 """Operators whose outputs beyond the first may be left out."""
 
 
-def write(
-    op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames
-) -> dict[str, str]:
+def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames) -> dict[str, str]:
     """Write the nodes, and let the backward pass read what they compute.
 
     Args:
@@ -43,10 +41,10 @@ def write(
     nodes = choice.timeline.nodes
     groups: dict[int, list[str]] = {}
     for place, trigger in choice.timeline.triggers.items():
-        names = (name.removesuffix(AGAIN) for name in nodes[place].outputs if name)
-        groups.setdefault(trigger, []).extend(names)
+        groups.setdefault(trigger, []).extend(name for name in nodes[place].outputs if name)
     for trigger, names in sorted(groups.items()):
-        writer.group(names, writer.latest(nodes, trigger))
+        copied = [name.removesuffix(AGAIN) for name in names]
+        writer.group(copied, writer.latest(nodes, trigger))
     writer.redirect()
     return writer.renamed()
 

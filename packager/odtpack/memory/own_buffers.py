@@ -92,5 +92,3 @@ def _sources(node: ir.Node, forward: set[ir.Node], step: Step) -> Iterator[ir.Va
 def _nbytes(step: Step, value: ir.Value) -> int:
     known = step.graph.values.get(value.name or "")
     return 0 if known is None else known.nbytes or 0
-
-

@@ -64,9 +64,7 @@ class _Move:
         return self.gain / (self.seconds + 1e-5)
 
 
-def choose(
-    step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]
-) -> Choice:
+def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Choice:
     """Choose what to compute again.
 
     Args:
@@ -186,37 +184,40 @@ class _Search:
             if name in adds or name in again:
                 continue
             index = step.producer[name]
-            if not step.can_repeat(index) or name in self._outputs:
-                return None
-            if name in wanted and name not in self._nameable:
+            if not self._can_repeat(name, index) or (name in wanted and name not in self._nameable):
                 return None
             adds.add(name)
             if index not in nodes:
                 nodes.add(index)
                 spent += step.seconds[index]
-                if spent > room:
-                    return None
+            if spent > room:
+                return None
             for read in step.graph.nodes[index].inputs:
-                if not read or read not in step.producer or read in again:
+                if read not in step.producer or read in again:
                     continue
-                source = step.root(read)
-                if source == root:
+                held = self._held(read, root, first, ratio, life)
+                if held is None:
                     stack.append(read)
-                    continue
-                if source not in step.producer:
-                    if read in self._nameable:
-                        continue  # a view of a parameter or of an input
-                    stack.append(read)
-                    continue
-                end = life.end(self._families[source])
-                if read in self._nameable:
-                    if end >= first or step.nbytes(source) < _SMALLEST:
-                        continue
-                    if step.nbytes(source) <= ratio * step.nbytes(root):
-                        gain -= life.above(end, first) * step.nbytes(source)
-                        continue
-                stack.append(read)
+                else:
+                    gain -= held
         return _Move(frozenset(adds), gain, spent)
+
+    def _can_repeat(self, name: str, index: int) -> bool:
+        return self._step.can_repeat(index) and name not in self._outputs
+
+    def _held(self, name: str, root: str, first: int, ratio: float, life: _Lives) -> float | None:
+        """What it costs to keep a value until a place; None if it is to be computed again."""
+        source = self._step.root(name)
+        if source == root or name not in self._nameable:
+            return None
+        if source not in self._step.producer:
+            return 0.0  # a view of a parameter or of an input
+        end, nbytes = life.end(self._families[source]), self._step.nbytes(source)
+        if end >= first or nbytes < _SMALLEST:
+            return 0.0
+        if nbytes <= ratio * self._step.nbytes(root):
+            return float(life.above(end, first) * nbytes)
+        return None
 
 
 class _Lives:

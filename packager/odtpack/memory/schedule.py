@@ -51,7 +51,9 @@ class Schedule:
     def _keys(self, nodes: Sequence[ir.Node], needs: Sequence[set[int]]) -> list[float]:
         """When each node runs: what the runtime makes a part of another runs with that."""
         keys = [
-            min((self._places[v.name] for v in node.outputs if v.name in self._places), default=-1.0)
+            min(
+                (self._places[v.name] for v in node.outputs if v.name in self._places), default=-1.0
+            )
             for node in nodes
         ]
         unknown = [key < 0 for key in keys]

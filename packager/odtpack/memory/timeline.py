@@ -141,9 +141,7 @@ class Step:
         graph = dataclasses.replace(self.graph, nodes=tuple(nodes), values=values)
         allocation = allocate(graph, conditions={RESET_NAME: True})
         edges = sum(1 for start, end in groups if end > start)
-        return Timeline(
-            graph.nodes, triggers, allocation, len(triggers) + EDGE_NODES * edges
-        )
+        return Timeline(graph.nodes, triggers, allocation, len(triggers) + EDGE_NODES * edges)
 
     def _read_later(self, again: Collection[str]) -> set[str]:
         """Values among these that a node of the backward pass or one that runs again reads."""
