@@ -21,6 +21,7 @@ from odtpack.graph.ops import Ops
 from odtpack.memory import clone_writer, own_buffers
 from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors, nameable
+from odtpack.memory.order import gradients_at_once
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import Schedule
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
@@ -67,8 +68,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     trial = model.clone()
     op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
-    Schedule(trial.graph, before.timeline(), {}).arrange()
-    step = Step(_load(trial, shapes))
+    step = Step(gradients_at_once(_load(trial, shapes)))
     choice = choose(
         step,
         limit=spec.limit,
@@ -76,12 +76,8 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
         nameable=nameable(trial.graph),
     )
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
-    schedule = Schedule(trial.graph, choice.timeline, renamed)
-    schedule.arrange()
-    executed = Step(_load(trial, shapes))
-    if executed.timeline().peak > choice.peak and schedule.hold(op, executed.order()):
-        executed = Step(_load(trial, shapes))
-    after = executed.timeline().peak
+    Schedule(trial.graph, choice.timeline, renamed).arrange()
+    after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
         return MemoryReport(peak, peak, total)
     model.graph = trial.graph

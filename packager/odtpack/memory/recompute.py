@@ -56,6 +56,7 @@ class Choice:
 @dataclasses.dataclass(frozen=True)
 class _Move:
     adds: frozenset[str]
+    nbytes: int
     gain: float
     seconds: float
 
@@ -120,15 +121,15 @@ class _Search:
             if current.peak <= target:
                 break
             moves = sorted(self._moves(current, target), key=lambda m: (-m.worth, sorted(m.adds)))
-            again = next(
-                (
-                    current.again | move.adds
-                    for move in moves
-                    if self.time(current.again | move.adds) <= self._seconds
-                ),
-                None,
-            )
-            if again is None:
+            again, wanted = current.again, current.peak - target
+            for move in moves:
+                # Several at a time: what they do to one another, the next look takes in.
+                if again.isdisjoint(move.adds) and self.time(again | move.adds) <= self._seconds:
+                    again |= move.adds
+                    wanted -= move.nbytes
+                    if wanted <= 0:
+                        break
+            if again == current.again:
                 break
             current = self.choice(again)
         return current
@@ -200,7 +201,7 @@ class _Search:
                     stack.append(read)
                 else:
                     gain -= held
-        return _Move(frozenset(adds), gain, spent)
+        return _Move(frozenset(adds), step.nbytes(root), gain, spent)
 
     def _can_repeat(self, name: str, index: int) -> bool:
         return self._step.can_repeat(index) and name not in self._outputs

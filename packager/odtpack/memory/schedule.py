@@ -3,21 +3,16 @@
 ONNX Runtime walks depth first from the nodes whose outputs nothing reads, the last in the file
 first, to what they need, the last in the file first. So the file is written from its end: of the
 nodes that nothing before needs any more, the one that is executed first comes last.
-
-What that does not settle, because a value that is wanted early has readers that come late, a node
-does that nothing reads: ``Size(value)`` at the end of the file makes ONNX Runtime compute the value
-when it comes to that node. It stays on every optimization level.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from odtpack.graph.graphs import reads
-from odtpack.graph.ops import Ops
 from odtpack.memory.timeline import Timeline
 
 
@@ -62,38 +57,6 @@ class Schedule:
                 if unknown[source] and (keys[source] < 0 or keys[index] < keys[source]):
                     keys[source] = keys[index]
         return keys
-
-    def hold(self, op: Ops, executed: Sequence[str]) -> int:
-        """Bind what ONNX Runtime executes later than planned to its place.
-
-        Args:
-            op: Writer for the graph.
-            executed: Names of what the nodes of the graph compute, as ONNX Runtime does it.
-
-        Returns:
-            How many nodes were added.
-        """
-        places = [self._places[name] for name in executed if name in self._places]
-        late = set(_out_of_order(places))
-        added = 0
-        for value in [v for node in self._graph for v in node.outputs]:
-            if self._places.get(value.name or "") in late and not value.is_graph_output():
-                size = op.Size(value)
-                self._places[str(size.name)] = self._places[str(value.name)] + 0.5
-                late.discard(self._places[str(value.name)])
-                added += 1
-        if added:
-            self.arrange()
-        return added
-
-
-def _out_of_order(places: Sequence[float]) -> Iterator[float]:
-    """Of what was executed, what should have been before something that was before it."""
-    highest = -1.0
-    for place in places:
-        if place < highest:
-            yield place
-        highest = max(highest, place)
 
 
 def _from_the_end(needs: Sequence[Collection[int]], keys: Sequence[float]) -> list[int]:

@@ -93,10 +93,6 @@ class Step:
                 stack += [self.producer[name] for name in read if name in self.producer]
         return frozenset(found)
 
-    def order(self) -> list[str]:
-        """Names of what the nodes compute, in the order of execution."""
-        return [name for node in self.graph.nodes for name in node.outputs if name]
-
     def root(self, name: str) -> str:
         """The value whose memory this one is a view of; itself if it has its own."""
         return self._root.get(name, name)
