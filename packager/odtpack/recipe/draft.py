@@ -30,6 +30,12 @@ _OPTIONAL: Final = """
 # outputs = ["logits"]       # further values that the models return
 # prediction = false         # no accuracy: the evaluation model returns the loss only
 
+# [adapter]                  # a small adapter in place of the model's own parameters
+# kind = "lora"              # lora, dora, ia3 or bitfit
+# on = ["*.q_proj"]
+# rank = 8
+# alpha = 16
+
 [optimizer]
 kind = "adamw"               # {optimizers}
 # weight_decay = 0.01
@@ -92,7 +98,7 @@ def draft(model: Path, folder: Path) -> str:
     *others, last = discovery.module_names("odtpack.optimizers")
     optimizers = f"{', '.join(others)} or {last}"
     optional = _OPTIONAL.format(pattern=pattern, version=version, optimizers=optimizers)
-    outputs, rest = optional.split("\n[optimizer]", 1)
+    outputs, rest = optional.split("\n# [adapter]", 1)
     return "\n".join(
         [
             f"#:schema {SCHEMA_NAME}",
@@ -112,7 +118,7 @@ def draft(model: Path, folder: Path) -> str:
             f"# train = [{pattern}]",
             "# freeze = []",
             "",
-            f"[optimizer]{rest}",
+            f"# [adapter]{rest}",
         ]
     )
 
