@@ -158,7 +158,7 @@ def build_package(
             newest_opset=targets.newest_opset(onnxruntime),
             frozen_storage=frozen_storage,
             prediction=prediction,
-            adapter=None if inserted is None else _adapter_info(adapter, inserted),
+            adapter=None if inserted is None else _adapter_info(inserted),
         )
         manifest = write_artifacts(
             loaded,
@@ -178,13 +178,17 @@ def build_package(
     return manifest
 
 
-def _adapter_info(spec: AdapterSpec, inserted: Inserted) -> AdapterInfo:
+def _adapter_info(inserted: Inserted) -> AdapterInfo:
     """What the manifest says of the adapter."""
-    settings = {"rank": spec.rank, "alpha": float(spec.alpha)} if spec.low_rank else {}
+    spec = inserted.spec
     return AdapterInfo(
-        kind=spec.kind, **settings, layers=inserted.layers, feedforward=inserted.feedforward,
+        kind=spec.kind,
+        rank=spec.rank if spec.low_rank else None,
+        alpha=float(spec.alpha) if spec.low_rank else None,
+        layers=inserted.layers,
+        feedforward=inserted.feedforward,
         parameters=inserted.parameters,
-    )  # fmt: skip
+    )
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

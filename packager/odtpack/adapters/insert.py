@@ -24,12 +24,14 @@ class Inserted:
     """A model with its adapter.
 
     Attributes:
+        spec: The adapter.
         model: The model.
         parameters: Names of the initializers that are the adapter's.
         layers: Names of the layers that it is on.
         feedforward: Of those, the ones whose input is scaled.
     """
 
+    spec: AdapterSpec
     model: ir.Model
     parameters: tuple[str, ...]
     layers: tuple[str, ...]
@@ -62,7 +64,7 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
                 hint="choose another adapter (--adapter lora)",
             )
         found = dict.fromkeys(str(bias.name) for bias in biases)
-        return Inserted(model, tuple(found), names, ())
+        return Inserted(spec, model, tuple(found), names, ())
     random = np.random.default_rng(spec.seed)
     op = Ops(model.graph, "adapter/")
     parameters: list[str] = []
@@ -72,7 +74,7 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
         for use in layer.uses:
             _apply(op, layer, use, given, spec)
     feedforward = tuple(layer.name for layer in layers if layer.matches(spec.feedforward))
-    return Inserted(infer_shapes(model, new_only=True), tuple(parameters), names, feedforward)
+    return Inserted(spec, infer_shapes(model, new_only=True), tuple(parameters), names, feedforward)
 
 
 def _chosen(graph: ir.Graph, spec: AdapterSpec) -> list[Layer]:
@@ -118,9 +120,7 @@ def _parameters(
     return given
 
 
-def _apply(
-    op: Ops, layer: Layer, use: Use, given: dict[str, ir.Value], spec: AdapterSpec
-) -> None:
+def _apply(op: Ops, layer: Layer, use: Use, given: dict[str, ir.Value], spec: AdapterSpec) -> None:
     if spec.low_rank:
         with op.after(use.node):
             low_rank.apply(op, layer, use, given, spec)

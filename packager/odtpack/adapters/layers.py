@@ -28,6 +28,7 @@ class Use:
         node: MatMul, Gemm or Conv.
         weight: What it reads as its weight, the stored one or made of it.
         outputs_first: Whether the weight is [out, in, ...] and not [in, out].
+        swapped: Whether it is the transpose of what is stored.
         end: What holds the layer's result: the node's output, or the sum with a bias behind it.
         bias: The bias that is added, if there is one.
     """
@@ -35,6 +36,7 @@ class Use:
     node: ir.Node
     weight: ir.Value
     outputs_first: bool
+    swapped: bool
     end: ir.Value
     bias: ir.Value | None
 
@@ -88,12 +90,14 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
     found: dict[ir.Value, list[Use]] = {}
     for node in graph:
         weight = _weight(node)
-        source, swaps = (None, False) if weight is None else _source(weight)
-        if weight is None or source is None or source.const_value is None:
+        if weight is None:
+            continue
+        source, swapped = _source(weight)
+        if source is None or source.const_value is None:
             continue
         end, bias = _end(node)
         outputs_first = node.op_type == "Conv" or _gemm_transposes(node)
-        found.setdefault(source, []).append(Use(node, weight, outputs_first, end, bias))
+        found.setdefault(source, []).append(Use(node, weight, outputs_first, swapped, end, bias))
     layers = []
     for source, uses in found.items():
         shapes = {_shape(use) for use in uses}

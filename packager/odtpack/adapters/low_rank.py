@@ -15,7 +15,7 @@ A bias is not scaled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -109,7 +109,7 @@ def _norm(
 
 
 def _scaled(op: Ops, use: Use, added: ir.Value, factor: ir.Value) -> ir.Value:
-    """factor (W x + s B A x), and the bias that the node adds itself as it is."""
+    """The sum times the factor; a bias that the node adds itself stays as it is."""
     base = use.node.outputs[0]
     bias = use.node.inputs[2] if len(use.node.inputs) > 2 else None
     if bias is None:
@@ -119,7 +119,7 @@ def _scaled(op: Ops, use: Use, added: ir.Value, factor: ir.Value) -> ir.Value:
     return op.Add(op.Mul(op.Add(op.Sub(base, bias), added), factor), bias)
 
 
-def take_place(old: ir.Value, new: ir.Value, readers: list[ir.Usage]) -> None:
+def take_place(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]]) -> None:
     """Let readers of a value, and the graph's outputs, have another under its name."""
     new.type, new.shape = old.type, old.shape
     for reader, index in readers:

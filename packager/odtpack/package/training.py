@@ -154,6 +154,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
     evaluation = forward.clone()
     returned = (
         recipe.prediction
+        and (recipe.loss is None or recipe.loss.classifies)
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )

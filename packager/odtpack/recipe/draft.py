@@ -32,7 +32,7 @@ _OPTIONAL: Final = """
 
 # [adapter]                  # a small adapter in place of the model's own parameters
 # kind = "lora"              # lora, dora, ia3 or bitfit
-# on = ["*.q_proj"]
+# on = [{pattern}]
 # rank = 8
 # alpha = 16
 

@@ -44,9 +44,10 @@ from odtpack_runtime.package.manifest_training import (
 from odtpack_runtime.session.graph_signature import TensorSpec
 
 __all__ = [
-    "MEANINGS", "SCHEMA_VERSION", "AdapterInfo", "ClipInfo", "ExtraFile", "GroupInfo", "InferenceInfo",
-    "InputInfo", "LayoutInfo", "Manifest", "Operators", "OptimizerInfo", "OutputInfo",
-    "PackageFile", "PackageFiles", "ParameterInfo", "ScheduleInfo", "SelfCheckInfo", "SessionInfo",
+    "MEANINGS", "SCHEMA_VERSION", "AdapterInfo", "ClipInfo", "ExtraFile", "GroupInfo",
+    "InferenceInfo", "InputInfo", "LayoutInfo", "Manifest", "Operators", "OptimizerInfo",
+    "OutputInfo", "PackageFile", "PackageFiles", "ParameterInfo", "ScheduleInfo", "SelfCheckInfo",
+    "SessionInfo",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
