@@ -9,14 +9,12 @@ import onnx_ir as ir
 
 from odtpack.adapters import ia3, low_rank
 from odtpack.adapters.layers import Layer, Use, find_layers
+from odtpack.adapters.peft_files import PREFIX
 from odtpack.adapters.spec import AdapterSpec
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.weights import weight_array
-
-PREFIX = "base_model.model."
-"""Begins the names of the parameters of an adapter, as in PEFT's files."""
 
 
 @dataclasses.dataclass(frozen=True)
