@@ -33,6 +33,7 @@ from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack_runtime.package.manifest import AdapterInfo
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 RESET = "lazy_reset_grad"
@@ -64,8 +65,12 @@ class TrainingGraphSpec:
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
             labels, so that the share of right ones can be computed.
+<<<<<<< HEAD
         memory: For which shapes, and how far, the training model's memory is made small; None to
             leave it as it is differentiated.
+=======
+        adapter: What the manifest says of the adapter that the model was given.
+>>>>>>> main
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -82,7 +87,11 @@ class TrainingGraphSpec:
     newest_opset: int = targets.MAX_OPSET
     frozen_storage: Storage | None = None
     prediction: bool = False
+<<<<<<< HEAD
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
+=======
+    adapter: AdapterInfo | None = None
+>>>>>>> main
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -109,7 +118,11 @@ class Graphs:
     backend: Backend = STOCK
     returns_prediction: bool = False
     inference: InferenceTemplate | None = None
+<<<<<<< HEAD
     memory: MemoryReport | None = None
+=======
+    adapter: AdapterInfo | None = None
+>>>>>>> main
 
     @property
     def opset(self) -> int:
@@ -156,6 +169,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
     evaluation = forward.clone()
     returned = (
         recipe.prediction
+        and (recipe.loss is None or recipe.loss.classifies)
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
@@ -185,7 +199,11 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
         backend,
         returned,
         _inference(plain, forward.graph, recipe, parameters),
+<<<<<<< HEAD
         memory,
+=======
+        recipe.adapter,
+>>>>>>> main
     )
 
 
