@@ -65,12 +65,9 @@ class TrainingGraphSpec:
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
             labels, so that the share of right ones can be computed.
-<<<<<<< HEAD
         memory: For which shapes, and how far, the training model's memory is made small; None to
             leave it as it is differentiated.
-=======
         adapter: What the manifest says of the adapter that the model was given.
->>>>>>> main
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -87,11 +84,8 @@ class TrainingGraphSpec:
     newest_opset: int = targets.MAX_OPSET
     frozen_storage: Storage | None = None
     prediction: bool = False
-<<<<<<< HEAD
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
-=======
     adapter: AdapterInfo | None = None
->>>>>>> main
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -118,11 +112,8 @@ class Graphs:
     backend: Backend = STOCK
     returns_prediction: bool = False
     inference: InferenceTemplate | None = None
-<<<<<<< HEAD
     memory: MemoryReport | None = None
-=======
     adapter: AdapterInfo | None = None
->>>>>>> main
 
     @property
     def opset(self) -> int:
@@ -199,11 +190,8 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
         backend,
         returned,
         _inference(plain, forward.graph, recipe, parameters),
-<<<<<<< HEAD
         memory,
-=======
         recipe.adapter,
->>>>>>> main
     )
 
 
