@@ -61,6 +61,7 @@ export class Source {
   }
 
   text(position: number, length: number): string {
+    this.check(position, length + 1); // a zero byte ends it
     this.#text += length;
     if (this.#text > this.bytes.size) this.fail('its strings overlap');
     try {

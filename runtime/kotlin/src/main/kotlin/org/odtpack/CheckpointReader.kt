@@ -107,6 +107,7 @@ internal class CheckpointReader(
     }
 
     private fun text(raw: ByteBuffer?, read: () -> String?): String {
+        check(raw == null || raw.limit() < size) { "a text has no end" } // a zero byte ends it
         textLeft -= raw?.remaining() ?: 0
         check(textLeft >= 0) { "its strings overlap" } // one may be referred to many times
         return read() ?: ""
