@@ -127,6 +127,10 @@ export class Table {
     return this.#number(number, 8, absent, (at) => at.getBigInt64(0, true));
   }
 
+  uint32(number: number): number {
+    return this.#number(number, 4, 0, (at) => at.getUint32(0, true));
+  }
+
   float32(number: number): number {
     return this.#number(number, 4, 0, (at) => at.getFloat32(0, true));
   }
