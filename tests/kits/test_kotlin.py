@@ -181,8 +181,8 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     done = subprocess.run(
-        kotlin_kit.command("saves", path, 2**30, "replace"), capture_output=True, text=True, check=False,
-        preexec_fn=no_more_than_a_little, restore_signals=False,
+        kotlin_kit.command("saves", path, 2**30, "replace"), capture_output=True, text=True,
+        check=False, preexec_fn=no_more_than_a_little, restore_signals=False,
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == "file-not-written"
     assert path.read_bytes() == before
