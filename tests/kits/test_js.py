@@ -196,9 +196,10 @@ def test_node_does_not_grow_over_ten_thousand_steps(
 ) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
     resident = train(task, "node", collect=True)["resident"]
-    # The second half against the first, which warms up caches and the compiler.
-    middle = statistics.median(resident[len(resident) // 2 - 4 : len(resident) // 2])
-    assert statistics.median(resident[-4:]) - middle < 2e6
+    # The first half warms up caches and the compiler. What leaks grows in both quarters that
+    # follow; the allocator takes a large page once.
+    ends = [statistics.median(resident[end - 4 : end]) for end in (10, 15, 20)]
+    assert min(ends[1] - ends[0], ends[2] - ends[1]) < 5e5, resident
 
 
 def test_units() -> None:
