@@ -14,6 +14,9 @@ ORT_TRAINING: Final = "ort-training"
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 
+AdapterKind = Literal["lora", "dora", "ia3", "bitfit"]
+"""What is trained beside a frozen model."""
+
 Pool = Literal["mean", "cls", "none"]
 """How a head makes one vector of the tokens of a sequence."""
 

@@ -212,6 +212,7 @@ def _manifest(
             _session(graphs.training).as_dict(defaults=False) if backend.is_stock else None
         ),
         "layout": layout,
+        **({} if graphs.adapter is None else {"adapter": graphs.adapter.as_dict(defaults=False)}),
         "inference": template
         and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
     }
