@@ -32,9 +32,9 @@ _DRAWS = 3
 _SPREAD = 8
 """How many times the largest effect of some perturbations losses may differ by, where that exceeds
 the tolerance. A sum of n terms in another order differs by 2^-24 sqrt(n / 6) of itself (a random
-walk of roundings: Higham, Accuracy and Stability of Numerical Algorithms, 4.2), which for the 1,500
-terms of a wide layer is 4 times what the perturbed weights change; and another draw of the same kind
-may exceed the largest of three: twice that."""
+walk of roundings: Higham, Accuracy and Stability of Numerical Algorithms, 4.2): with the 1,500
+terms of a wide layer that is 4 times what the perturbed weights change. And another draw of the
+same kind may exceed the largest of three: twice that."""
 _SAMPLES, _SAMPLES_OF_STATISTICS = 2, 8
 _LARGEST_BYTES = 256 * 2**20
 _DIGITS = 6
