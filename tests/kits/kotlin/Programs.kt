@@ -80,7 +80,6 @@ internal fun train(json: Json) {
 fun saves(path: String, externalAbove: Long, keeps: Boolean) {
     val state = readCheckpoint(path)
     var number = state.properties["number"] as Long
-    println("ready")
     while (true) {
         number++
         for (parameter in state.parameters.values) {
