@@ -23,6 +23,26 @@ inline Ort::Session OpenSession(const Ort::Env& env, const std::string& path,
   }
 }
 
+/// While it exists, sessions that ask for the environment's allocator get one arena together, which
+/// they own and which goes with the last of them. One that the app has registered stays.
+class SharedArena {
+ public:
+  explicit SharedArena(const Ort::Env& env)
+      : env_(const_cast<OrtEnv*>(static_cast<const OrtEnv*>(env))) {
+    ours_ = Ort::Status(Ort::GetApi().CreateAndRegisterAllocator(env_, memory_, nullptr)).IsOK();
+  }
+  ~SharedArena() {
+    if (ours_) Ort::Status(Ort::GetApi().UnregisterAllocator(env_, memory_));
+  }
+  SharedArena(const SharedArena&) = delete;
+  SharedArena& operator=(const SharedArena&) = delete;
+
+ private:
+  OrtEnv* env_;
+  Ort::MemoryInfo memory_ = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+  bool ours_ = false;
+};
+
 /// Arguments of a session's run that stand at fixed addresses; nothing is copied.
 struct Arguments {
   std::vector<const char*> input_names, output_names;
