@@ -28,7 +28,7 @@ from onnx import TensorProto, helper
 
 from scripts.old_runtimes import ROOT, environment
 
-RELEASES = [f"1.{minor}" for minor in range(8, 32)]
+RELEASES = [f"1.{minor}" for minor in range(8, 33)]
 TABLE = ROOT / "packager" / "odtpack" / "ort" / "kernels.json"
 PROBE = Path(__file__).with_name("kernel_probe.py")
 OLDEST_OPSET = 12

@@ -27,7 +27,7 @@ REFUSING = ("1.12", "1.13")
 
 # The oldest and the newest minor version of Python 3 with wheels, by the release since which.
 _PYTHONS = {
-    (1, 8): (6, 9), (1, 11): (6, 10), (1, 12): (7, 10), (1, 15): (8, 11), (1, 17): (8, 12),
+    (1, 8): (6, 9), (1, 12): (7, 10), (1, 15): (8, 11), (1, 17): (8, 12),
     (1, 20): (10, 13), (1, 23): (10, 13), (1, 24): (11, 14),
 }  # fmt: skip
 _FIRST_WITH_NUMPY_2 = (1, 19)

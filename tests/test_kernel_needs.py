@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state
 
@@ -95,12 +96,16 @@ def test_the_targets_are_those_of_the_table() -> None:
 
 
 def test_the_table_has_the_kernels_of_the_installed_release() -> None:
-    """Every kernel that this ONNX Runtime lists is in the table, at some release."""
+    """Every kernel that this ONNX Runtime lists is in the table, at some release.
+
+    A release may be newer than the table: it still has all that takes float32.
+    """
     kernels = [
         (k.domain or "ai.onnx", k.op_name, k.version_range, dict(k.type_constraints))
         for k in onnxruntime_pybind11_state.get_all_opkernel_def()
         if k.provider == "CPUExecutionProvider"
     ]
+    here = {(*k[:4], _short(k[4])) for k in listed(kernels)}
     held = {
         (domain, *_name_and_version(key), constraint, name)
         for domain, operators in TABLE["kernels"].items()
@@ -109,8 +114,12 @@ def test_the_table_has_the_kernels_of_the_installed_release() -> None:
         for names in since.values()
         for name in names
     }
-    missing = {(*k[:4], _short(k[4])) for k in listed(kernels)} - held
-    assert not missing
+    newest = max(targets.parsed(release)[:2] for release in TABLE["formats"])
+    if targets.parsed(onnxruntime.__version__)[:2] > newest:
+        standard = {kernel for kernel in held if kernel[0] == "ai.onnx" and kernel[4] == "float"}
+        assert not standard - here
+    else:
+        assert not here - held
 
 
 def _name_and_version(key: str) -> tuple[str, int]:

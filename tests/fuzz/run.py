@@ -130,7 +130,6 @@ def apart(arguments: list[str]) -> dict[str, object]:
 
 
 def main() -> int:
-    faulthandler.enable()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["replay", "fuzz"])
     parser.add_argument("--count", type=int, default=10_000, help="inputs over all readers")
@@ -179,4 +178,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     sys.exit(main())

@@ -16,6 +16,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import assert_refused, tree
 from tests.recipe.conftest import Run
+from tests.test_docs import prepare_encoder
 
 MODELS = {
     "cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3),
@@ -73,7 +74,7 @@ def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
         lines.append(text.replace('["logits"]', '["output"]'))
     (folder / "all.toml").write_text("\n".join(lines))
     table = read_recipe(folder / "all.toml").table
-    assert table.model_fields_set == set(type(table).model_fields)
+    assert table.model_fields_set == set(type(table).model_fields) - {"head"}  # it has classes
     outcome = run("build", "--recipe", folder / "all.toml", "--json")
     assert outcome.code == 0, outcome.err
     content = outcome.json()
@@ -110,3 +111,16 @@ def test_replaces_no_recipe_unasked(run: Run, folder: Path) -> None:
     assert tree(folder) == before
     assert run(*command, "--force").code == 0
     assert tree(folder) != before
+
+
+def test_an_encoder_is_offered_a_head(run: Run, tmp_path: Path) -> None:
+    prepare_encoder(tmp_path)
+    assert run("init", tmp_path / "encoder.onnx", "--out", tmp_path / "new.toml").code == 0
+    text = (tmp_path / "new.toml").read_text()
+    for line in ("[head]", 'pool = "mean"', "classes = 10"):
+        assert f"# {line}" in text, text
+        text = text.replace(f"# {line}", line)
+    text = re.sub(r'^kind = "mse".*', 'kind = "cross_entropy"', text, count=1, flags=re.M)
+    (tmp_path / "new.toml").write_text(text)
+    outcome = run("build", "--recipe", tmp_path / "new.toml", "--json")
+    assert outcome.code == 0, outcome.err

@@ -1,13 +1,12 @@
 """Keeps ONNX Runtime from fusing a normalization whose epsilon it does not read.
 
-Where a model writes a layer or an RMS normalization out, ONNX Runtime (1.31 and before)
-makes one kernel of
+Where a model writes a layer or an RMS normalization out, ONNX Runtime makes one kernel of
 
     Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))
 
-It takes epsilon from the second operand of the Add if that is a constant, and 1e-5 otherwise;
-of a vector it takes the first element, and the exponent it does not look at. Epsilon is no
-constant where it is a parameter of the package. Written as a Sub of its negative the sum is
+Before 1.32 it takes epsilon from the second operand of the Add if that is a constant, and 1e-5
+otherwise; of a vector it takes the first element. At the exponent it does not look to this day.
+Epsilon is no constant where it is a parameter of the package. Written as a Sub of its negative the sum is
 the same number, and is not fused.
 """
 

@@ -29,7 +29,7 @@ _USUAL_TARGET: Final = (1, 20)
 _OPTIONAL: Final = """
 # outputs = ["logits"]       # further values that the models return
 # prediction = false         # no accuracy: the evaluation model returns the loss only
-
+{head}
 [optimizer]
 kind = "adamw"               # {optimizers}
 # weight_decay = 0.01
@@ -71,6 +71,13 @@ kind = "adamw"               # {optimizers}
 # step_latency = {{ limit = "50 ms", level = "warn" }}
 """
 
+_HEAD: Final = """
+# [head]                     # classes for an encoder that has none
+# pool = "mean"              # over its tokens; or: cls, the first of them
+# classes = 10
+"""
+_TOKENS_AND_WIDTH: Final = 3  # dimensions of what an encoder returns: batch, tokens, width
+
 
 def draft(model: Path, folder: Path) -> str:
     """The text of a recipe that builds as it is.
@@ -92,7 +99,9 @@ def draft(model: Path, folder: Path) -> str:
     relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
     *others, last = discovery.module_names("odtpack.optimizers")
     optimizers = f"{', '.join(others)} or {last}"
-    optional = _OPTIONAL.format(pattern=pattern, version=version, optimizers=optimizers)
+    dims = dims_of(loaded.graph.outputs[0])
+    head = _HEAD if dims is not None and len(dims) == _TOKENS_AND_WIDTH else ""
+    optional = _OPTIONAL.format(pattern=pattern, version=version, optimizers=optimizers, head=head)
     outputs, rest = optional.split("\n[optimizer]", 1)
     return "\n".join(
         [

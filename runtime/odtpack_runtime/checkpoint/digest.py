@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,6 +32,7 @@ PREFIX = "sha256:"
 TEXT_BYTES = len(PREFIX) + 64
 _NAMED = 3  # damaged tensors that a message names
 _APART = 2**16  # bytes from which on a thread costs less than it saves
+_STACK = 2**18  # bytes of its stack: the default of 8 MiB counts where address space is limited
 
 
 class Hasher(ThreadPoolExecutor):
@@ -43,7 +45,13 @@ class Hasher(ThreadPoolExecutor):
         """Start to hash, and return what waits for the 32 bytes of the SHA-256."""
         if len(data) < _APART:
             return hashlib.sha256(data).digest
-        later = self.submit(hashlib.sha256, data)
+        usual = threading.stack_size(_STACK)
+        try:
+            later = self.submit(hashlib.sha256, data)
+        except RuntimeError:  # no memory for a thread
+            return hashlib.sha256(data).digest
+        finally:
+            threading.stack_size(usual)
         return lambda: later.result().digest()
 
 

@@ -80,6 +80,11 @@ def fill_in(
                 found[name] = (kind or typed[0], typed[1])
 
 
+def is_planned(node: onnx.NodeProto) -> bool:
+    """Whether ONNX Runtime knows the shapes of a node's outputs when it plans their memory."""
+    return (node.domain, node.op_type) != (NCHWC_DOMAIN, "Upsample")
+
+
 def is_fixed(dims: Dims | None) -> TypeGuard[Shape]:
     """Whether every size is a number."""
     return dims is not None and all(isinstance(dim, int) for dim in dims)
@@ -244,6 +249,14 @@ def _reorder_output(node: onnx.NodeProto, dims: Dims) -> Dims:
     return (dims[0], channels, *dims[2:])
 
 
+def _upsample(node: onnx.NodeProto, dims: Dims) -> Dims:
+    scales = next((a.ints for a in node.attribute if a.name == "scales"), [1] * len(dims))
+    return tuple(
+        d * by if isinstance(d, int) else d if by == 1 else None
+        for d, by in zip(dims, scales, strict=True)
+    )
+
+
 def _same(node: onnx.NodeProto, dims: Dims) -> Dims:
     return dims
 
@@ -251,6 +264,7 @@ def _same(node: onnx.NodeProto, dims: Dims) -> Dims:
 _KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
     (NCHWC_DOMAIN, "ReorderInput"): _reorder_input,
     (NCHWC_DOMAIN, "ReorderOutput"): _reorder_output,
+    (NCHWC_DOMAIN, "Upsample"): _upsample,
     (MICROSOFT_DOMAIN, "BiasGelu"): _same,
     (MICROSOFT_DOMAIN, "FastGelu"): _same,
     (MICROSOFT_DOMAIN, "SkipLayerNormalization"): _same,
