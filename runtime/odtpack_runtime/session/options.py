@@ -11,11 +11,11 @@ import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.records import InvalidRecordError, parse_json
-from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_runtime.package.manifest_device import OptimizationLevel, SessionInfo
 
 _METADATA = 14  # number of the field metadata_props in ModelProto
 _MAX_MANIFEST_BYTES = 64 * 2**20
-_LEVELS = {
+LEVELS: Final[dict[OptimizationLevel, onnxruntime.GraphOptimizationLevel]] = {
     "disabled": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -63,7 +63,7 @@ def usual_session(optimization_level: str, setting: SessionSetting | None = "fas
         setting: Where the sessions take their memory from, see :data:`SETTINGS`; None for an
             arena of each session's own, as packages had it that say nothing of their sessions.
     """
-    level = optimization_level if optimization_level in _LEVELS else "all"
+    level = optimization_level if optimization_level in LEVELS else "all"
     content = {"optimization_level": level, "memory_pattern": False, "config": RESTING_THREADS}
     return SessionInfo.read(content | (SETTINGS[setting] if setting else {}))
 
@@ -99,7 +99,7 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
         OdtpackError: ONNX Runtime does not take an entry of ``config``.
     """
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = _LEVELS[info.optimization_level]
+    options.graph_optimization_level = LEVELS[info.optimization_level]
     options.enable_mem_pattern = info.memory_pattern
     options.enable_cpu_mem_arena = info.arena
     options.intra_op_num_threads = threads or info.threads or 0

@@ -33,7 +33,7 @@ MEASURED_AS: Final = {
         "loading the evaluation model",
         "placing the parameters",
     ),
-    "evaluation": ("evaluation",),
+    "evaluation": ("first evaluation", "evaluation"),
     "step": ("first step", "training step", "optimizer step", "accumulating step"),
     "saving": ("saving",),
     "resuming": ("resuming",),

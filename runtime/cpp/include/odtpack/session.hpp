@@ -56,6 +56,7 @@ class TrainingSession {
       optimizer_ =
           std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
     }
+    detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
   TrainingSession(const TrainingSession&) = delete;
   TrainingSession& operator=(const TrainingSession&) = delete;
