@@ -10,13 +10,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 venv=${1:-$root/.venv-federated}
 
+of_venv() {
+  "$root/.venv/bin/python" -c \
+    "import importlib.metadata as m; print('$1==' + m.version('$1'))"
+}
+
 # Ray comes with Flower's own engine of simulations. The two that compute are those of .venv: the
 # same bits are asked of both.
 requirements=(
   -e '.[demo,federated]'
   'flwr[simulation]>=1.28'
-  onnx==1.23.2
-  onnxruntime==1.31.1
+  "$(of_venv onnx)"
+  "$(of_venv onnxruntime)"
 )
 
 # The stamp holds what was installed: another list of requirements builds the environment anew.

@@ -43,6 +43,7 @@ TARGETS = (
     Target((1, 23), ir_version=11, opset=23),
     Target((1, 24), ir_version=13, opset=25),
     Target((1, 25), ir_version=13, opset=26),
+    Target((1, 32), ir_version=14, opset=28),
 )
 
 VERSION = r"\d{1,4}\.\d{1,4}(\.\d{1,4})?"
@@ -130,7 +131,7 @@ def require(version: str, opset: int) -> None:
 
 
 # The least IR version in which each opset may stand, as the ONNX checker has it.
-_IR_OF_OPSET = ((14, 7), (18, 8), (20, 9), (22, 10), (23, 11), (24, 12), (26, 13))
+_IR_OF_OPSET = ((14, 7), (18, 8), (20, 9), (22, 10), (23, 11), (24, 12), (27, 13), (28, 14))
 
 
 def stamp(model: ir.Model) -> Target:
