@@ -12,7 +12,7 @@ ORT_TRAINING: Final = "ort-training"
 """onnxruntime-training, whose own operators accumulate and update in place."""
 
 Sessions = Literal["fast", "small"]
-"""How the sessions of a package come by their memory, see docs/adr/0010."""
+"""How the sessions of a package come by their memory, see docs/adr/0012."""
 
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""

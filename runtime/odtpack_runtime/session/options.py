@@ -37,7 +37,7 @@ SETTINGS: Final[dict[SessionSetting, dict[str, Any]]] = {
     "fast": {"shared_allocator": True},
     "small": {"arena": False},
 }
-"""The two settings that packages are built with; docs/adr/0010 has what was measured.
+"""The two settings that packages are built with; docs/adr/0012 has what was measured.
 
 ``fast``: all sessions of a training take their memory from one arena. What one has freed the
 next one uses, and what an app holds does not hang on the system's allocator. ``small``: no
@@ -152,7 +152,8 @@ def _session_beside(model: Path) -> SessionInfo | None:
     manifest = model.with_name(f"{prefix if found else ''}manifest.json")
     try:
         with manifest.open("rb") as stream:
-            content = parse_json(stream.read(_MAX_MANIFEST_BYTES))
+            size = os.fstat(stream.fileno()).st_size
+            content = parse_json(stream.read(min(size, _MAX_MANIFEST_BYTES)))
         files = content["files"]
         named = [files["training_model"], *files.get("extra", ())]
         if model.name in (entry["path"] for entry in named) and "session" in content:

@@ -36,6 +36,7 @@ MEASURED_AS: Final = {
     "evaluation": ("first evaluation", "evaluation"),
     "step": ("first step", "training step", "optimizer step", "accumulating step"),
     "saving": ("saving",),
+    "exporting": ("exporting",),
     "resuming": ("resuming",),
 }
 """What a replay measures as one phase, and the phases of the plan that it is. It resumes only

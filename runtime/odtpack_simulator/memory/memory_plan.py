@@ -1,13 +1,13 @@
 """Predict the peak memory of training before anything runs.
 
-Ten phases are planned, and one more where gradients of several batches are added
+Eleven phases are planned, and one more where gradients of several batches are added
 up: loading the training model and the evaluation model, moving the parameters of the
-checkpoint into one buffer, and the moments too where a training is resumed, the first
-training step, in which gradients take memory as they are written, the steps after it,
-one run of the optimizer model, one evaluation, saving, and exporting a model. A step is planned node by
-node as ONNX Runtime executes it; parameters, gradients and moments lie in flat
-buffers that exist throughout, so the step's peak is theirs, plus one batch, plus the
-sessions, plus the most that is alive at a node.
+checkpoint into one buffer, and the moments too where a training is resumed, a first
+evaluation, the first training step, in which gradients take memory as they are written,
+the steps after it, one run of the optimizer model, an evaluation in between, saving, and
+exporting a model. A step is planned node by node as ONNX Runtime executes it; parameters,
+gradients and moments lie in flat buffers that exist throughout, so the step's peak is
+theirs, plus one batch, plus the sessions, plus the most that is alive at a node.
 
 The plan is for the session options of the package. Where sessions have an arena, every
 request of a training's life is played through it (:mod:`odtpack_simulator.memory.arena_use`):

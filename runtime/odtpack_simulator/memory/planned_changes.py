@@ -168,9 +168,7 @@ class _Variants:
     ) -> RuntimeGraph:
         key = model, tuple((name, tuple(shape)) for name, shape in sorted(shapes.items()))
         if key not in self._graphs:
-            self._graphs[key] = load_runtime_graph(
-                model, shapes, threads=threads, level=level
-            )
+            self._graphs[key] = load_runtime_graph(model, shapes, threads=threads, level=level)
         return self._graphs[key]
 
     def _write_without(self, names: frozenset[str]) -> Path:
