@@ -7,6 +7,7 @@ hyperparameters. Both end in :func:`odtpack.package.write.write_artifacts`.
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import get_args
 import onnx_ir as ir
 
 from odtpack import choices, optimizers, targets
+from odtpack.adapters import AdapterSpec, Inserted, insert_adapter
 from odtpack.arguments import check_choice, check_names, check_type
 from odtpack.choices import STORAGES, Storage
 from odtpack.errors import OdtpackError
@@ -29,7 +31,7 @@ from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack.package.patterns import resolve, unreached
 from odtpack.package.training import TrainingGraphSpec
 from odtpack.package.write import FilesSpec, check_folder, write_artifacts
-from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 
 
 @paused_collector()
@@ -45,6 +47,7 @@ def build_package(
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
     untie: Sequence[str] = (),
+    adapter: AdapterSpec | None = None,
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     prediction: bool = True,
@@ -73,6 +76,8 @@ def build_package(
         freeze: Patterns of the parameters to freeze.
         untie: Patterns of tensors that several places of the model read, of which each place
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
+        adapter: What is trained in place of the model's parameters. Those that ``train`` matches
+            are trained besides, and everything else is frozen.
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.package.training.TrainingGraphSpec`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
@@ -102,6 +107,7 @@ def build_package(
     check_type("loss_options", loss_options, (Mapping, NoneType), "{'reduction': 'sum'}")
     check_type("optimizer", optimizer, (optimizers.Optimizer, NoneType), "odtpack.optimizers.SGD()")
     check_type("update", update, Update, "odtpack.package.optimizer_update.Update()")
+    check_type("adapter", adapter, (AdapterSpec, NoneType), "AdapterSpec('lora', ('*.q_proj',))")
     check_type("accumulation_steps", accumulation_steps, int, "4")
     check_type("ort_format", ort_format, (OrtFormat, NoneType), "odtpack.ort.choices.OrtFormat()")
     check_type("nominal", nominal, bool, "True")
@@ -123,6 +129,10 @@ def build_package(
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze), untie=untie)
+        inserted = None if adapter is None else insert_adapter(loaded, adapter)
+        if inserted is not None:
+            loaded = inserted.model
+            train = (*train, *map(glob.escape, inserted.parameters))
         read = tuple(loss_inputs) or _first_outputs(loaded, chosen)
         trained, frozen = resolve(loaded, train, freeze, read)
         if remark is not None:
@@ -152,6 +162,7 @@ def build_package(
             newest_opset=targets.newest_opset(onnxruntime),
             frozen_storage=frozen_storage,
             prediction=prediction,
+            adapter=None if inserted is None else _adapter_info(inserted),
         )
         manifest = write_artifacts(
             loaded,
@@ -171,6 +182,19 @@ def build_package(
         raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     return manifest
+
+
+def _adapter_info(inserted: Inserted) -> AdapterInfo:
+    """What the manifest says of the adapter."""
+    spec = inserted.spec
+    return AdapterInfo(
+        kind=spec.kind,
+        rank=spec.rank if spec.low_rank else None,
+        alpha=float(spec.alpha) if spec.low_rank else None,
+        layers=inserted.layers,
+        feedforward=inserted.feedforward,
+        parameters=inserted.parameters,
+    )
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

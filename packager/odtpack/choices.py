@@ -17,6 +17,9 @@ Sessions = Literal["fast", "small"]
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 
+AdapterKind = Literal["lora", "dora", "ia3", "bitfit"]
+"""What is trained beside a frozen model."""
+
 Pool = Literal["mean", "cls", "none"]
 """How a head makes one vector of the tokens of a sequence."""
 

@@ -218,6 +218,7 @@ def _manifest(
             else None
         ),
         "layout": layout,
+        **({} if graphs.adapter is None else {"adapter": graphs.adapter.as_dict(defaults=False)}),
         "inference": template
         and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
     }

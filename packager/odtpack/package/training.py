@@ -32,6 +32,7 @@ from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack_runtime.package.manifest import AdapterInfo
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 RESET = "lazy_reset_grad"
@@ -63,6 +64,7 @@ class TrainingGraphSpec:
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
             labels, so that the share of right ones can be computed.
+        adapter: What the manifest says of the adapter that the model was given.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -79,6 +81,7 @@ class TrainingGraphSpec:
     newest_opset: int = targets.MAX_OPSET
     frozen_storage: Storage | None = None
     prediction: bool = False
+    adapter: AdapterInfo | None = None
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -104,6 +107,7 @@ class Graphs:
     backend: Backend = STOCK
     returns_prediction: bool = False
     inference: InferenceTemplate | None = None
+    adapter: AdapterInfo | None = None
 
     @property
     def opset(self) -> int:
@@ -150,6 +154,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
     evaluation = forward.clone()
     returned = (
         recipe.prediction
+        and (recipe.loss is None or recipe.loss.classifies)
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
@@ -176,6 +181,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
         backend,
         returned,
         _inference(plain, forward.graph, recipe, parameters),
+        recipe.adapter,
     )
 
 
