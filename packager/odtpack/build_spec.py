@@ -15,11 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-<<<<<<< HEAD
-from odtpack.choices import STOCK, Pool, Runtime, Sessions, Storage
-from odtpack.ort.choices import OrtFormat, Platform, Style
-=======
-from odtpack.choices import STOCK, AdapterKind, Runtime, Storage
+from odtpack.choices import STOCK, AdapterKind, Runtime, Sessions, Storage
 from odtpack.ort.choices import OrtFormat
 from odtpack.spec_fields import (
     Group,
@@ -33,7 +29,6 @@ from odtpack.spec_fields import (
     read_ort_format,
     read_schedule,
 )
->>>>>>> main
 
 if TYPE_CHECKING:
     import onnx
@@ -279,7 +274,7 @@ class BuildSpec:
     )
     sessions: Sessions = dataclasses.field(
         default="fast",
-        metadata=_given(
+        metadata=given(
             "target.sessions",
             "--sessions",
             "How sessions come by their memory: one arena for all of them, or no arena, which "
