@@ -19,8 +19,8 @@ from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
-from odtpack_simulator.measure.measurements import DeviceMeasurements
 from odtpack_simulator.fleet.outcome.result import FleetResult
+from odtpack_simulator.measure.measurements import DeviceMeasurements
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes

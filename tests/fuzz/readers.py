@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import json
 import re
 import shutil
 import tempfile
@@ -28,9 +29,15 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.budgets.budget_file import read_budgets
 from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.fleet.flash_trace import read_trace
+from odtpack_simulator.fleet.fleet_file import read_fleet
+from odtpack_simulator.measure.imported_profile import imported_profile
+from odtpack_simulator.measure.measurements import load_measurements
 from odtpack_simulator.result.result import load_result
 from tests import zoo
+from tests.fleet.test_fleet_file import MESSAGES
 from tests.runtime.checkpoint_samples import assert_same, sample
+from tests.simulator.measure.test_measurements import content
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +131,10 @@ def _read_manifest(path: Path) -> None:
     assert Manifest.from_json(manifest.to_json().encode(), str(path)) == manifest.sealed()
 
 
+def _import(path: Path) -> None:
+    imported_profile(load_measurements(path), name="acme/phone", title="Phone", like=None)
+
+
 def _finish(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         update = Path(folder) / "package" / UPDATE_NAME
@@ -154,6 +165,13 @@ READERS = {
         ".json", lambda: [(ROOT / "tests" / "reports" / "demo.json").read_bytes()], load_result
     ),
     "data": Reader(".npz", _npz, _read_npz),
+    "fleet": Reader(".toml", lambda: _example("guides/federated.md"), read_fleet),
+    "trace": Reader(
+        ".json",
+        lambda: [json.dumps({"one": {"messages": MESSAGES}}).encode()],
+        lambda path: read_trace(str(path), ["idle", "charging"], 0),
+    ),
+    "measurements": Reader(".json", lambda: [json.dumps(content()).encode()], _import),
     "update": Reader(".zip", lambda: [(packages() / "update.zip").read_bytes()], _apply),
     "plan": Reader(".json", lambda: [b'{"remove": ["manifest.json", "b"], "move": ["a"]}'],
                    _finish),

@@ -129,6 +129,9 @@ def apart(arguments: list[str]) -> dict[str, object]:
     return found
 
 
+_SHOWN = 20  # defects in the output; all inputs are kept
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["replay", "fuzz"])
@@ -172,7 +175,7 @@ def main() -> int:
             flush=True,
         )
     print(f"{total} hostile inputs over {len(readers)} readers, {len(defects)} defects")
-    for defect in defects:
+    for defect in defects[:_SHOWN]:
         print(f"  {defect}")
     return 1 if defects else 0
 

@@ -6,8 +6,8 @@ Where a model writes a layer or an RMS normalization out, ONNX Runtime makes one
 
 Before 1.32 it takes epsilon from the second operand of the Add if that is a constant, and 1e-5
 otherwise; of a vector it takes the first element. At the exponent it does not look to this day.
-Epsilon is no constant where it is a parameter of the package. Written as a Sub of its negative the sum is
-the same number, and is not fused.
+Epsilon is no constant where it is a parameter of the package. Written as a Sub of its negative
+the sum is the same number, and is not fused.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -31,7 +32,8 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
         )
     try:
         with path.open("rb") as file:
-            data = file.read(limit + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, limit) + 1)  # reading sets aside what is asked for
     except OSError as error:
         text = f"the {what} {path.name!r} cannot be read: {error.strerror}"
         raise OdtpackError(f"{code}-unreadable", text, where=str(path)) from error
