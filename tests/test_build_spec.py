@@ -60,6 +60,7 @@ GIVEN = {
     "runtime": ("target.runtime = 'ort-training'", {"runtime": "ort-training"}, "ort-training"),
     "sessions": ("target.sessions = 'small'", {"sessions": "small"}, "small"),
     "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),
+    "base": ("formats.base = 'int4'", {"base": "int4"}, "int4"),
     "nominal": ("formats.nominal = true", {"nominal": True}, True),
     "self_check": ("formats.self_check = false", {"self_check": True}, False),
     "onnxruntime": ("target.onnxruntime = '1.20'", {"onnxruntime": "1.20"}, "1.20"),

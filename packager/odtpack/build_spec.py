@@ -15,7 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+<<<<<<< HEAD
 from odtpack.choices import STOCK, AdapterKind, Runtime, Sessions, Storage
+=======
+from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Storage
+>>>>>>> main
 from odtpack.ort.choices import OrtFormat
 from odtpack.spec_fields import (
     Group,
@@ -290,6 +294,17 @@ class BuildSpec:
             "--frozen-dtype",
             "Store large frozen weights in fewer bytes; the models compute in float32.",
             "Store large frozen weights in fewer bytes; the models compute in float32.",
+        ),
+    )
+    base: BaseKind | None = dataclasses.field(
+        default=None,
+        metadata=given(
+            "formats.base",
+            "--base",
+            "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where "
+            "it reads them; for adapters.",
+            "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where "
+            "it reads them; for adapters.",
         ),
     )
     ort_format: OrtFormat | None = dataclasses.field(

@@ -20,6 +20,9 @@ Storage = Literal["float16", "int8"]
 AdapterKind = Literal["lora", "dora", "ia3", "bitfit"]
 """What is trained beside a frozen model."""
 
+BaseKind = Literal["int8", "int4", "nf4"]
+"""How the frozen matrices of a model may be stored inside the models."""
+
 Pool = Literal["mean", "cls", "none"]
 """How a head makes one vector of the tokens of a sequence."""
 
