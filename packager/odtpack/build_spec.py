@@ -15,11 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-<<<<<<< HEAD
-from odtpack.choices import STOCK, AdapterKind, Runtime, Sessions, Storage
-=======
-from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Storage
->>>>>>> main
+from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Sessions, Storage
 from odtpack.ort.choices import OrtFormat
 from odtpack.spec_fields import (
     Group,
