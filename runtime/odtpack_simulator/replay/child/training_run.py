@@ -20,6 +20,7 @@ import numpy as np
 import numpy.random  # numpy loads it on first use, which would count as the training's memory
 import onnxruntime
 
+import odtpack_runtime.export.inference_model  # noqa: F401 - the same
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
