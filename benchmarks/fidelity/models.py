@@ -138,9 +138,6 @@ class Built:
             "learning_rate": 1e-4,
             "threads": threads,
             "accumulation_steps": self.case.accumulation_steps,
-            "exported": list(package.manifest.inference.outputs)
-            if package.manifest.inference is not None
-            else [],
         }
         return Job(**(arguments | changes))  # type: ignore[arg-type]
 

@@ -88,7 +88,7 @@ def _memory(
         outcome="killed" if killed else "not judged",
         held=held.run.limit_method if held is not None and held.exact else None,
         warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
-        resuming_bytes=plan.resuming_bytes,
+        unmeasured_bytes=plan.unmeasured_bytes,
         phase=plan.highest_phase(free.phase_peaks),
         detail=_ending(held) if held is not None and killed else "",
     )

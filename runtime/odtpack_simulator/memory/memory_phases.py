@@ -41,8 +41,10 @@ MEASURED_AS: Final = {
     "exporting": ("exporting",),
     "resuming": ("resuming",),
 }
-"""What a replay measures as one phase, and the phases of the plan that it is. It resumes only
-where it was interrupted."""
+"""What a replay measures as one phase, and the phases of the plan that it is. It does not export,
+and resumes only where it was interrupted."""
+
+_PLANNED_ONLY: Final = ("exporting", "resuming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,9 @@ class MemoryPlan:
         ]
 
     @property
-    def resuming_bytes(self) -> int:
-        """The peak of the process that goes on after the app was ended, while it loads."""
-        return next((phase.nbytes for phase in self.phases if phase.name == "resuming"), 0)
+    def unmeasured_bytes(self) -> int:
+        """The peak of what an app does and a replay does not measure: exporting, and resuming."""
+        return max((p.nbytes for p in self.phases if p.name in _PLANNED_ONLY), default=0)
 
     def highest_phase(self, measured: Mapping[str, int]) -> str:
         """The first phase, of those that a replay distinguishes, that needs the peak.
@@ -122,7 +124,7 @@ class MemoryPlan:
         """
         needs = {
             peak.phase: peak.predicted_bytes
-            if peak.measured_bytes is None and (not measured or peak.phase == "resuming")
+            if peak.measured_bytes is None and (not measured or peak.phase in _PLANNED_ONLY)
             else peak.measured_bytes or 0
             for peak in self.phase_peaks(measured)
         }

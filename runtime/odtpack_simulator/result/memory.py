@@ -112,8 +112,9 @@ class DeviceMemory(Part):
     a child process was held to this limit; null where the peak, measured without a limit, is
     so far from it that holding would show nothing. ``limit_entitled``: the limit is that of an
     app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
-    app that memory is low. ``resuming_bytes`` is what was planned for the process that goes on
-    after the app was ended, and ``phase`` the first part of the app's life that needs the peak.
+    app that memory is low. ``unmeasured_bytes`` is what was planned for the parts of the app's
+    life that the replay does not measure: exporting, and resuming after it was ended. ``phase``
+    is the first part that needs the peak.
     """
 
     limit_bytes: Bytes | None
@@ -128,7 +129,7 @@ class DeviceMemory(Part):
     outcome: Literal["fits", "depends", "over", "killed", "not judged"] = "not judged"
     held: LimitMethod | None = None
     warning_bytes: Bytes | None = None
-    resuming_bytes: Bytes | None = None
+    unmeasured_bytes: Bytes | None = None
     phase: Text | None = None
     detail: Text = ""
 
@@ -136,11 +137,11 @@ class DeviceMemory(Part):
     def peak_bytes(self) -> int:
         """The peak to judge: measured where the child measured one, else predicted.
 
-        An app that is ended resumes, which may need more than the training did.
+        What the replay does not measure may need more than the training did.
         """
         measured = self.measured_peak_bytes
         trained = self.predicted_peak_bytes if measured is None else measured
-        return max(trained, self.resuming_bytes or 0)
+        return max(trained, self.unmeasured_bytes or 0)
 
     @property
     def is_measured(self) -> bool:

@@ -13,14 +13,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.random  # numpy loads it on first use, which would count as the training's memory
 import onnxruntime
 
-import odtpack_runtime.export.inference_model  # noqa: F401 - the same
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
@@ -126,11 +124,6 @@ class _Training:
             self._evaluate("after")
         if self._saved != self._step:
             self._save()
-        if job.exported:
-            self._enter("exporting the model")
-            path = Path(job.folder) / "exported.onnx"
-            self._trainer.module.export_model_for_inferencing(path, job.exported)
-            self._mark("exporting")
 
     def compare(self) -> dict[str, list[Groups]]:
         """Evaluate finer groups of held-out samples; the parameters are then the package's."""
