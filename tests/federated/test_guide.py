@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState
-from tests.federated.conftest import ENVIRONMENT, QUIET, ROOT
+from tests.federated.play import ENVIRONMENT, QUIET, ROOT
 from tests.fleet.fleets import write_digits
 
 pytestmark = pytest.mark.federated
