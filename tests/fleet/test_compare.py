@@ -17,7 +17,7 @@ from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.outcome.compare import FleetFigure, compare_fleets
 from odtpack_simulator.fleet.outcome.judge import judge_fleet
 from odtpack_simulator.fleet.outcome.result import FleetResult, SeedPoint, load_fleet_result
-from odtpack_simulator.fleet.outcome.seeds import band, join_seeds, seed_run, seed_runs
+from odtpack_simulator.fleet.outcome.seeds import band, join_seeds, seed_run
 from odtpack_simulator.reports.fleet import render_fleet_report
 from tests.fleet.fleets import device, fleet_of, write_digits
 
