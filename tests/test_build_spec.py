@@ -22,6 +22,15 @@ GIVEN = {
     "train": ("[parameters]\ntrain = ['a.*']", {"train": ["a.*"]}, ("a.*",)),
     "freeze": ("[parameters]\nfreeze = ['a.*']", {"freeze": ["a.*"]}, ("a.*",)),
     "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
+    "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),
+    "adapter_on": ("[adapter]\non = ['a']", {"adapter_on": ["a"]}, ("a",)),
+    "adapter_feedforward": (
+        "[adapter]\nfeedforward = ['a']", {"adapter_feedforward": ["a"]}, ("a",),
+    ),
+    "adapter_rank": ("adapter.rank = 4", {"adapter_rank": 4}, 4),
+    "adapter_alpha": ("adapter.alpha = 4.0", {"adapter_alpha": 4.0}, 4.0),
+    "adapter_dropout": ("adapter.dropout = 0.5", {"adapter_dropout": 0.5}, 0.5),
+    "adapter_seed": ("adapter.seed = 4", {"adapter_seed": 4}, 4),
     "outputs": ("outputs = ['y']", {"outputs": ["y"]}, ("y",)),
     "prediction": ("prediction = false", {"prediction": True}, False),
     "loss_inputs": ("loss.inputs = ['y']", {"loss_inputs": ["y"]}, ("y",)),
@@ -49,7 +58,9 @@ GIVEN = {
         ScheduleSpec("cosine", {"floor": 0.5}),
     ),
     "runtime": ("target.runtime = 'ort-training'", {"runtime": "ort-training"}, "ort-training"),
+    "sessions": ("target.sessions = 'small'", {"sessions": "small"}, "small"),
     "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),
+    "base": ("formats.base = 'int4'", {"base": "int4"}, "int4"),
     "nominal": ("formats.nominal = true", {"nominal": True}, True),
     "self_check": ("formats.self_check = false", {"self_check": True}, False),
     "onnxruntime": ("target.onnxruntime = '1.20'", {"onnxruntime": "1.20"}, "1.20"),
@@ -82,7 +93,7 @@ def test_the_call_takes_every_field() -> None:
     parts |= {"clip_norm", "clip_value", "optimizer_options"}
     parts.add("head")  # the model has it before the call
     for field in dataclasses.fields(BuildSpec):
-        if field.name in parts:
+        if field.name in parts or field.name.startswith("adapter_"):  # those of its AdapterSpec
             continue
         assert field.name in taken, field.name
         if field.name not in ("model", "loss", "loss_options", "optimizer"):

@@ -18,6 +18,7 @@ import pytest
 from odtpack.losses import LOSSES
 from scripts.generate_docs import PAGES
 from tests import zoo
+from tests.adapters import llama
 from tests.peer import client
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +104,10 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None
         (folder / "fleet.toml").write_text(blocks(guide, "toml")[0])
     if guide.stem == "ml-engineer":
         prepare_encoder(folder)
+    if guide.stem == "language-models":
+        llama.exported(llama.llama(), folder / "model.onnx")
+        ids, labels = llama.batch()
+        np.savez(folder / "tokens.npz", input_ids=ids, labels=labels)
     commands = [
         line
         for block in blocks(guide, "")

@@ -7,6 +7,7 @@ hyperparameters. Both end in :func:`odtpack.package.write.write_artifacts`.
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import get_args
 import onnx_ir as ir
 
 from odtpack import choices, optimizers, targets
+from odtpack.adapters import AdapterSpec, Inserted, insert_adapter
 from odtpack.arguments import check_choice, check_names, check_type
-from odtpack.choices import STORAGES, Storage
+from odtpack.choices import STORAGES, BaseKind, Storage
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
@@ -29,7 +31,8 @@ from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack.package.patterns import resolve, unreached
 from odtpack.package.training import TrainingGraphSpec
 from odtpack.package.write import FilesSpec, check_folder, write_artifacts
-from odtpack_runtime.package.manifest import Manifest
+from odtpack.quantized import quantize_base
+from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 
 
 @paused_collector()
@@ -45,16 +48,19 @@ def build_package(
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
     untie: Sequence[str] = (),
+    adapter: AdapterSpec | None = None,
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     prediction: bool = True,
     frozen_storage: Storage | None = None,
+    base: BaseKind | None = None,
     ort_format: OrtFormat | None = None,
     nominal: bool = False,
     self_check: bool = True,
     onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
     runtime: choices.Runtime = choices.STOCK,
+    sessions: choices.Sessions = "fast",
 ) -> Manifest:
     """Build a package.
 
@@ -72,12 +78,16 @@ def build_package(
         freeze: Patterns of the parameters to freeze.
         untie: Patterns of tensors that several places of the model read, of which each place
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
+        adapter: What is trained in place of the model's parameters. Those that ``train`` matches
+            are trained besides, and everything else is frozen.
         loss_inputs: Names of the values that the loss reads, see
             :class:`odtpack.package.training.TrainingGraphSpec`; the first outputs if empty.
         outputs: Names of further values that the training and evaluation models return.
         prediction: Let the evaluation model also return what the loss compares with labels, so
             that the accuracy can be computed. Training is not touched by it.
         frozen_storage: How large frozen weights are stored, see :mod:`odtpack.package.storage`.
+        base: How frozen matrices are stored inside the models, see :mod:`odtpack.quantized`. It
+            needs an adapter, or patterns of what is trained.
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
@@ -86,6 +96,8 @@ def build_package(
         remark: Takes a sentence about each parameter that is not frozen and still will not
             train, and about each that several places train as one.
         runtime: What is to run the package.
+        sessions: How its sessions come by their memory, see
+            :data:`odtpack_runtime.session.options.SETTINGS`.
 
     Returns:
         The manifest as written.
@@ -99,12 +111,15 @@ def build_package(
     check_type("loss_options", loss_options, (Mapping, NoneType), "{'reduction': 'sum'}")
     check_type("optimizer", optimizer, (optimizers.Optimizer, NoneType), "odtpack.optimizers.SGD()")
     check_type("update", update, Update, "odtpack.package.optimizer_update.Update()")
+    check_type("adapter", adapter, (AdapterSpec, NoneType), "AdapterSpec('lora', ('*.q_proj',))")
     check_type("accumulation_steps", accumulation_steps, int, "4")
     check_type("ort_format", ort_format, (OrtFormat, NoneType), "odtpack.ort.choices.OrtFormat()")
     check_type("nominal", nominal, bool, "True")
     check_type("onnxruntime", onnxruntime, (str, NoneType), "'1.20'")
     check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
+    check_choice("base", base, (*get_args(BaseKind), None))
     check_choice("runtime", runtime, get_args(choices.Runtime))
+    check_choice("sessions", sessions, get_args(choices.Sessions))
     for name, names in {
         "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
     }.items():  # fmt: skip
@@ -119,6 +134,19 @@ def build_package(
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze), untie=untie)
+        if base is not None:
+            if adapter is None and not train:
+                raise OdtpackError(
+                    "base-not-used",
+                    f"everything is trained, and nothing is left to store as {base}",
+                    hint="train an adapter (--adapter lora), or name what is trained (--train)",
+                )
+            newest = targets.newest_opset(onnxruntime)
+            loaded = quantize_base(loaded, base, train, newest)
+        inserted = None if adapter is None else insert_adapter(loaded, adapter)
+        if inserted is not None:
+            loaded = inserted.model
+            train = (*train, *map(glob.escape, inserted.parameters))
         read = tuple(loss_inputs) or _first_outputs(loaded, chosen)
         trained, frozen = resolve(loaded, train, freeze, read)
         if remark is not None:
@@ -148,13 +176,16 @@ def build_package(
             newest_opset=targets.newest_opset(onnxruntime),
             frozen_storage=frozen_storage,
             prediction=prediction,
+            adapter=None if inserted is None else _adapter_info(inserted),
         )
         manifest = write_artifacts(
             loaded,
             recipe,
             optimizer or optimizers.AdamW(),
             destination,
-            FilesSpec(ort_format=ort_format, nominal=nominal, self_check=self_check),
+            FilesSpec(
+                ort_format=ort_format, nominal=nominal, self_check=self_check, sessions=sessions
+            ),
             update=update,
             onnxruntime=onnxruntime,
             backend=backend_for(runtime),
@@ -165,6 +196,19 @@ def build_package(
         raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     return manifest
+
+
+def _adapter_info(inserted: Inserted) -> AdapterInfo:
+    """What the manifest says of the adapter."""
+    spec = inserted.spec
+    return AdapterInfo(
+        kind=spec.kind,
+        rank=spec.rank if spec.low_rank else None,
+        alpha=float(spec.alpha) if spec.low_rank else None,
+        layers=inserted.layers,
+        feedforward=inserted.feedforward,
+        parameters=inserted.parameters,
+    )
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

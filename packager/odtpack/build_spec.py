@@ -11,13 +11,24 @@ This module imports nothing large, for the command line; its annotations are typ
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from odtpack.choices import STOCK, Pool, Runtime, Storage
-from odtpack.ort.choices import OrtFormat, Platform, Style
+from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Sessions, Storage
+from odtpack.ort.choices import OrtFormat
+from odtpack.spec_fields import (
+    Group,
+    Head,
+    Option,
+    check_version,
+    given,
+    read_groups,
+    read_head,
+    read_options,
+    read_ort_format,
+    read_schedule,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -25,86 +36,7 @@ if TYPE_CHECKING:
     from odtpack_runtime.package.manifest import Manifest
     from odtpack_runtime.training.schedules import ScheduleSpec
 
-Group = tuple[str, float, float | None]
-"""Pattern, factor of the learning rate, and weight decay or None for the optimizer's."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """A classification head for an encoder, see :func:`odtpack.model.head.add_head`."""
-
-    pool: Pool
-    classes: int
-    seed: int = 0
-    input: str | None = None
-
-
-_VERSION = re.compile(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?")
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """How people give a field.
-
-    Attributes:
-        key: Its key in a recipe, below its tables: ``"formats.nominal"``.
-        flag: Its option on the command line; of a switch that one that turns the default.
-            Empty if it is made of several, see :mod:`odtpack.cli._spec_options`, or of none.
-        help: What the command line says of it.
-        doc: What the reference of recipes says of it.
-        metavar: What stands for its value on the command line.
-        check: Raises ``ValueError`` for a text that is none of its values.
-        read: Makes the field of what a recipe has there, where that is not the field itself.
-    """
-
-    key: str
-    flag: str = ""
-    help: str = ""
-    doc: str = ""
-    metavar: str | None = None
-    check: Callable[[str], str] | None = None
-    read: Callable[[Any], Any] | None = None
-
-
-def _given(*texts: Any, **more: Any) -> dict[str, Option]:
-    """Metadata of a field: the attributes of :class:`Option`, key, flag, help and doc first."""
-    return {"option": Option(*texts, **more)}
-
-
-def _version(text: str) -> str:
-    if not _VERSION.fullmatch(text):
-        msg = f'must be a version such as "1.20", found {text[:40]!r}'
-        raise ValueError(msg)
-    return text
-
-
-def _options(table: Any) -> dict[str, Any]:
-    given = table.model_dump(exclude_defaults=True)
-    return {k: v for k, v in given.items() if k not in ("kind", "inputs", "decay_vectors")}
-
-
-def _groups(tables: Any) -> tuple[Group, ...]:
-    return tuple((each.parameters, each.learning_rate_scale, each.weight_decay) for each in tables)
-
-
-def _schedule(table: Any) -> Any:
-    if table is None:
-        return None
-    from odtpack_runtime.training.schedules import ScheduleSpec
-
-    settings = table.model_dump(exclude_defaults=True, exclude={"kind", "learning_rate"})
-    return ScheduleSpec(table.kind, settings, table.learning_rate)
-
-
-def _head(table: Any) -> Head | None:
-    return None if table is None else Head(**table.model_dump())
-
-
-def _ort_format(table: Any) -> OrtFormat | None:
-    if not table.ort:
-        return None
-    styles = tuple(Style(name) for name in table.ort_styles)
-    return OrtFormat(styles, tuple(Platform(name) for name in table.ort_platforms) or (None,))
+_ADAPTER_SETTINGS = ("on", "feedforward", "rank", "alpha", "dropout", "seed")
 
 
 class ReadRecipe(Protocol):
@@ -125,19 +57,19 @@ class BuildSpec:
 
     model: Path
     """Path of the forward model: of it, its content decides."""
-    loss: str = dataclasses.field(metadata=_given("loss.kind"))
+    loss: str = dataclasses.field(metadata=given("loss.kind"))
     """Name of the loss; ``none`` if the first output is the loss."""
-    head: Head | None = dataclasses.field(default=None, metadata=_given("head", read=_head))
+    head: Head | None = dataclasses.field(default=None, metadata=given("head", read=read_head))
     """The head that the model is given first."""
     loss_options: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict, metadata=_given("loss", read=_options)
+        default_factory=dict, metadata=given("loss", read=read_options)
     )
     """Its options that are not the defaults."""
-    optimizer: str = dataclasses.field(default="adamw", metadata=_given("optimizer.kind"))
+    optimizer: str = dataclasses.field(default="adamw", metadata=given("optimizer.kind"))
     """Name of the optimizer."""
     train: tuple[str, ...] = dataclasses.field(
         default=(),
-        metadata=_given(
+        metadata=given(
             "parameters.train",
             "--train",
             "Parameters to train; may be repeated. Default: all that are not frozen.",
@@ -147,7 +79,7 @@ class BuildSpec:
     )
     freeze: tuple[str, ...] = dataclasses.field(
         default=(),
-        metadata=_given(
+        metadata=given(
             "parameters.freeze",
             "--freeze",
             "Parameters to freeze; may be repeated. Default: all that are not trained. With both, "
@@ -158,7 +90,7 @@ class BuildSpec:
     )
     untie: tuple[str, ...] = dataclasses.field(
         default=(),
-        metadata=_given(
+        metadata=given(
             "parameters.untie",
             "--untie",
             "Tensors that several places of the model read, to give each place its own; may be "
@@ -167,9 +99,82 @@ class BuildSpec:
             metavar="GLOB",
         ),
     )
+    adapter: AdapterKind | None = dataclasses.field(
+        default=None,
+        metadata=given(
+            "adapter.kind",
+            "--adapter",
+            "Train a small adapter and freeze the model: low-rank matrices beside layers (lora), "
+            "with magnitudes (dora), factors (ia3), or the biases alone (bitfit).",
+            "What the adapter is: low-rank matrices beside layers (`lora`), with magnitudes "
+            "(`dora`), factors of layers (`ia3`), or the biases that layers have (`bitfit`).",
+        ),
+    )
+    adapter_on: tuple[str, ...] = dataclasses.field(
+        default=(),
+        metadata=given(
+            "adapter.on",
+            "--on",
+            "Layers that the adapter goes on, by name without .weight; may be repeated.",
+            "Patterns of the layers that it goes on, by their names without `.weight`. Without "
+            "any, `bitfit` takes all.",
+            metavar="GLOB",
+        ),
+    )
+    adapter_feedforward: tuple[str, ...] = dataclasses.field(
+        default=(),
+        metadata=given(
+            "adapter.feedforward",
+            "--feedforward",
+            "ia3: of those layers, the ones whose input is scaled and not their output; may be "
+            "repeated.",
+            "`ia3`: patterns of those layers of which the input is scaled and not the output.",
+            metavar="GLOB",
+        ),
+    )
+    adapter_rank: int = dataclasses.field(
+        default=8,
+        metadata=given(
+            "adapter.rank",
+            "--rank",
+            "lora, dora: rank of the matrices.  [default: 8]",
+            "`lora`, `dora`: rank of the matrices.",
+            metavar="R",
+        ),
+    )
+    adapter_alpha: float = dataclasses.field(
+        default=16.0,
+        metadata=given(
+            "adapter.alpha",
+            "--alpha",
+            "lora, dora: their product counts alpha / rank times.  [default: 16]",
+            "`lora`, `dora`: their product counts `alpha / rank` times.",
+            metavar="X",
+        ),
+    )
+    adapter_dropout: float = dataclasses.field(
+        default=0.0,
+        metadata=given(
+            "adapter.dropout",
+            "--adapter-dropout",
+            "lora: share of the layer's inputs that the matrices do not see in a training step.",
+            "`lora`: share of the layer's inputs that the matrices do not see in a training step.",
+            metavar="X",
+        ),
+    )
+    adapter_seed: int = dataclasses.field(
+        default=0,
+        metadata=given(
+            "adapter.seed",
+            "--adapter-seed",
+            "lora, dora: seed of the first matrix; the second begins as zero.",
+            "`lora`, `dora`: seed of the first matrix; the second begins as zero.",
+            metavar="S",
+        ),
+    )
     loss_inputs: tuple[str, ...] = dataclasses.field(
         default=(),
-        metadata=_given(
+        metadata=given(
             "loss.inputs",
             "--loss-input",
             "Value that the loss reads: predictions, then values in the place of its target "
@@ -179,7 +184,7 @@ class BuildSpec:
     )
     outputs: tuple[str, ...] = dataclasses.field(
         default=(),
-        metadata=_given(
+        metadata=given(
             "outputs",
             "--output",
             "Further value that the models return; may be repeated.",
@@ -189,7 +194,7 @@ class BuildSpec:
     )
     prediction: bool = dataclasses.field(
         default=True,
-        metadata=_given(
+        metadata=given(
             "prediction",
             "--no-prediction",
             "Let the evaluation model return the loss only, and not the prediction that it "
@@ -199,12 +204,12 @@ class BuildSpec:
         ),
     )
     optimizer_options: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict, metadata=_given("optimizer", read=_options)
+        default_factory=dict, metadata=given("optimizer", read=read_options)
     )
     """Settings of the optimizer that are not the defaults."""
     clip_norm: float | None = dataclasses.field(
         default=None,
-        metadata=_given(
+        metadata=given(
             "clip.norm",
             "--clip-norm",
             "Clip gradients by the norm of all of them together.",
@@ -213,24 +218,24 @@ class BuildSpec:
     )
     clip_value: float | None = dataclasses.field(
         default=None,
-        metadata=_given(
+        metadata=given(
             "clip.value", "--clip-value", "Clip each element of the gradients.", metavar="X"
         ),
     )
     groups: tuple[Group, ...] = dataclasses.field(
         default=(),
-        metadata=_given(
+        metadata=given(
             "groups",
             "--group",
             "Parameters with a learning rate times X, or a weight decay of X; may be repeated, the "
             "first pattern that matches counts.",
             metavar="GLOB:lr=X,decay=X",
-            read=_groups,
+            read=read_groups,
         ),
     )
     decay_vectors: bool = dataclasses.field(
         default=True,
-        metadata=_given(
+        metadata=given(
             "optimizer.decay_vectors",
             "--no-vector-decay",
             "No weight decay for biases, scales of normalizations and other vectors.",
@@ -238,7 +243,7 @@ class BuildSpec:
     )
     accumulation_steps: int = dataclasses.field(
         default=1,
-        metadata=_given(
+        metadata=given(
             "batch.accumulation_steps",
             "--accumulate",
             "Batches whose gradients make one optimizer step.  [default: 1]",
@@ -247,19 +252,19 @@ class BuildSpec:
     )
     schedule: "ScheduleSpec | None" = dataclasses.field(
         default=None,
-        metadata=_given(
+        metadata=given(
             "schedule",
             "--schedule",
             "Schedule of the learning rate that training uses: constant, linear, cosine, step or "
             "multistep, as in cosine:warmup=100,total=1000,floor=0.1,lr=0.003. Without total it "
             "runs over the whole training.",
             metavar="KIND[:KEY=X,...]",
-            read=_schedule,
+            read=read_schedule,
         ),
     )
     runtime: Runtime = dataclasses.field(
         default=STOCK,
-        metadata=_given(
+        metadata=given(
             "target.runtime",
             "--target",
             "What runs the package: ONNX Runtime as it is, or onnxruntime-training 1.19 with its "
@@ -267,22 +272,44 @@ class BuildSpec:
             "What runs the package: ONNX Runtime as it is, or onnxruntime-training 1.19.",
         ),
     )
+    sessions: Sessions = dataclasses.field(
+        default="fast",
+        metadata=given(
+            "target.sessions",
+            "--sessions",
+            "How sessions come by their memory: one arena for all of them, or no arena, which "
+            "takes about a tenth less and twice the time.  [default: fast]",
+            "How sessions come by their memory: one arena for all of them (`fast`), or no arena "
+            "(`small`), which takes about a tenth less and twice the time.",
+        ),
+    )
     frozen_storage: Storage | None = dataclasses.field(
         default=None,
-        metadata=_given(
+        metadata=given(
             "formats.frozen_dtype",
             "--frozen-dtype",
             "Store large frozen weights in fewer bytes; the models compute in float32.",
             "Store large frozen weights in fewer bytes; the models compute in float32.",
         ),
     )
+    base: BaseKind | None = dataclasses.field(
+        default=None,
+        metadata=given(
+            "formats.base",
+            "--base",
+            "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where "
+            "it reads them; for adapters.",
+            "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where "
+            "it reads them; for adapters.",
+        ),
+    )
     ort_format: OrtFormat | None = dataclasses.field(
-        default=None, metadata=_given("formats", read=_ort_format)
+        default=None, metadata=given("formats", read=read_ort_format)
     )
     """Which files in ORT format to write too."""
     nominal: bool = dataclasses.field(
         default=False,
-        metadata=_given(
+        metadata=given(
             "formats.nominal",
             "--nominal",
             "Also write a checkpoint without values.",
@@ -291,7 +318,7 @@ class BuildSpec:
     )
     self_check: bool = dataclasses.field(
         default=True,
-        metadata=_given(
+        metadata=given(
             "formats.self_check",
             "--no-self-check",
             "Do not run the first steps, whose losses a device can compare with its own.",
@@ -300,7 +327,7 @@ class BuildSpec:
     )
     onnxruntime: str | None = dataclasses.field(
         default=None,
-        metadata=_given(
+        metadata=given(
             "target.onnxruntime",
             "--onnxruntime",
             "Oldest ONNX Runtime that must load the package, as in 1.20. Default: the oldest that "
@@ -308,7 +335,7 @@ class BuildSpec:
             'Oldest version of ONNX Runtime that must load the package, `"1.20"`. Without it, the '
             "oldest that has the kernels of the models; the manifest names it.",
             metavar="VERSION",
-            check=_version,
+            check=check_version,
         ),
     )
 
@@ -367,6 +394,7 @@ class BuildSpec:
         Raises:
             OdtpackError: Bad input; nothing has been written then.
         """
+        from odtpack.adapters import adapter_spec
         from odtpack.build import build_package
         from odtpack.optimizers import Clip, GroupRule, make_optimizer
         from odtpack.package.optimizer_update import Update
@@ -374,6 +402,8 @@ class BuildSpec:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["model"] = self.forward_model()
         del values["head"]
+        own = {name: values.pop(f"adapter_{name}") for name in _ADAPTER_SETTINGS}
+        adapter = adapter_spec(values.pop("adapter"), own)
         groups = tuple(GroupRule(*group) for group in values.pop("groups"))
         clip = Clip(values.pop("clip_norm"), values.pop("clip_value"))
         update = Update(clip, groups, values.pop("decay_vectors"), values.pop("schedule"))
@@ -385,6 +415,7 @@ class BuildSpec:
             loss=None if loss == "none" else loss,
             optimizer=optimizer,
             update=update,
+            adapter=adapter,
             remark=remark,
         )
 

@@ -92,6 +92,30 @@ def _classification() -> dict[str, Case]:
     return cases
 
 
+def _next_token() -> dict[str, Case]:
+    random = np.random.default_rng(11)
+    tokens = random.integers(0, 5, (3, 6))
+    completion = np.where(np.arange(6) < [[2], [4], [5]], -100, tokens)
+    cases = {}
+    for label, options, given in (
+        ("plain", {}, tokens),
+        ("completion", {}, completion),
+        ("sum", {"reduction": "sum"}, completion),
+        ("padding", {"ignore_index": 0}, tokens),
+    ):
+
+        def run(
+            y: torch.Tensor, t: torch.Tensor, options: dict[str, object] = options
+        ) -> torch.Tensor:
+            rows = y[:, :-1].reshape(-1, y.shape[-1])
+            return F.cross_entropy(rows, t[:, 1:].reshape(-1), **options)
+
+        cases[f"next_token-{label}"] = Case(
+            "next_token", options, (normal(3, 6, 5),), (given,), run
+        )
+    return cases
+
+
 def _elementwise() -> dict[str, Case]:
     cases = {}
     weight, pos_weight = np.abs(normal(4, seed=8)), np.abs(normal(3, 1, seed=9)) * 3
@@ -303,4 +327,11 @@ def ctc_case(reduction: str = "mean", blank: int = 0, layout: str = "TNC") -> Ca
     return Case("ctc", options, (x,), (found, *CTC_LENGTHS), oracle)
 
 
-CASES = _classification() | _elementwise() | _distillation() | _metric() | {"ctc": ctc_case()}
+CASES = (
+    _classification()
+    | _next_token()
+    | _elementwise()
+    | _distillation()
+    | _metric()
+    | {"ctc": ctc_case()}
+)

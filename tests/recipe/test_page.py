@@ -24,7 +24,7 @@ __all__ = ["digits"]
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    text, _ = blocks(PAGE, "toml")
+    text, *_ = blocks(PAGE, "toml")
     path = tmp_path / "personal.toml"
     path.write_text(text)
     return path
@@ -44,9 +44,9 @@ def test_example_and_commands(example: Path, digits: Path) -> None:
 
 
 def test_example_is_complete(example: Path) -> None:
-    """Every table is in it but that of the head, which its network has already."""
+    """Every table is in it but the head's, which its network has, and the adapter's."""
     table = read_recipe(example).table
-    assert table.model_fields_set == set(type(table).model_fields) - {"head"}
+    assert table.model_fields_set == set(type(table).model_fields) - {"head", "adapter"}
 
 
 def test_example_of_a_head(run: Run, tmp_path: Path) -> None:
@@ -57,6 +57,17 @@ def test_example_of_a_head(run: Run, tmp_path: Path) -> None:
     manifest = Package.open(tmp_path / "classifier").manifest
     trained = {p.name: p.shape for p in manifest.parameters if p.role == "trainable"}
     assert trained == {"head.weight": (4, 4), "head.bias": (4,)}
+
+
+def test_example_of_an_adapter(run: Run, digits: Path) -> None:
+    path = digits / "recipe.toml"
+    path.write_text(blocks(PAGE, "toml")[2])
+    assert run("build", "--recipe", path).code == 0
+    manifest = Package.open(digits / "adapted").manifest
+    assert manifest.adapter is not None
+    trained = {p.name: p.shape for p in manifest.parameters if p.role == "trainable"}
+    assert set(trained) == {*manifest.adapter.parameters, "fc.bias"}
+    assert trained["base_model.model.fc.lora_A.weight"][0] == 4
 
 
 def test_options_of_the_page_exist(run: Run) -> None:

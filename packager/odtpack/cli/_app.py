@@ -18,6 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli.adapter import adapter
 from odtpack.cli.device.compare import compare
 from odtpack.cli.device.demo import demo
 from odtpack.cli.device.devices import devices
@@ -101,6 +102,8 @@ app.command(
         "    --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4",
         "odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \\",
         "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
+        "odtpack build model.onnx --out package --loss next_token --adapter lora --rank 8 \\",
+        "    --alpha 16 --on '*.q_proj' --on '*.v_proj'",
         "odtpack build --recipe recipe.toml --if-changed",
     )
 )(build)
@@ -227,6 +230,15 @@ app.command(
         "odtpack demo --out build/demo --epochs 3",
     )
 )(demo)
+app.add_typer(
+    adapter,
+    name="adapter",
+    epilog=_examples(
+        "odtpack adapter export package --checkpoint trained.ckpt --out adapter",
+        "odtpack adapter import package adapter --out start.ckpt",
+        "odtpack adapter merge model.onnx adapter --out merged.onnx",
+    ),
+)
 app.add_typer(
     devices,
     name="devices",

@@ -8,10 +8,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from odtpack.build_spec import BuildSpec, Group, options
+from odtpack.build_spec import BuildSpec, options
 from odtpack.cli._ort import read_formats
 from odtpack.cli._spec_options import OPTIMIZER_SETTINGS
 from odtpack.errors import OdtpackError
+from odtpack.spec_fields import Group
 
 
 def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import typer
 
-from odtpack.build_spec import Option, options
+from odtpack.build_spec import options
 from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName
 from odtpack.cli._ort import ORT_PLATFORM, ORT_STYLE, StyleChoice
 from odtpack.ort.choices import Platform
+from odtpack.spec_fields import Option
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 

@@ -16,9 +16,9 @@ from odtpack.fit.depth import Freeze
 from odtpack_runtime.training.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
-    from odtpack.build_spec import Group
     from odtpack.choices import Storage
     from odtpack.recipe import BuildSpec
+    from odtpack.spec_fields import Group
 
 Options = tuple[tuple[str, object], ...]
 

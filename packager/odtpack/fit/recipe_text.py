@@ -67,6 +67,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "head": {} if settings.head is None else dataclasses.asdict(settings.head),
         "loss": loss,
         "parameters": settings.said("parameters"),
+        "adapter": settings.said("adapter"),
         "optimizer": optimizer,
         "clip": {"norm": settings.clip_norm, "value": settings.clip_value},
         "groups": [

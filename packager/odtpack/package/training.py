@@ -24,6 +24,7 @@ from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
+from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.model.exporters import module_names
 from odtpack.package import inference_template
 from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
@@ -32,6 +33,7 @@ from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack_runtime.package.manifest import AdapterInfo
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 RESET = "lazy_reset_grad"
@@ -63,6 +65,9 @@ class TrainingGraphSpec:
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
             labels, so that the share of right ones can be computed.
+        memory: For which shapes, and how far, the training model's memory is made small; None to
+            leave it as it is differentiated.
+        adapter: What the manifest says of the adapter that the model was given.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -79,6 +84,8 @@ class TrainingGraphSpec:
     newest_opset: int = targets.MAX_OPSET
     frozen_storage: Storage | None = None
     prediction: bool = False
+    memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
+    adapter: AdapterInfo | None = None
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -94,6 +101,7 @@ class Graphs:
 
     ``returns_prediction``: whether the evaluation model returns it besides what both return.
     ``inference`` is the forward model without them; None if it computes nothing but its loss.
+    ``memory``: what was done to keep the training model's memory small; None if nothing was.
     """
 
     training: ir.Model
@@ -104,6 +112,8 @@ class Graphs:
     backend: Backend = STOCK
     returns_prediction: bool = False
     inference: InferenceTemplate | None = None
+    memory: MemoryReport | None = None
+    adapter: AdapterInfo | None = None
 
     @property
     def opset(self) -> int:
@@ -150,6 +160,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
     evaluation = forward.clone()
     returned = (
         recipe.prediction
+        and (recipe.loss is None or recipe.loss.classifies)
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
@@ -162,20 +173,25 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
     training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
     if recipe.accumulation_steps > 1:
         training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
+    _finish(forward, "training", properties | training)
+    memory = None
+    if recipe.memory is not None and backend.is_stock:
+        from odtpack.memory.compile import compile_memory
+
+        shown = {p.name: p.module or p.name for p in parameters}
+        memory = compile_memory(forward, shown, recipe.memory)
     return Graphs(
-        _finish(
-            forward,
-            "training",
-            properties | training,
-            keep_names=not backend.is_stock,  # the reference tells values by name
-        ),
-        _finish(evaluation, "evaluation", properties),
+        # The reference tells values by name.
+        pipeline.on_writing(forward, keep_names=not backend.is_stock),
+        pipeline.on_writing(_finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
         recipe.accumulation_steps,
         info,
         backend,
         returned,
         _inference(plain, forward.graph, recipe, parameters),
+        memory,
+        recipe.adapter,
     )
 
 
@@ -192,7 +208,7 @@ def _inference(
         return None
     pipeline.for_evaluation(plain)
     inputs, used = inference_template.detach(plain.graph, names, [p.name for p in parameters])
-    model = _finish(plain, "inference", {})
+    model = pipeline.on_writing(_finish(plain, "inference", {}), keep_names=True)
     return InferenceTemplate(model, inputs, tuple(names), used)
 
 
@@ -348,9 +364,7 @@ def _has_constant_weight(node: ir.Node) -> bool:
     return weight is not None and weight.is_initializer()
 
 
-def _finish(
-    model: ir.Model, name: str, properties: dict[str, str], *, keep_names: bool = True
-) -> ir.Model:
+def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
     pipeline.finish(model)
     model.graph.name = name
@@ -358,4 +372,4 @@ def _finish(
     model.metadata_props.clear()
     model.metadata_props.update(properties)
     targets.stamp(model)
-    return pipeline.on_writing(model, keep_names=keep_names)
+    return model

@@ -35,6 +35,12 @@ kind = "adamw"               # {optimizers}
 # weight_decay = 0.01
 # decay_vectors = false      # no decay for biases and scales of normalizations
 
+# [adapter]                  # a small adapter in place of the model's own parameters
+# kind = "lora"              # lora, dora, ia3 or bitfit
+# on = [{pattern}]
+# rank = 8
+# alpha = 16
+
 # [clip]
 # norm = 1.0                 # or: value = 0.5
 
@@ -61,6 +67,7 @@ kind = "adamw"               # {optimizers}
 # [target]
 # onnxruntime = "{version}"       # oldest version that must load the package
 # platforms = ["android", "ios"]
+# sessions = "small"         # less memory for more time
 
 # budgets = "budgets.toml"     # above all tables; or limits in tables:
 # [budgets]

@@ -78,6 +78,15 @@ class ParametersTable(Table):
     """
 
 
+@declared("adapter")
+class AdapterTable(Table):
+    """A small adapter that is trained in place of the model.
+
+    Its parameters have the names that PEFT gives them, those that `parameters.train` matches are
+    trained besides, and all others are frozen.
+    """
+
+
 class BatchTable(Table):
     """How many samples make a step."""
 
@@ -171,6 +180,8 @@ class RecipeFile(_AboveAll):
     """What is made small."""
     parameters: ParametersTable = ParametersTable()
     """What is trained and what is frozen."""
+    adapter: AdapterTable = AdapterTable()
+    """A small adapter that is trained in place of the model."""
     optimizer: OptimizerTable = OPTIMIZER_TABLES["adamw"](kind="adamw")
     """How parameters are updated."""
     clip: ClipTable | None = None

@@ -35,6 +35,7 @@ from odtpack_runtime.package.manifest_device import (
 )
 from odtpack_runtime.package.manifest_files import ExtraFile, PackageFile, PackageFiles
 from odtpack_runtime.package.manifest_training import (
+    AdapterInfo,
     ClipInfo,
     GroupInfo,
     OptimizerInfo,
@@ -43,9 +44,10 @@ from odtpack_runtime.package.manifest_training import (
 from odtpack_runtime.session.graph_signature import TensorSpec
 
 __all__ = [
-    "MEANINGS", "SCHEMA_VERSION", "ClipInfo", "ExtraFile", "GroupInfo", "InferenceInfo",
-    "InputInfo", "LayoutInfo", "Manifest", "Operators", "OptimizerInfo", "OutputInfo",
-    "PackageFile", "PackageFiles", "ParameterInfo", "ScheduleInfo", "SelfCheckInfo", "SessionInfo",
+    "MEANINGS", "SCHEMA_VERSION", "AdapterInfo", "ClipInfo", "ExtraFile", "GroupInfo",
+    "InferenceInfo", "InputInfo", "LayoutInfo", "Manifest", "Operators", "OptimizerInfo",
+    "OutputInfo", "PackageFile", "PackageFiles", "ParameterInfo", "ScheduleInfo", "SelfCheckInfo",
+    "SessionInfo",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -181,6 +183,7 @@ class Manifest(Part):
         session: Options of ONNX Runtime for every session.
         layout: The flat vectors of the parameters, and how the optimizer runs over them.
         inference: What the inference template takes, gives and lacks.
+        adapter: The adapter that is trained in place of the model's parameters, if there is one.
         self_check: Training steps whose losses are known.
         release: Number that grows from release to release of one package, for apps that
             refuse to go back to an older one.
@@ -210,6 +213,7 @@ class Manifest(Part):
     session: SessionInfo | None = None
     layout: LayoutInfo | None = None
     inference: InferenceInfo | None = None
+    adapter: AdapterInfo | None = None
     self_check: SelfCheckInfo | None = None
     release: NonNegativeInt | None = None
     digest: SHA256 | None = None
@@ -245,6 +249,8 @@ class Manifest(Part):
             return "the groups do not hold each trainable parameter once"
         if (self.files.inference_template is None) != (self.inference is None):
             return "an inference template needs both its file and the key inference"
+        if self.adapter is not None and not set(self.adapter.parameters) <= set(trainable):
+            return "adapter names a parameter that is not trainable"
         if self.inference is not None and not set(self.inference.parameters) <= known:
             return "inference names a parameter that there is none of"
         return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from odtpack_runtime.files.records import InvalidRecordError, Part, Path, read_value
-from odtpack_runtime.package.manifest_base import Kind, Name
+from odtpack_runtime.package.manifest_base import Kind, Name, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +74,24 @@ class ScheduleInfo(Part):
     kind: Name
     settings: dict[str, int | float | tuple[int, ...]] = field(default_factory=dict)
     learning_rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterInfo(Part):
+    """The adapter that is trained in place of the model's parameters.
+
+    Attributes:
+        kind: What it is.
+        rank: ``lora``, ``dora``: rows of A and columns of B.
+        alpha: ``lora``, ``dora``: B A counts ``alpha / rank`` times.
+        layers: The layers that it is on, as the exported module names them.
+        feedforward: ``ia3``: those of them whose input is scaled.
+        parameters: The parameters that are the adapter's; others may be trained besides.
+    """
+
+    kind: Literal["lora", "dora", "ia3", "bitfit"]
+    rank: PositiveInt | None = None
+    alpha: float | None = None
+    layers: tuple[Name, ...]
+    feedforward: tuple[Name, ...] = ()
+    parameters: tuple[Name, ...]

@@ -20,6 +20,7 @@ stays allocated. What is not read is freed only at the end of the run.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -154,7 +155,7 @@ class _Planner:
         # What is not read takes a buffer of its own, until the end.
         self._read = {n for node in graph.nodes for n in (*node.inputs, *node.implicit)}
         self._uses = self._count_uses()
-        self._free: list[str] = []  # most recently freed last
+        self._free: dict[object, list[str]] = {}  # by size, most recently freed last
         self._buffers: dict[str, Buffer] = {}
         self._unknown: list[str] = []
 
@@ -176,15 +177,17 @@ class _Planner:
         )
 
     def _count_uses(self) -> dict[str, int]:
-        uses = dict.fromkeys(self._values, 0)
-        for name in (*self._graph.inputs, *self._graph.initializers, *self._outer):
-            uses[name] = uses.get(name, 0) + 1  # the caller's: never free
+        uses: dict[str, int] = defaultdict(int)
+        for name in (*self._graph.inputs, *self._graph.initializers):
+            uses[name] += 1  # the caller's: never free
         for node in self._graph.nodes:
             for name in (*node.inputs, *node.implicit, *node.outputs):
                 if name:
-                    uses[name] = uses.get(name, 0) + 1
+                    uses[name] += 1
         for name in self._graph.outputs:
-            uses[name] = uses.get(name, 0) + 1
+            uses[name] += 1
+        for name in uses.keys() & self._outer.keys():
+            uses[name] += 1  # the same: of the graph around
         return uses
 
     def _root(self, name: str) -> str:
@@ -218,29 +221,32 @@ class _Planner:
             return None
         source = node.inputs[index]
         last = self._uses[self._root(source)] == 1
-        return source if last and self._same_size(source, name) else None
+        size = self._size_key(source)
+        return source if last and size is not None and size == self._size_key(name) else None
 
     def _freed(self, name: str) -> str | None:
-        value = self._values[name]
-        if not value.dims:  # unknown rank, or a scalar
+        if not self._values[name].dims:  # unknown rank, or a scalar
             return None
-        for at in range(len(self._free) - 1, -1, -1):
-            if self._same_size(self._free[at], name):
-                return self._free.pop(at)
-        return None
+        freed = self._free.get(self._size_key(name))
+        return freed.pop() if freed else None
 
-    def _same_size(self, left: str, right: str) -> bool:
-        """Whether sizes are known to be equal: by number or by name, element size too."""
-        one, other = self._values[left], self._values[right]
-        if one.itemsize == 0 or one.itemsize != other.itemsize:
-            return False
-        return one.dims is not None and one.dims == other.dims and None not in one.dims
+    def _size_key(self, name: str) -> object:
+        """What values have in common whose sizes are known to be equal: by number or by name.
+
+        None if nothing is known to be as large.
+        """
+        value = self._values[name]
+        if value.itemsize == 0 or value.dims is None or None in value.dims:
+            return None
+        return value.itemsize, value.dims
 
     def _release(self, name: str) -> None:
         root = self._root(name)
         self._uses[root] -= 1
         if self._uses[root] == 0 and root in self._buffers and name in self._read:
-            self._free.append(root)
+            size = self._size_key(root)
+            if size is not None:
+                self._free.setdefault(size, []).append(root)
 
     def _nbytes(self, node: Node, name: str) -> int:
         nbytes = self._values[name].nbytes

@@ -59,6 +59,7 @@ class Loss(abc.ABC):
         reads: What it reads of the model, in this order.
         prediction: The same with its shape, for the documentation.
         target: The graph inputs that it compares with, for the documentation.
+        classifies: Whether labels are classes of whole samples, so that accuracy can be told.
     """
 
     name: ClassVar[str]
@@ -67,6 +68,7 @@ class Loss(abc.ABC):
     reads: ClassVar[tuple[str, ...]] = ("prediction",)
     prediction: ClassVar[str] = "prediction"
     target: ClassVar[str] = "`target`"
+    classifies: ClassVar[bool] = True
 
     reduction: Reduction = option("mean", "How the terms become one number.")
 

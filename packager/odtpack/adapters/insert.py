@@ -1,0 +1,133 @@
+"""Puts an adapter into a forward model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.adapters import ia3, low_rank
+from odtpack.adapters.layers import Layer, Use, find_layers
+from odtpack.adapters.peft_files import PREFIX
+from odtpack.adapters.spec import AdapterSpec
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.inference import infer_shapes
+from odtpack.graph.ops import Ops
+from odtpack.model.weights import weight_array
+
+
+@dataclasses.dataclass(frozen=True)
+class Inserted:
+    """A model with its adapter.
+
+    Attributes:
+        spec: The adapter.
+        model: The model.
+        parameters: Names of the initializers that are the adapter's.
+        layers: Names of the layers that it is on.
+        feedforward: Of those, the ones whose input is scaled.
+    """
+
+    spec: AdapterSpec
+    model: ir.Model
+    parameters: tuple[str, ...]
+    layers: tuple[str, ...]
+    feedforward: tuple[str, ...]
+
+
+def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
+    """Put an adapter beside layers of a model.
+
+    Its parameters become initializers, in the type of the layer's data, under the names that
+    they have in a file of PEFT: ``base_model.model.<layer>.lora_A.weight``. ``bitfit`` adds none:
+    the biases of the layers are its parameters.
+
+    Args:
+        model: As :func:`odtpack.model.loading.load_model` returns it; changed in place.
+        spec: The adapter.
+
+    Raises:
+        OdtpackError: A pattern matches no layer (``unknown-layer``), or the layers have no
+            biases to train (``nothing-to-train``).
+    """
+    layers = _chosen(model.graph, spec)
+    names = tuple(layer.name for layer in layers)
+    if spec.kind == "bitfit":
+        biases = [use.bias for layer in layers for use in layer.uses if use.bias is not None]
+        if not biases:
+            raise OdtpackError(
+                "nothing-to-train",
+                f"bitfit trains biases, and none of the {len(layers)} layers has one",
+                hint="choose another adapter (--adapter lora)",
+            )
+        found = dict.fromkeys(str(bias.name) for bias in biases)
+        return Inserted(spec, model, tuple(found), names, ())
+    random = np.random.default_rng(spec.seed)
+    op = Ops(model.graph, "adapter/")
+    parameters: list[str] = []
+    for layer in layers:
+        given = _parameters(model.graph, layer, spec, random)
+        parameters += [str(value.name) for value in given.values()]
+        for use in layer.uses:
+            _apply(op, layer, use, given, spec)
+    feedforward = tuple(layer.name for layer in layers if layer.matches(spec.feedforward))
+    return Inserted(spec, infer_shapes(model, new_only=True), tuple(parameters), names, feedforward)
+
+
+def _chosen(graph: ir.Graph, spec: AdapterSpec) -> list[Layer]:
+    layers = find_layers(graph)
+    for flag, patterns in (("--on", spec.on), ("--feedforward", spec.feedforward)):
+        for pattern in patterns:
+            if not any(layer.matches([pattern]) for layer in layers):
+                near = ", ".join(repr(layer.name) for layer in layers[:6])
+                raise UnknownNameError(
+                    "unknown-layer",
+                    f"{flag} {pattern!r} matches no linear layer of the model",
+                    hint=f"its layers are {near}{', ...' if layers[6:] else ''}"
+                    if layers
+                    else "the model has none: MatMul, Gemm or Conv with a stored weight",
+                )
+    return [layer for layer in layers if not spec.on or layer.matches(spec.on)]
+
+
+def _parameters(
+    graph: ir.Graph, layer: Layer, spec: AdapterSpec, random: np.random.Generator
+) -> dict[str, ir.Value]:
+    """New initializers of a layer, by the end of their names."""
+    first = layer.uses[0]
+    if spec.low_rank:
+        weight = None
+        if spec.kind == "dora":
+            weight = weight_array(first.weight)
+            weight = weight if first.outputs_first else weight.T
+        arrays = low_rank.parameters(layer, spec, random, weight)
+    else:
+        arrays = ia3.parameters(layer, spec)
+    dtype = first.data.dtype or ir.DataType.FLOAT
+    given = {}
+    for end, array in arrays.items():
+        name = f"{PREFIX}{layer.name}.{end}"
+        if name in graph.initializers:
+            raise OdtpackError(
+                "adapter-name-taken",
+                f"the model already has a value {name!r}, a name that the adapter needs",
+            )
+        given[end] = ir.val(name, const_value=ir.tensor(array.astype(dtype.numpy()), name=name))
+        graph.register_initializer(given[end])
+    return given
+
+
+def _apply(op: Ops, layer: Layer, use: Use, given: dict[str, ir.Value], spec: AdapterSpec) -> None:
+    if spec.low_rank:
+        with op.after(use.node):
+            low_rank.apply(op, layer, use, given, spec)
+        return
+    if layer.matches(spec.feedforward):
+        with op.before(use.node):
+            ia3.apply(op, layer, use, given, spec)
+        return
+    last = use.end.producer()
+    assert last is not None  # noqa: S101 - a layer's node, or the sum behind it
+    with op.after(last):
+        ia3.apply(op, layer, use, given, spec)

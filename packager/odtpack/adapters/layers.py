@@ -1,0 +1,178 @@
+"""Finds the linear layers of a forward model: products and convolutions with a stored weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import onnx_ir as ir
+
+from odtpack.graph.graphs import dims_of
+from odtpack.model.exporters import module_names
+
+# What stands between a stored weight and the product that reads it; the weight is its first input.
+_VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
+
+# And where it is looked up by codes in a table, see :mod:`odtpack.quantized.codes`.
+_LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape")
+
+# What exporters and quantizers put behind the name of a layer.
+_ENDINGS = re.compile(r"(_quantized|_DQ_Q\d+|_Q\d+|_fp16)?$")
+_WEIGHT = re.compile(r"(\.MatMul)?\.(weight|kernel)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A node that applies a layer.
+
+    Attributes:
+        node: MatMul, Gemm or Conv.
+        weight: What it reads as its weight, the stored one or made of it.
+        outputs_first: Whether the weight is [out, in, ...] and not [in, out].
+        swapped: Whether it is the transpose of what is stored.
+        end: What holds the layer's result: the node's output, or the sum with a bias behind it.
+        bias: The bias that is added, if there is one.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    outputs_first: bool
+    swapped: bool
+    end: ir.Value
+    bias: ir.Value | None
+
+    @property
+    def data(self) -> ir.Value:
+        """What the layer is applied to."""
+        value = self.node.inputs[0]
+        assert value is not None  # noqa: S101 - that of all three operators
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A linear layer; its uses share the weight.
+
+    Attributes:
+        name: That of the weight in the exported module, without ``.weight``.
+        source: The initializer that stores the weight.
+        shape: [out, in], of a convolution [out, in, *kernel].
+        uses: Where it is applied.
+    """
+
+    name: str
+    source: ir.Value
+    shape: tuple[int, ...]
+    uses: tuple[Use, ...]
+
+    @property
+    def outputs(self) -> int:
+        """Width of what it gives."""
+        return self.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Width of what it takes."""
+        return self.shape[1]
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether a pattern matches its name, or that of the stored weight."""
+        names = (self.name, str(self.source.name))
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def find_layers(graph: ir.Graph) -> list[Layer]:
+    """The linear layers of a graph, in the order in which they are applied first.
+
+    A layer is a MatMul or a Gemm of data with a stored matrix, or a convolution that is not
+    grouped. Its weight may be transposed, cast or dequantized on the way.
+    """
+    modules = module_names(graph)
+    found: dict[ir.Value, list[Use]] = {}
+    for node in graph:
+        weight = _weight(node)
+        if weight is None:
+            continue
+        source, swapped = _source(weight)
+        if source is None or source.const_value is None:
+            continue
+        end, bias = _end(node)
+        outputs_first = node.op_type == "Conv" or _gemm_transposes(node)
+        found.setdefault(source, []).append(Use(node, weight, outputs_first, swapped, end, bias))
+    layers = []
+    for source, uses in found.items():
+        shapes = {_shape(use) for use in uses}
+        shape = shapes.pop() if len(shapes) == 1 else None
+        if shape is not None:
+            layers.append(Layer(_name(str(source.name), modules), source, shape, tuple(uses)))
+    return layers
+
+
+def _weight(node: ir.Node) -> ir.Value | None:
+    """What a node reads as its weight, if it is a linear layer's."""
+    if node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+        return None
+    attributes = node.attributes
+    if node.op_type == "Gemm":
+        plain = attributes.get_float("alpha", 1.0) == 1 and not attributes.get_int("transA", 0)
+        return node.inputs[1] if plain else None
+    if node.op_type == "Conv":
+        return node.inputs[1] if attributes.get_int("group", 1) == 1 else None
+    return node.inputs[1] if node.op_type == "MatMul" else None
+
+
+def _gemm_transposes(node: ir.Node) -> bool:
+    return node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
+
+
+def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:
+    """The initializer that a weight is made of, and whether it is transposed on the way."""
+    value: ir.Value | None = weight
+    swaps, passed = False, set[str]()
+    while value is not None and not value.is_initializer():
+        node = value.producer()
+        if node is None or node.op_type not in _LOOKED_UP or node.domain not in ("", "ai.onnx"):
+            return None, False
+        passed.add(node.op_type)
+        swaps ^= node.op_type == "Transpose"
+        value = node.inputs[1 if node.op_type == "Gather" else 0]
+    codes = value is not None and value.dtype == ir.DataType.UINT4
+    return (value, swaps) if codes or passed.issubset(_VIEWS) else (None, False)
+
+
+def _shape(use: Use) -> tuple[int, ...] | None:
+    """Shape of a weight with the outputs first; None if it is not that of a layer."""
+    tensor = use.weight.const_value
+    dims = dims_of(use.weight) or (() if tensor is None else tuple(tensor.shape.numpy()))
+    rank = len(dims)
+    if not all(isinstance(dim, int) for dim in dims) or (
+        rank < 3 if use.node.op_type == "Conv" else rank != 2
+    ):
+        return None
+    sizes = tuple(int(dim) for dim in dims if dim is not None)
+    return sizes if use.outputs_first else sizes[::-1]
+
+
+def _end(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
+    """Where the result of a layer is, and its bias."""
+    end = node.outputs[0]
+    if node.op_type in ("Gemm", "Conv"):
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        return end, bias if bias is not None and bias.is_initializer() else None
+    consumers = [*end.consumers()]
+    if len(consumers) == 1 and consumers[0].op_type == "Add" and not end.is_graph_output():
+        add = consumers[0]
+        for bias in add.inputs:
+            if bias is not None and bias is not end and bias.is_initializer():
+                dims = dims_of(bias)
+                if dims is not None and len(dims) == 1:
+                    return add.outputs[0], bias
+    return end, None
+
+
+def _name(weight: str, modules: dict[str, str]) -> str:
+    """Name of a layer by that of its weight."""
+    plain = _ENDINGS.sub("", modules.get(weight, weight))
+    return _WEIGHT.sub("", plain)

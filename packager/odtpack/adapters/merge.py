@@ -1,0 +1,160 @@
+"""Folds an adapter into the weights of a forward model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx.checker
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack.adapters.ia3 import FACTORS
+from odtpack.adapters.layers import Layer, find_layers
+from odtpack.adapters.low_rank import MAGNITUDE, A, B
+from odtpack.adapters.peft_files import PREFIX, PeftAdapter
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.inference import infer_shapes
+from odtpack.model.loading import load_model
+
+_ENDS = (A, B, MAGNITUDE, FACTORS)
+
+
+def merge_adapter(path: Path, adapter: PeftAdapter) -> bytes:
+    """Return the serialized model with the weights that the adapter makes of its own.
+
+    Computed in float64, and rounded to the type that the model stores.
+
+    Args:
+        path: The forward model that the adapter was trained on.
+        adapter: The adapter.
+
+    Raises:
+        OdtpackError: The model is not valid; it has no layer of a name (``unknown-layer``), one
+            of another shape (``adapter-mismatch``), or one whose weight is quantized or read
+            elsewhere too (``adapter-not-mergeable``); or the result would exceed 2 GB.
+    """
+    load_model(path)  # says what is wrong with it
+    model = infer_shapes(ir.load(path))
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
+    layers = {layer.name: layer for layer in find_layers(model.graph)}
+    pending: dict[str, dict[str, np.ndarray]] = {}
+    whole: dict[str, np.ndarray] = {}
+    for key, value in adapter.tensors.items():
+        name = key.removeprefix(PREFIX)
+        end = next((end for end in _ENDS if name.endswith(f".{end}")), None)
+        if end is None:
+            whole[name] = value
+        else:
+            pending.setdefault(name.removesuffix(f".{end}"), {})[end] = value
+    for name, given in pending.items():
+        if name not in layers:
+            raise UnknownNameError(
+                "unknown-layer",
+                f"the adapter is on {name!r}, which is no linear layer of the model",
+                where=str(path),
+            )
+        _merge(layers[name], given, adapter, path)
+    for name, value in whole.items():
+        _replace(model.graph, name, value, path)
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]  # what shape inference found
+    if proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise OdtpackError("model-too-large", "the merged model would exceed 2 GB", where=str(path))
+    content: bytes = proto.SerializeToString(deterministic=True)
+    return content
+
+
+def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path) -> None:
+    """Replace the weight of a layer, and its bias where that changes too."""
+    first = layer.uses[0]
+    nodes = {id(use.node) for use in layer.uses} | {id(use.weight.producer()) for use in layer.uses}
+    tensor = layer.source.const_value
+    if (
+        tensor is None
+        or not tensor.dtype.is_floating_point()
+        or any(id(node) not in nodes for node, _ in layer.source.uses())
+        or len({(use.outputs_first, use.swapped) for use in layer.uses}) > 1
+    ):
+        raise OdtpackError(
+            "adapter-not-mergeable",
+            f"the weight {layer.source.name!r} of {layer.name!r} is quantized, or read in other "
+            "places too",
+            where=str(path),
+            hint="merge into the model in float32, and quantize that; or let ONNX Runtime apply "
+            "the adapter (odtpack adapter export --onnxruntime)",
+        )
+    transposes = len(layer.shape) == 2 and first.outputs_first == first.swapped
+    stored = tensor.numpy().astype(np.float64)
+    weight = stored.T if transposes else stored
+    factors = given.get(FACTORS)
+    if factors is not None:
+        feedforward = len(layer.shape) == 2 and factors.shape == (1, layer.inputs)
+        feedforward |= layer.name in adapter.feedforward
+        line = factors.astype(np.float64).reshape(-1)
+        _check(line.size == (layer.inputs if feedforward else layer.outputs), layer, path)
+        ones = [1] * (weight.ndim - 2)
+        merged = weight * line.reshape((1, -1, *ones) if feedforward else (-1, 1, *ones))
+        if not feedforward:
+            for bias in {use.bias for use in layer.uses if use.bias is not None}:
+                _set(bias, _array(bias) * line)
+    else:
+        merged = _low_rank(layer, weight, given, adapter, path)
+    _set(layer.source, merged.T if transposes else merged)
+
+
+def _low_rank(
+    layer: Layer,
+    weight: np.ndarray,
+    given: Mapping[str, np.ndarray],
+    adapter: PeftAdapter,
+    path: Path,
+) -> np.ndarray:
+    """W + s B A, with rows of the lengths that DoRA gives them."""
+    _check(A in given and B in given, layer, path)
+    a, b = (given[name].astype(np.float64) for name in (A, B))
+    _check(a.shape[1:] == layer.shape[1:] and b.shape[:1] == layer.shape[:1], layer, path)
+    flat = b.reshape(layer.outputs, -1) @ a.reshape(a.shape[0], -1)
+    merged = weight + adapter.scaling * flat.reshape(layer.shape)
+    if MAGNITUDE in given:
+        rows = merged.reshape(layer.outputs, -1)
+        lengths = given[MAGNITUDE].astype(np.float64).reshape(-1, 1)
+        _check(lengths.size == layer.outputs, layer, path)
+        rows = rows * lengths / np.linalg.norm(rows, axis=1, keepdims=True)
+        merged = rows.reshape(layer.shape)
+    return np.asarray(merged)
+
+
+def _check(fits: bool, layer: Layer, path: Path) -> None:
+    if not fits:
+        raise OdtpackError(
+            "adapter-mismatch",
+            f"the adapter does not fit {layer.name!r}, whose weight is {list(layer.shape)}",
+            where=str(path),
+            hint="merge it into the model that it was trained on",
+        )
+
+
+def _replace(graph: ir.Graph, name: str, value: np.ndarray, path: Path) -> None:
+    """Replace a parameter that was trained as a whole."""
+    own = graph.initializers.get(name)
+    if own is None or own.const_value is None or tuple(own.const_value.shape) != value.shape:
+        raise OdtpackError(
+            "adapter-mismatch",
+            f"the adapter brings {name!r} {list(value.shape)}, which the model does not have",
+            where=str(path),
+            hint="merge it into the model that it was trained on",
+        )
+    _set(own, value.astype(np.float64))
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None  # noqa: S101 - it is an initializer
+    return value.const_value.numpy().astype(np.float64)
+
+
+def _set(value: ir.Value, array: np.ndarray) -> None:
+    assert value.const_value is not None  # noqa: S101 - it is an initializer
+    dtype = value.const_value.dtype.numpy()
+    value.const_value = ir.tensor(np.ascontiguousarray(array.astype(dtype)), name=value.name)

@@ -1,0 +1,88 @@
+"""Cross-entropy of the next token, for language models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from odtpack.losses.common.base import (
+    Loss,
+    Target,
+    dims,
+    require_rank,
+    shaped,
+    whole_numbers,
+)
+from odtpack.option import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken(Loss):
+    """-log softmax(prediction[b, t])[labels[b, t + 1]], logits being [B, T, V].
+
+    ``labels`` are the tokens themselves, as Hugging Face's causal models take them: the shift is
+    part of the loss. A label of ``ignore_index`` does not count, be it one of the prompt, so that
+    only the completion is learned, or padding. The mean is over the labels that count; where
+    none does loss and gradient are 0.
+
+    Attributes:
+        ignore_index: Label that does not count; it need not be a token.
+    """
+
+    name: ClassVar[str] = "next_token"
+    summary: ClassVar[str] = "Cross-entropy of the next token, from logits."
+    formula: ClassVar[str] = "-log softmax(y[:, t])[labels[:, t + 1]]"
+    prediction: ClassVar[str] = "logits [B, T, V]"
+    target: ClassVar[str] = "`labels` [B, T]"
+    classifies: ClassVar[bool] = False
+    ignore_index: int = option(-100, "Label of tokens that do not count.", whole=True)
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """Token numbers: the prediction's dimensions without the last."""
+        require_rank(self.name, predictions[0], "[B, T, V]", 3, 3)
+        return (whole_numbers("labels", "labels", dims(predictions[0])[:2]),)
+
+    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+        """Number of tokens, where it is known, and the label that does not count."""
+        size = dims(predictions[0])[2]
+        found = {"odtpack.class_count": str(size)} if isinstance(size, int) else {}
+        return {**found, "odtpack.ignore_index": str(self.ignore_index)}
+
+    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the loss of every token; 0 for the last of a sequence."""
+        return self._terms_and_counts(op, *values)[0]
+
+    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+        """Write the terms and their reduction; the mean is over labels that count."""
+        if self.reduction != "mean":
+            return super().reduced(op, *values)
+        terms, counts = self._terms_and_counts(op, *values)
+        total = op.reduce_sum(terms, [0, 1], keepdims=False)
+        count = op.reduce_sum(op.cast(counts, op.type_of(terms)), [0, 1], keepdims=False)
+        return shaped(op.Div(total, op.Max(count, 1)), ())
+
+    def _terms_and_counts(self, op: Ops, *values: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Terms [B, T], and which of them count."""
+        logits, labels = values
+        shape = dims(logits)[:2]
+        # The labels move, not the logits, which are a thousand times larger.
+        labels = op.cast(labels, op.INT64)
+        after = op.slice(labels, [1], [1], [np.iinfo(np.int64).max])
+        first = op.slice(labels, [1], [0], [1])
+        nothing = op.Add(op.Sub(first, first), self.ignore_index)
+        wanted = shaped(op.Concat(after, nothing, axis=1), shape)
+        counts = shaped(op.Not(op.Equal(wanted, self.ignore_index)), shape)
+        index = op.unsqueeze(op.Where(counts, wanted, 0), 2)
+        log_p = op.LogSoftmax(logits, axis=2)
+        log_p.shape = logits.shape
+        terms = shaped(op.Neg(op.squeeze(op.GatherElements(log_p, index, axis=2), 2)), shape)
+        # Not a product with 0: an ignored token may hold anything.
+        return shaped(op.Where(counts, terms, 0), shape), counts

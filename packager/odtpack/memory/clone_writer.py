@@ -1,0 +1,169 @@
+"""Writes into a training model what is computed again for the backward pass.
+
+Each node that computes again is a copy whose inputs are other copies, or views of what is kept
+(:mod:`.control_edge`), so that ONNX Runtime neither merges it with the original nor executes it
+before the backward pass has come so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from odtpack.graph.graphs import reads, subgraphs
+from odtpack.graph.ops import Ops
+from odtpack.memory.control_edge import ControlEdge, SizeNames
+from odtpack.memory.forward import ancestors, named_values
+from odtpack.memory.recompute import Choice
+from odtpack.memory.timeline import AGAIN, Step
+from odtpack.memory.timeline import reads as names_read
+from odtpack_simulator.memory.runtime_graph import Node
+
+_LAST_OPTIONAL = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
+"""Operators whose outputs beyond the first may be left out."""
+
+
+def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames) -> dict[str, str]:
+    """Write the nodes, and let the backward pass read what they compute.
+
+    Args:
+        op: Writer for the training graph; new nodes go to its end, and so it is no longer sorted.
+        graph: That of the training model.
+        step: It as ONNX Runtime executes it.
+        choice: What to compute again.
+        sizes: Names the sizes of what is computed again.
+
+    Returns:
+        Names of the copies of values, by the names that they have in the timeline.
+    """
+    writer = _Writer(op, graph, step, choice.again, sizes)
+    nodes = choice.timeline.nodes
+    groups: dict[int, list[str]] = {}
+    for place, trigger in choice.timeline.triggers.items():
+        groups.setdefault(trigger, []).extend(name for name in nodes[place].outputs if name)
+    for trigger, names in sorted(groups.items()):
+        copied = [name.removesuffix(AGAIN) for name in names]
+        writer.group(copied, writer.latest(nodes, trigger))
+    writer.redirect()
+    return writer.renamed()
+
+
+class _Writer:
+    def __init__(
+        self, op: Ops, graph: ir.Graph, step: Step, again: Collection[str], sizes: SizeNames
+    ) -> None:
+        self._op, self._graph, self._step = op, graph, step
+        self._again, self._sizes = again, sizes
+        self._values = named_values(graph)
+        self._parameters = set(graph.inputs)
+        self._copies: dict[ir.Value, ir.Value] = {}
+        self._constant: dict[ir.Value, bool] = {}
+        self._before = list(graph)
+
+    def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
+        """What is computed last before a node of the timeline, of what it reads if possible."""
+        places = {n: i for i, node in enumerate(nodes) for n in node.outputs if n in self._values}
+        late = [name for name in places if self._step.producer[name] not in self._step.forward]
+        read = set(names_read(nodes[trigger])).intersection(late)
+        before = [name for name in late if places[name] < trigger]
+        found = read or before or [name for name in places if places[name] < trigger]
+        return self._values[max(found, key=lambda name: (places[name], name))]
+
+    def group(self, names: Collection[str], late: ir.Value) -> None:
+        """Copy what computes some values, to run once ``late`` exists."""
+        edge = ControlEdge(self._op, late, self._sizes.another())
+        for name in names:
+            if name in self._values:
+                self._copy(self._values[name], edge)
+
+    def _copy(self, wanted: ir.Value, edge: ControlEdge) -> None:
+        stack = [wanted]
+        while stack:
+            value = stack[-1]
+            node = value.producer()
+            if value in self._copies or node is None:
+                stack.pop()
+                continue
+            open_inputs = [
+                each for each in reads(node) if self._is_copied(each) and each not in self._copies
+            ]
+            if open_inputs:
+                stack += open_inputs
+                continue
+            stack.pop()
+            self._copy_node(node, edge)
+
+    def _is_copied(self, value: ir.Value) -> bool:
+        """Whether a node that runs again reads a copy of this value."""
+        node = value.producer()
+        if node is None or self._is_constant(value):
+            return False
+        # What is no value of the runtime's graph is inside of one of its nodes.
+        return value.name in self._again or value.name not in self._step.graph.values
+
+    def _is_constant(self, value: ir.Value) -> bool:
+        if value not in self._constant:
+            node = value.producer()
+            self._constant[value] = (
+                value not in self._parameters
+                if node is None
+                else not subgraphs(node) and all(map(self._is_constant, reads(node)))
+            )
+        return self._constant[value]
+
+    def _copy_node(self, node: ir.Node, edge: ControlEdge) -> None:
+        activations = [v for v in node.inputs if v is not None and v.producer() is not None]
+        is_bound = any(self._is_copied(v) or not self._is_constant(v) for v in activations)
+        inputs: list[ir.Value | None] = []
+        for value in node.inputs:
+            if value is None:
+                inputs.append(None)
+            elif self._is_copied(value):
+                inputs.append(self._copies[value])
+            elif self._is_constant(value) or (value in self._parameters and is_bound):
+                inputs.append(value)
+            else:
+                inputs.append(edge.view(value))
+        outputs = self._op.emit(
+            node.op_type,
+            inputs,
+            outputs=self._count(node),
+            domain=node.domain,
+            name=self._op.fresh_name(f"again/{node.outputs[0].name}"),
+        )
+        copy = outputs[0].producer()
+        if copy is not None:
+            copy.attributes.update(node.attributes)
+        for old, new in zip(node.outputs, outputs, strict=False):
+            new.type = old.type
+            if not old.name:
+                new.name = ""
+            else:
+                self._copies[old] = new
+
+    def _count(self, node: ir.Node) -> int:
+        """How many outputs of a node must be copied."""
+        if node.op_type not in _LAST_OPTIONAL or node.domain:
+            return len(node.outputs)
+        used = [i for i, value in enumerate(node.outputs) if value.name in self._again]
+        return 1 + max(used, default=0)
+
+    def redirect(self) -> None:
+        """Let the nodes that the loss does not need read the copies."""
+        forward = ancestors(self._graph.outputs[:1])
+        for node in self._before:
+            if node not in forward:
+                self._redirect(node)
+
+    def _redirect(self, node: ir.Node) -> None:
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name in self._again and value in self._copies:
+                node.replace_input_with(index, self._copies[value])
+        for graph in subgraphs(node):
+            for inner in graph:
+                self._redirect(inner)
+
+    def renamed(self) -> dict[str, str]:
+        """Names of the copies, by those that they have in the timeline."""
+        return {f"{old.name}{AGAIN}": str(new.name) for old, new in self._copies.items()}

@@ -1,0 +1,145 @@
+"""Makes the memory of a training step small: plan it, choose, write, look again.
+
+The plan is made for the model as ONNX Runtime will execute it, which is asked for that: the
+knowledge of its order, its buffers and its kernels is the simulator's
+(:mod:`odtpack_simulator.memory`).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+import onnx_ir as ir
+
+from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
+from odtpack.memory import clone_writer, own_buffers
+from odtpack.memory.control_edge import SizeNames
+from odtpack.memory.forward import ancestors, nameable
+from odtpack.memory.order import gradients_at_once
+from odtpack.memory.recompute import Choice, choose
+from odtpack.memory.schedule import Schedule
+from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
+from odtpack.memory.timeline import Step
+from odtpack_simulator.memory.node_names import Labels
+from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
+
+_SMALLEST: Final = 1 << 21
+"""Bytes that a forward pass computes from which on it is worth to look where they go."""
+
+
+def compile_memory(
+    model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec
+) -> MemoryReport | None:
+    """Let a training model compute again what need not be kept.
+
+    Args:
+        model: The training model, sorted; changed in place.
+        parameters: Names of the parameters among its inputs, with what to call each.
+        spec: For which shapes, and how far.
+
+    Returns:
+        What was done; None where nobody asked for a limit and there is next to nothing to gain,
+        or no way to look at the model.
+
+    Raises:
+        OdtpackError: A limit is asked for, and ONNX Runtime does not load the model.
+    """
+    if spec.limit is not None:
+        return _compile(model, parameters, spec)
+    if _values_bytes(model.graph, spec) < _SMALLEST:
+        return None
+    try:
+        return _compile(model, parameters, spec)
+    except OdtpackError:
+        return None  # operators of the user's, which this process does not have
+
+
+def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -> MemoryReport:
+    shapes = input_shapes(model.graph, spec)
+    before = Step(_load(model, shapes))
+    total = sum(before.seconds)
+    peak = before.timeline().peak
+    trial = model.clone()
+    op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
+    own_buffers.rename_sizes(op, trial.graph, before, sizes)
+    step = Step(gradients_at_once(_load(trial, shapes)))
+    choice = choose(
+        step,
+        limit=spec.limit,
+        seconds=total * spec.slowdown,
+        nameable=nameable(trial.graph),
+    )
+    renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
+    Schedule(trial.graph, choice.timeline, renamed).arrange()
+    after = Step(_load(trial, shapes)).timeline().peak
+    if peak - after < spec.worth * peak:
+        return MemoryReport(peak, peak, total)
+    model.graph = trial.graph
+    return MemoryReport(peak, after, total, _decisions(step, choice, parameters))
+
+
+def _values_bytes(graph: ir.Graph, spec: MemorySpec) -> int:
+    """Bytes of all that the forward pass computes, as far as sizes are known."""
+    sizes = dict(spec.sizes)
+    found = 0.0
+    for node in ancestors(graph.outputs[:1]):
+        for value in node.outputs:
+            dims = dims_of(value) or ()
+            shape = [
+                dim
+                if isinstance(dim, int)
+                else sizes.get(dim or "", spec.other if axis else spec.batch)
+                for axis, dim in enumerate(dims)
+            ]
+            found += math.prod(shape) * (value.dtype or ir.DataType.FLOAT).itemsize if shape else 0
+    return int(found)
+
+
+def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]]:
+    """A shape for every input that leaves sizes open."""
+    named = dict(spec.sizes)
+    shapes = {}
+    for value in graph.inputs:
+        dims = dims_of(value)
+        if dims is None or all(isinstance(dim, int) for dim in dims):
+            continue
+        shape = []
+        for axis, dim in enumerate(dims):
+            usual = spec.other if axis else spec.batch
+            if isinstance(dim, str):
+                shape.append(named.setdefault(dim, usual))
+            else:
+                shape.append(usual if dim is None else dim)
+        shapes[str(value.name)] = tuple(shape)
+    return shapes
+
+
+def _load(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> RuntimeGraph:
+    with tempfile.TemporaryDirectory(prefix="odtpack-memory-") as folder:
+        path = Path(folder) / "training.onnx"
+        ir.save(model, path)
+        return load_runtime_graph(path, shapes)
+
+
+def _decisions(step: Step, choice: Choice, parameters: Mapping[str, str]) -> tuple[Decision, ...]:
+    """What is computed again, of each buffer the largest, with what goes along."""
+    labels = Labels(step.graph, parameters.keys(), shown=parameters)
+    found: dict[str, tuple[int, float]] = {}
+    counted: Collection[int] = set()
+    for name in sorted(choice.again, key=lambda each: step.producer[each]):
+        index = step.producer[name]
+        if index in counted:
+            continue
+        counted = {*counted, index}
+        label = labels.node(index)
+        nbytes, time = found.get(label, (0, 0.0))
+        own = 0 if step.root(name) != name else step.nbytes(name)
+        found[label] = nbytes + own, time + step.seconds[index]
+    ordered = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    return tuple(Decision(label, nbytes, time) for label, (nbytes, time) in ordered)

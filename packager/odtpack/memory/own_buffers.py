@@ -1,0 +1,94 @@
+"""Keeps ONNX Runtime from holding the memory of the forward pass for the backward pass.
+
+Its planner gives a tensor the buffer of one that is no longer needed if both are known to be of
+the same size, by number or by the name of a size, and the buffer stays allocated in between. A
+gradient has the size of its value: it would get the buffer of some activation that was freed long
+ago, or of the one that is computed again. Names are compared as names, so the backward pass reads
+values under another name of the same size: through a view (:mod:`.control_edge`) whose first axis
+has a name of its own. What it computes from that has a size that is known when the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from odtpack.graph.graphs import dims_of, reads, subgraphs
+from odtpack.graph.ops import Ops
+from odtpack.memory.control_edge import SizeNames, zeros_of
+from odtpack.memory.forward import ancestors
+from odtpack.memory.timeline import Step
+
+_LARGE = 1 << 14
+"""Bytes from which on a buffer is worth a view."""
+
+
+def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
+    """Let the backward pass read what it starts from under sizes of other names.
+
+    Args:
+        op: Writer for the training graph.
+        graph: The graph; new nodes go to its end.
+        step: It as ONNX Runtime executes it.
+        names: Makes the names.
+
+    Returns:
+        Number of views.
+    """
+    forward = ancestors(graph.outputs[:1])
+    reset = next((v for v in graph.inputs if v.dtype == ir.DataType.BOOL), None)
+    if reset is None:
+        return 0
+    renamed: set[ir.Value] = set()
+    views: dict[ir.Value, ir.Value] = {}
+    shapes: dict[int, ir.Value] = {}
+    for node in list(graph):
+        if node in forward or subgraphs(node):
+            continue
+        if any(value in renamed for value in reads(node)):
+            renamed.update(node.outputs)
+            _forget_first_axis(node)
+            continue
+        large = any(_nbytes(step, value) >= _LARGE for value in node.outputs)
+        source = next(_sources(node, forward, step), None) if large else None
+        if source is None:
+            continue
+        if source not in views:
+            rank = len(dims_of(source) or ())
+            if rank not in shapes:
+                shapes[rank] = zeros_of(op, reset, rank)
+            view = op.Reshape(source, shapes[rank])
+            view.type, view.shape = source.type, names.shape(source)
+            views[source] = view
+        for index, value in enumerate(node.inputs):
+            if value is source:
+                node.replace_input_with(index, views[source])
+        renamed.update(node.outputs)
+        _forget_first_axis(node)
+    return len(views)
+
+
+def _forget_first_axis(node: ir.Node) -> None:
+    """Leave the first axis of what a node computes to ONNX Runtime's own inference."""
+    for value in node.outputs:
+        dims = dims_of(value)
+        if dims and dims[0] != 1 and not value.is_graph_output():
+            value.shape = ir.Shape([None, *dims[1:]])
+
+
+def _sources(node: ir.Node, forward: set[ir.Node], step: Step) -> Iterator[ir.Value]:
+    """What a node of the backward pass reads of forward pass and inputs, the largest first."""
+    found = [
+        value
+        for value in node.inputs
+        if value is not None
+        and dims_of(value)
+        and (value.producer() in forward or value.is_graph_input())
+    ]
+    yield from sorted(found, key=lambda value: -_nbytes(step, value))
+
+
+def _nbytes(step: Step, value: ir.Value) -> int:
+    known = step.graph.values.get(value.name or "")
+    return 0 if known is None else known.nbytes or 0

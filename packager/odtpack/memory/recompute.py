@@ -1,0 +1,265 @@
+"""Chooses what is computed again: greedily, the most memory for the least time first.
+
+The memory of a step is looked at as bytes over time, and counts where it stands above a target. A
+candidate is a tensor of the forward pass that waits there for the backward pass; with it goes
+whatever must be computed again to get it from what is kept anyway, or else what is kept for
+longer. Its worth is what leaves the part above the target, for each second of computing again.
+The target falls until nothing is left to gain, or until it is the limit; what turned out to be
+superfluous is then kept after all. The choice of one move after the other by worth is that of
+R. Kumar et al., "Efficient Rematerialization for Deep Networks", NeurIPS 2019, and of XLA.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from odtpack.memory.timeline import AGAIN, Step, Timeline, reads
+
+_SMALLEST: Final = 4096
+"""Bytes from which on a tensor is worth a thought."""
+
+_HELD_INSTEAD: Final = (0.0, 0.3, 1.0)
+"""What is needed to compute a tensor again may be kept instead up to this part of its size."""
+
+_STEP_DOWN: Final = 0.93
+"""The next target, of the peak."""
+
+_MOST_MOVES: Final = 1500
+_PATIENCE: Final = 3
+"""Targets in a row that may fail to lower the peak."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What to compute again.
+
+    Attributes:
+        again: Names of the values.
+        timeline: The step with them.
+        seconds: Estimated time that it takes.
+    """
+
+    again: frozenset[str]
+    timeline: Timeline
+    seconds: float
+
+    @property
+    def peak(self) -> int:
+        """Bytes of activations at the peak."""
+        return self.timeline.peak
+
+
+@dataclasses.dataclass(frozen=True)
+class _Move:
+    adds: frozenset[str]
+    nbytes: int
+    gain: float
+    seconds: float
+
+    @property
+    def worth(self) -> float:
+        return self.gain / (self.seconds + 1e-5)
+
+
+def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Choice:
+    """Choose what to compute again.
+
+    Args:
+        step: The step.
+        limit: Bytes of activations at the peak to come to; as few as the time allows if None.
+        seconds: Time that computing again may take.
+        nameable: Names of values that whoever writes the model can find in it.
+
+    Returns:
+        The choice with the lowest peak within the time; with a limit, the cheapest that was found
+        within it, if one was.
+    """
+    search = _Search(step, seconds, nameable)
+    best = current = search.choice(frozenset())
+    failures = 0
+    for _ in range(_MOST_MOVES):
+        if limit is not None and best.peak <= limit:
+            break
+        moved = search.lower(current, max(limit or 0, int(best.peak * _STEP_DOWN)))
+        if moved.peak < best.peak:
+            best, failures = moved, 0
+        else:
+            failures += 1
+        if moved.again == current.again or failures > _PATIENCE:
+            break
+        current = moved
+    return search.without_superfluous(best, best.peak if limit is None else max(limit, best.peak))
+
+
+class _Search:
+    def __init__(self, step: Step, seconds: float, nameable: Collection[str]) -> None:
+        self._step = step
+        self._seconds = seconds
+        self._nameable = nameable
+        self._families: dict[str, list[str]] = defaultdict(list)
+        for index in sorted(step.forward):
+            for name in step.graph.nodes[index].outputs:
+                if name:
+                    self._families[step.root(name)].append(name)
+        self._outputs = set(step.graph.outputs)
+
+    def time(self, again: Collection[str]) -> float:
+        """Time of computing some values again, each node once."""
+        nodes = {self._step.producer[name] for name in again}
+        return sum(self._step.seconds[index] for index in nodes)
+
+    def choice(self, again: frozenset[str]) -> Choice:
+        return Choice(again, self._step.timeline(again), self.time(again))
+
+    def lower(self, current: Choice, target: int) -> Choice:
+        """Add moves until the peak is at the target, or none helps or fits the time."""
+        for _ in range(_MOST_MOVES):
+            if current.peak <= target:
+                break
+            moves = sorted(self._moves(current, target), key=lambda m: (-m.worth, sorted(m.adds)))
+            again, wanted = current.again, current.peak - target
+            for move in moves:
+                # Several at a time: what they do to one another, the next look takes in.
+                if again.isdisjoint(move.adds) and self.time(again | move.adds) <= self._seconds:
+                    again |= move.adds
+                    wanted -= move.nbytes
+                    if wanted <= 0:
+                        break
+            if again == current.again:
+                break
+            current = self.choice(again)
+        return current
+
+    def without_superfluous(self, choice: Choice, peak: int) -> Choice:
+        """Keep again what the peak does not need to be computed again, the costliest first."""
+        groups: dict[str, set[str]] = defaultdict(set)
+        for name in choice.again:
+            groups[self._step.root(name)].add(name)
+        for root in sorted(groups, key=lambda r: (-self.time(groups[r]), r)):
+            rest = choice.again - groups[root]
+            trial = self.choice(frozenset(rest))
+            if trial.peak <= peak:
+                choice = trial
+        return choice
+
+    def _moves(self, current: Choice, target: int) -> Iterator[_Move]:
+        life = _Lives(self._step, current, target)
+        seen: set[frozenset[str]] = set()
+        for root, family in self._families.items():
+            if root not in self._step.producer or self._step.nbytes(root) < _SMALLEST:
+                continue
+            late = [name for name in family if life.late.get(name) and name not in current.again]
+            if not late or not self._outputs.isdisjoint(family):
+                continue
+            first = min(life.late[name][0] for name in late)
+            freed = life.above(life.early_end(family), first - 1) * self._step.nbytes(root)
+            if freed <= 0:
+                continue
+            for ratio in _HELD_INSTEAD:
+                move = self._closure(late, root, first, ratio, life, current.again, freed)
+                if move is not None and move.gain > 0 and move.adds not in seen:
+                    seen.add(move.adds)
+                    yield move
+
+    def _closure(
+        self,
+        wanted: list[str],
+        root: str,
+        first: int,
+        ratio: float,
+        life: _Lives,
+        again: Collection[str],
+        gain: float,
+    ) -> _Move | None:
+        """What goes with some values of one buffer; None if they cannot be computed again."""
+        step, adds, stack = self._step, set[str](), list(wanted)
+        nodes: set[int] = set()
+        room = self._seconds - self.time(again)
+        spent = 0.0
+        while stack:
+            name = stack.pop()
+            if name in adds or name in again:
+                continue
+            index = step.producer[name]
+            if not self._can_repeat(name, index) or (name in wanted and name not in self._nameable):
+                return None
+            adds.add(name)
+            if index not in nodes:
+                nodes.add(index)
+                spent += step.seconds[index]
+            if spent > room:
+                return None
+            for read in step.graph.nodes[index].inputs:
+                if read not in step.producer or read in again:
+                    continue
+                held = self._held(read, root, first, ratio, life)
+                if held is None:
+                    stack.append(read)
+                else:
+                    gain -= held
+        return _Move(frozenset(adds), step.nbytes(root), gain, spent)
+
+    def _can_repeat(self, name: str, index: int) -> bool:
+        return self._step.can_repeat(index) and name not in self._outputs
+
+    def _held(self, name: str, root: str, first: int, ratio: float, life: _Lives) -> float | None:
+        """What it costs to keep a value until a place; None if it is to be computed again."""
+        source = self._step.root(name)
+        if source == root or name not in self._nameable:
+            return None
+        if source not in self._step.producer:
+            return 0.0  # a view of a parameter or of an input
+        end, nbytes = life.end(self._families[source]), self._step.nbytes(source)
+        if end >= first or nbytes < _SMALLEST:
+            return 0.0
+        if nbytes <= ratio * self._step.nbytes(root):
+            return float(life.above(end, first) * nbytes)
+        return None
+
+
+class _Lives:
+    """When values of the forward pass are read, in a timeline, and what lies above a target."""
+
+    def __init__(self, step: Step, current: Choice, target: int) -> None:
+        self.late: dict[str, list[int]] = defaultdict(list)
+        self._early: dict[str, int] = {}
+        nodes, triggers = current.timeline.nodes, current.timeline.triggers
+        for place, node in enumerate(nodes):
+            is_early = place not in triggers and self._is_forward(step, node)
+            for output in node.outputs:
+                if is_early and output:
+                    self._early[output] = place
+            for name in reads(node):
+                if name.endswith(AGAIN):
+                    continue
+                if is_early:
+                    self._early[name] = place
+                else:
+                    self.late[name].append(place)
+        self._above = [
+            0,
+            *itertools.accumulate(int(use > target) for use in current.timeline.uses),
+        ]
+
+    @staticmethod
+    def _is_forward(step: Step, node: object) -> bool:
+        outputs = getattr(node, "outputs", ())
+        name = next((each for each in outputs if each), "")
+        return step.producer.get(name, -1) in step.forward
+
+    def early_end(self, family: Collection[str]) -> int:
+        """Place of the last node of the forward pass that writes or reads a buffer."""
+        return max((self._early.get(name, 0) for name in family), default=0)
+
+    def end(self, family: Collection[str]) -> int:
+        """Place of the last node that reads it."""
+        late = (self.late[name][-1] for name in family if self.late.get(name))
+        return max(self.early_end(family), max(late, default=0))
+
+    def above(self, after: int, until: int) -> int:
+        """Number of nodes after a place up to another during which memory is above the target."""
+        return max(0, self._above[max(after, until) + 1] - self._above[after + 1])

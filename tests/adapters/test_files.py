@@ -1,0 +1,207 @@
+"""Adapters to and from PEFT's files and ONNX Runtime's, and into the model's weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack_runtime import CheckpointState, Package
+from tests.adapters import llama
+from tests.adapters.conftest import needs_peft
+from tests.adapters.test_follow_peft import SPECS, config
+from tests.cli.conftest import Run, run
+from tests.packaging_tools import open_training
+
+__all__ = ["run"]
+
+Trained = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def trained(llama_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A folder with a package of a kind and a checkpoint after three steps, made once."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            folder = made[kind] = tmp_path_factory.mktemp(kind)
+            spec = AdapterSpec("bitfit") if kind == "bitfit" else SPECS[kind]
+            build_package(llama_file, folder / "package", loss="next_token", adapter=spec)
+            state, module, optimizer = open_training(folder / "package")
+            optimizer.set_learning_rate(0.05)
+            for _ in range(3):
+                module(*llama.batch())
+                optimizer.step()
+                module.lazy_reset_grad()
+            CheckpointState.save_checkpoint(state, folder / "trained.ckpt")
+        return made[kind]
+
+    return make
+
+
+def logits(model: Path | bytes, options: Any = None) -> np.ndarray:
+    given = model if isinstance(model, bytes) else str(model)
+    session = onnxruntime.InferenceSession(given)
+    (found,) = session.run(["logits"], {"input_ids": llama.batch()[0]}, options)
+    return np.asarray(found)
+
+
+def expected(folder: Path, run: Run) -> np.ndarray:
+    """What the package exports as a plain model with the trained values."""
+    out = folder / "plain.onnx"
+    asked = ("--checkpoint", folder / "trained.ckpt", "--outputs", "logits", "--out", out)
+    outcome = run("export", folder / "package", *asked)
+    assert outcome.code == 0, outcome.err
+    return logits(out)
+
+
+def exported(folder: Path, run: Run, *more: str) -> Path:
+    out = folder / "adapter"
+    asked = ("--checkpoint", folder / "trained.ckpt", "--out", out, *more)
+    outcome = run("adapter", "export", folder / "package", *asked)
+    assert outcome.code == 0, outcome.err
+    return out
+
+
+@needs_peft
+@pytest.mark.parametrize("kind", SPECS)
+def test_peft_reads_what_is_written(kind: str, trained: Trained, run: Run) -> None:
+    import peft
+
+    folder = trained(kind)
+    model = peft.PeftModel.from_pretrained(llama.llama(), str(exported(folder, run))).eval()
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(llama.batch()[0])).numpy()
+    wanted = expected(folder, run)
+    np.testing.assert_allclose(theirs, wanted, rtol=1e-4, atol=1e-4)
+    assert np.abs(wanted - logits(folder_model(folder, run))).max() > 0.01  # it has learned
+
+
+def folder_model(folder: Path, run: Run) -> Path:
+    """The model as it was before the training."""
+    out = folder / "before.onnx"
+    outcome = run("export", folder / "package", "--outputs", "logits", "--out", out)
+    assert outcome.code == 0, outcome.err
+    return out
+
+
+@needs_peft
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_peft_writes_is_read(kind: str, trained: Trained, run: Run, tmp_path: Path) -> None:
+    import peft
+
+    folder = trained(kind)
+    info = Package.open(folder / "package").manifest.adapter
+    assert info is not None
+    torch.manual_seed(8)
+    model = peft.get_peft_model(llama.llama(), config(SPECS[kind], list(info.layers))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        theirs = model(torch.from_numpy(llama.batch()[0])).numpy()
+    model.save_pretrained(str(tmp_path / "theirs"))
+    start = tmp_path / "start.ckpt"
+    outcome = run("adapter", "import", folder / "package", tmp_path / "theirs", "--out", start)
+    assert outcome.code == 0, outcome.err
+    out = tmp_path / "plain.onnx"
+    asked = ("--checkpoint", start, "--outputs", "logits", "--out", out)
+    assert run("export", folder / "package", *asked).code == 0
+    np.testing.assert_allclose(logits(out), theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [*SPECS, "bitfit"])
+def test_onnxruntime_runs_the_adapter(kind: str, trained: Trained, run: Run) -> None:
+    folder = trained(kind)
+    out = exported(folder, run, "--onnxruntime", "--outputs", "logits")
+    adapter = onnxruntime.LoraAdapter()
+    adapter.Load(str(out / "adapter.onnx_adapter"))
+    options = onnxruntime.RunOptions()
+    options.add_active_adapter(adapter)
+    base = out / "base.onnx"
+    np.testing.assert_allclose(logits(base, options), expected(folder, run), rtol=1e-5, atol=1e-5)
+    before = logits(folder_model(folder, run))
+    np.testing.assert_allclose(logits(base), before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_merged_weights(
+    kind: str, exporter: Any, trained: Trained, run: Run, tmp_path: Path
+) -> None:
+    folder = trained(kind)
+    model = llama.exported(llama.llama(), tmp_path / "model.onnx", exporter)
+    out = tmp_path / "merged.onnx"
+    outcome = run("adapter", "merge", model, exported(folder, run), "--out", out)
+    assert outcome.code == 0, outcome.err
+    np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
+    assert out.stat().st_size < 1.1 * model.stat().st_size + 1000
+
+
+def test_what_does_not_fit_is_an_error(
+    trained: Trained, run: Run, llama_file: Path, tmp_path: Path
+) -> None:
+    folder = trained("lora")
+    adapter = exported(folder, run)
+    other = tmp_path / "other"
+    for change, code in (
+        ({"rank": 2}, "adapter-mismatch"),
+        ({"alpha": 9.0}, "adapter-mismatch"),
+        ({"kind": "dora"}, "adapter-mismatch"),
+        ({"on": ("*.q_proj",)}, "adapter-mismatch"),
+    ):
+        spec = dataclasses.replace(copy.copy(SPECS["lora"]), **change)
+        build_package(llama_file, other, loss="next_token", adapter=spec)
+        outcome = run("adapter", "import", other, adapter, "--out", tmp_path / "start.ckpt")
+        assert outcome.code == 2
+        assert code in outcome.err
+        assert not (tmp_path / "start.ckpt").exists()
+    (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
+    outcome = run("adapter", "merge", llama_file, adapter, "--out", tmp_path / "merged.onnx")
+    assert (outcome.code, "peft-invalid" in outcome.err) == (2, True)
+    plain = tmp_path / "plain"
+    build_package(llama_file, plain, loss="next_token")
+    outcome = run("adapter", "export", plain, "--out", tmp_path / "nothing")
+    assert (outcome.code, "no-adapter" in outcome.err) == (2, True)
+    folder = trained("bitfit")
+    outcome = run("adapter", "export", folder / "package", "--out", tmp_path / "nothing")
+    assert (outcome.code, "peft-without-kind" in outcome.err) == (2, True)
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "code"),
+    [
+        ("lora", {}, "bad-adapter"),
+        ("lora", {"on": ("*",), "rank": 0}, "bad-adapter"),
+        ("lora", {"on": ("*",), "alpha": float("nan")}, "bad-adapter"),
+        ("dora", {"on": ("*",), "dropout": 0.1}, "bad-adapter"),
+        ("lora", {"on": ("*",), "feedforward": ("*",)}, "bad-adapter"),
+        ("lora", {"on": "*.q_proj"}, "bad-argument"),
+        ("prefix", {"on": ("*",)}, "bad-argument"),
+    ],
+)
+def test_a_bad_adapter_is_an_error(kind: Any, change: dict[str, Any], code: str) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        AdapterSpec(kind, **change)
+    assert caught.value.code == code
+
+
+def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        build_package(
+            llama_file, tmp_path, loss="next_token", adapter=AdapterSpec("lora", ("*.query",))
+        )
+    assert caught.value.code == "unknown-layer"
+    assert "layers.0.self_attn.q_proj" in str(caught.value.hint)
