@@ -113,7 +113,7 @@ def run(
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
     _make_folder(folder, opened)
-    results = []
+    results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
 
