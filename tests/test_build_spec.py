@@ -58,6 +58,7 @@ GIVEN = {
         ScheduleSpec("cosine", {"floor": 0.5}),
     ),
     "runtime": ("target.runtime = 'ort-training'", {"runtime": "ort-training"}, "ort-training"),
+    "sessions": ("target.sessions = 'small'", {"sessions": "small"}, "small"),
     "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),
     "base": ("formats.base = 'int4'", {"base": "int4"}, "int4"),
     "nominal": ("formats.nominal = true", {"nominal": True}, True),

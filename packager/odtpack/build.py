@@ -60,6 +60,7 @@ def build_package(
     onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
     runtime: choices.Runtime = choices.STOCK,
+    sessions: choices.Sessions = "fast",
 ) -> Manifest:
     """Build a package.
 
@@ -95,6 +96,8 @@ def build_package(
         remark: Takes a sentence about each parameter that is not frozen and still will not
             train, and about each that several places train as one.
         runtime: What is to run the package.
+        sessions: How its sessions come by their memory, see
+            :data:`odtpack_runtime.session.options.SETTINGS`.
 
     Returns:
         The manifest as written.
@@ -116,6 +119,7 @@ def build_package(
     check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
     check_choice("base", base, (*get_args(BaseKind), None))
     check_choice("runtime", runtime, get_args(choices.Runtime))
+    check_choice("sessions", sessions, get_args(choices.Sessions))
     for name, names in {
         "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
     }.items():  # fmt: skip
@@ -179,7 +183,9 @@ def build_package(
             recipe,
             optimizer or optimizers.AdamW(),
             destination,
-            FilesSpec(ort_format=ort_format, nominal=nominal, self_check=self_check),
+            FilesSpec(
+                ort_format=ort_format, nominal=nominal, self_check=self_check, sessions=sessions
+            ),
             update=update,
             onnxruntime=onnxruntime,
             backend=backend_for(runtime),

@@ -11,6 +11,9 @@ STOCK: Final = "onnxruntime"
 ORT_TRAINING: Final = "ort-training"
 """onnxruntime-training, whose own operators accumulate and update in place."""
 
+Sessions = Literal["fast", "small"]
+"""How the sessions of a package come by their memory, see docs/adr/0012."""
+
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 
