@@ -111,7 +111,7 @@ SPECS = {
 
 
 def unpacked(module: nn.Module, model: Path, base: Any) -> nn.Module:
-    """The module with the weights that a base of few bits stands for, as onnx.reference has them."""
+    """The module with the weights that a base of few bits stands for, by onnx.reference."""
     loaded = quantize_base(load_model(model), base)
     count = 0
     for layer in find_layers(loaded.graph):
