@@ -1,4 +1,4 @@
-"""The loss by parts of the vocabulary is that of PyTorch, with whatever matrix the model ends in."""
+"""The loss by parts of the vocabulary is PyTorch's, whatever matrix the model ends in."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The loss of a language model by parts of its vocabulary, so that no logits of all of it exist.
 
-Logits of T tokens and V words are T V numbers, and their softmax and gradient as many again: for 256
-tokens and 152,000 words half a gigabyte. The last product of the model, logits = h W, is taken apart
-instead. Over parts W_c of the columns, as in an online softmax (Milakov and Gimelshein, 2018),
+Logits of T tokens and V words are T V numbers, and their softmax and gradient as many again: for
+256 tokens and 152,000 words half a gigabyte. The last product of the model, logits = h W, is taken
+apart instead. Over parts W_c of the columns, as in an online softmax (Milakov and Gimelshein, 2018),
 
     l = h W_c          m' = max(m, max l)            p = exp(l - m')
     s' = s exp(m - m') + sum p                       a' = a exp(m - m') + p W_c^T
@@ -78,7 +78,8 @@ def head_of(logits: ir.Value, loss: str) -> Head:
         )
     hidden = node.inputs[0]
     assert hidden is not None  # noqa: S101 - a MatMul has it
-    words = int(weight.shape[0 if words_first else 1])
+    words = weight.shape[0 if words_first else 1]
+    assert isinstance(words, int)  # noqa: S101 - that of an initializer
     return Head(hidden, weight, scales, words_first, words)
 
 
