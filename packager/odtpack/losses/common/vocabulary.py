@@ -2,7 +2,8 @@
 
 Logits of T tokens and V words are T V numbers, and their softmax and gradient as many again: for
 256 tokens and 152,000 words half a gigabyte. The last product of the model, logits = h W, is taken
-apart instead. Over parts W_c of the columns, as in an online softmax (Milakov and Gimelshein, 2018),
+apart instead. Over parts W_c of the columns, as in an online softmax (Milakov and Gimelshein,
+2018),
 
     l = h W_c          m' = max(m, max l)            p = exp(l - m')
     s' = s exp(m - m') + sum p                       a' = a exp(m - m') + p W_c^T
