@@ -59,6 +59,10 @@ def run(
     jobs: Annotated[
         int, typer.Option(min=0, metavar="N", help="Processes that train; 0 for one per core.")
     ] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that trains, or 'local'."),
+    ] = None,
     seeds: Annotated[
         int,
         typer.Option(
@@ -89,7 +93,7 @@ def run(
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.fleet.outcome.judge import judge_fleet
     from odtpack_simulator.fleet.outcome.seeds import join_seeds
-    from odtpack_simulator.replay.executor import default_jobs
+    from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports import write_out
     from odtpack_simulator.reports.fleet import check_destination, render_fleet_report
     from odtpack_simulator.result.result import load_result
@@ -112,6 +116,7 @@ def run(
     federation = Federation(package, data, settings)
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
+    cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
     _make_folder(folder, opened)
     results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
@@ -146,6 +151,7 @@ def run(
             path = folder / (STATE if first else f"state-{seed}.npz")
             measured, state = federation.simulate(
                 jobs=jobs or default_jobs(),
+                ray=cluster,
                 state_path=path,
                 resume=resume and (first or path.is_file()),
                 progress=tell,
