@@ -22,8 +22,7 @@ from odtpack.optimizers import make_optimizer
 from odtpack.package.optimizer_update import Clip, GroupRule, Update
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.carry_over import carry_over
-from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.measure.imported_profile import imported_profile
@@ -31,6 +30,7 @@ from odtpack_simulator.measure.measurements import load_measurements
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run, save_batch
+from tests.kits.kills import KITS, kill_saves
 from tests.kits.measured import measurements
 from tests.packages import mutations
 from tests.peer import client
@@ -203,22 +203,12 @@ def test_arm64_trains_as_python_does(
 
 @pytest.mark.parametrize("external_above", [2**30, 1000])
 def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) -> None:
-    arrays = {f"p{i}": np.zeros(20_000, np.float32) for i in range(4)}
-    start = tmp_path / "start"
-    write_checkpoint(start, CheckpointData(arrays, {}))
-    folder = tmp_path / "saves"
-    folder.mkdir()
-    done = run("killed", start, folder / "state", 100, external_above)
-    assert done.returncode == 0, done.stderr
-    counts = re.fullmatch(r"100 kills, (\d+) saves, (\d+) torn\n", done.stdout)
-    assert counts is not None
-    assert int(counts[1]) == 100
-    if external_above > 2**20:  # the tensors' own file has no temporary
-        assert int(counts[2]) > 5  # it was the saves that were hit
-    data = read_checkpoint(folder / "state")  # Python reads the last one as well
-    assert all((array == data.properties["number"]).all() for array in data.trainable.values())
-    names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
-    files = {"state"} if external_above > 2**20 else {"state", "state.data"}
+    found = kill_saves(KITS["C++"][1], tmp_path / "state", external_above, 100)
+    assert (found.kills, found.lost) == (100, 0)
+    if external_above > 1000:  # the tensors' own file has no temporary
+        assert found.torn > 5  # it was the saves that were hit
+    names = {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
+    files = {"state"} if external_above > 1000 else {"state", "state.data"}
     assert names == files | {name.replace("state", "state.previous") for name in files}
 
 

@@ -14,7 +14,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests import zoo
 from tests.kits import kotlin_kit
+from tests.kits.kills import KITS, kill_saves
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.kits.measured import check_measurements
 from tests.packages import mutations
@@ -143,29 +143,10 @@ def test_a_checkpoint_loads_in_the_reference(
 @pytest.mark.parametrize("limit", [2**30, 1000])
 def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
     """With a limit of 1000 bytes the tensors lie in a data file of their own."""
-    rng = random.Random(5)
-    path = tmp_path / "state"
-    arrays = {f"p{i}": np.zeros(20_000, np.float32) for i in range(8)}
-    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
-    last = torn = 0
-    for kill in range(100):
-        words = kotlin_kit.command("saves", path, limit, ("keep", "replace")[kill % 2])
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            assert process.stdout.readline() == f"{last + 1}\n"
-            time.sleep(rng.uniform(0, 0.03))
-            process.send_signal(signal.SIGKILL)
-            rest = process.stdout.read()
-        data = read_checkpoint(path)
-        number = data.properties["number"]
-        assert isinstance(number, int)
-        assert number >= max(map(int, rest.split("\n")[:-1]), default=last + 1)
-        assert all((array == number).all() for array in data.trainable.values())
-        last = number
-        torn += len(list(tmp_path.glob(".*.tmp")))
+    found = kill_saves(KITS["Kotlin"][1], tmp_path / "state", limit, 100)
+    assert (found.kills, found.lost) == (100, 0)
     if limit > 1000:
-        assert torn > 5  # it was the saves that were hit
+        assert found.torn > 5  # it was the saves that were hit
     # The next save removes what a killed one left, and leaves no more than one of its own.
     assert len(list(tmp_path.glob(".*.tmp"))) <= 1
 

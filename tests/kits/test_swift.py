@@ -8,8 +8,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,12 @@ from odtpack_runtime import (
     default_session_options,
 )
 from odtpack_runtime.checkpoint.carry_over import carry_over
-from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits import swift_kit
-from tests.kits.swift_kit import command, contents, measure, run, save_batch
+from tests.kits.kills import KITS, kill_saves
+from tests.kits.swift_kit import contents, measure, run, save_batch
 from tests.packages import mutations
 from tests.packages.samples import build
 from tests.peer import client
@@ -170,30 +168,10 @@ def test_memory_does_not_grow_over_10_000_steps(
 @pytest.mark.parametrize("external_above", [2**30, 1000])
 def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) -> None:
     """Above the limit the tensors lie in a data file of their own."""
-    rng = random.Random(5)
-    start, path = tmp_path / "start", tmp_path / "state"
-    arrays = {f"p{i}": np.zeros(40_000, np.float32) for i in range(4)}
-    write_checkpoint(start, CheckpointData(arrays, {}))
-    last = torn = 0
-    for kill in range(100):
-        before = ("keep", "replace")[kill % 2]
-        words = command(swift_kit.built(), "save", start, path, last + 1, external_above, before)
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == f"{last + 1}\n"
-            time.sleep(rng.uniform(0, 0.01))
-            process.send_signal(signal.SIGKILL)
-            rest = process.stdout.read()
-        data = read_checkpoint(path)
-        number = data.properties["number"]
-        assert isinstance(number, int)
-        assert number >= max(map(int, rest.split("\n")[:-1]), default=last + 1)
-        assert all((array == number).all() for array in data.trainable.values())
-        last = number
-        torn += len(list(tmp_path.glob(".*.tmp")))
-    assert run("read", path).stdout == f"{last}\n"
+    found = kill_saves(KITS["Swift"][1], tmp_path / "state", external_above, 100)
+    assert (found.kills, found.lost) == (100, 0)
     if external_above > 1000:
-        assert torn > 5  # it was the saves that were hit
+        assert found.torn > 5  # it was the saves that were hit
     # The next save removes what a killed one left.
     assert len(list(tmp_path.glob(".*.tmp"))) <= 1
 

@@ -1,6 +1,7 @@
 import ai.onnxruntime.OnnxTensor
 import java.io.File
 import java.lang.management.ManagementFactory
+import java.nio.ByteOrder
 import java.util.Base64
 import org.odtpack.Ed25519
 import org.odtpack.Json
@@ -80,12 +81,11 @@ internal fun train(json: Json) {
 fun saves(path: String, externalAbove: Long, keeps: Boolean) {
     val state = readCheckpoint(path)
     var number = state.properties["number"] as Long
-    println("ready")
     while (true) {
         number++
         for (parameter in state.parameters.values) {
-            val values = parameter.value
-            for (i in 0 until values.count.toInt()) values.setReal(i, number.toDouble())
+            val all = FloatArray(parameter.value.count.toInt()).apply { fill(number.toFloat()) }
+            parameter.value.bytes().order(ByteOrder.nativeOrder()).asFloatBuffer().put(all)
         }
         state.properties["number"] = number
         try {

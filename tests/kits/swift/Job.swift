@@ -36,7 +36,7 @@ struct Training {
     let path = try given.isPresent ? inFolder(given.text()) : package.path("checkpoint")
     checkpoint = try ORTCheckpoint(path: path)
     session = try ORTTrainingSession(
-      env: env, sessionOptions: package.sessionOptions(env, threads: threads), package: package,
+      env: env, sessionOptions: package.sessionOptions(threads: threads), package: package,
       checkpoint: checkpoint, trainModelPath: model("training_model"),
       evalModelPath: model("eval_model"), optimizerModelPath: model("optimizer_model"))
     let rate = try json["learning_rate"], schedule = try json["schedule"]

@@ -19,11 +19,9 @@ func saveAgain(_ start: String, _ path: String, _ externalAbove: Int) throws {
     previous: .replaced)
 }
 
-func saveForever(
-  _ start: String, _ path: String, _ first: Int64, _ externalAbove: Int, _ previous: Previous
-) throws {
-  let checkpoint = try ORTCheckpoint(path: start)
-  for number in first... {
+func saveForever(_ path: String, _ externalAbove: Int, _ previous: Previous) throws {
+  let checkpoint = try ORTCheckpoint(path: path)
+  for number in try checkpoint.getIntProperty(withName: "number") + 1 ... .max {
     try checkpoint.addIntProperty(withName: "number", value: number)
     for name in checkpoint.parameterNames {
       try checkpoint.parameter(name).elements(Float.self).update(repeating: Float(number))
@@ -33,14 +31,4 @@ func saveForever(
       previous: previous)
     print(number)
   }
-}
-
-func printNumber(_ path: String) throws {
-  let checkpoint = try ORTCheckpoint(path: path)
-  let number = try checkpoint.getIntProperty(withName: "number")
-  for name in checkpoint.parameterNames {
-    let values = try checkpoint.parameter(name).elements(Float.self)
-    try expect(values.allSatisfy { $0 == Float(number) }, "two saves in one file")
-  }
-  print(number)
 }

@@ -105,7 +105,7 @@ public final class TrainingPackage {
   }
 
   /// The session options that the package asks for; `threads` of 0 leave the choice to it.
-  public func sessionOptions(_ env: ORTEnv, threads: Int = 0) throws -> ORTSessionOptions {
+  public func sessionOptions(threads: Int = 0) throws -> ORTSessionOptions {
     var session = try manifest["session"]
     if !session.isPresent {  // an older package
       let config = ["session.force_spinning_stop": "1"]
@@ -131,11 +131,16 @@ public final class TrainingPackage {
     for (key, value) in config.isPresent ? try config.object() : [:] {
       try options.addConfigEntry(withKey: key, value: value.text())
     }
-    if try session["shared_allocator"].flag(false) {
-      try env.shareAllocator()
+    if try sharesArena() {
       try options.addConfigEntry(withKey: "session.use_env_allocators", value: "1")
     }
     return options
+  }
+
+  /// Whether all sessions of a training take their memory from one arena.
+  func sharesArena() throws -> Bool {
+    let session = try manifest["session"]
+    return try session.isPresent && session["shared_allocator"].flag(false)
   }
 
   private static func content(_ path: String, _ code: String) throws -> Data {

@@ -33,20 +33,20 @@ func make(
 /// The environment, which is the process's.
 public final class ORTEnv {
   let handle: OpaquePointer
-  private static var sharesAllocator = false
 
   public init() throws {
     handle = try make { api.CreateEnv(ORT_LOGGING_LEVEL_ERROR, "odtpack", $0) }
   }
   deinit { api.ReleaseEnv(handle) }
 
-  /// One allocator for all sessions of the process that ask for it.
-  func shareAllocator() throws {
-    if Self.sharesAllocator { return }
+  /// Opens sessions. Those that ask for the environment's allocator get one arena together, which
+  /// they own and which goes with the last of them. One that the app has registered stays.
+  func sharingArena<Opened>(_ open: () throws -> Opened) throws -> Opened {
     let memory = try make { api.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, $0) }
     defer { api.ReleaseMemoryInfo(memory) }
-    try check(api.CreateAndRegisterAllocator(handle, memory, nil))
-    Self.sharesAllocator = true
+    let isOurs = (try? check(api.CreateAndRegisterAllocator(handle, memory, nil))) != nil
+    defer { if isOurs { try? check(api.UnregisterAllocator(handle, memory)) } }
+    return try open()
   }
 }
 

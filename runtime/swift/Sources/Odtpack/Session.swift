@@ -21,7 +21,7 @@ public final class ORTTrainingSession {
     env: ORTEnv, package: TrainingPackage, checkpoint: ORTCheckpoint, threads: Int = 0
   ) throws {
     try self.init(
-      env: env, sessionOptions: package.sessionOptions(env, threads: threads), package: package,
+      env: env, sessionOptions: package.sessionOptions(threads: threads), package: package,
       checkpoint: checkpoint, trainModelPath: package.path("training_model"),
       evalModelPath: package.path("eval_model"),
       optimizerModelPath: package.path("optimizer_model"))
@@ -48,9 +48,15 @@ public final class ORTTrainingSession {
     state = checkpoint.state
     accumulationSteps = max(try package.manifest["accumulation_steps"].whole(1), 1)
     reset = try ORTValue(.bool, [1])
-    let trainModel = try Model(env, trainModelPath, sessionOptions)
-    let evalModel = try evalModelPath.map { try Model(env, $0, sessionOptions) }
-    let optimizerModel = try optimizerModelPath.map { try Model(env, $0, sessionOptions) }
+    func open() throws -> (Model, Model?, Model?) {
+      (
+        try Model(env, trainModelPath, sessionOptions),
+        try evalModelPath.map { try Model(env, $0, sessionOptions) },
+        try optimizerModelPath.map { try Model(env, $0, sessionOptions) }
+      )
+    }
+    let (trainModel, evalModel, optimizerModel) =
+      try package.sharesArena() ? env.sharingArena(open) : open()
     let layout = try package.manifest["layout"]
     try place(
       ElementType(name: layout["dtype"].text("float32")), elements: layout["elements"].whole())

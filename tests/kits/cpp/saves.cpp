@@ -1,0 +1,25 @@
+// Saves for ever: every element of every parameter is the property "number", which counts up.
+//
+//     odtpack-saves CHECKPOINT EXTERNAL_ABOVE keep|replace
+#include <iostream>
+
+#include "odtpack/checkpoint.hpp"
+
+int main(int count, char** arguments) {
+  if (count != 4) return 2;
+  using odtpack::detail::Previous;
+  const std::string path = arguments[1];
+  const auto external = static_cast<size_t>(std::atoll(arguments[2]));
+  const bool keeps = std::string(arguments[3]) == "keep";
+  auto state = odtpack::CheckpointState::LoadCheckpoint(path);
+  for (auto number = std::get<int64_t>(state.GetProperty("number")) + 1;; ++number) {
+    state.AddProperty("number", number);
+    for (const auto& item : state.Internal()->parameters) {
+      auto* values = item.second.value.As<float>();
+      std::fill_n(values, item.second.value.Count(), static_cast<float>(number));
+    }
+    odtpack::detail::WriteCheckpoint(path, *state.Internal(), true, external,
+                                     keeps ? Previous::kReplaced : Previous::kNone);
+    std::cout << number << std::endl;
+  }
+}
