@@ -19,7 +19,7 @@ import onnx_ir as ir
 from odtpack import choices, optimizers, targets
 from odtpack.adapters import AdapterSpec, Inserted, insert_adapter
 from odtpack.arguments import check_choice, check_names, check_type
-from odtpack.choices import STORAGES, Storage
+from odtpack.choices import STORAGES, BaseKind, Storage
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
@@ -32,6 +32,7 @@ from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack.package.patterns import resolve, unreached
 from odtpack.package.training import TrainingGraphSpec
 from odtpack.package.write import FilesSpec, check_folder, write_artifacts
+from odtpack.quantized import quantize_base
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 
 
@@ -53,6 +54,7 @@ def build_package(
     outputs: Sequence[str] = (),
     prediction: bool = True,
     frozen_storage: Storage | None = None,
+    base: BaseKind | None = None,
     ort_format: OrtFormat | None = None,
     nominal: bool = False,
     self_check: bool = True,
@@ -62,6 +64,7 @@ def build_package(
     onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
     runtime: choices.Runtime = choices.STOCK,
+    sessions: choices.Sessions = "fast",
 ) -> Manifest:
     """Build a package.
 
@@ -87,6 +90,8 @@ def build_package(
         prediction: Let the evaluation model also return what the loss compares with labels, so
             that the accuracy can be computed. Training is not touched by it.
         frozen_storage: How large frozen weights are stored, see :mod:`odtpack.package.storage`.
+        base: How frozen matrices are stored inside the models, see :mod:`odtpack.quantized`. It
+            needs an adapter, or patterns of what is trained.
         ort_format: Also write each model in ORT format, in these variants, and the
             operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
@@ -99,6 +104,8 @@ def build_package(
         remark: Takes a sentence about each parameter that is not frozen and still will not
             train, and about each that several places train as one.
         runtime: What is to run the package.
+        sessions: How its sessions come by their memory, see
+            :data:`odtpack_runtime.session.options.SETTINGS`.
 
     Returns:
         The manifest as written.
@@ -118,7 +125,9 @@ def build_package(
     check_type("nominal", nominal, bool, "True")
     check_type("onnxruntime", onnxruntime, (str, NoneType), "'1.20'")
     check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
+    check_choice("base", base, (*get_args(BaseKind), None))
     check_choice("runtime", runtime, get_args(choices.Runtime))
+    check_choice("sessions", sessions, get_args(choices.Sessions))
     for name, names in {
         "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
         "memory_sizes": memory_sizes,
@@ -135,6 +144,15 @@ def build_package(
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze), untie=untie)
+        if base is not None:
+            if adapter is None and not train:
+                raise OdtpackError(
+                    "base-not-used",
+                    f"everything is trained, and nothing is left to store as {base}",
+                    hint="train an adapter (--adapter lora), or name what is trained (--train)",
+                )
+            newest = targets.newest_opset(onnxruntime)
+            loaded = quantize_base(loaded, base, train, newest)
         inserted = None if adapter is None else insert_adapter(loaded, adapter)
         if inserted is not None:
             loaded = inserted.model
@@ -176,7 +194,9 @@ def build_package(
             recipe,
             optimizer or optimizers.AdamW(),
             destination,
-            FilesSpec(ort_format=ort_format, nominal=nominal, self_check=self_check),
+            FilesSpec(
+                ort_format=ort_format, nominal=nominal, self_check=self_check, sessions=sessions
+            ),
             update=update,
             onnxruntime=onnxruntime,
             backend=backend_for(runtime),

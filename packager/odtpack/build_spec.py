@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from odtpack.choices import STOCK, AdapterKind, Runtime, Storage
+from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Sessions, Storage
 from odtpack.ort.choices import OrtFormat
 from odtpack.spec_fields import (
     Group,
@@ -273,6 +273,17 @@ class BuildSpec:
             "What runs the package: ONNX Runtime as it is, or onnxruntime-training 1.19.",
         ),
     )
+    sessions: Sessions = dataclasses.field(
+        default="fast",
+        metadata=given(
+            "target.sessions",
+            "--sessions",
+            "How sessions come by their memory: one arena for all of them, or no arena, which "
+            "takes about a tenth less and twice the time.  [default: fast]",
+            "How sessions come by their memory: one arena for all of them (`fast`), or no arena "
+            "(`small`), which takes about a tenth less and twice the time.",
+        ),
+    )
     frozen_storage: Storage | None = dataclasses.field(
         default=None,
         metadata=given(
@@ -280,6 +291,17 @@ class BuildSpec:
             "--frozen-dtype",
             "Store large frozen weights in fewer bytes; the models compute in float32.",
             "Store large frozen weights in fewer bytes; the models compute in float32.",
+        ),
+    )
+    base: BaseKind | None = dataclasses.field(
+        default=None,
+        metadata=given(
+            "formats.base",
+            "--base",
+            "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where "
+            "it reads them; for adapters.",
+            "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where "
+            "it reads them; for adapters.",
         ),
     )
     ort_format: OrtFormat | None = dataclasses.field(

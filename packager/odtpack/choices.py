@@ -11,11 +11,17 @@ STOCK: Final = "onnxruntime"
 ORT_TRAINING: Final = "ort-training"
 """onnxruntime-training, whose own operators accumulate and update in place."""
 
+Sessions = Literal["fast", "small"]
+"""How the sessions of a package come by their memory, see docs/adr/0012."""
+
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 
 AdapterKind = Literal["lora", "dora", "ia3", "bitfit"]
 """What is trained beside a frozen model."""
+
+BaseKind = Literal["int8", "int4", "nf4"]
+"""How the frozen matrices of a model may be stored inside the models."""
 
 Pool = Literal["mean", "cls", "none"]
 """How a head makes one vector of the tokens of a sequence."""

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 
 from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
+from odtpack.adapters.layers import find_layers
 from odtpack.build import build_package
+from odtpack.model.loading import load_model
+from odtpack.model.weights import weight_array
+from odtpack.quantized import quantize_base
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.packaging_tools import open_training
@@ -104,6 +108,35 @@ SPECS = {
     "dora": AdapterSpec("dora", tuple(f"*.{name}" for name in llama.LINEARS), (), RANK, ALPHA),
     "ia3": AdapterSpec("ia3", ("*.k_proj", "*.v_proj", "*.down_proj"), ("*.down_proj",)),
 }
+
+
+def unpacked(module: nn.Module, model: Path, base: Any) -> nn.Module:
+    """The module with the weights that a base of few bits stands for, as onnx.reference has them."""
+    loaded = quantize_base(load_model(model), base)
+    count = 0
+    for layer in find_layers(loaded.graph):
+        use = layer.uses[0]
+        if use.weight is layer.source:
+            continue
+        array = weight_array(use.weight)
+        weight = module.get_submodule(layer.name).weight
+        found = torch.from_numpy(array if use.outputs_first else array.T.copy())
+        error = (found - weight).abs().max() / weight.abs().max()
+        assert 0 < error < {"int8": 0.005, "int4": 0.13, "nf4": 0.16}[base]
+        with torch.no_grad():
+            weight.copy_(found)
+        count += 1
+    assert count > 10
+    return module
+
+
+@needs_peft
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
+def test_a_base_of_few_bits(kind: str, base: Any, llama_file: Path, tmp_path: Path) -> None:
+    loss = ("next_token", next_token)
+    module = unpacked(llama.llama(), llama_file, base)
+    follow(module, llama_file, tmp_path, SPECS[kind], loss, llama.batch(), base=base)
 
 
 @needs_peft

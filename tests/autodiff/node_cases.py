@@ -10,6 +10,7 @@ reference implementation in float64.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from tests.autodiff.oracle import session
 
 VERDICTS = ("right", "not differentiable", "refused", "random", "not run", "wrong")
 DIRECTIONS = 3
+SINGLE = 16  # elements that are moved alone, where some others lie on a kink
 POINTS = 6  # near a case, where that lies on a kink
 LARGEST = 1 << 16  # elements of an input
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
@@ -344,7 +346,10 @@ class _Trial:
             compared = 0
             for whole in ways * movable:
                 # Some element may be on a kink: then fewer of them move.
-                fewer = (whole * (random.random(g.shape) < share) for share in (1, 0.3, 0.1, 0.03))
+                shares = (random.random(g.shape) < share for share in (1, 0.3, 0.1, 0.03))
+                some = random.permutation(g.size)[:SINGLE]
+                single = (np.arange(g.size).reshape(g.shape) == element for element in some)
+                fewer = (whole * moving for moving in itertools.chain(shares, single))
                 tried = ((way, self._slope(feeds, name, way)) for way in fewer if way.any())
                 way, slope = next(((w, s) for w, s in tried if s is not None), (whole, None))
                 if slope is None:

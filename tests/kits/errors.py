@@ -115,6 +115,13 @@ def _other_version(data: bytes) -> bytes:
     return _patched(root + field, struct.pack("<i", 1))(data)
 
 
+def _without_digest(data: bytes) -> bytes:
+    """The root table has no digest, and the tensors have."""
+    root = struct.unpack_from("<I", data)[0]
+    table = root - struct.unpack_from("<i", data, root)[0]
+    return _patched(table + 4 + 2 * 4, bytes(2))(data)
+
+
 CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "checkpoint_empty": (lambda data: b"", "checkpoint-corrupt"),
     "checkpoint_no_identifier": (_patched(4, b"ORTM"), "checkpoint-corrupt"),
@@ -129,6 +136,12 @@ CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         for part in range(1, 16, 2)
     },
     "checkpoint_last_byte": (lambda data: data[:-1], "checkpoint-corrupt"),
+    "checkpoint_changed_value": (_flip, "checkpoint-corrupt"),
+    "checkpoint_changed_name": (
+        lambda data: data.replace(b"fc1.weight", b"fc1.height"), "checkpoint-corrupt"),
+    "checkpoint_changed_digest": (
+        lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:], "checkpoint-corrupt"),
+    "checkpoint_lost_digest": (_without_digest, "checkpoint-corrupt"),
 }  # fmt: skip
 """What is done to a checkpoint that is not read then, and the code."""
 

@@ -15,9 +15,14 @@ _PLATFORMS = (
     ("test_js.py", "", "Node.js"),
     ("test_kotlin.py", "", "Kotlin and Java on the JVM"),
     ("test_swift", "", "Swift on Linux"),
+    ("test_trust.py", "arm64", "C++ on ARM64, emulated"),
+    ("test_trust.py", "[kotlin", "Kotlin and Java on the JVM"),
+    ("test_trust.py", "[node", "Node.js"),
+    ("test_trust.py", "[swift", "Swift on Linux"),
+    ("test_trust.py", "", "C++ on x86-64"),
 )
 """File of the tests, a part of their names, platform; the first that fits counts."""
-PLATFORMS = tuple(platform for _, _, platform in _PLATFORMS)
+PLATFORMS = tuple(dict.fromkeys(platform for _, _, platform in _PLATFORMS))
 
 
 class Ran:

@@ -109,8 +109,9 @@ def test_node_loses_nothing_when_it_is_killed_in_saves(tmp_path: Path) -> None:
         path = tmp_path / f"state-{limit}"
         write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
         last = 0
-        for _ in range(100):
-            command = [str(NODE), SCRIPTS / "saves.mjs", KIT, path, path, str(limit)]
+        for kill in range(100):
+            before = ("keep", "replace")[kill % 2]
+            command = [str(NODE), SCRIPTS / "saves.mjs", KIT, path, path, str(limit), before]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 process.stdout.readline()
@@ -138,7 +139,7 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     done = subprocess.run(
-        [str(NODE), SCRIPTS / "saves.mjs", KIT, path, path, str(2**30)],
+        [str(NODE), SCRIPTS / "saves.mjs", KIT, path, path, str(2**30), "replace"],
         capture_output=True, text=True, check=False, preexec_fn=no_more_than_a_little,
     )  # fmt: skip
     assert "file-not-written" in done.stderr
@@ -195,9 +196,10 @@ def test_node_does_not_grow_over_ten_thousand_steps(
 ) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
     resident = train(task, "node", collect=True)["resident"]
-    # The second half against the first, which warms up caches and the compiler.
-    middle = statistics.median(resident[len(resident) // 2 - 4 : len(resident) // 2])
-    assert statistics.median(resident[-4:]) - middle < 2e6
+    # The first half warms up caches and the compiler. What leaks grows in both quarters that
+    # follow; the allocator takes a large page once.
+    ends = [statistics.median(resident[end - 4 : end]) for end in (10, 15, 20)]
+    assert min(ends[1] - ends[0], ends[2] - ends[1]) < 5e5, resident
 
 
 def test_units() -> None:

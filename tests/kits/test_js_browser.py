@@ -66,12 +66,23 @@ TRAIN = """(async () => {
   const folder = await navigator.storage.getDirectory();
   const file = await folder.getFileHandle('trained.ckpt', { create: true });
   await session.saveCheckpoint(file);
-  const again = await kit.CheckpointState.load(file);
+  const before = await folder.getFileHandle('trained.ckpt.previous', { create: true });
+  session.state.properties.set('saves', 2);
+  await session.saveCheckpoint(file, true, { keepPrevious: before });
+  const again = await kit.CheckpointState.load(file, before);
+  const { size } = await file.getFile();
+  const stream = await file.createWritable({ keepExistingData: true });
+  await stream.truncate(size - 1);
+  await stream.close();
+  const old = await kit.CheckpointState.load(file, before);
+  await session.saveCheckpoint(file);
   const bytes = new Uint8Array(await (await file.getFile()).arrayBuffer());
   let text = '';
   for (const byte of bytes) text += String.fromCharCode(byte);
   return { losses, held, threads: ort.env.wasm.numThreads, isolated: crossOriginIsolated,
-           saved: btoa(text), step: again.optimizer.step };
+           saved: btoa(text), step: again.optimizer.step, checked: again.checked,
+           recovered: [again.recovered, old.recovered, old.properties.get('saves')],
+           kept: again.properties.get('saves') };
 })().catch((error) => ({ code: error.code, what: String(error) }))"""
 
 
@@ -89,7 +100,10 @@ def test_chromium_trains_as_python_does(
     assert (found["threads"], found["isolated"]) == (threads, True)
     for loss, right in zip(found["losses"], wanted, strict=True):
         assert abs(loss - right) <= 2e-6 * max(1, abs(right))
-    assert found["step"] == STEPS
+    assert (found["step"], found["checked"], found["kept"]) == (STEPS, True, 2)
+    nothing, recovered, saves = found["recovered"]
+    assert nothing is saves is None
+    assert "of optimizer step 20: what was trained since is lost" in recovered
     # What a browser saves, Python goes on with.
     (tmp_path / "browser.ckpt").write_bytes(base64.b64decode(found["saved"]))
     state = CheckpointState.load_checkpoint(tmp_path / "browser.ckpt")

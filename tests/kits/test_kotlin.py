@@ -148,10 +148,9 @@ def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
     arrays = {f"p{i}": np.zeros(20_000, np.float32) for i in range(8)}
     write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
     last = torn = 0
-    for _ in range(100):
-        with subprocess.Popen(
-            kotlin_kit.command("saves", path, limit), stdout=subprocess.PIPE, text=True
-        ) as process:
+    for kill in range(100):
+        words = kotlin_kit.command("saves", path, limit, ("keep", "replace")[kill % 2])
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             assert process.stdout.readline() == f"{last + 1}\n"
@@ -182,8 +181,8 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     done = subprocess.run(
-        kotlin_kit.command("saves", path, 2**30), capture_output=True, text=True, check=False,
-        preexec_fn=no_more_than_a_little, restore_signals=False,
+        kotlin_kit.command("saves", path, 2**30, "replace"), capture_output=True, text=True,
+        check=False, preexec_fn=no_more_than_a_little, restore_signals=False,
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == "file-not-written"
     assert path.read_bytes() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,32 @@ def test_self_checks(suite: Path) -> None:
         with pytest.raises(OdtpackError) as caught:
             self_check(package)
         assert caught.value.code == case["code"], folder.name
+
+
+def test_recoveries(suite: Path, tmp_path: Path) -> None:
+    for folder, case in cases(suite, "recover"):
+        for path in folder.glob("trained*"):
+            shutil.copy(path, tmp_path)
+        path = tmp_path / case["checkpoint"]
+        previous = (tmp_path / case["previous"]).read_bytes()
+        state = CheckpointState.load_checkpoint(path)
+        assert state.recovered
+        assert f"of optimizer step {case['step']}:" in state.recovered
+        assert state.optimizer is not None
+        assert state.optimizer.step == case["step"]
+        same(state.snapshot(True), read_checkpoint(folder / case["previous"]), folder.name)
+        if case["lost"] is not None:
+            assert f": {case['lost']} optimizer steps made since are lost" in state.recovered
+        # The first save stands in for the damaged file; only the next moves it on.
+        for name in ("first", "second"):
+            state.properties[name] = 1
+            CheckpointState.save_checkpoint(state, path, True, keep_previous=True)
+            if name == "first":
+                first = path.read_bytes()
+                assert (tmp_path / case["previous"]).read_bytes() == previous
+        assert (tmp_path / case["previous"]).read_bytes() == first
+        assert CheckpointState.load_checkpoint(path).recovered is None
+        path.unlink()
 
 
 def test_errors(suite: Path, tmp_path: Path) -> None:

@@ -175,8 +175,9 @@ def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) ->
     arrays = {f"p{i}": np.zeros(40_000, np.float32) for i in range(4)}
     write_checkpoint(start, CheckpointData(arrays, {}))
     last = torn = 0
-    for _ in range(100):
-        words = command(swift_kit.built(), "save", start, path, last + 1, external_above)
+    for kill in range(100):
+        before = ("keep", "replace")[kill % 2]
+        words = command(swift_kit.built(), "save", start, path, last + 1, external_above, before)
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == f"{last + 1}\n"

@@ -234,6 +234,37 @@ def write_self_checks(out: Path) -> Iterator[dict[str, Any]]:
     yield folder.close()
 
 
+def write_recoveries(out: Path) -> Iterator[dict[str, Any]]:
+    """Write damaged checkpoints, each with the save before it."""
+    case = CASES["adam"]
+    saves = out / ".saves"
+    run = Run(case, build(case, saves / "package"))
+    for index, batch in enumerate(_batches(case, 5), 1):
+        run.step(Folder(saves, {}), batch, update=True)
+        if index in (3, 5):
+            CheckpointState.save_checkpoint(
+                run.state, saves / "trained", include_optimizer_state=True, keep_previous=True
+            )
+    good = (saves / "trained").read_bytes()
+    middle = len(good) // 2
+    damaged = {
+        "changed": good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :],
+        "cut": good[:middle],
+        "missing": None,
+    }
+    for name, data in damaged.items():
+        folder = open_folder(out, f"recover_{name}")
+        folder.content = {
+            "kind": "recover", "checkpoint": "trained", "previous": "trained.previous", "step": 3,
+            "lost": 2 if name == "changed" else None,
+        }  # fmt: skip
+        if data is not None:
+            (folder.path / "trained").write_bytes(data)
+        shutil.copyfile(saves / "trained.previous", folder.path / "trained.previous")
+        yield folder.close()
+    shutil.rmtree(saves)
+
+
 def open_folder(out: Path, name: str) -> Folder:
     """Make the folder of a case."""
     path = out / name
@@ -259,6 +290,7 @@ def write_suite(out: Path, names: Sequence[str] | None = None) -> None:
             entries += write_resume(name, CASES[name], stage)
         entries += write_nominal(stage)
         entries += write_self_checks(stage)
+        entries += write_recoveries(stage)
         entries += write_errors(stage)
     index = {
         "format": FORMAT,

@@ -92,10 +92,13 @@ class Foreign:
         code: int = 1,
         raw: bytes | None = bytes(8),
         offset: int | None = None,
+        doc: str | None = None,
     ) -> int:
         fields: dict[int, tuple[str, object]] = {3: ("Int32", code)}
         references = {0: self.b.CreateString(name)}
         references[2] = self.b.CreateNumpyVector(np.array(dims, np.int64))
+        if doc is not None:
+            references[1] = self.b.CreateString(doc)
         if raw is not None:
             references[4] = self.b.CreateByteVector(raw)
         if offset is not None:

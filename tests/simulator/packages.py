@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +140,17 @@ def make_case(name: str, folder: Path, steps: int = 3) -> Case:
     np.save(folder / "labels.npy", labels)
     np.savez(folder / "data.npz", input=inputs, labels=labels)
     return Case(name, folder, batch_size, inputs, labels)
+
+
+def without_arena(case: Case, folder: Path) -> Case:
+    """The same package with the session options of ``small``, in another folder."""
+    shutil.copytree(case.folder, folder)
+    manifest = case.package.manifest
+    assert manifest.session is not None
+    session = dataclasses.replace(manifest.session, arena=False, shared_allocator=False)
+    changed = dataclasses.replace(manifest, session=session).to_json()
+    (folder / "package" / "manifest.json").write_text(changed)
+    return dataclasses.replace(case, folder=folder)
 
 
 def make_profile(name: str, limit: int | None, *, rates: bool = True) -> DeviceProfile:

@@ -306,7 +306,7 @@ $('pause').addEventListener('click', () => {
 });
 $('download').addEventListener('click', () => alone(async () => {
   const link = document.createElement('a');
-  link.href = URL.createObjectURL(session.state.toBlob(true));
+  link.href = URL.createObjectURL(await session.state.toBlob(true));
   link.download = 'trained.ckpt';
   link.click();
   URL.revokeObjectURL(link.href);

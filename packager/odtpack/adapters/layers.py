@@ -15,6 +15,9 @@ from odtpack.model.exporters import module_names
 # What stands between a stored weight and the product that reads it; the weight is its first input.
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 
+# And where it is looked up by codes in a table, see :mod:`odtpack.quantized.codes`.
+_LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape")
+
 # What exporters and quantizers put behind the name of a layer.
 _ENDINGS = re.compile(r"(_quantized|_DQ_Q\d+|_Q\d+|_fp16)?$")
 _WEIGHT = re.compile(r"(\.MatMul)?\.(weight|kernel)$")
@@ -127,14 +130,16 @@ def _gemm_transposes(node: ir.Node) -> bool:
 def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:
     """The initializer that a weight is made of, and whether it is transposed on the way."""
     value: ir.Value | None = weight
-    swaps = False
+    swaps, passed = False, set[str]()
     while value is not None and not value.is_initializer():
         node = value.producer()
-        if node is None or node.op_type not in _VIEWS or node.domain not in ("", "ai.onnx"):
+        if node is None or node.op_type not in _LOOKED_UP or node.domain not in ("", "ai.onnx"):
             return None, False
+        passed.add(node.op_type)
         swaps ^= node.op_type == "Transpose"
-        value = node.inputs[0]
-    return value, swaps
+        value = node.inputs[1 if node.op_type == "Gather" else 0]
+    codes = value is not None and value.dtype == ir.DataType.UINT4
+    return (value, swaps) if codes or passed.issubset(_VIEWS) else (None, False)
 
 
 def _shape(use: Use) -> tuple[int, ...] | None:

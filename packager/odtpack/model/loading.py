@@ -34,6 +34,7 @@ __all__ = [
     "is_lifted_constant",
     "load_model",
     "load_source",
+    "mark_constant",
 ]
 
 _LIFTED = "odtpack.lifted_constant"
@@ -169,6 +170,11 @@ def _lift_parameters(graph: ir.Graph) -> None:
 def is_lifted_constant(value: ir.Value) -> bool:
     """Whether an initializer was a Constant node in the user's model."""
     return _LIFTED in value.meta
+
+
+def mark_constant(value: ir.Value) -> None:
+    """Let an initializer count as a constant, which is neither trained nor frozen by itself."""
+    value.meta[_LIFTED] = True
 
 
 def _mark_constants(model: ir.Model) -> None:

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 import odtpack
+from odtpack.choices import Sessions
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.ort.kernel_needs import Need
@@ -49,6 +50,7 @@ def write_package(
     carried: CheckpointData | None = None,
     oldest: Need | None = None,
     self_check: bool = True,
+    sessions: Sessions = "fast",
 ) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names.
 
@@ -62,6 +64,7 @@ def write_package(
         carried: Checkpoint whose optimizer state and properties the package's takes over.
         oldest: The oldest ONNX Runtime that loads the models; found out if None.
         self_check: Whether to run the first steps, so that a device can compare its own.
+        sessions: How the package's sessions come by their memory.
 
     Returns:
         The manifest as written; None without an optimizer.
@@ -79,7 +82,7 @@ def write_package(
         staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
         if optimizer is None:
             return None
-        manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest)
+        manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest, sessions)
         if self_check and graphs.backend.is_stock:
             manifest = with_self_check(manifest, staged)
         with atomic_write(stage / name) as stream:
@@ -152,6 +155,7 @@ def _manifest(
     staged: dict[str, Path],
     recipe_digest: str | None,
     oldest: Need | None,
+    sessions: Sessions,
 ) -> Manifest:
     graph = graphs.training.graph
     backend = graphs.backend
@@ -209,7 +213,9 @@ def _manifest(
         },
         "recipe_digest": recipe_digest,
         "session": (
-            _session(graphs.training).as_dict(defaults=False) if backend.is_stock else None
+            _session(graphs.training, sessions).as_dict(defaults=False)
+            if backend.is_stock
+            else None
         ),
         "layout": layout,
         **({} if graphs.adapter is None else {"adapter": graphs.adapter.as_dict(defaults=False)}),
@@ -219,8 +225,8 @@ def _manifest(
     return Manifest.from_json(json.dumps(content).encode(), "manifest.json").sealed()
 
 
-def _session(training: ir.Model) -> SessionInfo:
-    return usual_session(training.metadata_props["odtpack.optimization_level"])
+def _session(training: ir.Model, sessions: Sessions) -> SessionInfo:
+    return usual_session(training.metadata_props["odtpack.optimization_level"], sessions)
 
 
 def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from odtpack import optimizers, targets
+from odtpack.choices import Sessions
 from odtpack.errors import OdtpackError
 from odtpack.ort import kernel_needs
 from odtpack.ort.choices import OrtFormat
@@ -40,6 +41,7 @@ class FilesSpec:
         custom_op_library: Shared library with custom operators, for the conversion.
         nominal: Whether to write a checkpoint without values, too.
         self_check: Whether to run the first steps, for devices to compare theirs with.
+        sessions: How the package's sessions come by their memory.
     """
 
     prefix: str = ""
@@ -47,6 +49,7 @@ class FilesSpec:
     custom_op_library: Path | None = None
     nominal: bool = False
     self_check: bool = True
+    sessions: Sessions = "fast"
 
 
 def write_artifacts(
@@ -141,7 +144,7 @@ def write_artifacts(
         kernel_needs.require(onnxruntime, oldest)
     write = functools.partial(
         write_package, graphs, pair, prefix=files.prefix, nominal=files.nominal,
-        recipe_digest=digest, self_check=files.self_check, oldest=oldest,
+        recipe_digest=digest, self_check=files.self_check, oldest=oldest, sessions=files.sessions,
     )  # fmt: skip
     if files.ort_format is None:
         return write(folder=folder)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.autodiff import stop_gradient
+from odtpack.autodiff import stop_gradient, unpack_late
 from odtpack.graph.graphs import drop_unused_constants, is_sorted, turn_dropout_off
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -104,6 +104,8 @@ def finish(model: ir.Model) -> None:
         common_passes.RemoveUnusedNodesPass(),
         GraphPass(drop_unused_constants),  # of subgraphs, which that pass leaves
         GraphPass(keep_epsilon.rewrite, Ops(model.graph, "sum/")),
+        GraphPass(unpack_late.rewrite, Ops(model.graph, "unpack/")),
+        common_passes.RemoveUnusedNodesPass(),  # the chains that were copied
         ModelPass(float64_lowering.lower),
     )
     if not is_sorted(model.graph):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from odtpack.graph.graphs import subgraphs
+from odtpack.graph.ops import Ops
 
 _FROM, TO = 13, 17
 
@@ -36,3 +37,42 @@ def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
         if any(_changed_meaning(subgraph, opset) for subgraph in subgraphs(node)):
             return True
     return False
+
+
+BLOCKS = 21
+"""The opset whose DequantizeLinear takes 4 bits and blocks."""
+
+_REDUCTIONS = {  # whose axes became an input in 18
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
+    "ReduceMin", "ReduceProd", "ReduceSumSquare",
+}  # fmt: skip
+_CHANGED = {"DFT", "GridSample", "GroupNormalization", "Resize", "Scatter", "Upsample"}
+
+
+def to_blocks(graph: ir.Graph) -> bool:
+    """Write a graph of opset 17 to 20 as one of opset 21 if its meaning stays; return whether."""
+    upgrade(graph)
+    if not TO <= graph.opset_imports[""] < BLOCKS or _changes_before_21(graph):
+        return False
+    if graph.opset_imports[""] < 18:
+        _reduce_by_inputs(Ops(graph, "axes/"), graph)
+    graph.opset_imports[""] = BLOCKS
+    return True
+
+
+def _changes_before_21(graph: ir.Graph) -> bool:
+    for node in graph:
+        if node.domain in ("", "ai.onnx"):
+            if node.op_type in _CHANGED or (node.op_type == "Split" and len(node.inputs) < 2):
+                return True
+            if subgraphs(node):
+                return True  # where axes would have to be written too
+    return False
+
+
+def _reduce_by_inputs(op: Ops, graph: ir.Graph) -> None:
+    for node in graph:
+        if node.op_type in _REDUCTIONS and "axes" in node.attributes:
+            axes = node.attributes.pop("axes").as_ints()
+            node.resize_inputs(2)
+            node.replace_input_with(1, op.ints(*axes))

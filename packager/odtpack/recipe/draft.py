@@ -70,6 +70,7 @@ kind = "adamw"               # {optimizers}
 # [target]
 # onnxruntime = "{version}"       # oldest version that must load the package
 # platforms = ["android", "ios"]
+# sessions = "small"         # less memory for more time
 
 # budgets = "budgets.toml"     # above all tables; or limits in tables:
 # [budgets]

@@ -1,19 +1,24 @@
-// Lives the life of an app that trains: loads a package, trains, evaluates, saves, and resumes;
-// prints one line of JSON with the losses, the time of every step and, for each phase, the
-// resident anonymous memory at its peak and at its end.
+// Lives the life of an app that trains: loads a package, evaluates, trains, evaluates, saves,
+// exports, is killed, and resumes; prints one line of JSON with the losses, the time of every step
+// and, for each phase, the resident anonymous memory at its peak and at its end.
 //
 //     odtpack-measure JOB.json
 //
-// A job is that of a training (see job.hpp) and
+// A job is that of a training (see job.hpp; its "checkpoint" may be one that was saved) and
 //     "steps": [{"inputs": [tensors]}, ...]   batches, taken in turn
 //     "threads": 1                            by default the package's choice
 //     "count": 100                            training steps; by default one for each batch
 //     "accumulate": 1                         batches for each optimizer step
-//     "evaluation": {"inputs": [tensors]}     evaluated after the training, if given
+//     "evaluate_first": true                  evaluate the first batch before the training
+//     "evaluation": {"inputs": [tensors]}     evaluated after the training, if given; or true for
+//                                             the first batch
 //     "save": "trained.ckpt"                  saved with the optimizer's state, if given
-//     "wait": "saved"                         a file to make once it is saved; then wait for the
-//     end "resume": 10                            steps to make from the saved file, in a new
-//     session
+//     "export": "trained.onnx"                the model to predict with, if given, after the save
+//     "wait": "saved"                         a file to make at last; then wait for the end, with
+//                                             everything still open
+//     "resume": 10                            steps to make from the saved file, in a new session
+//     "limit_bytes": 50000000                 end with exit code 3 as soon as memory stands so far
+//                                             above where it stood at first
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -62,13 +67,17 @@ class Phases {
     thread_.join();
     ::close(statm_);
   }
+  /// End the process as soon as memory goes beyond `bytes`; 0 for never.
+  void Limit(size_t bytes) { limit_ = bytes; }
   template <class Body>
   void Run(const std::string& name, Body body) {
     peak_ = 0;
+    name_ = name.c_str();
     const auto start = Clock::now();
     body();
     const std::chrono::duration<double> seconds = Clock::now() - start;
     const size_t end = Anonymous();
+    Hold(end);
     std::ostringstream json;
     json << (json_.empty() ? "" : ", ") << "\"" << name
          << "\": {\"peak_anonymous_bytes\": " << std::max(peak_.load(), end)
@@ -87,12 +96,20 @@ class Phases {
     while (!done_) {
       const size_t now = ResidentNow(statm_);
       if (now > peak_) peak_ = now;
+      if (limit_ > 0 && now > limit_) Hold(Anonymous());
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }
+  void Hold(size_t now) {
+    if (limit_ == 0 || now <= limit_) return;
+    std::fprintf(stderr, "error: %zu bytes, the limit is %zu (%s)\n", now, limit_.load(),
+                 name_.load());
+    std::_Exit(3);
+  }
   const int statm_;
   std::atomic<bool> done_{false};
-  std::atomic<size_t> peak_{0};
+  std::atomic<size_t> peak_{0}, limit_{0};
+  std::atomic<const char*> name_{"begin"};
   std::string json_;
   std::thread thread_;
 };
@@ -111,6 +128,8 @@ int Measure(const std::string& path) {
   const auto folder = job::fs::absolute(path).parent_path();
   const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "odtpack");
   Phases phases;
+  const size_t before = Anonymous();
+  if (json["limit_bytes"]) phases.Limit(before + static_cast<size_t>(json.Whole("limit_bytes", 0)));
   std::vector<job::Batch> batches;
   for (const Json& step : json.Get<Json::List>("steps"))
     batches.emplace_back(step["inputs"], folder);
@@ -143,36 +162,46 @@ int Measure(const std::string& path) {
     list->assign(2 * count, 0);
     list->clear();
   }
-  const size_t before = Anonymous();
-  phases.Run("load", [&] { training.emplace(env, json, folder, threads); });
-  phases.Run("train", [&] { train(count); });
-  if (json["evaluation"]) {
-    const job::Batch batch(json["evaluation"]["inputs"], folder);
-    phases.Run("evaluate", [&] {
-      evaluation.push_back(odtpack::detail::AsDouble(training->session.EvalStep(batch.values)[0]));
+  const auto evaluate = [&](const std::string& name, const std::vector<Ort::Value>& values) {
+    phases.Run(name, [&] {
+      evaluation.push_back(odtpack::detail::AsDouble(training->session.EvalStep(values)[0]));
     });
+  };
+  phases.Run("load", [&] { training.emplace(env, json, folder, threads); });
+  if (json.Get<bool>("evaluate_first", false)) evaluate("evaluate first", batches[0].values);
+  phases.Run("train", [&] { train(count); });
+  if (const Json& held_out = json["evaluation"]; std::holds_alternative<Json::Object>(held_out.value)) {
+    evaluate("evaluate", job::Batch(held_out["inputs"], folder).values);
+  } else if (held_out) {
+    evaluate("evaluate", batches[0].values);
   }
+  std::string saved;
   if (json["save"]) {
-    const std::string saved = (folder / json.Get<std::string>("save")).string();
+    saved = (folder / json.Get<std::string>("save")).string();
     phases.Run("save",
                [&] { odtpack::CheckpointState::SaveCheckpoint(training->state, saved, true); });
-    if (json["wait"]) {
-      std::ofstream(folder / json.Get<std::string>("wait")) << "saved\n";
-      for (;;) ::pause();
-    }
-    if (json["resume"]) {
-      training.reset();
-      phases.Run("resume", [&] {
-        training.emplace(env, json, folder, threads, saved);
-        train(static_cast<size_t>(json.Whole("resume", 0)));
-      });
-    }
+  }
+  if (json["export"]) {
+    const std::string target = (folder / json.Get<std::string>("export")).string();
+    const std::vector<std::string> outputs = training->package.Manifest()["inference"].Texts("outputs");
+    phases.Run("export", [&] { training->session.ExportModelForInferencing(target, outputs); });
+  }
+  if (json["resume"] && !saved.empty()) {
+    training.reset();
+    phases.Run("resume", [&] {
+      training.emplace(env, json, folder, threads, saved);
+      train(static_cast<size_t>(json.Whole("resume", 0)));
+    });
   }
   std::cout.precision(17);
   std::cout << "{\"before_anonymous_bytes\": " << before << ", \"phases\": {" << phases.Json()
             << "}, \"losses\": " << List(losses) << ", \"evaluation\": " << List(evaluation)
             << ", \"step_seconds\": " << List(seconds) << ", \"processor_seconds\": " << processor
             << ", \"anonymous_bytes_by_tenth\": " << List(resident) << "}" << std::endl;
+  if (json["wait"]) {
+    std::ofstream(folder / json.Get<std::string>("wait")) << "saved\n";
+    for (;;) ::pause();
+  }
   return 0;
 }
 

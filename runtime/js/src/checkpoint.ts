@@ -2,17 +2,30 @@
 import { platform } from '#platform';
 import {
   type CheckpointData, type OptimizerState, type Property, type PropertyKind,
-  layCheckpoint, payloadBytes, readCheckpoint,
+  layCheckpoint, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
 import { OdtpackError, reason } from './errors.js';
 import { inMemory } from './flatbuffer.js';
-import type { FileSource } from './platform.js';
+import type { FileSource, OpenedCheckpoint, Previous } from './platform.js';
 import {
   bytesOf, type Dims, type DType, type Layout, sameDims, type Stored, type TypedArray,
 } from './tensors.js';
 
 /** Bytes of tensors up to which a checkpoint is one file; a flatbuffer ends below 2 GiB. */
 const DATA_FILE_ABOVE = 1800 * 2 ** 20;
+/** What the save before can help against. */
+const HARMED = new Set(['checkpoint-corrupt', 'checkpoint-not-found', 'checkpoint-unreadable',
+  'checkpoint-version', 'checkpoint-dtype']);
+
+export interface SaveOptions {
+  /**
+   * Keep the file that is replaced: in Node as `<path>.previous`, which `load` goes back to if this
+   * one comes to harm; in a browser in the file that is given here.
+   */
+  keepPrevious?: boolean | FileSystemFileHandle;
+  /** Bytes of tensors above which they go to a second file, `<path>.data` (Node). */
+  dataFileAbove?: number;
+}
 
 /** One named tensor. `data` and `grad` are the memory that training works on. */
 export interface Parameter {
@@ -70,7 +83,16 @@ export class CheckpointState {
   readonly properties: Properties;
   optimizer: OptimizerState | undefined;
   flat: FlatState | undefined;
+  /**
+   * True if the file carried a digest of all that it holds, which was right. Those of ONNX
+   * Runtime's own training carry none, and load unchecked.
+   */
+  readonly checked: boolean;
+  /** What is wrong with the file that was to be loaded, if the save before it was loaded instead. */
+  recovered: string | undefined;
+  #damaged: unknown; // where that file is
   #nominal: boolean;
+  #busy = false;
 
   constructor(data: CheckpointData) {
     for (const [requiresGrad, tensors] of [[true, data.trainable], [false, data.frozen]] as const) {
@@ -81,11 +103,46 @@ export class CheckpointState {
     this.properties = new Properties(data.properties);
     this.optimizer = data.optimizer;
     this.#nominal = data.nominal;
+    this.checked = data.checked ?? false;
   }
 
-  /** Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. */
-  static async load(source: FileSource): Promise<CheckpointState> {
-    return new CheckpointState(await open(source));
+  /**
+   * Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged or
+   * missing and the save before it was kept, that one is loaded; `recovered` then says so.
+   *
+   * @param previous The save before, where it is not `<path>.previous` in Node.
+   */
+  static async load(source: FileSource, previous?: FileSource): Promise<CheckpointState> {
+    const before = previous ?? (isPath(source) ? platform.previousOf(source) : undefined);
+    try {
+      return new CheckpointState(await read(source));
+    } catch (error) {
+      if (!before || !(error instanceof OdtpackError) || !HARMED.has(error.code)) throw error;
+      const state = await read(before).then((data) => new CheckpointState(data), () => undefined);
+      if (!state) throw error;
+      const step = state.optimizer?.step ?? 0;
+      const last = Number((await open(source).then(readStep, () => undefined)) ?? 0);
+      const lost = last > step ? `${last - step} optimizer steps made` : 'what was trained';
+      state.recovered =
+        `${error.what} The save before it was loaded, of optimizer step ${step}: ${lost} since ` +
+        `${last > step ? 'are' : 'is'} lost.`;
+      state.#damaged = place(source);
+      return state;
+    }
+  }
+
+  /** One use at a time: parameters are changed where they lie. */
+  async alone<T>(work: () => Promise<T>): Promise<T> {
+    if (this.#busy) {
+      const problem = 'Another step or save of this state is running.';
+      throw new OdtpackError('busy', problem, '', 'await every call');
+    }
+    this.#busy = true;
+    try {
+      return await work();
+    } finally {
+      this.#busy = false;
+    }
   }
 
   /** True as long as the parameters have names and no values. */
@@ -105,7 +162,7 @@ export class CheckpointState {
 
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
-    const data = await open(source);
+    const data = await read(source);
     if (data.nominal) throw nominal('there are no values in it to load');
     const found = new Map([...data.trainable, ...data.frozen]);
     const shapeless = this.#nominal && !this.flat;
@@ -149,49 +206,77 @@ export class CheckpointState {
   /**
    * Save to one file, whole or not at all: a path in Node, a FileSystemFileHandle in a browser.
    * Gradients are not part of it: save after `runOptimizerStep()` and `lazyResetGrad()`.
-   *
-   * @param dataFileAbove Bytes of tensors above which they go to a second file, `<path>.data`.
    */
   async save(
     target: string | URL | FileSystemFileHandle, includeOptimizerState = false,
-    dataFileAbove = DATA_FILE_ABOVE,
+    { keepPrevious = false, dataFileAbove = DATA_FILE_ABOVE }: SaveOptions = {},
   ): Promise<void> {
-    const data = this.snapshot(includeOptimizerState);
-    if (typeof target === 'string' || target instanceof URL) {
-      const layout = (from?: number): ReturnType<typeof layCheckpoint> => layCheckpoint(data, from);
-      platform.writeCheckpoint(target, payloadBytes(data), layout, dataFileAbove);
-      return;
+    // What the state was recovered from is not lost to a damaged file.
+    const damaged = this.#damaged !== undefined && this.#damaged === place(target);
+    const previous: Previous = damaged ? 'kept' : keepPrevious ? 'replaced' : 'none';
+    if (isPath(target)) {
+      const data = this.snapshot(includeOptimizerState);
+      const size = payloadBytes(data);
+      await this.alone(() => platform.writeCheckpoint(
+        target, size, (from) => layCheckpoint(data, from), dataFileAbove, previous,
+      ));
+    } else {
+      if (keepPrevious === true) {
+        throw new OdtpackError('file-not-written', 'The file to keep has no folder here.',
+          target.name, 'pass the FileSystemFileHandle to keep it in: { keepPrevious: handle }');
+      }
+      const content = await this.toBlob(includeOptimizerState);
+      if (keepPrevious && !damaged) await replace(keepPrevious, await target.getFile());
+      await replace(target, content);
     }
-    try {
-      // The stream writes to a swap file, which takes the file's place when it is closed.
-      const stream = await target.createWritable();
-      await stream.write(this.toBlob(includeOptimizerState));
-      await stream.close();
-    } catch (error) {
-      const problem = `${target.name} could not be written: ${reason(error)}.`;
-      throw new OdtpackError('file-not-written', problem, target.name, 'check the space left',
-        error);
-    }
+    if (damaged) this.#damaged = undefined;
   }
 
   /** The bytes of the file, for a download or an upload. */
-  toBlob(includeOptimizerState = false): Blob {
-    const { head, payload } = layCheckpoint(this.snapshot(includeOptimizerState));
-    return new Blob([head, ...payload] as BlobPart[], { type: 'application/octet-stream' });
+  async toBlob(includeOptimizerState = false): Promise<Blob> {
+    const data = this.snapshot(includeOptimizerState);
+    return this.alone(async () => {
+      const { file } = await layCheckpoint(data);
+      return new Blob(file as BlobPart[], { type: 'application/octet-stream' });
+    });
   }
 }
 
-async function open(source: FileSource): Promise<CheckpointData> {
-  if (typeof source === 'string' || source instanceof URL) {
-    return readCheckpoint(await platform.openCheckpoint(source));
+function isPath(source: FileSource): source is string | URL {
+  return typeof source === 'string' || source instanceof URL;
+}
+
+/** What two sources of one file have in common. */
+function place(source: FileSource): unknown {
+  return isPath(source) ? String(source) : source;
+}
+
+/** The stream writes to a swap file, which takes the file's place when it is closed. */
+async function replace(target: FileSystemFileHandle, content: Blob): Promise<void> {
+  try {
+    const stream = await target.createWritable();
+    await stream.write(content);
+    await stream.close();
+  } catch (error) {
+    const problem = `${target.name} could not be written: ${reason(error)}.`;
+    throw new OdtpackError('file-not-written', problem, target.name, 'check the space left',
+      error);
   }
+}
+
+async function read(source: FileSource): Promise<CheckpointData> {
+  return readCheckpoint(await open(source));
+}
+
+async function open(source: FileSource): Promise<OpenedCheckpoint> {
+  if (isPath(source)) return platform.openCheckpoint(source);
   const file = 'getFile' in source ? await source.getFile() : source;
   const bytes =
     file instanceof Uint8Array
       ? file
       : new Uint8Array(file instanceof ArrayBuffer ? file : await file.arrayBuffer());
   const where = 'name' in source ? String(source.name) : 'checkpoint';
-  return readCheckpoint({ where, bytes: inMemory(bytes), close: () => undefined });
+  return { where, bytes: inMemory(bytes), close: () => undefined };
 }
 
 export function nominal(problem: string): OdtpackError {

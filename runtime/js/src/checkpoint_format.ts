@@ -1,8 +1,9 @@
 /** The checkpoint file, as docs/formats/checkpoint.md describes it: reader and writer. */
 import { Builder, type Offset } from 'flatbuffers';
+import { Outline, PREFIX } from './digest.js';
 import { OdtpackError } from './errors.js';
 import { inMemory, Source, Table } from './flatbuffer.js';
-import type { OpenedCheckpoint } from './platform.js';
+import type { CheckpointParts, OpenedCheckpoint } from './platform.js';
 import { ARRAYS, bytesOf, type DType, product, type Stored, view } from './tensors.js';
 
 export type PropertyKind = 'int' | 'float' | 'text';
@@ -24,6 +25,8 @@ export interface CheckpointData {
   nominal: boolean;
   optimizer: OptimizerState | undefined;
   properties: Map<string, Property>;
+  /** Whether the file carried a digest of all that it holds, which was right. */
+  checked?: boolean;
 }
 
 const IDENTIFIER = 'ODTC';
@@ -32,18 +35,34 @@ const OPTIMIZER_PROPERTY = 'odtpack.optimizer';
 const MAX_RANK = 32;
 const MAX_ELEMENTS = 2 ** 48;
 const PAYLOAD_ALIGNMENT = 16;
-const RAW_DATA = 4; // number of the field in Tensor
+const [DOC_STRING, RAW_DATA] = [1, 4]; // numbers of the fields in Tensor
+const DIGEST = 4; // number of the field in Checkpoint
 
 /** onnx.TensorProto.DataType */
 export const CODES: Record<DType, number> = {
   float32: 1, uint8: 2, int8: 3, uint16: 4, int16: 5, int32: 6, int64: 7, bool: 9,
   float16: 10, float64: 11, uint32: 12, uint64: 13,
 };
+const KINDS: readonly PropertyKind[] = ['int', 'float', 'text']; // as a file lists them
 const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
 
-export function readCheckpoint(opened: OpenedCheckpoint): CheckpointData {
+export async function readCheckpoint(opened: OpenedCheckpoint): Promise<CheckpointData> {
   try {
-    return new Reader(opened).read();
+    const reader = new Reader(opened);
+    const data = reader.read();
+    return { ...data, checked: await reader.check() };
+  } finally {
+    opened.close();
+  }
+}
+
+/** The optimizer step of a file that may be damaged, if that can still be read. */
+export function readStep(opened: OpenedCheckpoint): bigint | undefined {
+  try {
+    const [first] = new Source(opened.bytes, opened.where).root(IDENTIFIER).tables(2);
+    return first?.int64(1);
+  } catch {
+    return undefined;
   } finally {
     opened.close();
   }
@@ -55,6 +74,10 @@ class Reader {
   #nominal = false;
   #inlineLeft: number;
   #externalLeft = 0;
+  #outline = new Outline(false);
+  #digest = '';
+  readonly #titles: string[] = []; // of the tensors that have a digest
+  readonly #digests: string[] = [];
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
@@ -73,13 +96,15 @@ class Reader {
     }
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
+    this.#outline = new Outline(this.#nominal);
+    this.#digest = root.string(DIGEST);
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, not to be had');
       this.#data = new Source(data, this.opened.where, Infinity);
       this.#externalLeft = data.size;
     }
-    const trainable = this.#tensors(module.tables(0));
-    const frozen = this.#tensors(module.tables(1));
+    const trainable = this.#tensors([...module.tables(0)]);
+    const frozen = this.#tensors([...module.tables(1)]);
     for (const name of trainable.keys()) {
       if (frozen.has(name)) source.fail(`parameter '${name}' is both trainable and frozen`);
     }
@@ -94,14 +119,31 @@ class Reader {
     return { trainable, frozen, nominal: this.#nominal, optimizer, properties };
   }
 
-  #tensors(tables: Iterable<Table>): Map<string, Stored> {
+  /** Compare with the digests that the file carries; false if it carries none. */
+  async check(): Promise<boolean> {
+    const marked = this.#digests.some((said) => said.startsWith(PREFIX));
+    if (!this.#digest && !marked) return false;
+    const right = await this.#outline.digests();
+    if (this.#digest === right.at(-1)) return true;
+    const odd = this.#titles.filter((_, i) => marked && this.#digests[i] !== right[i]);
+    const what = odd.join(', ') || 'its names, shapes, optimizer state or properties';
+    return this.#source.fail(`what is stored is not what was saved: ${what}`);
+  }
+
+  #tensors(tables: Table[], owner = ''): Map<string, Stored> {
     const tensors = new Map<string, Stored>();
+    this.#outline.count(tables.length);
     for (const table of tables) {
       const name = table.string(0);
       if (!name || tensors.has(name)) {
         this.#source.fail(`a parameter name, '${name}', is empty or occurs twice`);
       }
-      tensors.set(name, this.#tensor(name, table));
+      const tensor = this.#tensor(name, table);
+      tensors.set(name, tensor);
+      this.#outline.tensor(name, CODES[tensor.dtype], tensor.dims, bytesOf(tensor.data));
+      if (this.#nominal) continue;
+      this.#titles.push(owner ? `'${name} of ${owner}'` : `'${name}'`);
+      this.#digests.push(table.string(DOC_STRING));
     }
     return tensors;
   }
@@ -153,6 +195,7 @@ class Reader {
 
   #optimizer(root: Table, trainable: Map<string, Stored>): OptimizerState | undefined {
     const tables = [...root.tables(2)];
+    this.#outline.count(tables.length);
     if (!tables[0]) return undefined;
     const step = tables[0].int64(1);
     const learningRate = tables[0].float32(2);
@@ -167,6 +210,9 @@ class Reader {
       if (table.int64(1) !== step || table.float32(2) !== learningRate) {
         this.#source.fail('its optimizer groups stand at different steps or learning rates');
       }
+      this.#outline.text(`group${index}`);
+      this.#outline.int64(step);
+      this.#outline.float32(learningRate);
       return this.#moments(table, trainable, moments);
     });
     const counts = new Set([...moments.values()].map((own) => own.length));
@@ -178,13 +224,16 @@ class Reader {
 
   #moments(group: Table, trainable: Map<string, Stored>, moments: Map<string, Stored[]>): string[] {
     const names: string[] = [];
-    for (const entry of group.tables(3)) {
+    const entries = [...group.tables(3)];
+    this.#outline.count(entries.length);
+    for (const entry of entries) {
       const name = entry.string(0);
+      this.#outline.text(name);
       const owner = trainable.get(name);
       if (!owner || moments.has(name)) {
         this.#source.fail(`the optimizer state of '${name}' occurs twice or has no parameter`);
       }
-      const own = [...this.#tensors(entry.tables(1))];
+      const own = [...this.#tensors([...entry.tables(1)], name)];
       for (const [index, [label, moment]] of own.entries()) {
         const { dims } = moment;
         const fits =
@@ -203,21 +252,30 @@ class Reader {
 
   #properties(bag: Table | undefined): Map<string, Property> {
     const properties = new Map<string, Property>();
-    const readers: [PropertyKind, (table: Table) => Property['value']][] = [
-      ['int', (table) => table.int64(1)],
-      ['float', (table) => table.float32(1)],
-      ['text', (table) => table.string(1)],
-    ];
-    for (const [field, [kind, read]] of readers.entries()) {
-      for (const table of bag?.tables(field) ?? []) {
+    for (const [field, kind] of KINDS.entries()) {
+      const tables = [...(bag?.tables(field) ?? [])];
+      this.#outline.count(tables.length);
+      for (const table of tables) {
         const name = table.string(0);
         if (!name || properties.has(name)) {
           this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
         }
-        properties.set(name, { kind, value: read(table) });
+        this.#outline.text(name);
+        properties.set(name, { kind, value: this.#value(table, kind) });
       }
     }
     return properties;
+  }
+
+  #value(table: Table, kind: PropertyKind): Property['value'] {
+    if (kind === 'float') {
+      this.#outline.float32Bits(table.uint32(1));
+      return table.float32(1);
+    }
+    const value = kind === 'int' ? table.int64(1) : table.string(1);
+    if (typeof value === 'string') this.#outline.text(value);
+    else this.#outline.int64(value);
+    return value;
   }
 }
 
@@ -232,13 +290,15 @@ function tensorsOf(data: CheckpointData): Stored[] {
 
 /**
  * The parts of a checkpoint file, in order, without a copy of the tensors; equal data give equal
- * bytes. With `externalFrom` the payload belongs into the data file, from that offset on.
+ * bytes. With `externalFrom` the tensors belong into the data file, from that offset on.
  */
-export function layCheckpoint(
+export async function layCheckpoint(
   data: CheckpointData, externalFrom?: number,
-): { head: Uint8Array; payload: Uint8Array[] } {
+): Promise<CheckpointParts> {
   const builder = new Builder(4096);
+  const outline = new Outline(data.nominal);
   const pending: { table: Offset; bytes: Uint8Array }[] = [];
+  const digested: { table: Offset; field: number }[] = []; // the whole comes last
   let external = externalFrom;
 
   const vector = (offsets: readonly Offset[], width = 4): Offset => {
@@ -260,10 +320,12 @@ export function layCheckpoint(
     for (const size of shape.toReversed()) builder.addInt64(BigInt(size));
     const dims = builder.endVector();
     const bytes = bytesOf(stored.data);
+    outline.tensor(name, CODES[stored.dtype], shape, bytes);
     const kept = !data.nominal && bytes.length > 0;
     const offset = kept && external !== undefined ? external : -1;
     const at = table(7, () => {
       builder.addFieldOffset(0, label, 0);
+      if (!data.nominal) builder.addFieldOffset(DOC_STRING, noBytes, 0);
       builder.addFieldOffset(2, dims, 0);
       builder.addFieldInt32(3, CODES[stored.dtype], 0);
       // With an offset raw_data stays absent: the reference looks no further if it is there.
@@ -272,65 +334,88 @@ export function layCheckpoint(
     });
     if (offset !== -1) external! += bytes.length;
     if (kept) pending.push({ table: at, bytes });
+    if (!data.nominal) digested.push({ table: at, field: DOC_STRING });
     return at;
   };
-  const tensors = (all: Iterable<readonly [string, Stored]>): Offset => {
-    return vector(Array.from(all, tensor));
+  const tensors = (all: readonly (readonly [string, Stored])[]): Offset => {
+    outline.count(all.length);
+    return vector(all.map(tensor));
   };
 
-  const trainable = tensors(data.trainable);
-  const frozen = tensors(data.frozen);
+  const trainable = tensors([...data.trainable]);
+  const frozen = tensors([...data.frozen]);
   const module = table(4, () => {
     builder.addFieldOffset(0, trainable, 0);
     builder.addFieldOffset(1, frozen, 0);
     builder.addFieldInt8(2, Number(data.nominal), 0);
     builder.addFieldInt8(3, Number(externalFrom !== undefined), 0);
   });
-  const groups = vector(
-    data.optimizer ? layGroups(builder, data.optimizer, table, vector, tensors) : [],
-  );
+  const lay = { builder, outline, table, vector, tensors };
+  const groups = vector(layGroups(lay, data.optimizer));
   const properties = new Map(data.properties);
   if (data.optimizer?.kind !== undefined) {
     properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });
   }
-  const bag = properties.size ? layProperties(builder, properties, table, vector) : 0;
-  const root = table(4, () => {
+  const bag = layProperties(lay, properties);
+  const root = table(5, () => {
     builder.addFieldInt32(0, VERSION, 0);
     builder.addFieldOffset(1, module, 0);
     builder.addFieldOffset(2, groups, 0);
     builder.addFieldOffset(3, bag, 0);
+    builder.addFieldOffset(DIGEST, noBytes, 0);
   });
   builder.finish(root, IDENTIFIER);
-  const head = builder.asUint8Array();
-  if (externalFrom !== undefined) return { head, payload: pending.map(({ bytes }) => bytes) };
+  digested.push({ table: root, field: DIGEST });
 
   // Offsets of a flatbuffer point forward, so the tables can name places after them.
-  const payload: Uint8Array[] = [];
+  const head = builder.asUint8Array();
+  const file = [head];
   const source = new Source(inMemory(head), 'checkpoint');
   const numbers = new DataView(head.buffer, head.byteOffset, head.length);
   let end = head.length;
-  for (const { table: at, bytes } of pending) {
-    const slot = new Table(source, head.length - at).field(RAW_DATA, 4)!;
-    const position = Math.ceil((end + 4) / PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT;
+  const append = (at: Offset, field: number, bytes: Uint8Array, alignment: number): void => {
+    const slot = new Table(source, head.length - at).field(field, 4)!;
+    const position = Math.ceil((end + 4) / alignment) * alignment;
     numbers.setUint32(slot, position - 4 - slot, true);
     const gap = new Uint8Array(position - end);
     new DataView(gap.buffer).setUint32(gap.length - 4, bytes.length, true);
-    payload.push(gap, bytes);
+    file.push(gap, bytes);
     end = position + bytes.length;
+  };
+  const inline = externalFrom === undefined ? pending : [];
+  for (const { table: at, bytes } of inline) append(at, RAW_DATA, bytes, PAYLOAD_ALIGNMENT);
+  for (const [i, text] of (await outline.digests()).entries()) {
+    const { table: at, field } = digested[i]!;
+    append(at, field, new TextEncoder().encode(text), 4);
+    file.push(Uint8Array.of(0)); // which ends a text
+    end += 1;
   }
-  return { head, payload };
+  return { file, data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes) };
 }
 
-type LayTable = (fields: number, fill: () => void) => Offset;
-type LayVector = (offsets: readonly Offset[]) => Offset;
+/** What lays out a file, from its parts to the whole. */
+interface Lay {
+  readonly builder: Builder;
+  readonly outline: Outline;
+  table(fields: number, fill: () => void): Offset;
+  vector(offsets: readonly Offset[]): Offset;
+  tensors(all: readonly (readonly [string, Stored])[]): Offset;
+}
 
 function layGroups(
-  builder: Builder, state: OptimizerState, table: LayTable, vector: LayVector,
-  tensors: (all: Iterable<readonly [string, Stored]>) => Offset,
+  { builder, outline, table, vector, tensors }: Lay, state: OptimizerState | undefined,
 ): Offset[] {
-  const members = state.groups.length ? state.groups : [[...state.moments.keys()]];
+  const members = state?.groups.length ? state.groups : [[...(state?.moments.keys() ?? [])]];
+  outline.count(state ? members.length : 0);
+  if (!state) return [];
   return members.map((names, index) => {
-    const entries = names.filter((name) => state.moments.has(name)).map((name) => {
+    const kept = names.filter((name) => state.moments.has(name));
+    outline.text(`group${index}`);
+    outline.int64(BigInt(state.step));
+    outline.float32(state.learningRate);
+    outline.count(kept.length);
+    const entries = kept.map((name) => {
+      outline.text(name);
       const label = builder.createSharedString(name);
       const own = state.moments.get(name)!.map((each, i) => [`momentum${i}`, each] as const);
       const moments = tensors(own);
@@ -351,21 +436,27 @@ function layGroups(
 }
 
 function layProperties(
-  builder: Builder, properties: Map<string, Property>, table: LayTable, vector: LayVector,
+  { builder, outline, table, vector }: Lay, properties: Map<string, Property>,
 ): Offset {
-  const entries: Record<PropertyKind, Offset[]> = { int: [], float: [], text: [] };
-  for (const [name, { kind, value }] of [...properties].sort(([a], [b]) => (a < b ? -1 : 1))) {
-    const label = builder.createString(name);
-    const text = kind === 'text' ? builder.createString(value as string) : 0;
-    entries[kind].push(
-      table(2, () => {
+  const sorted = [...properties].sort(([a], [b]) => (a < b ? -1 : 1));
+  const vectors = KINDS.map((wanted) => {
+    const entries = sorted.filter(([, { kind }]) => kind === wanted);
+    outline.count(entries.length);
+    return vector(entries.map(([name, { kind, value }]) => {
+      outline.text(name);
+      const label = builder.createString(name);
+      const text = kind === 'text' ? builder.createString(value as string) : 0;
+      if (kind === 'text') outline.text(value as string);
+      else if (kind === 'float') outline.float32(value as number);
+      else outline.int64(value as bigint);
+      return table(2, () => {
         builder.addFieldOffset(0, label, 0);
         if (kind === 'text') builder.addFieldOffset(1, text, 0);
         else if (kind === 'float') builder.addFieldFloat32(1, value as number, 0);
         else builder.addFieldInt64(1, value as bigint, 0n);
-      }),
-    );
-  }
-  const vectors = Object.values(entries).map(vector);
+      });
+    }));
+  });
+  if (!properties.size) return 0;
   return table(3, () => vectors.forEach((each, index) => builder.addFieldOffset(index, each, 0)));
 }

@@ -61,6 +61,7 @@ export class Source {
   }
 
   text(position: number, length: number): string {
+    this.check(position, length + 1); // a zero byte ends it
     this.#text += length;
     if (this.#text > this.bytes.size) this.fail('its strings overlap');
     try {
@@ -124,6 +125,10 @@ export class Table {
 
   int64(number: number, absent = 0n): bigint {
     return this.#number(number, 8, absent, (at) => at.getBigInt64(0, true));
+  }
+
+  uint32(number: number): number {
+    return this.#number(number, 4, 0, (at) => at.getUint32(0, true));
   }
 
   float32(number: number): number {

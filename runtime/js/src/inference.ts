@@ -3,7 +3,7 @@ import type { CheckpointState } from './checkpoint.js';
 import { CODES } from './checkpoint_format.js';
 import { OdtpackError } from './errors.js';
 import type { Manifest, ParameterInfo } from './manifest.js';
-import { bytesOf, type DType, type Stored } from './tensors.js';
+import { bytesOf, type DType, join, type Stored } from './tensors.js';
 
 const MAX_BYTES = 2 ** 31 - 2 ** 20;
 
@@ -167,14 +167,4 @@ function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Arra
       `The inference model has no output '${[...left][0]}'.`);
   }
   return join(copied);
-}
-
-export function join(parts: readonly Uint8Array[]): Uint8Array {
-  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    whole.set(part, at);
-    at += part.length;
-  }
-  return whole;
 }

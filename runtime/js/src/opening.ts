@@ -66,7 +66,7 @@ export async function ownCheckpoint(opened: TrainingPackage): Promise<Checkpoint
   const { checkpoint, checkpoint_data: data } = opened.manifest.files;
   const bytes = inMemory(await opened.file(checkpoint));
   const external = data && inMemory(await opened.file(data));
-  return new CheckpointState(readCheckpoint({
+  return new CheckpointState(await readCheckpoint({
     where: checkpoint.path, bytes, close: () => undefined,
     ...(external && { data: () => external }),
   }));

@@ -1,5 +1,6 @@
 /** A package: its manifest, and files that are those which the manifest describes. */
 import { platform } from '#platform';
+import { hex, subtle } from './digest.js';
 import { OdtpackError, reason } from './errors.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
 
@@ -98,16 +99,7 @@ function reader(source: PackageSource): { read: TrainingPackage['read']; name: s
 }
 
 async function sha256(bytes: Uint8Array): Promise<string> {
-  const digest = await subtle().digest('SHA-256', bytes as Uint8Array<ArrayBuffer>);
-  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, '0')).join('');
-}
-
-function subtle(): SubtleCrypto {
-  const found = globalThis.crypto?.subtle as SubtleCrypto | undefined;
-  if (found) return found;
-  throw new OdtpackError('no-web-crypto',
-    'A package cannot be checked here: there is no crypto.subtle.', '',
-    'serve the page by https or from localhost; in React Native install a polyfill');
+  return hex(await platform.sha256(bytes));
 }
 
 async function checkSignature(

@@ -25,8 +25,18 @@ export interface OpenedCheckpoint {
 }
 
 /** Lays a checkpoint out: with an offset, for tensors in a data file from there on. */
-export type CheckpointLayout = (externalFrom?: number) => CheckpointParts;
-export type CheckpointParts = { head: Uint8Array; payload: Uint8Array[] };
+export type CheckpointLayout = (externalFrom?: number) => Promise<CheckpointParts>;
+/** What stands in the checkpoint's file, in order, and what in its data file. */
+export interface CheckpointParts {
+  readonly file: Uint8Array[];
+  readonly data: Uint8Array[];
+}
+
+/**
+ * What becomes of the save before: nothing; it is the file that is written over; or it stays, as
+ * that file is damaged.
+ */
+export type Previous = 'none' | 'replaced' | 'kept';
 
 /** What storage reaches: a file written with fsync, and writes of 4 KiB, each with fsync. */
 export interface StorageTimes {
@@ -44,11 +54,16 @@ export interface Platform {
   timeStorage?(folder: string, fileBytes: number): StorageTimes;
   /** Reads a file of a folder; throws `package-incomplete` or `package-path`. */
   readIn(folder: string | URL, path: string): Promise<Uint8Array>;
+  /** The SHA-256 of some bytes. */
+  sha256(bytes: Uint8Array): Uint8Array | Promise<Uint8Array>;
   openCheckpoint(path: string | URL): Promise<OpenedCheckpoint>;
+  /** The path of the save before a checkpoint, if there is one. */
+  previousOf(path: string | URL): string | undefined;
   /** Replaces a file whole or not at all. */
   writeFile(path: string | URL, parts: readonly Uint8Array[]): void;
   /** As `writeFile`; above `dataFileAbove` bytes the tensors go to `<path>.data`. */
   writeCheckpoint(
     path: string | URL, nbytes: number, layout: CheckpointLayout, dataFileAbove: number,
-  ): void;
+    previous: Previous,
+  ): Promise<void>;
 }

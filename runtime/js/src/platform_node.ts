@@ -1,6 +1,6 @@
 /** Node: files by path, written whole or not at all. */
 import * as fs from 'node:fs';
-import { randomBytes } from 'node:crypto';
+import { createHash, randomBytes } from 'node:crypto';
 import { totalmem } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -9,6 +9,7 @@ import { type Bytes, Source, type Table } from './flatbuffer.js';
 import type { OnnxRuntime, Platform } from './platform.js';
 
 const PAGE = 65536;
+const HASHED_AT_ONCE = 2 ** 30; // OpenSSL counts bytes in 31 bits
 const BLOCK = new Uint8Array(2 ** 20).fill(0x78);
 const SYSTEMS: Partial<Record<string, string>> = {
   android: 'android', darwin: 'macos', linux: 'linux', win32: 'windows',
@@ -108,16 +109,33 @@ export const platform: Platform = {
     };
   },
 
+  sha256(bytes) {
+    const hash = createHash('sha256');
+    for (let at = 0; at < bytes.length; at += HASHED_AT_ONCE) {
+      hash.update(bytes.subarray(at, at + HASHED_AT_ONCE));
+    }
+    return hash.digest();
+  },
+
+  previousOf(path) {
+    const before = previousPath(local(path));
+    return fs.statSync(before, { throwIfNoEntry: false })?.isFile() ? before : undefined;
+  },
+
   writeFile: (path, parts) => refusing(local(path), () => replace(local(path), parts)),
 
-  writeCheckpoint(path, nbytes, layout, dataFileAbove) {
+  async writeCheckpoint(path, nbytes, layout, dataFileAbove, previous) {
     const target = local(path);
-    const dataPath = `${target}.data`;
-    refusing(target, () => {
-      const occupied = firstExternalOffset(target);
+    const [dataPath, before] = [`${target}.data`, previousPath(target)];
+    await refusing(target, async () => {
+      const occupied = firstExternalOffset(previous === 'kept' ? before : target);
+      const keep = (): void => {
+        if (previous !== 'replaced') return;
+        shareData(dataPath, before, occupied !== undefined);
+        keepAs(target, before);
+      };
       if (nbytes <= dataFileAbove) {
-        const { head, payload } = layout();
-        replace(target, [head, ...payload]);
+        replace(target, (await layout()).file, keep);
         if (occupied !== undefined) fs.rmSync(dataPath, { force: true });
         return;
       }
@@ -126,14 +144,14 @@ export const platform: Platform = {
       const stat = fs.lstatSync(dataPath, { throwIfNoEntry: false });
       if (stat && !stat.isFile()) throw new Error(`${dataPath} is not a plain file`);
       const start = occupied === undefined || occupied >= nbytes ? 0 : (stat?.size ?? 0);
-      const { head, payload } = layout(start);
+      const { file, data } = await layout(start);
       const fd = fs.openSync(dataPath, stat ? 'r+' : 'wx');
       try {
-        write(fd, payload, start);
+        write(fd, data, start);
         fs.fsyncSync(fd);
         syncFolder(dirname(target));
-        replace(target, [head]);
-        if (start === 0) fs.ftruncateSync(fd, nbytes);
+        replace(target, file, keep);
+        if (start === 0 && previous === 'none') fs.ftruncateSync(fd, nbytes);
       } finally {
         fs.closeSync(fd);
       }
@@ -166,22 +184,58 @@ function write(fd: number, parts: readonly Uint8Array[], position: number): void
   }
 }
 
-function refusing(target: string, work: () => void): void {
-  try {
-    work();
-  } catch (error) {
+function refusing<T>(target: string, work: () => T): T {
+  const refuse = (error: unknown): never => {
     if (error instanceof OdtpackError) throw error;
     throw new OdtpackError('file-not-written',
       `${target} could not be written: ${reason(error)}.`, target,
       'check that the folder exists, is writable and has space left', error);
+  };
+  try {
+    const result = work();
+    return result instanceof Promise ? (result.catch(refuse) as T) : result;
+  } catch (error) {
+    return refuse(error);
   }
 }
 
-/** Temporary file in the same folder, fsync, rename, fsync of the folder. */
-function replace(target: string, parts: readonly Uint8Array[]): void {
-  removeStale(target);
+function previousPath(target: string): string {
+  return `${target}.previous`;
+}
+
+/** Give the data of a checkpoint that becomes the one before the name that it refers to. */
+function shareData(dataPath: string, before: string, external: boolean): void {
+  const kept = `${before}.data`;
+  const [own, other] = [dataPath, kept].map((each) => fs.statSync(each, { throwIfNoEntry: false }));
+  if (external ? other && other.ino === own?.ino && other.dev === own.dev : !other) return;
+  fs.rmSync(before, { force: true }); // first what refers to the data
+  fs.rmSync(kept, { force: true });
+  if (external) fs.linkSync(dataPath, kept);
+}
+
+/** Give a file, if there is one, a second name, so that one of the two always exists. */
+function keepAs(target: string, before: string): void {
+  if (!fs.existsSync(target)) return;
+  const link = temporaryName(target);
+  try {
+    fs.linkSync(target, link);
+  } catch {
+    fs.renameSync(target, before); // a file system without hard links, such as FAT
+    return;
+  }
+  fs.renameSync(link, before);
+  fs.rmSync(link, { force: true }); // two names of one file: the rename did nothing
+}
+
+function temporaryName(target: string): string {
   const random = randomBytes(6).toString('hex');
-  const temporary = join(dirname(target), `.${basename(target)}.${process.pid}-${random}.tmp`);
+  return join(dirname(target), `.${basename(target)}.${process.pid}-${random}.tmp`);
+}
+
+/** Temporary file in the same folder, fsync, what `before` does, rename, fsync of the folder. */
+function replace(target: string, parts: readonly Uint8Array[], before?: () => void): void {
+  removeStale(target);
+  const temporary = temporaryName(target);
   const fd = fs.openSync(temporary, 'wx');
   try {
     try {
@@ -190,6 +244,7 @@ function replace(target: string, parts: readonly Uint8Array[]): void {
     } finally {
       fs.closeSync(fd);
     }
+    before?.();
     fs.renameSync(temporary, target);
   } catch (error) {
     fs.rmSync(temporary, { force: true });

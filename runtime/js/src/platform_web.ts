@@ -1,4 +1,5 @@
 /** Browsers and React Native: files by address; there is no file system to write to. */
+import { subtle } from './digest.js';
 import { OdtpackError, reason } from './errors.js';
 import { inMemory } from './flatbuffer.js';
 import type { OnnxRuntime, Platform } from './platform.js';
@@ -33,6 +34,10 @@ export const platform: Platform = {
     const bytes = inMemory(await download(absolute(path), 'checkpoint-not-found'));
     return { where: String(path), bytes, close: () => undefined };
   },
+  async sha256(bytes) {
+    return new Uint8Array(await subtle().digest('SHA-256', bytes as Uint8Array<ArrayBuffer>));
+  },
+  previousOf: () => undefined,
   writeFile: refuse,
   writeCheckpoint: refuse,
 };

@@ -2,9 +2,9 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { checkBatch, countRight, withoutAnswers } from './batch.js';
-import { CheckpointState, type FlatState, nominal } from './checkpoint.js';
+import { CheckpointState, type FlatState, nominal, type SaveOptions } from './checkpoint.js';
 import { OdtpackError } from './errors.js';
-import { float16Bits, inferenceModel, join, widen } from './inference.js';
+import { float16Bits, inferenceModel, widen } from './inference.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
   checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
@@ -19,7 +19,9 @@ import {
 import {
   makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
 } from './schedules.js';
-import { ARRAYS, bytesOf, type DType, product, requireFits, type TypedArray } from './tensors.js';
+import {
+  ARRAYS, bytesOf, type DType, join, product, requireFits, type TypedArray,
+} from './tensors.js';
 
 /** Options of ONNX Runtime, which take the place of the package's, and ONNX Runtime itself. */
 export interface SessionOptions extends InferenceSession.SessionOptions {
@@ -56,7 +58,6 @@ export class TrainingSession {
   readonly trainingOutputNames: readonly string[];
   readonly #parts: Parts;
   #schedule: { schedule: Schedule; initialRate: number } | undefined;
-  #busy = false;
 
   private constructor(parts: Parts, readonly state: CheckpointState) {
     this.#parts = parts;
@@ -165,7 +166,7 @@ export class TrainingSession {
   /** Change the parameters by the accumulated gradients, which remain as they are. */
   async runOptimizerStep(options?: RunOptions): Promise<void> {
     this.state.requireValues();
-    await this.#alone(() => this.#updating().step(options));
+    await this.state.alone(() => this.#updating().step(options));
   }
 
   /** Let the next training step replace the accumulated gradients instead of adding to them. */
@@ -309,8 +310,9 @@ export class TrainingSession {
   /** Save the state, with the optimizer's: see `CheckpointState.save`. */
   async saveCheckpoint(
     target: Parameters<CheckpointState['save']>[0], includeOptimizerState = true,
+    options?: SaveOptions,
   ): Promise<void> {
-    await this.#alone(() => this.state.save(target, includeOptimizerState));
+    await this.state.save(target, includeOptimizerState, options);
   }
 
   /** Free the models; the state remains. */
@@ -342,26 +344,12 @@ export class TrainingSession {
     if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
       throw new OdtpackError('output-type', 'Outputs are new tensors: pass their names, or null.');
     }
-    const results = await this.#alone(() => {
+    const results = await this.state.alone(() => {
       Object.assign(graph.feeds, feeds);
       return graph.run(options);
     });
     const wanted = fetches ? named : this.trainingOutputNames;
     return Object.fromEntries(wanted.map((name) => [name, results[name]!]));
-  }
-
-  /** One run at a time: parameters are changed where they lie. */
-  async #alone<T>(work: () => Promise<T>): Promise<T> {
-    if (this.#busy) {
-      const problem = 'Another step of this session is running.';
-      throw new OdtpackError('busy', problem, '', 'await every call');
-    }
-    this.#busy = true;
-    try {
-      return await work();
-    } finally {
-      this.#busy = false;
-    }
   }
 
   #updating(): Optimizer {

@@ -79,3 +79,13 @@ export function requireFits(have: DType, wanted: DType): void {
       'pass trainableOnly = true');
   }
 }
+
+export function join(parts: readonly Uint8Array[]): Uint8Array {
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}

@@ -39,7 +39,7 @@ test('properties keep their kinds through a file', async () => {
   saved.properties.set('rate', 0.1);
   saved.properties.set('whole', 2, 'float');
   saved.properties.set('text', 'grün');
-  const { properties } = await CheckpointState.load(await bytes(saved.toBlob()));
+  const { properties } = await CheckpointState.load(await bytes(await saved.toBlob()));
   assert.equal(properties.get('count'), 3);
   assert.equal(properties.get('large'), 2n ** 62n);
   assert.equal(properties.get('rate'), Math.fround(0.1));
@@ -58,31 +58,55 @@ test('a checkpoint reads back, with and without a data file', async () => {
   const saved = state({ a: [1, 2, 3], b: [4] });
   for (const limit of [2 ** 30, 4]) {
     const path = join(folder, `state-${limit}`);
-    await saved.save(path, false, limit);
-    await saved.save(path, false, limit); // the second goes to the other end of the data file
+    await saved.save(path, false, { dataFileAbove: limit });
+    await saved.save(path, false, { dataFileAbove: limit }); // the second goes to the other end of the data file
     const read = await CheckpointState.load(path);
     assert.deepEqual(read.parameters.get('a').data, Float32Array.of(1, 2, 3));
   }
   assert.deepEqual(readdirSync(folder).sort(), ['state-1073741824', 'state-4', 'state-4.data']);
   await saved.save(join(folder, 'state-4'));
   assert.ok(!readdirSync(folder).includes('state-4.data'));
-  const blob = await CheckpointState.load(saved.toBlob());
+  const blob = await CheckpointState.load(await saved.toBlob());
   assert.deepEqual(blob.parameters.get('b').data, Float32Array.of(4));
   await assert.rejects(CheckpointState.load(join(folder, 'none')), code('checkpoint-not-found'));
   await assert.rejects(CheckpointState.load(folder), code('checkpoint-unreadable'));
   await assert.rejects(saved.save(join(folder, 'none', 'x')), code('file-not-written'));
 });
 
+test('the save before is kept, gone back to, and not lost to a damaged file', async () => {
+  const path = join(mkdtempSync(join(tmpdir(), 'kit-')), 'trained');
+  const saved = state({ p: [1, 2] });
+  for (const value of [1, 2, 3]) {
+    saved.parameters.get('p').data.fill(value);
+    await saved.save(path, true, { keepPrevious: true });
+  }
+  const good = readFileSync(`${path}.previous`);
+  writeFileSync(path, readFileSync(path).subarray(0, 100));
+  const back = await CheckpointState.load(path);
+  assert.match(back.recovered, /The save before it was loaded/);
+  assert.deepEqual(back.parameters.get('p').data, Float32Array.of(2, 2));
+  // The first save stands in for the damaged file; only the next moves it on.
+  await back.save(path, true, { keepPrevious: true });
+  assert.deepEqual(readFileSync(`${path}.previous`), good);
+  const first = readFileSync(path);
+  back.properties.set('again', 1);
+  await back.save(path, true, { keepPrevious: true });
+  assert.deepEqual(readFileSync(`${path}.previous`), first);
+  assert.equal((await CheckpointState.load(path)).recovered, undefined);
+  const both = [back.save(path), back.save(path)].map((each) => each.then(() => 0, (e) => e.code));
+  assert.deepEqual(await Promise.all(both), [0, 'busy']);
+});
+
 test('a nominal state takes its values from another checkpoint of the model', async () => {
   const none = { dtype: 'float32', dims: [0], data: new Float32Array() };
   const nominal = state({}, { trainable: new Map([['p', none]]), nominal: true });
   assert.throws(() => nominal.requireValues(), code('nominal-state'));
-  const read = await CheckpointState.load(await bytes(nominal.toBlob()));
+  const read = await CheckpointState.load(await bytes(await nominal.toBlob()));
   assert.equal(read.isNominal, true);
-  await assert.rejects(read.loadParameters(nominal.toBlob()), code('nominal-state'));
-  const other = state({ q: [1] }).toBlob();
+  await assert.rejects(read.loadParameters(await nominal.toBlob()), code('nominal-state'));
+  const other = await state({ q: [1] }).toBlob();
   await assert.rejects(read.loadParameters(other), code('checkpoint-mismatch'));
-  await read.loadParameters(state({ p: [7] }).toBlob());
+  await read.loadParameters(await state({ p: [7] }).toBlob());
   assert.deepEqual(read.parameters.get('p').data, Float32Array.of(7));
   assert.equal(read.isNominal, false);
 });

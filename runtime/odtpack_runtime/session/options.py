@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Final, Literal
 
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.records import InvalidRecordError, parse_json
-from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_runtime.package.manifest_device import OptimizationLevel, SessionInfo
 
 _METADATA = 14  # number of the field metadata_props in ModelProto
 _MAX_MANIFEST_BYTES = 64 * 2**20
-_LEVELS = {
+LEVELS: Final[dict[OptimizationLevel, onnxruntime.GraphOptimizationLevel]] = {
     "disabled": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -30,7 +30,24 @@ for the next one, and so take the cores from the other session, whose turn it is
 """
 
 
-def usual_session(optimization_level: str) -> SessionInfo:
+SessionSetting = Literal["fast", "small"]
+"""How the sessions of a package come by their memory: see :data:`SETTINGS`."""
+
+SETTINGS: Final[dict[SessionSetting, dict[str, Any]]] = {
+    "fast": {"shared_allocator": True},
+    "small": {"arena": False},
+}
+"""The two settings that packages are built with; docs/adr/0012 has what was measured.
+
+``fast``: all sessions of a training take their memory from one arena. What one has freed the
+next one uses, and what an app holds does not hang on the system's allocator. ``small``: no
+arena, every tensor is the system's: what is freed goes back if the system takes it, which the
+allocators of iOS and Android do, and glibc's below a threshold that the app sets. It takes
+about a tenth less, and a step 1.6 to 2.6 times the time.
+"""
+
+
+def usual_session(optimization_level: str, setting: SessionSetting | None = "fast") -> SessionInfo:
     """Return the options that suit a training.
 
     - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
@@ -43,10 +60,12 @@ def usual_session(optimization_level: str) -> SessionInfo:
             for constant convolution weights, which a model whose weights are all inputs pays
             for and does not gain from. ``basic`` is for float64, which fused operators would
             round to float32 in places. What is not known counts as ``all``.
+        setting: Where the sessions take their memory from, see :data:`SETTINGS`; None for an
+            arena of each session's own, as packages had it that say nothing of their sessions.
     """
-    level = optimization_level if optimization_level in _LEVELS else "all"
+    level = optimization_level if optimization_level in LEVELS else "all"
     content = {"optimization_level": level, "memory_pattern": False, "config": RESTING_THREADS}
-    return SessionInfo.read(content)
+    return SessionInfo.read(content | (SETTINGS[setting] if setting else {}))
 
 
 def default_session_options(
@@ -55,7 +74,8 @@ def default_session_options(
     """Return the options that the package of a training model asks for.
 
     They are those of the manifest beside it. Without one they are :func:`usual_session`, with
-    the optimization level that the packager recorded in the model.
+    the optimization level that the packager recorded in the model. Sessions opened with the same
+    options share an arena where the package asks for it; each call begins a new one.
 
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.
@@ -64,7 +84,7 @@ def default_session_options(
     path = Path(train_model_uri)
     info = _session_beside(path)
     if info is None:
-        info = usual_session(read_metadata(path).get("odtpack.optimization_level", ""))
+        info = usual_session(read_metadata(path).get("odtpack.optimization_level", ""), None)
     return session_options(info, threads)
 
 
@@ -79,7 +99,7 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
         OdtpackError: ONNX Runtime does not take an entry of ``config``.
     """
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = _LEVELS[info.optimization_level]
+    options.graph_optimization_level = LEVELS[info.optimization_level]
     options.enable_mem_pattern = info.memory_pattern
     options.enable_cpu_mem_arena = info.arena
     options.intra_op_num_threads = threads or info.threads or 0
@@ -100,9 +120,18 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
     return options
 
 
-@functools.cache
+def release_arena() -> None:
+    """Let go of the arena that closed sessions shared, so that its memory goes back to the system.
+
+    An arena lives as long as a session that uses it, and the last one that was begun until the
+    next: call this once the modules and optimizers of a training are gone, for example when the
+    system warns that memory is low. Before ONNX Runtime 1.23 a process has one arena, to its end.
+    """
+    _share_allocator(arena=True)
+
+
 def _share_allocator(arena: bool) -> None:
-    """Give the process one allocator that sessions may take their memory from."""
+    """Begin an allocator that the sessions to come may share, in place of the last one."""
     kind = onnxruntime.OrtAllocatorType
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu",
@@ -110,7 +139,8 @@ def _share_allocator(arena: bool) -> None:
         0,
         onnxruntime.OrtMemType.DEFAULT,
     )
-    onnxruntime.create_and_register_allocator(memory, None)
+    with suppress(RuntimeError):  # older releases keep the first one
+        onnxruntime.create_and_register_allocator(memory, None)
 
 
 def _session_beside(model: Path) -> SessionInfo | None:
@@ -122,7 +152,8 @@ def _session_beside(model: Path) -> SessionInfo | None:
     manifest = model.with_name(f"{prefix if found else ''}manifest.json")
     try:
         with manifest.open("rb") as stream:
-            content = parse_json(stream.read(_MAX_MANIFEST_BYTES))
+            size = os.fstat(stream.fileno()).st_size
+            content = parse_json(stream.read(min(size, _MAX_MANIFEST_BYTES)))
         files = content["files"]
         named = [files["training_model"], *files.get("extra", ())]
         if model.name in (entry["path"] for entry in named) and "session" in content:

@@ -33,9 +33,10 @@ MEASURED_AS: Final = {
         "loading the evaluation model",
         "placing the parameters",
     ),
-    "evaluation": ("evaluation",),
+    "evaluation": ("first evaluation", "evaluation"),
     "step": ("first step", "training step", "optimizer step", "accumulating step"),
     "saving": ("saving",),
+    "exporting": ("exporting",),
     "resuming": ("resuming",),
 }
 """What a replay measures as one phase, and the phases of the plan that it is. It resumes only

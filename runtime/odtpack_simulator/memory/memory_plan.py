@@ -1,17 +1,18 @@
 """Predict the peak memory of training before anything runs.
 
-Nine phases are planned, and one more where gradients of several batches are added
+Eleven phases are planned, and one more where gradients of several batches are added
 up: loading the training model and the evaluation model, moving the parameters of the
-checkpoint into one buffer, and the moments too where a training is resumed, the first
-training step, in which gradients take memory as they are written, the steps after it,
-one run of the optimizer model, one evaluation, and saving. A step is planned node by
-node as ONNX Runtime executes it; parameters, gradients and moments lie in flat
-buffers that exist throughout, so the step's peak is theirs, plus one batch, plus the
-sessions, plus the most that is alive at a node.
+checkpoint into one buffer, and the moments too where a training is resumed, a first
+evaluation, the first training step, in which gradients take memory as they are written,
+the steps after it, one run of the optimizer model, an evaluation in between, saving, and
+exporting a model. A step is planned node by node as ONNX Runtime executes it; parameters,
+gradients and moments lie in flat buffers that exist throughout, so the step's peak is
+theirs, plus one batch, plus the sessions, plus the most that is alive at a node.
 
-The plan is for ONNX Runtime with arena and memory patterns off. With the arena
-on, which is its default, a process holds more: freed chunks stay with the arena,
-which grows by powers of two.
+The plan is for the session options of the package. Where sessions have an arena, every
+request of a training's life is played through it (:mod:`odtpack_simulator.memory.arena_use`):
+loading, an evaluation, steps, an evaluation in between. What the arena holds and does not use
+is an item of every phase from then on. Memory patterns are off.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ import onnx
 
 from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
+from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import GRADIENT_SUFFIX, RESET_NAME
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_runtime.training.optimizer_state import state_layout
 from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
+from odtpack_simulator.memory.arena_use import Arenas, Sharing, sharing_of
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.memory.node_names import Labels
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
@@ -55,7 +58,12 @@ class LoadGraph(Protocol):
     """Reads a model as :func:`~odtpack_simulator.memory.runtime_graph.load_runtime_graph` does."""
 
     def __call__(
-        self, model: Path, shapes: Mapping[str, Sequence[int]], *, threads: int
+        self,
+        model: Path,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        threads: int,
+        level: OptimizationLevel,
     ) -> RuntimeGraph:
         """Return the graph of a model with these shapes of its inputs."""
 
@@ -65,6 +73,7 @@ def plan_memory(
     shapes: Mapping[str, Sequence[int]],
     *,
     threads: int = 1,
+    sharing: Sharing | None = None,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -73,18 +82,22 @@ def plan_memory(
         package: The package.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
+        sharing: How sessions come by their memory; the package's choice if None. Bindings that
+            cannot let sessions share an arena (Java, JavaScript) give each its ``own``.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
         OdtpackError: A model does not load, or a shape does not fit.
     """
     manifest = package.manifest
+    sharing = sharing or sharing_of(manifest.session)
+    level = manifest.session.optimization_level if manifest.session else "all"
     layout = _flat_layout(manifest)
     contract = _contract(package)
     additional = frozenset(o.name for o in manifest.outputs if o.role == "additional")
     returned = additional | {output.name for output in manifest.evaluation_outputs}
     training, evaluation, optimizer = (
-        _Session(name, load(path, sizes, threads=threads), session_bytes(path))
+        _Session(name, load(path, sizes, threads=threads, level=level), session_bytes(path))
         for name, path, sizes in (
             ("training", package.training_model, shapes),
             ("evaluation", package.eval_model, shapes),
@@ -107,45 +120,79 @@ def plan_memory(
     adding = training.plan(threads, additional, {RESET_NAME: False})
     held_out = evaluation.plan(threads, returned, {})
     update = optimizer.plan(threads, frozenset(), {})
-    heap = max(plan.heap for plan in (afresh, held_out, update))
+    heap = max(plan.heap for plan in (afresh, held_out, update)) if sharing == "none" else None
     loaded = [process, *parameters, *training.items()]
     placed = [*loaded, *evaluation.items()]
+    ungraded = [item for item in started if item.kind != "gradients"]
     names = {p.name for p in manifest.parameters}
     shown = manifest.module_names()
     step_labels = Labels(training.graph, names, shown=shown, later="grad/")
     update_labels = Labels(optimizer.graph)
     saved = len(manifest.parameters) + len(moments) * len(layout.slots)
-    phases = {
-        "loading the training model": [*loaded, training.loading()],
-        "loading the evaluation model": [*placed, evaluation.loading()],
-        "placing the parameters": [*placed, *_moved(layout, 1)],
-        "resuming": [*placed, *optimizer.items(), *moments, *_moved(layout, len(moments))],
-        "first step": [
-            *(item for item in started if item.kind != "gradients"),
-            *_first_step(training.graph, afresh, heap, step_labels, gradients),
-        ],
-        "training step": [*running, *_alive_at_peak(training.graph, afresh, heap, step_labels)],
-        "optimizer step": [*running, *_alive_at_peak(optimizer.graph, update, heap, update_labels)],
-        "evaluation": [*running, *_alive_at_peak(evaluation.graph, held_out, heap, None)],
-        "saving": [
-            *running,
-            # Tensors are written from where they lie.
-            Item("checkpoint tables", max(heap, saved * BYTES_PER_SAVED_TENSOR), "activations"),
-        ],
-    }
+    tables = max(heap or 0, saved * BYTES_PER_SAVED_TENSOR)
+    life = _Life(Arenas(sharing), heap)
+    life.add("loading the training model", [*loaded, training.loading()])
+    life.add("loading the evaluation model", [*placed, evaluation.loading()])
+    life.add("placing the parameters", [*placed, *_moved(layout, 1)])
+    resumed = [*placed, *optimizer.items(), *moments, *_moved(layout, len(moments))]
+    life.add("resuming", resumed)
+    life.run("first evaluation", ungraded, evaluation, held_out)
+    if heap is None:
+        life.run("first step", started, training, afresh, step_labels)
+    else:
+        first = _first_step(training.graph, afresh, heap, step_labels, gradients)
+        life.add("first step", [*ungraded, *first])
+    life.run("optimizer step", running, optimizer, update, update_labels)
+    life.run("training step", running, training, afresh, step_labels)
     if manifest.accumulation_steps > 1:
-        phases["accumulating step"] = [
-            *running,
-            *_alive_at_peak(training.graph, adding, heap, step_labels),
-        ]
-    base = sum(item.nbytes for item in running) + heap
+        life.run("accumulating step", running, training, adding, step_labels)
+    life.run("optimizer step", running, optimizer, update, update_labels)
+    life.run("evaluation", running, evaluation, held_out)
+    life.run("training step", running, training, afresh, step_labels)
+    # Tensors are written from where they lie.
+    life.add("saving", [*running, Item("checkpoint tables", tables, "activations")])
+    life.add("exporting", [*running, *_exported(manifest)])
+    base = sum(item.nbytes for item in running) + (heap or 0)
     points = [*_points(training.graph, afresh, base, 0, step_labels)]
     points += _points(optimizer.graph, update, base, len(points), update_labels, "update")
     return MemoryPlan(
-        tuple(Phase(name, tuple(items)) for name, items in phases.items()),
+        tuple(Phase(name, items) for name, items in life.phases.items()),
         tuple(points),
         tuple(dict.fromkeys(n for plan in (afresh, held_out, update) for n in plan.unknown)),
     )
+
+
+class _Life:
+    """Phases of an app's life, in their order, with what its arenas have come to hold.
+
+    Args:
+        arenas: Those of its sessions.
+        heap: Where there are none, bytes of small buffers that the heap keeps; None with arenas.
+    """
+
+    def __init__(self, arenas: Arenas, heap: int | None) -> None:
+        self.phases: dict[str, tuple[Item, ...]] = {}
+        self._arenas, self._heap = arenas, heap
+
+    def run(
+        self,
+        name: str,
+        items: Sequence[Item],
+        session: _Session,
+        plan: Allocation,
+        labels: Labels | None = None,
+    ) -> None:
+        """Run a session once, with ``items`` around it."""
+        self._arenas.run(session.name, plan)
+        self.add(name, items, _alive_at_peak(session.graph, plan, self._heap, labels))
+
+    def add(self, name: str, items: Sequence[Item], buffers: Sequence[Item] = ()) -> None:
+        """Add a phase, or replace what it was like the first time."""
+        kept: list[Item] = []
+        if self._heap is None:
+            used = sum(item.nbytes for item in buffers)
+            kept.append(Item("kept by the arena", self._arenas.resident - used, "activations"))
+        self.phases[name] = (*items, *buffers, *kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +279,20 @@ def _gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
     return (Item(f"{_GRADIENT}{name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
 
 
+def _exported(manifest: Manifest) -> Iterable[Item]:
+    """The inference template, and a copy of the largest parameter that it has in another type."""
+    template = manifest.files.inference_template
+    if template is None or manifest.inference is None:
+        return
+    yield Item("inference template", template.size_bytes, "activations")
+    converted = (
+        math.prod(p.shape) * 4
+        for p in manifest.parameters
+        if p.name in manifest.inference.parameters and (p.scale or p.model_dtype)
+    )
+    yield Item("a parameter in the model's type", max(converted, default=0), "activations")
+
+
 def _batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iterable[Item]:
     """One batch of every input."""
     for spec in manifest.input_specs():
@@ -266,7 +327,7 @@ def _first_step(
 
 
 def _alive_at_peak(
-    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels | None
+    graph: RuntimeGraph, plan: Allocation, heap: int | None, labels: Labels | None
 ) -> list[Item]:
     """Buffers and working memory at the node that needs most; its own names without labels."""
     if not plan.uses:
@@ -276,16 +337,17 @@ def _alive_at_peak(
 
 
 def _alive(
-    graph: RuntimeGraph, plan: Allocation, heap: int, labels: Labels | None, index: int
+    graph: RuntimeGraph, plan: Allocation, heap: int | None, labels: Labels | None, index: int
 ) -> list[Item]:
     """Buffers and working memory at a node.
 
-    Small buffers lie in the heap, which keeps them: it stands at its highest throughout.
+    Without an arena small buffers lie in the heap, which keeps them: it stands at its highest
+    throughout. In an arena (``heap`` is None) they count by themselves.
     """
     items = [
         Item(
             stable_name(labels.value(buffer.name) if labels else buffer.name),
-            buffer.size,
+            buffer.size if heap is not None else buffer.nbytes,
             "activations",
         )
         for buffer in plan.alive(index)
@@ -296,7 +358,8 @@ def _alive(
         name = labels.node(index) if labels else f"{stable_name(node.name)} ({node.op_type})"
         name = f"working memory of {name}"
         items.append(Item(name, working, "activations"))
-    items.append(Item("kept by the heap", heap - plan.uses[index].small, "activations"))
+    if heap is not None:
+        items.append(Item("kept by the heap", heap - plan.uses[index].small, "activations"))
     return items
 
 

@@ -22,6 +22,7 @@ import onnx.parser
 from onnx import helper
 
 from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.layer_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -158,11 +159,16 @@ class _Variants:
         )
 
     def _load(
-        self, model: Path, shapes: Mapping[str, Sequence[int]], *, threads: int
+        self,
+        model: Path,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        threads: int,
+        level: OptimizationLevel,
     ) -> RuntimeGraph:
         key = model, tuple((name, tuple(shape)) for name, shape in sorted(shapes.items()))
         if key not in self._graphs:
-            self._graphs[key] = load_runtime_graph(model, shapes, threads=threads)
+            self._graphs[key] = load_runtime_graph(model, shapes, threads=threads, level=level)
         return self._graphs[key]
 
     def _write_without(self, names: frozenset[str]) -> Path:

@@ -105,10 +105,12 @@ class MemoryMeter:
     Attributes:
         unavailable: Why nothing can be measured here; None if it can.
         peak: Highest value so far, in bytes.
+        limit: Bytes above which the end of a phase raises; None for any.
     """
 
     def __init__(self) -> None:
         self.peak = 0
+        self.limit: int | None = None
         self.unavailable: str | None = None
         self._base = 0
         self._sampler: _Sampler | None = None
@@ -122,7 +124,11 @@ class MemoryMeter:
             self._sampler = _Sampler()
 
     def mark(self) -> int:
-        """End a phase: return its peak in bytes and begin the next one."""
+        """End a phase: return its peak in bytes and begin the next one.
+
+        Raises:
+            MemoryError: The peak is above the limit. A watchdog looks only now and then.
+        """
         if self.unavailable:
             return 0
         status = _status()
@@ -135,6 +141,8 @@ class MemoryMeter:
             peak = max(peak, self._sampler.take())
         above = max(0, peak - self._base)
         self.peak = max(self.peak, above)
+        if self.limit is not None and above > self.limit:
+            raise MemoryError(f"the watchdog found {above} bytes, above the limit of {self.limit}")
         return above
 
     def close(self) -> None:

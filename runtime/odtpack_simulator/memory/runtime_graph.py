@@ -24,6 +24,8 @@ import onnx
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.manifest_device import OptimizationLevel
+from odtpack_runtime.session.options import LEVELS
 from odtpack_runtime.session.session import open_session
 from odtpack_simulator.memory.execution_order import sort_saved_model
 from odtpack_simulator.memory.missing_shapes import (
@@ -106,6 +108,7 @@ def load_runtime_graph(
     shapes: Mapping[str, Sequence[int]],
     *,
     threads: int = 1,
+    level: OptimizationLevel = "all",
 ) -> RuntimeGraph:
     """Read a model as ONNX Runtime executes it.
 
@@ -113,6 +116,7 @@ def load_runtime_graph(
         model: An ``.onnx`` model.
         shapes: Shapes of graph inputs, for those that leave sizes open.
         threads: Intra-operator threads, as of the session to come.
+        level: How far ONNX Runtime rewrites the model.
 
     Raises:
         OdtpackError: The model does not load; a shape contradicts it.
@@ -120,6 +124,7 @@ def load_runtime_graph(
     with tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
         optimized_path = Path(folder) / "optimized.onnx"
         options = memory_options(threads)
+        options.graph_optimization_level = LEVELS[level]
         options.optimized_model_filepath = str(optimized_path)
         original = onnx.load(str(Path(model)), load_external_data=False)
         typed_path = Path(folder) / "typed.onnx"

@@ -94,6 +94,20 @@ class Limiter:
             self._group = None
 
 
+def methods_for(methods: Sequence[LimitMethod], *, arena: bool) -> list[LimitMethod]:
+    """Those of the ways that count what is resident.
+
+    With an arena ``RLIMIT_DATA`` does not: it refuses address space, and an arena takes up to
+    twice of that, which is never touched. A watchdog then misses nothing that lasts, for an
+    arena gives nothing back.
+
+    Args:
+        methods: Ways.
+        arena: Whether the training's sessions have an arena.
+    """
+    return [method for method in methods if not (arena and method == "rlimit")]
+
+
 def hold_memory(
     limit_bytes: int, threads: int = 1, methods: Sequence[LimitMethod] = METHODS
 ) -> dict[str, Any]:

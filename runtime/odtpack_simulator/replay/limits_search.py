@@ -36,9 +36,22 @@ class LimitOutcome:
     exact: bool
 
 
-def hold(job: Job) -> ReplayResult:
-    """Replay the start of a training within the job's limit: every phase, but few steps."""
-    return run_training_child(dataclasses.replace(job, max_steps=HELD_STEPS))
+def hold(job: Job, peak: int | None) -> ReplayResult:
+    """Replay the start of a training within the job's limit: every phase, but few steps.
+
+    ``RLIMIT_DATA`` also counts memory that is never touched. Where it ends a training whose
+    measured peak is within the limit, what is resident decides.
+
+    Args:
+        job: The training, with its limit.
+        peak: Its peak without one, in bytes; None if it is unknown.
+    """
+    job = dataclasses.replace(job, max_steps=HELD_STEPS)
+    run = run_training_child(job)
+    refused = run.outcome == "killed" and run.limit_method == "rlimit"
+    if refused and peak is not None and job.limit_bytes is not None and peak <= job.limit_bytes:
+        run = run_training_child(dataclasses.replace(job, limit_methods=["watchdog"]))
+    return run
 
 
 def bisect_limits(
@@ -71,7 +84,7 @@ def bisect_limits(
         limit = near[middle]
         if on_run is not None:
             on_run(limit)
-        runs[limit] = hold(dataclasses.replace(job, limit_bytes=limit))
+        runs[limit] = hold(dataclasses.replace(job, limit_bytes=limit), peak)
         if runs[limit].outcome == "killed":
             low = middle + 1
         else:

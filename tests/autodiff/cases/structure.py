@@ -177,4 +177,6 @@ CASES: list[Case] = [
     *cases("SpaceToDepth", {"x": normal(2, 3, 4, 6)},
            lambda x: F.pixel_unshuffle(x, 2).reshape(2, 3, 4, 2, 3).transpose(1, 2)
            .reshape(2, 12, 2, 3), (13, 18), blocksize=2, batch=["x"]),
+    *cases("SpaceToDepth", {"x": normal(2, 3, 4, 6)}, lambda x: F.pixel_unshuffle(x, 2), (28,),
+           blocksize=2, mode="CRD", batch=["x"], label="CRD"),
 ]  # fmt: skip

@@ -224,12 +224,39 @@ void Refused(const Ort::Env& env, const Json& test, const fs::path& folder) {
   throw Failure("it is accepted, and should be refused with " + code);
 }
 
+void Recover(const Json& test, const fs::path& folder, const fs::path& scratch) {
+  using odtpack::detail::ReadCheckpoint;
+  const fs::path path = scratch / test.Get<std::string>("checkpoint");
+  const fs::path before = scratch / test.Get<std::string>("previous");
+  for (const fs::path& file : {path, before}) {
+    fs::remove(file);
+    if (fs::exists(folder / file.filename())) fs::copy_file(folder / file.filename(), file);
+  }
+  auto state = CheckpointState::LoadCheckpoint(path.string());
+  const auto says = [&state](const std::string& words) {
+    Require(state.Recovered().find(words) != std::string::npos, "it says " + state.Recovered());
+  };
+  says("of optimizer step " + std::to_string(test["step"].Whole()) + ":");
+  if (test["lost"]) says(std::to_string(test["lost"].Whole()) + " optimizer steps made since");
+  Comparison{true, 0}.Same(*state.Internal(), ReadCheckpoint(before.string()));
+  // The first save stands in for the damaged file; only the next moves it on.
+  const std::string good = job::ReadFile(before);
+  CheckpointState::SaveCheckpoint(state, path.string(), true, true);
+  Require(job::ReadFile(before) == good, "the save before is another one");
+  const std::string first = job::ReadFile(path);
+  state.AddProperty("again", int64_t{1});
+  CheckpointState::SaveCheckpoint(state, path.string(), true, true);
+  Require(job::ReadFile(before) == first, "the save before was not kept");
+  Require(CheckpointState::LoadCheckpoint(path.string()).Recovered().empty(), "it is damaged");
+}
+
 void Run(const Ort::Env& env, const fs::path& folder, const fs::path& scratch) {
   const Json test = job::ReadJson(folder / "case.json");
   const auto kind = test.Get<std::string>("kind");
   if (kind == "train" || kind == "resume") return Train(env, test, folder, scratch);
   if (kind == "nominal") return Nominal(env, test, folder);
   if (kind == "error") return Refused(env, test, folder);
+  if (kind == "recover") return Recover(test, folder, scratch);
   if (kind == "buffer") {
     job::Training training(env, test, folder, threads);
     return Comparison{true, 0}.Same(Copy(training.session.ToBuffer(false)),

@@ -1,6 +1,6 @@
 // Kills a process that saves without a pause, again and again, and looks at what is left. Every
 // save writes its number into a property and into every element of every parameter: a file that
-// is whole holds one number.
+// is whole holds one number. Every second process keeps the save before.
 //
 //     odtpack-killed CHECKPOINT FILE KILLS EXTERNAL_ABOVE
 //
@@ -19,14 +19,14 @@ using odtpack::CheckpointState;
 namespace fs = std::filesystem;
 
 void SaveForever(CheckpointState state, const std::string& file, int64_t number, size_t external,
-                 int ready) {
+                 int ready, odtpack::detail::Previous previous) {
   for (;; ++number) {
     state.AddProperty("number", number);
     for (const auto& item : state.Internal()->parameters) {
       auto* values = item.second.value.As<float>();
       std::fill_n(values, item.second.value.Count(), static_cast<float>(number));
     }
-    odtpack::detail::WriteCheckpoint(file, *state.Internal(), true, external);
+    odtpack::detail::WriteCheckpoint(file, *state.Internal(), true, external, previous);
     if (::write(ready, "s", 1) != 1) std::abort();
   }
 }
@@ -60,7 +60,11 @@ int main(int count, char** arguments) {
     int channel[2];
     if (::pipe(channel) != 0) return 3;
     const pid_t child = ::fork();
-    if (child == 0) SaveForever(state, file, number, external, channel[1]);
+    using odtpack::detail::Previous;
+    if (child == 0) {
+      const auto previous = kill % 2 == 0 ? Previous::kReplaced : Previous::kNone;
+      SaveForever(state, file, number, external, channel[1], previous);
+    }
     char byte = 0;
     if (::read(channel[0], &byte, 1) != 1) return 3;  // one save is done: the next has begun
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));

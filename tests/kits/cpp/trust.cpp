@@ -1,5 +1,5 @@
 // Digests and recovery, for the tests: "sha256 BYTES" of a pattern, "load PATH",
-// "save FROM TO EXTERNAL_ABOVE" which keeps the save before.
+// "keep FROM TO EXTERNAL_ABOVE" which keeps the save before.
 #include <iostream>
 
 #include "job.hpp"

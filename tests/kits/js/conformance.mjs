@@ -123,7 +123,7 @@ class Case {
 
   async saved(session) {
     const { kit, entry } = this;
-    const blob = session.state.toBlob(true);
+    const blob = await session.state.toBlob(true);
     const own = await kit.CheckpointState.load(new Uint8Array(await blob.arrayBuffer()));
     const wanted = await kit.CheckpointState.load(this.at(entry.after));
     const names = (state) => [...state.parameters.keys()].sort().join();
@@ -188,6 +188,23 @@ class Case {
       code = error.code;
     }
     if (code !== entry.code) throw new Error(`${entry.action}: ${code} and not ${entry.code}`);
+  }
+
+  /** In a browser the save before is named: there are no files beside an address. */
+  async recover() {
+    const { kit, entry } = this;
+    const before = this.at(entry.previous);
+    const state = await kit.CheckpointState.load(this.at(entry.checkpoint), before);
+    const said = [`of optimizer step ${entry.step}:`];
+    if (entry.lost) said.push(`${entry.lost} optimizer steps made since`);
+    if (!said.every((words) => state.recovered?.includes(words))) {
+      throw new Error(`recovered: ${state.recovered}`);
+    }
+    const wanted = await kit.CheckpointState.load(before);
+    for (const [name, { data }] of wanted.parameters) {
+      this.arrays(name, state.parameters.get(name).data, data);
+    }
+    if (state.optimizer.step !== entry.step || !state.checked) throw new Error('another state');
   }
 
   async self_check() {

@@ -146,6 +146,32 @@ private fun nominal(test: Json, folder: File) = Training(test, folder, threads).
     steps(training, test, folder)
 }
 
+private fun recover(test: Json, folder: File, scratch: File) {
+    val names = listOf(test["checkpoint"].text(), test["previous"].text())
+    for (name in names) {
+        scratch.resolve(name).delete()
+        val file = folder.resolve(name)
+        if (file.exists()) file.copyTo(scratch.resolve(name))
+    }
+    val (path, before) = names.map(scratch::resolve)
+    val state = OrtCheckpointState.loadCheckpoint(path.path)
+    val says = { words: String ->
+        must(words in state.recovered.orEmpty()) { "it says ${state.recovered}" }
+    }
+    says("of optimizer step ${test["step"].whole()}:")
+    if (!test["lost"].absent) says("${test["lost"].whole()} optimizer steps made since")
+    Comparison(true, 0.0).same(state.state, readCheckpoint(before.path))
+    // The first save stands in for the damaged file; only the next moves it on.
+    val good = before.readBytes()
+    state.saveCheckpoint(path.path, true, true)
+    must(before.readBytes().contentEquals(good)) { "the save before is another one" }
+    val first = path.readBytes()
+    state.addProperty("again", 1L)
+    state.saveCheckpoint(path.path, true, true)
+    must(before.readBytes().contentEquals(first)) { "the save before was not kept" }
+    must(OrtCheckpointState.loadCheckpoint(path.path).recovered == null) { "it is damaged" }
+}
+
 private fun codeOf(body: () -> Unit): String = try {
     body()
     "accepted"
@@ -185,6 +211,7 @@ fun conformance(folder: File, within: Boolean) {
             when (val kind = test["kind"].text()) {
                 "train", "resume" -> train(test, own, scratch)
                 "nominal" -> nominal(test, own)
+                "recover" -> recover(test, own, scratch)
                 "buffer" -> Training(test, own, threads).use { training ->
                     val found = training.session.toBuffer(false)
                     val wanted = tensorOf(test["values"], own)

@@ -76,7 +76,9 @@ fun main(arguments: Array<String>) {
     when (arguments[0]) {
         "conformance" -> conformance(File(rest[0]), "tolerance" in rest)
         "train" -> train(Json.read(rest[0].toByteArray()))
-        "saves" -> saves(rest[0], rest[1].toLong())
+        "saves" -> saves(rest[0], rest[1].toLong(), rest[2] == "keep")
+        "load" -> load(rest[0])
+        "keep" -> keep(rest[0], rest[1], rest[2].toLong())
         "hostile" -> hostile(File(rest[0]))
         "benchmark" -> println(benchmark(env, rest[0], 1, 500_000_000))
         "signature" -> signature(rest[0], rest.drop(1))

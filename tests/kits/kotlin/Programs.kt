@@ -7,6 +7,7 @@ import org.odtpack.Json
 import org.odtpack.OdtpackException
 import org.odtpack.OrtCheckpointState
 import org.odtpack.OrtTrainingSession
+import org.odtpack.Previous
 import org.odtpack.Tensor
 import org.odtpack.TrainingPackage
 import org.odtpack.Type
@@ -76,7 +77,7 @@ internal fun train(json: Json) {
 }
 
 /** Save for ever: all elements of all parameters are the property `number`, which counts up. */
-fun saves(path: String, externalAbove: Long) {
+fun saves(path: String, externalAbove: Long, keeps: Boolean) {
     val state = readCheckpoint(path)
     var number = state.properties["number"] as Long
     println("ready")
@@ -88,7 +89,8 @@ fun saves(path: String, externalAbove: Long) {
         }
         state.properties["number"] = number
         try {
-            writeCheckpoint(path, state, true, externalAbove)
+            val previous = if (keeps) Previous.REPLACED else Previous.NONE
+            writeCheckpoint(path, state, true, externalAbove, previous)
         } catch (error: OdtpackException) {
             System.err.println(error.errorCode)
             return
@@ -96,6 +98,21 @@ fun saves(path: String, externalAbove: Long) {
         println(number)
     }
 }
+
+/** Print whether a checkpoint is checked, and what was lost if it is not the one that was meant. */
+fun load(path: String) {
+    try {
+        val state = OrtCheckpointState.loadCheckpoint(path)
+        println(if (state.isChecked) "checked" else "unchecked")
+        println(state.recovered.orEmpty())
+    } catch (error: OdtpackException) {
+        println("${error.errorCode}\n${error.message}")
+    }
+}
+
+/** Save what a checkpoint holds over another, which is kept. */
+fun keep(from: String, path: String, externalAbove: Long) =
+    writeCheckpoint(path, readCheckpoint(from), true, externalAbove, Previous.REPLACED)
 
 /** Open every file and folder of a folder; print what came of it. */
 fun hostile(folder: File) {

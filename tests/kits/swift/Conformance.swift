@@ -82,6 +82,7 @@ struct Conformance {
     case "train", "resume": try train(test, folder)
     case "nominal": try nominal(test, folder)
     case "error": try refused(test, folder)
+    case "recover": try recover(test, folder)
     case "buffer":
       let training = try Training(env, test, folder, threads: threads)
       try Comparison(isExact: true, tolerance: 0).same(
@@ -186,6 +187,39 @@ struct Conformance {
     let values = try readTensor(test["values"], folder)
     try training.session.fromBuffer(withValue: values, onlyTrainable: false)
     try steps(training, test, folder)
+  }
+
+  private func recover(_ test: Json, _ folder: String) throws {
+    let names = try ["checkpoint", "previous"].map { try test[$0].text() }
+    let path = "\(scratch)/\(names[0])", before = "\(scratch)/\(names[1])"
+    for name in names {
+      unlink("\(scratch)/\(name)")
+      if !isRegularFile("\(folder)/\(name)") { continue }
+      try FileManager.default.copyItem(atPath: "\(folder)/\(name)", toPath: "\(scratch)/\(name)")
+    }
+    func content(_ path: String) throws -> Data { try Data(contentsOf: URL(fileURLWithPath: path)) }
+    let checkpoint = try ORTCheckpoint(path: path)
+    var words = try ["of optimizer step \(test["step"].whole()):"]
+    if try test["lost"].isPresent {
+      try words.append("\(test["lost"].whole()) optimizer steps made since")
+    }
+    for each in words {
+      try expect(checkpoint.recovered?.contains(each) == true, "\(checkpoint.recovered ?? "")")
+    }
+    try Comparison(isExact: true, tolerance: 0).same(
+      checkpoint.state, CheckpointReader.read(before))
+    // The first save stands in for the damaged file; only the next moves it on.
+    func save() throws {
+      try checkpoint.saveCheckpoint(toPath: path, withOptimizerState: true, keepPrevious: true)
+    }
+    let good = try content(before)
+    try save()
+    try expect(content(before) == good, "the save before is another one")
+    let first = try content(path)
+    try checkpoint.addIntProperty(withName: "again", value: 1)
+    try save()
+    try expect(content(before) == first, "the save before was not kept")
+    try expect(ORTCheckpoint(path: path).recovered == nil, "it is damaged")
   }
 
   private func refused(_ test: Json, _ folder: String) throws {

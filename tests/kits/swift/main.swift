@@ -3,7 +3,9 @@
 //     kit conformance VECTORS [NAME...]    runs conformance vectors
 //     kit measure JOB.json                 trains, and prints losses and memory as JSON
 //     kit hostile                          reads what standard input names; see Hostile.swift
-//     kit save CHECKPOINT FILE NUMBER EXTERNAL_ABOVE      saves again and again, until it is killed
+//     kit save CHECKPOINT FILE NUMBER EXTERNAL_ABOVE keep|replace     saves until it is killed
+//     kit load FILE                        prints whether it is checked, and what was lost
+//     kit keep FROM FILE EXTERNAL_ABOVE    saves over a file, which is kept
 //     kit read FILE                        prints the number in a checkpoint of `save`
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.swift
 //     kit signature PACKAGE                opens a package that must be signed
@@ -18,7 +20,11 @@ do {
   case "measure": try measure(arguments[1])
   case "hostile": try readHostile()
   case "save":
-    try saveForever(arguments[1], arguments[2], Int64(arguments[3])!, Int(arguments[4])!)
+    try saveForever(
+      arguments[1], arguments[2], Int64(arguments[3])!, Int(arguments[4])!,
+      arguments[5] == "keep" ? .replaced : .none)
+  case "load": try printLoaded(arguments[1])
+  case "keep": try saveAgain(arguments[1], arguments[2], Int(arguments[3])!)
   case "read": try printNumber(arguments[1])
   case "former":
     try trainFormerly(

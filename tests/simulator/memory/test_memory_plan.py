@@ -23,8 +23,15 @@ def test_parts_sum_to_the_peak(name: str, case: Callable[[str], Case]) -> None:
     predicted = plan.predicted()
     assert predicted.peak_bytes == predicted.breakdown.total  # the model checks it as well
     assert sum(tensor.bytes for tensor in plan.tensors_at_peak()) == predicted.peak_bytes
-    assert max(point.live_bytes for point in plan.timeline) == max(
+    # What the arena holds and does not use is part of a phase, but not alive at a node.
+    assert max(point.live_bytes for point in plan.timeline) <= max(
         phase.nbytes for phase in plan.phases if phase.name in ("training step", "optimizer step")
+    )
+    without = plan_memory(this.package, this.shapes, sharing="none")
+    assert max(point.live_bytes for point in without.timeline) == max(
+        phase.nbytes
+        for phase in without.phases
+        if phase.name in ("training step", "optimizer step")
     )
     assert [point.index for point in plan.timeline] == list(range(len(plan.timeline)))
     state = sum(
@@ -69,7 +76,7 @@ def test_phase_peaks(case: Callable[[str], Case]) -> None:
     plan = plan_memory(this.package, this.shapes)
     peaks = plan.phase_peaks()
     assert [peak.phase for peak in peaks] == [
-        *("loading", "evaluation", "step", "saving", "resuming")
+        *("loading", "evaluation", "step", "saving", "exporting", "resuming")
     ]
     assert all(peak.measured_bytes is None for peak in peaks)
     assert max(peak.predicted_bytes for peak in peaks) == plan.predicted().peak_bytes

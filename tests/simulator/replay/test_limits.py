@@ -25,7 +25,7 @@ from odtpack_simulator.replay.limits import (
     remove_group,
 )
 from odtpack_simulator.replay.replay import run_training_child
-from tests.simulator.packages import Case
+from tests.simulator.packages import Case, without_arena
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -51,6 +51,12 @@ def mlp(case: Callable[[str], Case]) -> Case:
 
 
 @pytest.fixture(scope="module")
+def plain(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The same without an arena, which RLIMIT_DATA counts rightly."""
+    return without_arena(mlp, tmp_path_factory.mktemp("plain") / "case")
+
+
+@pytest.fixture(scope="module")
 def need(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> int:
     peak = run_training_child(mlp.job(tmp_path_factory.mktemp("need"))).peak_bytes
     assert peak is not None
@@ -59,9 +65,12 @@ def need(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> int:
 
 @pytest.mark.parametrize("method", EXECUTABLE)
 class TestChild:
-    def test_is_ended(self, method: LimitMethod, mlp: Case, need: int, tmp_path: Path) -> None:
+    def test_is_ended(
+        self, method: LimitMethod, mlp: Case, plain: Case, need: int, tmp_path: Path
+    ) -> None:
         # Enough steps for the watchdog, which looks now and then.
-        job = mlp.job(tmp_path, limit_bytes=int(0.6 * need), limit_methods=[method], epochs=100)
+        this = plain if method == "rlimit" else mlp
+        job = this.job(tmp_path, limit_bytes=int(0.6 * need), limit_methods=[method], epochs=100)
         result = run_training_child(job)
         assert result.outcome == "killed"
         assert result.limit_method == method
@@ -70,17 +79,26 @@ class TestChild:
         assert words[method] in result.detail
 
     def test_completes_with_enough(
-        self, method: LimitMethod, mlp: Case, need: int, tmp_path: Path
+        self, method: LimitMethod, mlp: Case, plain: Case, need: int, tmp_path: Path
     ) -> None:
-        result = run_training_child(mlp.job(tmp_path, limit_bytes=2 * need, limit_methods=[method]))
+        this = plain if method == "rlimit" else mlp
+        job = this.job(tmp_path, limit_bytes=2 * need, limit_methods=[method])
+        result = run_training_child(job)
         assert (result.outcome, result.limit_method) == ("completed", method)
         assert result.detail == ""
 
 
 @pytest.mark.skipif(CGROUPS, reason="control groups are permitted here")
-def test_without_control_groups_the_next_way_is_taken(mlp: Case, need: int, tmp_path: Path) -> None:
-    result = run_training_child(mlp.job(tmp_path, limit_bytes=2 * need))
+def test_without_control_groups_the_next_way_is_taken(
+    mlp: Case, plain: Case, need: int, tmp_path: Path
+) -> None:
+    result = run_training_child(plain.job(tmp_path, limit_bytes=2 * need))
     assert result.limit_method == "rlimit"
+    # An arena takes address space that it never touches: what is resident counts.
+    result = run_training_child(mlp.job(tmp_path, limit_bytes=int(1.03 * need)))
+    assert (result.limit_method, result.outcome) == ("watchdog", "completed")
+    result = run_training_child(mlp.job(tmp_path, limit_bytes=int(0.97 * need)))
+    assert (result.limit_method, result.outcome) == ("watchdog", "killed")
 
 
 def test_no_way_is_permitted(mlp: Case, need: int, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -26,7 +27,8 @@ JOB = Job(
 def test_every_limit_is_settled(need: int, limits: set[int], known: bool) -> None:
     tried: list[int] = []
 
-    def hold(job: Job) -> ReplayResult:
+    def hold(job: Job, peak: int | None) -> ReplayResult:
+        assert peak == (need if known else None)
         assert job.limit_bytes is not None
         fits = job.limit_bytes >= need
         return ReplayResult(job.limit_bytes, outcome="completed" if fits else "killed")
@@ -44,3 +46,23 @@ def test_every_limit_is_settled(need: int, limits: set[int], known: bool) -> Non
         assert run.limit_bytes is not None
         # What did not fit was given at least as much, what did fit at most as much.
         assert run.limit_bytes >= limit if run.outcome == "killed" else run.limit_bytes <= limit
+
+
+@pytest.mark.parametrize(
+    ("peak", "settled"), [(900, True), (1000, True), (1001, False), (None, False)]
+)
+def test_what_address_space_refuses_is_settled_by_what_is_resident(
+    peak: int | None, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[str]] = []
+
+    def run(job: Job) -> ReplayResult:
+        tried.append(list(job.limit_methods))
+        if job.limit_methods == ["watchdog"]:
+            return ReplayResult(job.limit_bytes, outcome="completed", limit_method="watchdog")
+        return ReplayResult(job.limit_bytes, outcome="killed", limit_method="rlimit")
+
+    monkeypatch.setattr(limits_search, "run_training_child", run)
+    found = limits_search.hold(dataclasses.replace(JOB, limit_bytes=1000), peak)
+    assert (found.outcome == "completed") == settled
+    assert len(tried) == 1 + settled

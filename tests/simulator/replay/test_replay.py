@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -230,7 +231,8 @@ class TestMemory:
         assert result.outcome == "killed"
         assert result.steps_done == 0
         assert result.peak_bytes is None
-        assert result.detail.startswith("out of memory in ")
+        # The watchdog, or the training itself at the end of a phase: who comes first.
+        assert re.match("out of memory in |the process was ended by ", result.detail)
 
     def test_enough_memory(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
         assert measured.peak_bytes is not None

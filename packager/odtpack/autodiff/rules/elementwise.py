@@ -119,10 +119,15 @@ def _power_slope(ctx: Context) -> ir.Value:
 
 @vjp("Mod", broadcasts=True)
 def mod(ctx: Context) -> Cotangents:
-    """With fmod=1 the quotient is rounded towards zero, and its slope is zero."""
+    """With fmod=1 the quotient is rounded towards zero, and its slope is zero.
+
+    Where there is no remainder, as of a division by zero, nothing flows.
+    """
     op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
-    quotient = op.Div(op.Sub(a, ctx.y()), b) if ctx.needs(1) else None
-    return [dy, op.Neg(op.Mul(dy, quotient)) if quotient is not None else None]
+    if not ctx.needs(1):
+        return [dy, None]
+    quotient = op.Div(op.Sub(a, ctx.y()), b)
+    return [dy, op.Neg(op.Mul(dy, op.Where(op.IsNaN(quotient), 0, quotient)))]
 
 
 @vjp("Where")

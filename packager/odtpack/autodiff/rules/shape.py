@@ -77,7 +77,9 @@ def depth_to_space(ctx: Context) -> Cotangents:
 
 @vjp("SpaceToDepth")
 def space_to_depth(ctx: Context) -> Cotangents:
-    return ctx.op.DepthToSpace(ctx.dy(), blocksize=ctx.int("blocksize", 1))
+    """DepthToSpace of the same mode undoes it; before opset 28 there was DCR alone."""
+    mode = ctx.string("mode", "DCR")
+    return ctx.op.DepthToSpace(ctx.dy(), blocksize=ctx.int("blocksize", 1), mode=mode)
 
 
 @vjp("Trilu")

@@ -7,6 +7,11 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#if defined(__GLIBC__) || defined(__ANDROID__)
+#include <malloc.h>
+#elif defined(__APPLE__)
+#include <malloc/malloc.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -40,6 +45,17 @@ class Error : public Ort::Exception {
 };
 
 namespace detail {
+
+/// Let the C allocator give pages back to the system that hold nothing any more.
+inline void GiveBackFreed() {
+#if defined(__GLIBC__)
+  ::malloc_trim(0);
+#elif defined(__ANDROID__) && defined(M_PURGE)
+  ::mallopt(M_PURGE, 0);
+#elif defined(__APPLE__)
+  ::malloc_zone_pressure_relief(nullptr, 0);
+#endif
+}
 
 namespace fs = std::filesystem;
 using Memory = std::shared_ptr<uint8_t>;

@@ -23,6 +23,26 @@ inline Ort::Session OpenSession(const Ort::Env& env, const std::string& path,
   }
 }
 
+/// While it exists, sessions that ask for the environment's allocator get one arena together, which
+/// they own and which goes with the last of them. One that the app has registered stays.
+class SharedArena {
+ public:
+  explicit SharedArena(const Ort::Env& env)
+      : env_(const_cast<OrtEnv*>(static_cast<const OrtEnv*>(env))) {
+    ours_ = Ort::Status(Ort::GetApi().CreateAndRegisterAllocator(env_, memory_, nullptr)).IsOK();
+  }
+  ~SharedArena() {
+    if (ours_) Ort::Status(Ort::GetApi().UnregisterAllocator(env_, memory_));
+  }
+  SharedArena(const SharedArena&) = delete;
+  SharedArena& operator=(const SharedArena&) = delete;
+
+ private:
+  OrtEnv* env_;
+  Ort::MemoryInfo memory_ = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+  bool ours_ = false;
+};
+
 /// Arguments of a session's run that stand at fixed addresses; nothing is copied.
 struct Arguments {
   std::vector<const char*> input_names, output_names;
@@ -280,7 +300,7 @@ class Optimizer {
 
   /// Give every moment its place, and take over those of the loaded state.
   void PlaceState(const std::vector<const Spec*>& trainable, const std::string& kind) {
-    const OptimizerState loaded = state_.optimizer.value_or(OptimizerState{});
+    OptimizerState loaded = state_.optimizer.value_or(OptimizerState{});
     OptimizerState placed{loaded.step, loaded.rate, {}, {}, kind};
     std::map<std::string, std::vector<Tensor>> old(loaded.moments.begin(), loaded.moments.end());
     const size_t kept = vectors_.size() - 2, count = old.empty() ? 0 : old.begin()->second.size();
@@ -311,8 +331,11 @@ class Optimizer {
       throw Error("optimizer-mismatch", "The checkpoint holds the state of another optimizer.", "",
                   "use the optimizer it was saved with, or a checkpoint without optimizer state");
     }
+    state_.optimizer.reset();
+    loaded.moments.clear();
     for (auto& [name, moments] : placed.moments) {
       for (size_t i = 0; same && i < kept; ++i) moments[i].CopyFrom(old[name][i].data.get());
+      old.erase(name);  // what was moved is freed, so that one at a time exists twice
     }
     state_.optimizer = std::move(placed);
   }

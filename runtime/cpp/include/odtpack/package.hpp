@@ -135,8 +135,9 @@ class Package {
                 "odtpack ort " + folder_ + " --style " + style);
   }
 
-  /// The session options that the package asks for; `threads` of 0 leave the choice to it.
-  Ort::SessionOptions SessionOptions(const Ort::Env& env, int threads = 0) const {
+  /// The session options that the package asks for; `threads` of 0 leave the choice to it. Where
+  /// it asks for an arena that sessions share, each TrainingSession has one for all of its own.
+  Ort::SessionOptions SessionOptions(const Ort::Env&, int threads = 0) const {
     static const std::string older = R"({"optimization_level": "extended", "memory_pattern": false,
                                          "config": {"session.force_spinning_stop": "1"}})";
     const Json session =
@@ -162,15 +163,8 @@ class Package {
         Json::Fail(std::string("'session.config': ") + error.what());
       }
     }
-    if (session.Get<bool>("shared_allocator", false)) {
-      static const bool once = [&env] {  // the environment is the process's
-        const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-        Ort::ThrowOnError(Ort::GetApi().CreateAndRegisterAllocator(
-            const_cast<OrtEnv*>(static_cast<const OrtEnv*>(env)), memory, nullptr));
-        return true;
-      }();
-      if (once) options.AddConfigEntry("session.use_env_allocators", "1");
-    }
+    if (session.Get<bool>("shared_allocator", false))
+      options.AddConfigEntry("session.use_env_allocators", "1");
     return options;
   }
 

@@ -35,10 +35,14 @@ class TrainingSession {
                   const std::optional<std::string>& optimizer_model)
       : handle_(state), state_(*state.Internal()), package_(package) {
     const detail::Json& manifest = package_.Manifest();
+    std::optional<detail::SharedArena> shared;
+    if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
+      shared.emplace(env);
     auto training = detail::OpenSession(env, training_model, options);
     std::optional<Ort::Session> evaluation, optimizer;
     if (eval_model) evaluation = detail::OpenSession(env, *eval_model, options);
     if (optimizer_model) optimizer = detail::OpenSession(env, *optimizer_model, options);
+    shared.reset();  // the arena is now the sessions' alone
     Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
           manifest["layout"]["elements"].Whole());
     LazyResetGrad();
@@ -52,6 +56,7 @@ class TrainingSession {
       optimizer_ =
           std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
     }
+    detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
   TrainingSession(const TrainingSession&) = delete;
   TrainingSession& operator=(const TrainingSession&) = delete;

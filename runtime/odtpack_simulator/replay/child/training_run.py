@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +25,7 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.session.options import default_session_options, release_arena
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
@@ -31,11 +33,10 @@ from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.memory.process_memory import (
     MemoryMeter,
     give_back_freed_memory,
-    memory_options,
 )
 from odtpack_simulator.replay.child.pauses import OpenFile, stopping_write, wait_to_be_killed
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.limits import hold_memory
+from odtpack_simulator.replay.limits import hold_memory, methods_for
 from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
 from odtpack_simulator.replay.position import Position, load_position, run_digest
 from odtpack_simulator.replay.sample_plan import Indices
@@ -74,7 +75,12 @@ def train(job: Job, send: Send) -> None:
     run = run_digest(job) if job.keeps_position else None
     meter = MemoryMeter()
     if job.limit_bytes is not None:
-        send("limit", **hold_memory(job.limit_bytes, job.threads, job.limit_methods))
+        arena = default_session_options(job.training_model).enable_cpu_mem_arena
+        methods = methods_for(job.limit_methods, arena=arena)
+        held = hold_memory(job.limit_bytes, job.threads, methods)
+        send("limit", **held)
+        if held["method"] == "watchdog":
+            meter.limit = job.limit_bytes
     training = _Training(job, send, meter, run)
     training.go()
     meter.close()
@@ -119,6 +125,11 @@ class _Training:
             self._evaluate("after")
         if self._saved != self._step:
             self._save()
+        if job.exported:
+            self._enter("exporting the model")
+            path = Path(job.folder) / "exported.onnx"
+            self._trainer.module.export_model_for_inferencing(path, job.exported)
+            self._mark("exporting")
 
     def compare(self) -> dict[str, list[Groups]]:
         """Evaluate finer groups of held-out samples; the parameters are then the package's."""
@@ -166,9 +177,11 @@ class _Training:
         state = CheckpointState.load_checkpoint(job.saved_checkpoint if resume else job.checkpoint)
         if resume:
             self._saved = self._step = load_position(state, job, str(self._run)).step
-        options = memory_options(job.threads)
+        options = default_session_options(job.training_model, job.threads)
+        options.log_severity_level = 3
         module = Module(job.training_model, state, job.eval_model, session_options=options)
         optimizer = Optimizer(job.optimizer_model, module)
+        give_back_freed_memory()
         scheduler = LRScheduler.restore(optimizer) if resume else job.set_rate(optimizer)
         self._mark("loading")
         self._send("begun", step=self._step)
@@ -216,6 +229,7 @@ class _Training:
         self._enter("giving memory back")
         before = self._now()
         del self._trainer
+        release_arena()
         give_back_freed_memory()
         self._send("freed", step=self._step, before_bytes=before, after_bytes=self._now())
         self._trainer = self._open(resume=True)

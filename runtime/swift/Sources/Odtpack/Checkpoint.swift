@@ -6,14 +6,27 @@ import Foundation
 public final class ORTCheckpoint {
   let state: TrainingState
 
-  /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19.
-  public init(path: String) throws { state = try CheckpointReader.read(path) }
+  /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged or
+  /// missing and the save before it was kept, that one is loaded; `recovered` then says so.
+  public init(path: String) throws { state = try CheckpointReader.readLastGood(path) }
 
   /// Save to one file, whole or not at all. With the optimizer's state, training goes on from it
-  /// bit by bit; accumulated gradients are not in it: save after optimizerStep.
-  public func saveCheckpoint(toPath path: String, withOptimizerState: Bool) throws {
-    try CheckpointWriter.write(path, state, withOptimizer: withOptimizerState)
+  /// bit by bit; accumulated gradients are not in it: save after optimizerStep. The file that is
+  /// replaced is kept as `<path>.previous` if that is asked for.
+  public func saveCheckpoint(
+    toPath path: String, withOptimizerState: Bool, keepPrevious: Bool = false
+  ) throws {
+    // What the state was recovered from is not lost to a damaged file.
+    let isDamaged = state.damaged == path
+    try CheckpointWriter.write(
+      path, state, withOptimizer: withOptimizerState,
+      previous: isDamaged ? .kept : keepPrevious ? .replaced : .none)
+    if isDamaged { state.damaged = nil }
   }
+
+  /// What is wrong with the file that was to be loaded, and what was lost, if the save before it
+  /// was loaded instead.
+  public var recovered: String? { state.recovered }
 
   /// Properties by name; names are not empty.
   public subscript(property name: String) -> Property? {

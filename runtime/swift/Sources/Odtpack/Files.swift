@@ -95,21 +95,47 @@ func notWritten(_ path: String, _ error: SystemError) -> OdtpackError {
     hint: "check that the folder exists, is writable and has space left")
 }
 
-/// Write a file whole or not at all: temporary, fsync, rename.
-func writeAtomically(_ path: String, _ body: (OutputFile) throws -> Void) throws {
+/// Give a file a second name, so that one of the two always exists.
+private func keep(_ path: String, as previous: String, through second: String) throws {
+  if link(path, second) != 0 {  // a file system without hard links, such as FAT
+    if rename(path, previous) != 0 { throw SystemError() }
+    return
+  }
+  if rename(second, previous) != 0 { throw SystemError() }
+  unlink(second)  // two names of one file: the rename did nothing
+}
+
+/// Whether two paths are names of one file.
+func isSame(_ one: String, _ other: String) -> Bool {
+  var (first, second) = (stat(), stat())
+  return stat(one, &first) == 0 && stat(other, &second) == 0 && first.st_ino == second.st_ino
+    && first.st_dev == second.st_dev
+}
+
+/// Write a file whole or not at all: temporary, fsync, rename. The file that is replaced is kept
+/// as `previous`, if that is given.
+func writeAtomically(
+  _ path: String, previous: String? = nil, _ body: (OutputFile) throws -> Void
+) throws {
   var isFolder: ObjCBool = false
   if FileManager.default.fileExists(atPath: path, isDirectory: &isFolder), isFolder.boolValue {
     throw OdtpackError("path-is-a-folder", "\(path) is a folder.")
   }
   let start = ".\((path as NSString).lastPathComponent)."
   removeStale(in: folder(of: path), start: start)
-  let mark = String(format: "%012llx", UInt64.random(in: 0..<1 << 48))
-  let temporary = "\(folder(of: path))/\(start)\(getpid())-\(mark).tmp"
+  func newName() -> String {
+    let mark = String(format: "%012llx", UInt64.random(in: 0..<1 << 48))
+    return "\(folder(of: path))/\(start)\(getpid())-\(mark).tmp"
+  }
+  let temporary = newName()
   do {
     let file = try OutputFile(temporary, O_CREAT | O_EXCL)
     do {
       try body(file)
       try file.sync()
+      if let previous, access(path, F_OK) == 0 {
+        try keep(path, as: previous, through: newName())
+      }
       if rename(temporary, path) != 0 { throw SystemError() }
     } catch {
       unlink(temporary)

@@ -38,6 +38,7 @@ final class FlatFile {
   }
   func text(_ position: Int) throws -> String {
     let range = try vector(position, size: 1)
+    try require(range.upperBound < bytes.count, "a text has no end")  // a zero byte ends it
     textLeft -= range.count
     try require(textLeft >= 0, "its strings overlap")
     // Not String(decoding:), which mends what is not UTF-8.

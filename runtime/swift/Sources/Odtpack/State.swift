@@ -28,6 +28,8 @@ final class TrainingState {
   var optimizer: OptimizerState?
   var isNominal = false
   var isChecked = false  // whether its file carried a digest, which was right
+  var recovered: String?  // what is wrong with the file in whose place it was loaded
+  var damaged: String?  // and where that is
   var flat: ORTValue?, gradients: ORTValue?
 
   func requireValues() throws {
@@ -63,11 +65,35 @@ final class CheckpointReader {
         "The checkpoint cannot be read: \(systemMessage(error.code)).", place: path)
     }
   }
+  /// Read a checkpoint, or the one before it if it is damaged or missing.
+  static func readLastGood(_ path: String) throws -> TrainingState {
+    do {
+      return try read(path)
+    } catch let error as OdtpackError {
+      let before = previousPath(path)
+      guard harmed.contains(error.code), isRegularFile(before), let state = try? read(before)
+      else { throw error }
+      let step = state.optimizer?.step ?? 0
+      let last = describe(path)?.state.optimizer?.step ?? 0
+      let lost =
+        last > step
+        ? "\(last - step) optimizer steps made since are lost" : "what was trained since is lost"
+      state.recovered =
+        "\(error)\nThe save before it was loaded, \(before), of optimizer step \(step): \(lost)."
+      state.damaged = path
+      return state
+    }
+  }
   /// Where the elements of a checkpoint in its data file begin; nil if it has none there.
   static func externalStart(_ path: String) -> Int? {
+    guard let start = describe(path)?.firstExternal, start != .max else { return nil }
+    return start
+  }
+  /// What a file says, also where its values are not what was saved; nil if it cannot be read.
+  private static func describe(_ path: String) -> (state: TrainingState, firstExternal: Int)? {
     let reader = CheckpointReader(place: path, dataPath: "", values: false)
-    guard let content = try? map(path), (try? reader.read(content)) != nil else { return nil }
-    return reader.firstExternal == .max ? nil : reader.firstExternal
+    guard let content = try? map(path), let state = try? reader.read(content) else { return nil }
+    return (state, reader.firstExternal)
   }
 
   private func read(_ content: Data) throws -> TrainingState {
@@ -255,6 +281,29 @@ final class CheckpointReader {
   }
 }
 
+/// What the save before can help against.
+private let harmed: Set = [
+  "checkpoint-corrupt", "checkpoint-not-found", "checkpoint-unreadable", "checkpoint-version",
+  "checkpoint-dtype",
+]
+
+func previousPath(_ path: String) -> String { path + ".previous" }
+
+/// What becomes of the save before: nothing; it is the file that is written over; or it stays, as
+/// that file is damaged.
+enum Previous {
+  case none, replaced, kept
+}
+
+/// Give the data of a checkpoint that becomes the one before the name that it refers to.
+private func shareData(_ dataPath: String, _ before: String, isExternal: Bool) throws {
+  let kept = before + ".data"
+  if isExternal ? isSame(kept, dataPath) : access(kept, F_OK) != 0 { return }
+  unlink(before)  // first what refers to the data
+  unlink(kept)
+  if isExternal && link(dataPath, kept) != 0 { throw SystemError() }
+}
+
 /// Writes one file; above `externalAbove` bytes the tensors go to `<path>.data`, where the current
 /// checkpoint has none: killed at any moment, it is whole.
 struct CheckpointWriter {
@@ -269,22 +318,29 @@ struct CheckpointWriter {
   }
 
   static func write(
-    _ path: String, _ state: TrainingState, withOptimizer: Bool, externalAbove: Int = 1800 << 20
+    _ path: String, _ state: TrainingState, withOptimizer: Bool, externalAbove: Int = 1800 << 20,
+    previous: Previous = .none
   ) throws {  // a flatbuffer ends below 2 GiB
     let optimizer = withOptimizer && !state.isNominal ? state.optimizer : nil
     let all = state.parameters.values.map(\.value) + (optimizer?.moments.flatMap(\.values) ?? [])
     let total = state.isNominal ? 0 : all.reduce(0) { $0 + $1.byteCount }
-    let dataPath = path + ".data", occupied = CheckpointReader.externalStart(path)
+    let dataPath = path + ".data", before = previousPath(path)
+    let occupied = CheckpointReader.externalStart(previous == .kept ? before : path)
+    let keepAs = previous == .replaced ? before : nil
+    func share() throws {
+      if keepAs != nil { try shareData(dataPath, before, isExternal: occupied != nil) }
+    }
     if total <= externalAbove {
       var writer = CheckpointWriter(state: state, optimizer: optimizer)
       let content = FlatWriter(root: writer.root())
-      try writeAtomically(path) { file in
+      try writeAtomically(path, previous: keepAs) { file in
         try file.write(content.head)
         for (gap, value) in content.payload {
           let length = withUnsafeBytes(of: UInt32(value.byteCount).littleEndian, Array.init)
           try file.write([UInt8](repeating: 0, count: gap) + length)
           try file.write(value)
         }
+        try share()
       }
       if occupied != nil { unlink(dataPath) }
       return
@@ -301,8 +357,13 @@ struct CheckpointWriter {
       for value in writer.external { try file.write(value) }
       try file.sync()
       try syncFolder(of: dataPath)
-      try writeAtomically(path) { try $0.write(content.head) }
-      if start == 0 && ftruncate(file.descriptor, off_t(total)) != 0 { throw SystemError() }
+      try writeAtomically(path, previous: keepAs) {
+        try $0.write(content.head)
+        try share()
+      }
+      if start == 0 && previous == .none && ftruncate(file.descriptor, off_t(total)) != 0 {
+        throw SystemError()
+      }
     } catch let error as SystemError {
       throw notWritten(dataPath, error)
     }

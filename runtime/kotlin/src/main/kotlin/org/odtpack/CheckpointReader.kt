@@ -22,6 +22,44 @@ internal fun readCheckpoint(path: String): State {
     }
 }
 
+/** What the save before can help against. */
+private val HARMED = setOf(
+    "checkpoint-corrupt", "checkpoint-not-found", "checkpoint-unreadable", "checkpoint-version",
+    "checkpoint-dtype",
+)
+
+/** Read a checkpoint, or the one before it if it is damaged or missing. */
+internal fun readLastGood(path: String): State {
+    try {
+        return readCheckpoint(path)
+    } catch (error: OdtpackException) {
+        val before = previousPath(path)
+        if (error.errorCode !in HARMED || !File(before).isFile) throw error
+        val state = try {
+            readCheckpoint(before)
+        } catch (_: OdtpackException) {
+            throw error
+        }
+        val step = state.optimizer?.step ?: 0
+        val last = stepIn(File(path)) ?: 0
+        val lost = if (last > step) "${last - step} optimizer steps made since are lost"
+        else "what was trained since is lost"
+        state.recovered = "${error.message}\nThe save before it was loaded, $before, of optimizer " +
+            "step $step: $lost."
+        state.damaged = path
+        return state
+    }
+}
+
+/** The optimizer step of a damaged file, if it can still be read. */
+private fun stepIn(file: File): Long? = try {
+    CheckpointReader(map(file), file.path, null, false).read().optimizer?.step
+} catch (_: IOException) {
+    null
+} catch (_: OdtpackException) {
+    null
+}
+
 /** Reads one file; without [values], tensors are described and have no memory. */
 internal class CheckpointReader(
     bytes: ByteBuffer,
@@ -107,6 +145,7 @@ internal class CheckpointReader(
     }
 
     private fun text(raw: ByteBuffer?, read: () -> String?): String {
+        check(raw == null || raw.limit() < size) { "a text has no end" } // a zero byte ends it
         textLeft -= raw?.remaining() ?: 0
         check(textLeft >= 0) { "its strings overlap" } // one may be referred to many times
         return read() ?: ""

@@ -20,6 +20,14 @@ import org.odtpack.fbs.Tensor as Table
 internal const val EXTERNAL_ABOVE = 1800L shl 20 // bytes; a flatbuffer ends below 2 GiB
 
 /**
+ * What becomes of the save before: nothing; it is the file that is written over; or it stays, as
+ * that file is damaged.
+ */
+internal enum class Previous { NONE, REPLACED, KEPT }
+
+internal fun previousPath(path: String) = "$path.previous"
+
+/**
  * Write a checkpoint whole or not at all. Above [externalAbove] bytes the tensors go to
  * `<path>.data`, where the current checkpoint has none: killed at any moment, it is whole.
  */
@@ -28,20 +36,25 @@ internal fun writeCheckpoint(
     state: State,
     withOptimizer: Boolean,
     externalAbove: Long = EXTERNAL_ABOVE,
+    previous: Previous = Previous.NONE,
 ) {
     val target = File(path)
     val dataFile = File("$path.data")
+    val before = File(previousPath(path))
     val optimizer = state.optimizer.takeIf { withOptimizer && !state.nominal }
     val tensors = state.parameters.values.map { it.value } +
         optimizer?.moments?.values?.flatten().orEmpty()
     val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
-    val occupied = firstExternal(target)
+    val occupied = firstExternal(if (previous == Previous.KEPT) before else target)
+    val keepAs = before.takeIf { previous == Previous.REPLACED }
+    val share = { if (keepAs != null) shareData(dataFile, before, occupied < Long.MAX_VALUE) }
     if (total <= externalAbove) {
         val writer = CheckpointWriter(state, optimizer, null)
-        writeAtomically(target) {
+        writeAtomically(target, keepAs) {
             it.writeAll(writer.head)
             writer.writePayload(it)
             writer.writeDigests(it)
+            share()
         }
         if (occupied < Long.MAX_VALUE) dataFile.delete()
         return
@@ -55,15 +68,25 @@ internal fun writeCheckpoint(
             writer.writePayload(data.channel)
             data.channel.force(true)
             forceFolder(dataFile.absoluteFile.parentFile!!)
-            writeAtomically(target) {
+            writeAtomically(target, keepAs) {
                 it.writeAll(writer.head)
                 writer.writeDigests(it)
+                share()
             }
-            if (start == 0L) data.setLength(total)
+            if (start == 0L && previous == Previous.NONE) data.setLength(total)
         }
     } catch (error: IOException) {
         notWritten(dataFile, error)
     }
+}
+
+/** Give the data of a checkpoint that becomes the one before the name that it refers to. */
+private fun shareData(dataFile: File, before: File, external: Boolean) {
+    val kept = File("${before.path}.data")
+    if (if (external) kept.exists() && isSame(kept, dataFile) else !kept.exists()) return
+    before.delete() // first what refers to the data
+    kept.delete()
+    if (external) link(dataFile, kept)
 }
 
 /** Where the data of the current checkpoint begin; at no place if it has none or is unreadable. */

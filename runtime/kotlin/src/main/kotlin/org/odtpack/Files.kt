@@ -33,18 +33,21 @@ internal fun isLink(file: File): Boolean {
     return own.canonicalFile != own.absoluteFile
 }
 
-/** Write a file whole or not at all: temporary, force, rename. */
-internal fun writeAtomically(target: File, body: (FileChannel) -> Unit) {
+/**
+ * Write a file whole or not at all: temporary, force, rename. The file that is replaced is kept
+ * as [previous], if that is given.
+ */
+internal fun writeAtomically(target: File, previous: File? = null, body: (FileChannel) -> Unit) {
     val folder = target.absoluteFile.parentFile!!
     removeStale(folder, ".${target.name}.")
-    val random = UUID.randomUUID().toString().takeLast(12)
-    val temporary = File(folder, ".${target.name}.${ownProcess()}-$random.tmp")
+    val temporary = temporaryFor(target)
     try {
         if (target.isDirectory) throw IOException("it is a folder")
         RandomAccessFile(temporary, "rw").use {
             body(it.channel)
             it.channel.force(true)
         }
+        if (previous != null && target.exists()) keep(target, previous)
         rename(temporary, target)
         forceFolder(folder)
     } catch (error: IOException) {
@@ -58,6 +61,40 @@ internal fun notWritten(file: File, error: IOException): Nothing = fail(
     "file-not-written", "${file.path} could not be written: ${error.message}.", "",
     "check that the folder exists, is writable and has space left",
 )
+
+private fun temporaryFor(target: File): File {
+    val random = UUID.randomUUID().toString().takeLast(12)
+    return File(target.absoluteFile.parentFile, ".${target.name}.${ownProcess()}-$random.tmp")
+}
+
+/** Give a file a second name, so that one of the two always exists. */
+private fun keep(target: File, previous: File) {
+    val second = temporaryFor(target)
+    try {
+        link(target, second)
+    } catch (_: IOException) { // a file system without hard links, such as FAT
+        return rename(target, previous)
+    }
+    rename(second, previous)
+    second.delete() // two names of one file: the rename did nothing
+}
+
+internal fun link(from: File, to: File) {
+    try {
+        Files.createLink(to.toPath(), from.toPath())
+    } catch (_: LinkageError) { // Android before 26
+        throw IOException("there are no hard links here")
+    } catch (_: UnsupportedOperationException) {
+        throw IOException("there are no hard links here")
+    }
+}
+
+/** Whether two paths are names of one file. */
+internal fun isSame(one: File, other: File) = try {
+    Files.isSameFile(one.toPath(), other.toPath())
+} catch (_: LinkageError) {
+    false
+}
 
 private fun rename(from: File, to: File) {
     if (from.renameTo(to)) return // rename(2), which is all that Android has before 26

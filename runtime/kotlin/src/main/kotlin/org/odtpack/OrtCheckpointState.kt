@@ -47,20 +47,43 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      */
     val isChecked get() = state.checked
 
+    /**
+     * What is wrong with the file that was to be loaded, and what was lost, if the save before it
+     * was loaded instead.
+     */
+    val recovered: String? get() = state.recovered
+
     val parameterNames: Set<String> get() = state.parameters.keys.toSortedSet()
     val propertyNames: Set<String> get() = state.properties.keys.toSortedSet()
 
     /**
      * Save to one file, whole or not at all. With the optimizer's state, training goes on from it
      * bit by bit; accumulated gradients are not in it: save after `optimizerStep`.
+     *
+     * @param keepPrevious Keep the file that is replaced as `<path>.previous`, which
+     *   [loadCheckpoint] goes back to if this one comes to harm.
      */
+    @JvmOverloads
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: String, includeOptimizerState: Boolean) =
-        writeCheckpoint(path, state, includeOptimizerState)
+    fun saveCheckpoint(
+        path: String,
+        includeOptimizerState: Boolean,
+        keepPrevious: Boolean = false,
+    ) {
+        // What the state was recovered from is not lost to a damaged file.
+        val previous = when {
+            state.damaged == path -> Previous.KEPT
+            keepPrevious -> Previous.REPLACED
+            else -> Previous.NONE
+        }
+        writeCheckpoint(path, state, includeOptimizerState, EXTERNAL_ABOVE, previous)
+        if (previous == Previous.KEPT) state.damaged = null
+    }
 
+    @JvmOverloads
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: Path, includeOptimizerState: Boolean) =
-        saveCheckpoint(path.toString(), includeOptimizerState)
+    fun saveCheckpoint(path: Path, includeOptimizerState: Boolean, keepPrevious: Boolean = false) =
+        saveCheckpoint(path.toString(), includeOptimizerState, keepPrevious)
 
     override fun addProperty(name: String, value: Long) = setProperty(name, value)
 
@@ -142,10 +165,13 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
     }
 
     companion object {
-        /** Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. */
+        /**
+         * Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged
+         * or missing and the save before it was kept, that one is loaded; [recovered] then says so.
+         */
         @JvmStatic
         @Throws(OrtException::class)
-        fun loadCheckpoint(path: String) = OrtCheckpointState(readCheckpoint(path))
+        fun loadCheckpoint(path: String) = OrtCheckpointState(readLastGood(path))
 
         @JvmStatic
         @Throws(OrtException::class)

@@ -263,13 +263,16 @@ class OrtTrainingSession private constructor(
     fun fromBuffer(buffer: ByteBuffer, onlyTrainable: Boolean) =
         contiguous.write(buffer, onlyTrainable)
 
+    /** As [OrtCheckpointState.saveCheckpoint]. */
+    @JvmOverloads
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: String, saveOptimizer: Boolean) =
-        checkpoint.saveCheckpoint(path, saveOptimizer)
+    fun saveCheckpoint(path: String, saveOptimizer: Boolean, keepPrevious: Boolean = false) =
+        checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious)
 
+    @JvmOverloads
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: Path, saveOptimizer: Boolean) =
-        saveCheckpoint(path.toString(), saveOptimizer)
+    fun saveCheckpoint(path: Path, saveOptimizer: Boolean, keepPrevious: Boolean = false) =
+        saveCheckpoint(path.toString(), saveOptimizer, keepPrevious)
 
     /** Write an inference model with the current parameters inside, whole or not at all. */
     @Throws(OrtException::class)

@@ -24,6 +24,8 @@ internal class State(var nominal: Boolean) {
     var flat: Tensor? = null
     var gradients: Tensor? = null
     var checked = false // whether its file carried a digest, which was right
+    var recovered: String? = null // what is wrong with the file in whose place it was loaded
+    var damaged: String? = null // and where that is
 
     fun requireValues() {
         if (nominal) {

@@ -1,0 +1,72 @@
+"""What the arenas of a training's sessions hold from one part of an app's life to the next.
+
+An arena gives nothing back before the last of its sessions is closed. So what counts is the
+order of all requests, those of every session that shares it: run after run what
+:mod:`odtpack_simulator.memory.allocation` planned. Constants, and the copies that kernels
+rearrange, are no part of it: ONNX Runtime reserves memory for each by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_simulator.memory.allocation import Allocation
+from odtpack_simulator.memory.arena import Arena, Chunk
+
+Sharing = Literal["shared", "own", "none"]
+"""Whether all sessions have one arena, each its own, or none: tensors are the system's then."""
+
+
+def sharing_of(session: SessionInfo | None) -> Sharing:
+    """How the sessions of a package come by their memory, in a kit that can do all of it.
+
+    Args:
+        session: What the manifest says.
+    """
+    if session is None:
+        return "own"
+    if not session.arena:
+        return "none"
+    return "shared" if session.shared_allocator else "own"
+
+
+class Arenas:
+    """The arenas of the sessions of one process.
+
+    Args:
+        sharing: Who has which.
+    """
+
+    def __init__(self, sharing: Sharing) -> None:
+        self.sharing: Final = sharing
+        self._one = Arena()
+        self._own: dict[str, Arena] = {}
+
+    @property
+    def resident(self) -> int:
+        """Bytes of the system's memory that they hold, whatever of it is in use."""
+        return sum(arena.resident for arena in (self._one, *self._own.values()))
+
+    def run(self, session: str, plan: Allocation) -> None:
+        """Run a session once: buffers come and go, a kernel's working memory with its node."""
+        arena = self._of(session)
+        held: dict[str, Chunk | None] = {}
+        begun: dict[int, list[str]] = {}
+        ended: dict[int, list[str]] = {}
+        sizes = {}
+        for buffer in plan.buffers:
+            sizes[buffer.name] = buffer.nbytes
+            begun.setdefault(buffer.first, []).append(buffer.name)
+            ended.setdefault(buffer.last, []).append(buffer.name)
+        for index, use in enumerate(plan.uses):
+            for name in begun.get(index, ()):
+                held[name] = arena.allocate(sizes[name])
+            arena.release(arena.allocate(use.working))
+            for name in ended.get(index, ()):
+                arena.release(held.pop(name))
+
+    def _of(self, session: str) -> Arena:
+        if self.sharing == "shared":
+            return self._one
+        return self._own.setdefault(session, Arena())

@@ -1,0 +1,173 @@
+"""Each kit's digests and its way back to the save before, against Python's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState
+from odtpack_runtime.checkpoint import writer
+from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
+from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
+
+pytestmark = pytest.mark.kits
+
+
+def _first_line(printed: str) -> tuple[str, str]:
+    first, _, rest = printed.partition("\n")
+    return first, rest.strip()
+
+
+def _node(*words: object) -> tuple[str, str]:
+    first, rest = javascript.node("trust.mjs", *map(str, words))
+    return first, rest
+
+
+KITS: dict[str, tuple[Callable[[], str | None], Callable[..., tuple[str, str]]]] = {
+    "cpp": (cpp_kit.unavailable, lambda *words: _first_line(cpp_kit.run("trust", *words).stdout)),
+    "kotlin": (kotlin_kit.unavailable, lambda *words: _first_line(kotlin_kit.run(*words))),
+    "node": (javascript.unavailable, _node),
+    "swift": (swift_kit.unavailable, lambda *words: _first_line(swift_kit.run(*words).stdout)),
+}
+"""Why a kit cannot be run, and what runs its program for these tests: ``load PATH`` says what
+became of a checkpoint, ``keep FROM PATH EXTERNAL_ABOVE`` saves over another one, which is kept."""
+
+
+@pytest.fixture(params=KITS)
+def kit(request: pytest.FixtureRequest) -> Callable[..., tuple[str, str]]:
+    unavailable, run = KITS[request.param]
+    if reason := unavailable():
+        pytest.skip(reason)
+    return run
+
+
+@pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
+@pytest.mark.parametrize("variant", ["native", "arm64"])
+def test_sha256_with_and_without_instructions(variant: str) -> None:
+    for size in (0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 1000, 100_003):
+        data = bytes((i * 7 + i // 251) & 255 for i in range(size))
+        plain, fast, _ = cpp_kit.run("trust", "sha256", size, variant=variant).stdout.split()
+        assert plain == fast == hashlib.sha256(data).hexdigest(), size
+
+
+@pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
+@pytest.mark.parametrize("variant", ["sanitized", "arm64"])
+def test_a_digest_is_right_elsewhere(variant: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "full", sample())
+    assert cpp_kit.run("trust", "load", tmp_path / "full", variant=variant).stdout == "checked\n"
+
+
+@pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
+def test_digests_travel_both_ways(
+    kit: Callable[..., tuple[str, str]],
+    above: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", above)
+    data = sample()
+    data.properties |= {"least": -0.0, "none": float("nan")}
+    for name, content in (
+        ("full", data),
+        ("nominal", CheckpointData(data.trainable, data.frozen, nominal=True)),
+        ("plain", CheckpointData(data.trainable, {})),
+    ):
+        path = tmp_path / name
+        write_checkpoint(path, content)
+        assert kit("load", path) == ("checked", "")
+        kit("keep", path, tmp_path / f"{name}.kit", above)
+        back = read_checkpoint(tmp_path / f"{name}.kit")
+        assert back.checked
+        assert back.properties.keys() == content.properties.keys()
+        assert np.isnan(back.properties.pop("none", np.nan))
+        assert all(content.properties[name] == value for name, value in back.properties.items())
+
+
+def test_a_file_without_a_digest_loads_unchecked(
+    kit: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    f = Foreign()
+    (tmp_path / "c").write_bytes(f.finish([f.tensor()]))
+    assert kit("load", tmp_path / "c") == ("unchecked", "")
+
+
+def test_damage_is_refused_and_named(kit: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, sample())
+    good = path.read_bytes()
+    weight = sample().trainable["layer.W"].tobytes()
+    at = good.index(weight)
+    for place, words in ((at, "'layer.W'"), (good.index(b"note"), "names, shapes")):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        code, message = kit("load", path)
+        assert code == "checkpoint-corrupt"
+        assert "is not what was saved" in message
+        assert words in message
+    # A file that lost its digest, but not those of the tensors.
+    f = Foreign()
+    path.write_bytes(f.finish([f.tensor(doc="sha256:" + "0" * 64)]))
+    assert kit("load", path)[0] == "checkpoint-corrupt"
+
+
+def test_what_is_loaded_is_what_was_saved(
+    kit: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    """Some bits are flipped, of which not all are ever read."""
+    path = tmp_path / "c"
+    write_checkpoint(path, sample())
+    good = path.read_bytes()
+    want = sample()
+    want.trainable = dict(sorted(want.trainable.items()))
+    want.frozen = dict(sorted(want.frozen.items()))
+    rng = np.random.default_rng(4)
+    refused = 0
+    for _ in range(20):
+        data = bytearray(good)
+        for position in rng.integers(0, len(good) * 8, rng.integers(1, 4)):
+            data[position // 8] ^= 1 << (position % 8)
+        path.write_bytes(data)
+        if kit("load", path)[0] == "checked":
+            kit("keep", path, tmp_path / "again", 2**30)
+            assert_same(read_checkpoint(tmp_path / "again"), want)
+        else:
+            refused += 1
+    assert refused > 13
+
+
+@pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
+def test_the_save_before_is_kept_and_gone_back_to(
+    kit: Callable[..., tuple[str, str]], above: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "trained"
+    for value in (1, 2, 3):
+        array = np.full(99, value, np.float32)
+        moments = {"w": [array]}
+        content = CheckpointData(
+            {"w": array}, {}, optimizer=OptimizerState(5 * value, 0.1, moments)
+        )
+        write_checkpoint(tmp_path / "start", content)
+        kit("keep", tmp_path / "start", path, above)
+    for name, value in (("trained", 3), ("trained.previous", 2)):
+        assert set(read_checkpoint(tmp_path / name).trainable["w"]) == {value}
+    assert not list(tmp_path.glob(".*"))
+    values = tmp_path / "trained.data" if above == 64 else path
+    data = values.read_bytes()
+    values.write_bytes(data.replace(np.float32([3, 3]).tobytes(), np.float32([3, 4]).tobytes()))
+    first, rest = kit("load", path)
+    assert first == "checked"
+    assert "not what was saved: 'w'" in rest
+    assert "5 optimizer steps made since are lost" in rest
+    state = CheckpointState.load_checkpoint(path)  # Python goes back to it as well
+    assert set(state.parameters["w"].data) == {2}
+    path.unlink()
+    first, rest = kit("load", path)
+    assert first == "checked"
+    assert "of optimizer step 10: what was trained since is lost" in rest
+    (tmp_path / "trained.previous").unlink()
+    assert kit("load", path)[0] == "checkpoint-not-found"
