@@ -40,7 +40,7 @@ def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> Non
     """The plan says so, and a real training under that limit ends well."""
     job = make_job(model, BATCH, OptimType.SGD, tmp_path)
     usual = planned(model, tmp_path / "package")
-    budget = int(0.8 * usual)
+    budget = int(0.88 * usual)
     said: list[str] = []
     build_package(
         model, tmp_path / "package", loss="cross_entropy", optimizer=SGD(),
@@ -77,12 +77,12 @@ def test_sizes_of_open_axes(tmp_path: Path) -> None:
     small, large = [f"{name}=1"], [f"{name}=64"]
     build_package(
         model, tmp_path / "small", loss="cross_entropy", self_check=False,
-        memory_budget="24 MB", memory_sizes=small,
+        memory_budget="40 MB", memory_sizes=small,
     )  # fmt: skip
     with pytest.raises(OdtpackError) as error:
         build_package(
             model, tmp_path / "large", loss="cross_entropy", self_check=False,
-            memory_budget="24 MB", memory_sizes=large,
+            memory_budget="40 MB", memory_sizes=large,
         )  # fmt: skip
     assert error.value.code == "memory-budget-too-small"
     assert not (tmp_path / "large").exists()
@@ -113,7 +113,7 @@ def test_two_builds_give_the_same_bytes(model: onnx.ModelProto, tmp_path: Path) 
     for name in "ab":
         build_package(
             model, tmp_path / name, loss="cross_entropy", self_check=False,
-            memory_budget="36 MB", memory_batch=BATCH,
+            memory_budget="50 MB", memory_batch=BATCH,
         )  # fmt: skip
         files.append((tmp_path / name / "training_model.onnx").read_bytes())
     assert files[0] == files[1]

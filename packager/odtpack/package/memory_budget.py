@@ -1,8 +1,8 @@
 """Builds a training model whose training stays within a number of bytes.
 
 The whole training is planned, as a replay would plan it: parameters, moments, sessions, and every
-phase from loading to saving. What is left for a step's activations decides how much of them the
-memory compiler (:mod:`odtpack.memory`) lets the model compute again.
+phase from loading to saving. What that is over the budget, the memory compiler
+(:mod:`odtpack.memory`) takes off a step's activations, and the plan is made again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from odtpack_simulator.memory.memory_phases import MARGIN, MemoryPlan, Phase
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.values.units import format_bytes, format_duration, format_percent
 
-_STEPS: Final = {"first step", "training step", "accumulating step"}
 _ANY_TIME: Final = 2.0
-_ATTEMPTS: Final = 4
+_ATTEMPTS: Final = 5
+_REACHED: Final = 1.05
+"""Times the limit: what is further above it cannot be brought down."""
 _SHOWN: Final = 8
 
 
@@ -53,37 +54,35 @@ def build_within(
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
             return plan_memory(package, sizes)  # type: ignore[arg-type]
 
-    graphs = build(spec)
-    plan = planned(graphs)
-    rest = max((p for p in plan.phases if p.name not in _STEPS), key=lambda phase: phase.nbytes)
-    if rest.nbytes > budget:
-        raise _too_small(spec, rest, "whatever a training step keeps")
-    limit = budget - max(p.nbytes - _activations(p) for p in _steps(plan))
+    asked = spec
     for _ in range(_ATTEMPTS):
-        if plan.peak.nbytes <= budget or limit <= 0:
-            break
-        graphs = build(dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME))
+        graphs = build(asked)
         plan = planned(graphs)
-        limit -= max(0, plan.peak.nbytes - budget)
-    if plan.peak.nbytes > budget:
-        raise _too_small(spec, plan.peak, "with all computed again that helps")
-    return graphs
+        if plan.peak.nbytes <= budget:
+            return graphs
+        kept = _kept(graphs, plan)
+        limit = kept - (plan.peak.nbytes - budget)
+        if limit <= 0 or (asked.limit is not None and kept > _REACHED * asked.limit):
+            break
+        asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
+    raise _too_small(spec, plan.peak)
 
 
-def _steps(plan: MemoryPlan) -> Iterator[Phase]:
-    return (phase for phase in plan.phases if phase.name in _STEPS)
+def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
+    """Bytes of activations at the peak of a training step."""
+    if graphs.memory is not None:
+        return graphs.memory.after
+    steps = (phase for phase in plan.phases if phase.name == "training step")
+    return sum(i.nbytes for phase in steps for i in phase.items if i.kind == "activations")
 
 
-def _activations(phase: Phase) -> int:
-    return sum(item.nbytes for item in phase.items if item.kind == "activations")
-
-
-def _too_small(spec: MemorySpec, phase: Phase, why: str) -> OdtpackError:
+def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
     least = format_bytes(phase.nbytes * (1 + MARGIN))
     return OdtpackError(
         "memory-budget-too-small",
         f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        f"included, {why}; {format_bytes(spec.budget or 0)} are allowed",
+        "included, with all computed again that helps; "
+        f"{format_bytes(spec.budget or 0)} are allowed",
         hint=f"allow more, fewer than {spec.batch} samples at once (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",
     )
