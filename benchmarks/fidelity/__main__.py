@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     only.add_argument("--latency-only", action="store_true")
     parser.add_argument("--no-limits", action="store_true", help="memory: only compare the peaks")
     parser.add_argument("--quick", action="store_true", help="one batch size, one thread")
+    parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="memory: only so many")
     parser.add_argument("--jobs", type=int, default=2, help="memory: trainings at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write table and summary")
@@ -81,15 +82,16 @@ def _memory(
     console: Console,
     document: dict[str, Any],
 ) -> Targets:
-    table = Table("model", "batch", "threads", "predicted", "measured", "error", "verdicts",
+    table = Table("model", "batch", "threads", "predicted", "app", "error", "Python", "verdicts",
                   title="peak memory")  # fmt: skip
     rows = []
     with console.status("peak memory") as status:
         limits = () if arguments.no_limits else memory.LIMITS
         say: Callable[[str], None] = status.update
         for row in memory.measure(
-            cases, limits=limits, quick=arguments.quick, jobs=arguments.jobs, say=say
-        ):
+            cases, limits=limits, quick=arguments.quick, threads=arguments.threads,
+            jobs=arguments.jobs, say=say,
+        ):  # fmt: skip
             rows.append(row)
             table.add_row(*_memory_cells(row))
             if not console.is_terminal:  # the status is not shown; whoever waits sees what came
@@ -130,6 +132,7 @@ def _memory_cells(row: memory.Row) -> list[str]:
         f"{row.predicted_bytes / 1e6:.2f} MB",
         f"{row.measured_bytes / 1e6:.2f} MB",
         f"{100 * row.error:+.1f} %",
+        "" if row.python_bytes is None else f"{row.python_bytes / 1e6:.2f} MB",
         "; ".join(wrong) or (f"{len(row.verdicts)} right" if row.verdicts else ""),
     ]
 
@@ -184,8 +187,8 @@ def _markdown(document: dict[str, Any], targets: Targets) -> list[str]:
     lines += ["", f"Measured on {document['machine']}, in {document['seconds']} s.", ""]
     if "memory" in document:
         lines += [
-            "| model | batch | threads | predicted | measured | error | wrong verdicts |",
-            "|---|---:|---:|---:|---:|---:|---|",
+            "| model | batch | threads | predicted | app | error | Python | wrong verdicts |",
+            "|---|---:|---:|---:|---:|---:|---:|---|",
         ]
         for row in document["memory"]:
             wrong = [v for v in row["verdicts"] if v["said"] != v["did"]]
@@ -193,7 +196,8 @@ def _markdown(document: dict[str, Any], targets: Targets) -> list[str]:
             lines.append(
                 f"| {row['model']} | {row['batch_size']} | {row['threads']} "
                 f"| {row['predicted_bytes'] / 1e6:.2f} MB | {row['measured_bytes'] / 1e6:.2f} MB "
-                f"| {100 * row['error']:+.1f} % | {shares} |"
+                f"| {100 * row['error']:+.1f} % | {(row['python_bytes'] or 0) / 1e6:.2f} MB "
+                f"| {shares} |"
             )
         lines.append("")
     if "latency" in document:

@@ -1,4 +1,8 @@
-"""Predicted against measured peak memory of the held-out models, and verdicts under real limits."""
+"""Predicted against measured peak memory of the held-out models, and verdicts under real limits.
+
+Measured is the C++ app (:mod:`benchmarks.fidelity.app`), over both of its lives. What a replay in
+Python measures stands beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.fidelity.app import App
 from benchmarks.fidelity.models import Built, Case, build
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child
@@ -27,16 +32,12 @@ class Verdict:
         limit_bytes: The limit.
         said: Whether the plan said that the training fits.
         did: Whether it was completed.
-        method: How it was held; None if it was not.
-        detail: How it ended, where it did not complete.
     """
 
     share: float
     limit_bytes: int
     said: bool
     did: bool
-    method: str | None
-    detail: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +49,10 @@ class Row:
         batch_size: Samples per batch.
         threads: Intra-operator threads.
         predicted_bytes: Peak of the plan.
-        measured_bytes: Peak of a training in a child process.
-        phases: Predicted and measured bytes by measured phase.
+        measured_bytes: Highest peak of the app.
+        python_bytes: Peak of a replay in Python; None if it was not measured.
+        predicted_phase: Phase of the plan that is its peak.
+        phases: Measured bytes by phase of the app, the resumed one's after ``resumed``.
         verdicts: One for each limit.
     """
 
@@ -58,7 +61,9 @@ class Row:
     threads: int
     predicted_bytes: int
     measured_bytes: int
-    phases: dict[str, tuple[int, int]]
+    python_bytes: int | None
+    predicted_phase: str
+    phases: dict[str, int]
     verdicts: tuple[Verdict, ...] = ()
 
     @property
@@ -86,6 +91,7 @@ def measure(
     *,
     limits: Sequence[float] = LIMITS,
     quick: bool = False,
+    threads: Sequence[int] | None = None,
     jobs: int = 2,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Row]:
@@ -95,6 +101,7 @@ def measure(
         cases: What to train.
         limits: Shares of the measured need.
         quick: Only the first batch size and one thread of each.
+        threads: Numbers of threads; the cases' own if None.
         jobs: Trainings at once.
         say: Called with what begins.
     """
@@ -102,42 +109,29 @@ def measure(
     for case in cases:
         say(f"building {case.name}")
         built = build(case)
-        batches, threads = (case.batches[:1], (1,)) if quick else (case.batches, case.threads)
-        tasks += [(built, count, size, limits) for count in threads for size in batches]
+        batches, counts = (case.batches[:1], (1,)) if quick else (case.batches, case.threads)
+        tasks += [(built, n, size, limits) for n in threads or counts for size in batches]
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(lambda task: _row(*task), tasks)
 
 
 def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -> Row:
     plan = plan_memory(built.package, built.shapes(batch_size), threads=threads)
+    with App(built, batch_size, threads) as app:
+        first, second = app.measure()
+        need = max(*first.values(), *second.values())
+        verdicts = [
+            Verdict(share, limit, plan.fits(limit), app.completes(limit))
+            for share in limits
+            for limit in [int(share * need)]
+        ]
     with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
-        job = built.job(Path(folder), batch_size, threads)
-        result = run_training_child(job)
-        need = result.peak_bytes
-        assert need is not None, result.detail or "memory is measured on Linux only"
-        verdicts = []
-        for share in limits:
-            limit = int(share * need)
-            held = run_training_child(dataclasses.replace(job, limit_bytes=limit))
-            assert held.limit_method is not None, held.detail
-            verdicts.append(
-                Verdict(
-                    share,
-                    limit,
-                    plan.fits(limit),
-                    held.outcome == "completed",
-                    held.limit_method,
-                    held.detail,
-                )
-            )
-    phases = {
-        peak.phase: (peak.predicted_bytes, peak.measured_bytes)
-        for peak in plan.phase_peaks(result.phase_peaks)
-        if peak.measured_bytes is not None
-    }
+        python = run_training_child(built.job(Path(folder), batch_size, threads)).peak_bytes
+    phases = first | {f"resumed: {phase}": peak for phase, peak in second.items()}
     return Row(
-        built.case.name, batch_size, threads, plan.peak.nbytes, need, phases, tuple(verdicts)
-    )
+        built.case.name, batch_size, threads, plan.peak.nbytes, need, python, plan.peak.name,
+        phases, tuple(verdicts),
+    )  # fmt: skip
 
 
 def summarize(rows: Sequence[Row]) -> Summary:

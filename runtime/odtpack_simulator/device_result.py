@@ -73,6 +73,7 @@ def _memory(
     measured = held.run.peak_bytes if held is not None and held.exact else free.peak_bytes
     return DeviceMemory(
         limit_bytes=profile.memory_limit_bytes(policy.state, entitled=policy.entitled),
+        limit_low_bytes=None if limit is None else int(limit.interval("bytes").low),
         limit_kind=limit.kind if limit else None,
         limit_source=limit.source if limit else None,
         limit_state=policy.state,
@@ -87,6 +88,8 @@ def _memory(
         outcome="killed" if killed else "not judged",
         held=held.run.limit_method if held is not None and held.exact else None,
         warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
+        unmeasured_bytes=plan.unmeasured_bytes,
+        phase=plan.highest_phase(free.phase_peaks),
         detail=_ending(held) if held is not None and killed else "",
     )
 

@@ -111,7 +111,7 @@ SPECS = {
 
 
 def unpacked(module: nn.Module, model: Path, base: Any) -> nn.Module:
-    """The module with the weights that a base of few bits stands for, as onnx.reference has them."""
+    """The module with the weights that a base of few bits stands for, by onnx.reference."""
     loaded = quantize_base(load_model(model), base)
     count = 0
     for layer in find_layers(loaded.graph):
@@ -126,6 +126,15 @@ def unpacked(module: nn.Module, model: Path, base: Any) -> nn.Module:
         with torch.no_grad():
             weight.copy_(found)
         count += 1
+    stored = loaded.graph.initializers
+    table = module.get_submodule("embed_tokens").weight
+    if "embed_tokens.weight_quantized" in stored and count:
+        codes, scales = (
+            stored[f"embed_tokens.weight_{each}"].const_value.numpy()
+            for each in ("quantized", "scale")
+        )
+        with torch.no_grad():
+            table.copy_(torch.from_numpy(codes * scales[:, None]))
     assert count > 10
     return module
 

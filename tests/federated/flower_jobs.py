@@ -13,8 +13,13 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp import mod as mods
+from flwr.common import bytes_to_ndarray, ndarrays_to_parameters
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import FedAvg
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
 from flwr.simulation import run_simulation
@@ -25,6 +30,8 @@ from odtpack.flower import (
     fleet_data,
     guarded,
     initial_arrays,
+    legacy_mod,
+    named_arrays,
     save_checkpoint,
     server_evaluation,
 )
@@ -93,12 +100,77 @@ def simulate(job: dict[str, Any]) -> dict[str, Any]:
             grid,
             initial_arrays(job["package"]),
             num_rounds=job["rounds"],
-            evaluate_fn=server_evaluation(job["package"], job["data"]),
+            evaluate_fn=server_evaluation(job["package"], job.get("held_out", job["data"])),
         )
         save_checkpoint(job["package"], result.arrays, job["out"])
         found["server"] = {k: dict(v) for k, v in result.evaluate_metrics_serverapp.items()}
         found["train"] = {k: dict(v) for k, v in result.train_metrics_clientapp.items()}
         found["clients"] = {k: dict(v) for k, v in result.evaluate_metrics_clientapp.items()}
+
+    run_simulation(
+        server,
+        app,
+        num_supernodes=job["clients"],
+        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
+    )
+    return found
+
+
+def secure(job: dict[str, Any]) -> dict[str, Any]:
+    """FedAvg by SecAgg+; those of ``job["diverged"]`` come to NaN, and say so."""
+    package = job["package"]
+    data = fleet_data(job["fleet"], package, job["data"])
+
+    def samples(context: Context) -> Any:
+        arrays, indices = data(context)
+        if client_number(context) in job["diverged"]:
+            arrays = {**arrays, "input": np.full_like(arrays["input"], np.nan)}
+        return arrays, indices
+
+    def spy(message: Message, context: Context, call_next: Any) -> Message:
+        """Note what leaves a client."""
+        reply = call_next(message, context)
+        masked = reply.content["secaggplus_configs"].get("masked_params", [])
+        sent = {
+            "arrays": sum(map(len, reply.content.array_records.values())),
+            "metrics": [dict(each) for each in reply.content.metric_records.values()],
+            "masked": [float(bytes_to_ndarray(each).mean()) for each in masked],
+        }
+        with (Path(job["out"]).parent / "sent.jsonl").open("a") as stream:
+            stream.write(json.dumps(sent) + "\n")
+        return reply
+
+    app = client_app(
+        package,
+        samples,
+        mods=[spy, secaggplus_mod, legacy_mod(package)],
+        **job["client"],
+    )
+    found: dict[str, Any] = {"server": {}}
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        evaluate = server_evaluation(package, job.get("held_out", job["data"]))
+
+        def evaluated(number: int, arrays: list[np.ndarray], _config: Any) -> Any:
+            metrics = dict(evaluate(number, named_arrays(package, arrays)))
+            found["server"][number] = metrics
+            return metrics["loss"], {}
+
+        strategy = FedAvg(
+            fraction_fit=1.0,
+            fraction_evaluate=0.0,
+            min_available_clients=job["clients"],
+            initial_parameters=ndarrays_to_parameters(initial_arrays(package).to_numpy_ndarrays()),
+            evaluate_fn=evaluated,
+            on_fit_config_fn=lambda number: {"server-round": number},
+        )
+        legacy = LegacyContext(context, ServerConfig(num_rounds=job["rounds"]), strategy)
+        secure = SecAggPlusWorkflow(**job["secure"])
+        DefaultWorkflow(fit_workflow=secure)(grid, legacy)
+        learned = legacy.state.array_records["parameters"].to_numpy_ndarrays()
+        save_checkpoint(package, named_arrays(package, learned), job["out"])
 
     run_simulation(
         server,
@@ -142,5 +214,5 @@ def by_hand(job: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     wanted = json.loads(Path(sys.argv[1]).read_text())
-    done = {"simulate": simulate, "by_hand": by_hand}[wanted["task"]](wanted)
+    done = {"simulate": simulate, "by_hand": by_hand, "secure": secure}[wanted["task"]](wanted)
     print("\n" + json.dumps(done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.fleet.fleets import IDEAL, write_digits
 
 pytestmark = pytest.mark.federated
 Play = Callable[..., dict[str, Any]]
+MOST_SAMPLES = 256
 SETTINGS = {"batch_size": 16, "epochs": 2, "learning_rate": 0.1, "seed": 3}
 
 
@@ -158,6 +160,51 @@ def test_differential_privacy_of_flower_learns_less(
     before = found["server"]["0"]["loss"]
     assert losses[0] < before
     assert losses[0] < losses[1]
+
+
+def secure_and_plain(
+    play: Play, job: dict[str, Any], out: Path, diverged: tuple[int, ...] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """SecAgg+ into a checkpoint, and FedAvg into that of the job."""
+    attacks = {str(number): "nan" for number in diverged}
+    plain = play(task="simulate", attacks=attacks, **job)
+    shares = {"num_shares": 5, "reconstruction_threshold": 3, "max_weight": MOST_SAMPLES}
+    secure = play(task="secure", diverged=diverged, secure=shares, **job | {"out": out})
+    return secure, plain
+
+
+def test_secure_aggregation_hides_each_answer_and_learns_as_much(
+    folder: Path, play: Play, tmp_path: Path
+) -> None:
+    job = {"rounds": 3, "clients": 8, "client": SETTINGS, **files(folder, "even.toml")}
+    secure, plain = secure_and_plain(play, job, tmp_path / "secure.ckpt")
+    hidden, seen = secure["server"]["3"], plain["server"]["3"]
+    print(f"accuracy {hidden['accuracy']:.1%} by SecAgg+, {seen['accuracy']:.1%} by FedAvg")
+    assert hidden["loss"] == pytest.approx(seen["loss"], rel=1e-3)
+    assert hidden["accuracy"] == pytest.approx(seen["accuracy"], abs=0.005)
+    assert seen["loss"] < plain["server"]["0"]["loss"]
+    sent = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
+    for each in sent:
+        assert each["arrays"] == 0
+        assert all(set(metrics) == {"num_examples"} for metrics in each["metrics"])
+    # What is sent lies evenly below 2^32, where parameters without a mask are around 2^21.
+    masked = [each["masked"] for each in sent if each["masked"]]
+    assert len(masked) == 3 * 8
+    for means in masked:
+        assert np.mean(means) / 2**32 == pytest.approx(0.5, abs=0.25)
+
+
+def test_secure_aggregation_goes_on_without_a_client_that_diverges(
+    folder: Path, play: Play, tmp_path: Path
+) -> None:
+    """The sum of the others is theirs, but for rounding to 2^22 steps between -8 and 8."""
+    job = {"rounds": 1, "clients": 8, "client": SETTINGS, **files(folder, "even.toml")}
+    secure_and_plain(play, job, tmp_path / "secure.ckpt", diverged=(2,))
+    wanted = parameters(folder / "federated.ckpt")
+    # A client's parameters are rounded once they are multiplied by its weight, 200 or more of 256.
+    bound = 16 / 2**22 * MOST_SAMPLES / 200 + 1e-6
+    for name, array in parameters(tmp_path / "secure.ckpt").items():
+        np.testing.assert_allclose(array, wanted[name], rtol=0, atol=bound)
 
 
 def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState
-from tests.federated.conftest import ENVIRONMENT, QUIET, ROOT
+from tests.federated.play import ENVIRONMENT, QUIET, ROOT
 from tests.fleet.fleets import write_digits
 
 pytestmark = pytest.mark.federated
@@ -57,12 +57,17 @@ def wait_for(port: int, seconds: float = 60) -> None:
     pytest.fail(f"nothing listens at port {port}")
 
 
-def test_the_app_of_the_guide_trains_on_real_supernodes(tmp_path: Path) -> None:
+# Each node starts a process for each message, and a secure round has four.
+@pytest.mark.parametrize(("which", "nodes", "rounds"), [("plain", 2, 3), ("secure", 3, 1)])
+def test_the_app_of_the_guide_trains_on_real_supernodes(
+    which: str, nodes: int, rounds: int, tmp_path: Path
+) -> None:
     root = tmp_path / "fleet"
     root.mkdir()
     write_digits(root)
     fleet, project = re.findall(r"^```toml\n(.*?)^```$", GUIDE, re.M | re.S)
-    client, server = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)
+    code = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)
+    client, server = code[:2] if which == "plain" else code[2:]
     (root / "fleet.toml").write_text(fleet)
     app = tmp_path / "app" / "federated_digits"
     app.mkdir(parents=True)
@@ -71,7 +76,7 @@ def test_the_app_of_the_guide_trains_on_real_supernodes(tmp_path: Path) -> None:
         (app / f"{name}.py").write_text(text)
     home = tmp_path / ".flwr"
     home.mkdir()
-    link, first, second = free_ports(3)
+    link, *ports = free_ports(1 + nodes)
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{link}"\n'
         "insecure = true\n"
@@ -100,13 +105,16 @@ def test_the_app_of_the_guide_trains_on_real_supernodes(tmp_path: Path) -> None:
             )
         )  # fmt: skip
         wait_for(link)
-        for number, port in enumerate((first, second)):
+        for number, port in enumerate(ports):
             node = ["--superlink", f"127.0.0.1:{link}", "--port", str(port)]
-            node += ["--node-config", f"partition-id={number} num-partitions=2"]
+            node += ["--node-config", f"partition-id={number} num-partitions={nodes}"]
             log = tmp_path / f"node{number}.log"
             stack.enter_context(started(command("flower-supernode", *node), log, environment))
         done = subprocess.run(
-            [str(binaries / "flwr"), "run", str(app.parent), "here", "--stream"],
+            [
+                *(str(binaries / "flwr"), "run", str(app.parent), "here", "--stream"),
+                *("--run-config", f"num-rounds={rounds}"),
+            ],
             env=environment,
             capture_output=True,
             text=True,
@@ -115,9 +123,13 @@ def test_the_app_of_the_guide_trains_on_real_supernodes(tmp_path: Path) -> None:
         )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    for number in (1, 2, 3):
-        assert f"[ROUND {number}/3]" in said
-    assert said.count("Received 2 results and 0 failures") == 3, said
+    of, done_in_round = {
+        "plain": (f"/{rounds}", "Received 2 results and 0 failures"),
+        "secure": ("", "Secure aggregation completed"),
+    }[which]
+    for number in range(1, rounds + 1):
+        assert f"[ROUND {number}{of}]" in said
+    assert said.count(done_in_round) == rounds, said
     trained = CheckpointState.load_checkpoint(root / "federated.ckpt")
     before = CheckpointState.load_checkpoint(root / "package" / "checkpoint")
     for name, parameter in trained.parameters:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -219,3 +221,29 @@ def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
     assert compiled.memory is not None
     assert abs(peak / compiled.memory.after - 1) < 0.03
     assert dataclasses.asdict(compiled.memory)["before"] > peak
+
+
+def test_casts_are_computed_again() -> None:
+    """Nodes whose type is an attribute."""
+    text = " ".join(
+        f"a{i} = MatMul(h{i}, w{i}) p{i} = Greater(a{i}, zero) c{i} = Cast<to = 1>(p{i}) "
+        f"b{i} = Mul(a{i}, c{i}) h{i + 1} = Mul(b{i}, c{i})"
+        for i in range(4)
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> casts (float[N, 64] h0) => (float[N, 64] h4) '
+        f"<float zero = {{0.0}}> {{ {text} }}"
+    )
+    random = np.random.default_rng(0)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(random.standard_normal((64, 64)).astype(np.float32), f"w{i}")
+        for i in range(4)
+    )
+    recipe = TrainingGraphSpec(tuple(f"w{i}" for i in range(4)), (), losses.make_loss("mse"))
+    plain = build_graphs(load_model(model), dataclasses.replace(recipe, memory=None))
+    least = MemorySpec(batch=4096, limit=1, slowdown=1.0)
+    graphs = build_graphs(load_model(model), dataclasses.replace(recipe, memory=least))
+    counts = [
+        sum(node.op_type == "Cast" for node in each.training.graph) for each in (plain, graphs)
+    ]
+    assert counts[1] > counts[0]

@@ -27,7 +27,9 @@ versions of libraries that odtpack's other extras use: give it a virtual environ
         save_checkpoint("package", result.arrays, "federated.ckpt")
 """
 
+from odtpack.flower.checkpoints import fedavg
 from odtpack.flower.client import client_app, fleet_data
+from odtpack.flower.legacy import legacy_mod, named_arrays
 from odtpack.flower.server import (
     carry_to,
     guarded,
@@ -39,9 +41,12 @@ from odtpack.flower.server import (
 __all__ = [
     "carry_to",
     "client_app",
+    "fedavg",
     "fleet_data",
     "guarded",
     "initial_arrays",
+    "legacy_mod",
+    "named_arrays",
     "save_checkpoint",
     "server_evaluation",
 ]

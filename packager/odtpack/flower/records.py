@@ -9,9 +9,15 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.package import Package
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, RecordDict
+
+
+def crossing(package: Package) -> list[str]:
+    """Names of the parameters that cross between server and clients: all but the frozen ones."""
+    return [info.name for info in package.manifest.parameters if info.role != "frozen"]
 
 
 def to_record(arrays: Mapping[str, Array]) -> ArrayRecord:

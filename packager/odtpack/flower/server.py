@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from odtpack.flower.records import as_typed, only_arrays, to_arrays, to_record
+from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record
 from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
@@ -43,11 +43,6 @@ def initial_arrays(
     opened = Package.open(package)
     state = CheckpointState.load_checkpoint(checkpoint or opened.checkpoint)
     return to_record({name: state.parameters[name].data for name in crossing(opened)})
-
-
-def crossing(package: Package) -> list[str]:
-    """Names of the parameters that cross between server and clients: all but the frozen ones."""
-    return [info.name for info in package.manifest.parameters if info.role != "frozen"]
 
 
 def guarded(

@@ -152,9 +152,10 @@ class Ops:
             return ir.DataType.BOOL
         if op_type in _INT64:
             return ir.DataType.INT64
-        if op_type == "Cast":
+        # A copy of a node gets its attributes, and with them its type, once it stands.
+        if op_type == "Cast" and "to" in attributes:
             return ir.DataType(attributes["to"])
-        if op_type == "ConstantOfShape":
+        if op_type == "ConstantOfShape" and "value" in attributes:
             return ir.DataType(attributes["value"].dtype)
         return dtype
 

@@ -16,6 +16,7 @@ from odtpack.losses.common.base import (
     shaped,
     whole_numbers,
 )
+from odtpack.losses.common.vocabulary import head_of, token_terms
 from odtpack.option import option
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class NextToken(Loss):
 
     Attributes:
         ignore_index: Label that does not count; it need not be a token.
+        words: Words of the vocabulary whose logits there are at once, see
+            :mod:`odtpack.losses.common.vocabulary`; None for all.
     """
 
     name: ClassVar[str] = "next_token"
@@ -44,6 +47,13 @@ class NextToken(Loss):
     target: ClassVar[str] = "`labels` [B, T]"
     classifies: ClassVar[bool] = False
     ignore_index: int = option(-100, "Label of tokens that do not count.", whole=True)
+    words: int | None = option(
+        None,
+        "Words whose logits there are at once, for little memory: the last product, whose matrix "
+        "must be frozen, is taken apart.",
+        whole=True,
+        above=0,
+    )
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Token numbers: the prediction's dimensions without the last."""
@@ -55,6 +65,12 @@ class NextToken(Loss):
         size = dims(predictions[0])[2]
         found = {"odtpack.class_count": str(size)} if isinstance(size, int) else {}
         return {**found, "odtpack.ignore_index": str(self.ignore_index)}
+
+    def fixed(self, predictions: Sequence[ir.Value]) -> tuple[str, ...]:
+        """The matrix of the last product, where that is taken apart."""
+        if self.words is None:
+            return ()
+        return (str(head_of(predictions[0], self.name).weight.name),)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write the loss of every token; 0 for the last of a sequence."""
@@ -80,7 +96,11 @@ class NextToken(Loss):
         nothing = op.Add(op.Sub(first, first), self.ignore_index)
         wanted = shaped(op.Concat(after, nothing, axis=1), shape)
         counts = shaped(op.Not(op.Equal(wanted, self.ignore_index)), shape)
-        index = op.unsqueeze(op.Where(counts, wanted, 0), 2)
+        known = op.Where(counts, wanted, 0)
+        if self.words is not None:
+            terms = shaped(token_terms(op, head_of(logits, self.name), known, self.words), shape)
+            return shaped(op.Where(counts, terms, 0), shape), counts
+        index = op.unsqueeze(known, 2)
         log_p = op.LogSoftmax(logits, axis=2)
         log_p.shape = logits.shape
         terms = shaped(op.Neg(op.squeeze(op.GatherElements(log_p, index, axis=2), 2)), shape)

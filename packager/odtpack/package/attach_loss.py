@@ -23,12 +23,14 @@ class LossInfo:
         options: Its options in force.
         roles: Role of each graph input that is one of its targets.
         metadata: What a runtime must know to check the targets.
+        fixed: Parameters through which it lets no gradient.
     """
 
     name: str = "none"
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
 
 
 def value_names(graph: ir.Graph) -> set[str]:
@@ -148,6 +150,7 @@ def _write_loss(
             )
         values.append(target.value())
         graph.inputs.append(values[-1])
+    fixed = loss.fixed(values[:count])
     op = Ops(graph, "loss/")
     result = loss.write(op, *values)
     if result.producer() is None:
@@ -158,7 +161,8 @@ def _write_loss(
         for target, value in zip(targets, values[count:], strict=True)
         if value in graph.inputs
     }
-    return result, LossInfo(loss.name, loss.settings(), roles, loss.metadata(values[:count]))
+    metadata = loss.metadata(values[:count])
+    return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed)
 
 
 def return_prediction(graph: ir.Graph, name: str) -> bool:

@@ -151,6 +151,13 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
         additional=recipe.additional_outputs,
         attached=recipe.attached,
     )
+    for name in info.fixed:
+        if name in recipe.train:
+            raise OdtpackError(
+                "trained-and-frozen",
+                f"{name!r} is to be trained, and the loss {info.name} lets no gradient through it",
+                hint=f"freeze it (--freeze {name!r}), or leave the loss's option words out",
+            )
     sources = (*recipe.train, *recipe.input_gradients)
     if sources:
         forward = expand(infer_shapes(forward, new_only=True), sources)

@@ -79,7 +79,7 @@ def quantize_base(
             )
         outputs_first = layer is None or layer.uses[0].outputs_first != layer.uses[0].swapped
         codes = quantize(array, "int8" if lookups else kind, axis=int(outputs_first))
-        _replace(op, source, codes, lookups, layer.name if layer else name)
+        _replace(op, source, codes, lookups, layer.name if layer else name.removesuffix(".weight"))
         count += 1
     if not count:
         raise OdtpackError(

@@ -103,7 +103,7 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
     """The device's own limit; also settles the outcome stored with the device's memory."""
     memory = device.memory
     peak, limit = memory.peak_bytes, memory.limit_bytes
-    how = "predicted" if memory.measured_peak_bytes is None else "measured"
+    how = "measured" if memory.is_measured else "predicted"
     status: CheckStatus
     hint: str | None = None
     if memory.outcome == "killed":
@@ -118,22 +118,29 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
             "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
     else:
-        status = "pass" if peak <= limit else "fail"
-        outcome = "fits" if peak <= limit else "over"
+        worst = min(limit, limit if memory.limit_low_bytes is None else memory.limit_low_bytes)
+        status = "pass" if peak <= worst else "fail"
+        outcome = "fits" if peak <= worst else "depends" if peak <= limit else "over"
         share = format_percent(peak / limit) if limit else "more than 100 %"
         source = " (assumed)" if memory.limit_kind == "assumed" else ""
         message = (
             f"{how} peak {format_bytes(peak)} is {share} of the {format_bytes(limit)}{source} "
             f"that an app gets {_where(memory)}"
         )
+        if memory.phase is not None:
+            message += f"; the highest phase is {memory.phase}"
+        if outcome == "depends":
+            message += (
+                f", and more than the {format_bytes(worst)} at worst: it depends on the device"
+            )
         if status == "fail":
-            hint = advice.for_device_limit(result, device, limit)
+            hint = advice.for_device_limit(result, device, worst)
     check = Check(
         metric="memory_limit",
         limit=limit,
         actual=None if memory.outcome == "killed" else peak,
         unit="B",
-        level="error",
+        level="warn" if outcome == "depends" else "error",
         status=status,
         message=message,
         advice=hint,

@@ -39,6 +39,7 @@ from odtpack_simulator.fleet.server_optimizer import ServerOptimizer
 from odtpack_simulator.fleet.state import FleetState, StateRecord, visit_rows
 from odtpack_simulator.fleet.updates import refusals, weighted_mean
 from odtpack_simulator.fleet.workers import ClientPool
+from odtpack_simulator.replay.executor import RayExecutor
 
 _EVALUATION_BATCH: Final = 256
 _MOST_REFUSALS: Final = 20
@@ -119,6 +120,7 @@ class Federation:
         self,
         *,
         jobs: int = 1,
+        ray: RayExecutor | None = None,
         state_path: Path | None = None,
         resume: bool = False,
         progress: OnFleetProgress | None = None,
@@ -130,6 +132,7 @@ class Federation:
 
         Args:
             jobs: Processes that train clients.
+            ray: A cluster that trains them in place of processes here.
             state_path: Where to write the state after every round.
             resume: Go on from the state there; the devices are those that it began with.
             progress: Called as clients finish and rounds end.
@@ -162,7 +165,7 @@ class Federation:
         )
         federation = self.fleet.federation
         with ClientPool(
-            self.trainer, self.package, self.data.arrays, self.settings, jobs
+            self.trainer, self.package, self.data.arrays, self.settings, jobs, ray
         ) as pool:  # fmt: skip
             while len(state.record.rounds) < federation.rounds:
                 number = len(state.record.rounds) + 1

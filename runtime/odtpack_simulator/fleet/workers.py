@@ -1,10 +1,11 @@
-"""Trains the clients of a round, in this process or in several; the bits are the same."""
+"""Trains the clients of a round: here, in several processes, or on Ray; the bits are the same."""
 
 from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,13 @@ from odtpack_simulator.fleet.local_training import (
     LocalTrainer,
     LocalUpdate,
 )
-from odtpack_simulator.replay.executor import guarded, unwrapped, worker_lost
+from odtpack_simulator.replay.executor import (
+    RayExecutor,
+    guarded,
+    relocate,
+    unwrapped,
+    worker_lost,
+)
 from odtpack_simulator.replay.prepare import write_data
 
 _PIECES = 4
@@ -51,6 +58,7 @@ class ClientPool:
         data: Arrays by name of input.
         settings: How every client trains.
         jobs: Processes; 1 keeps everything in this one.
+        ray: A cluster that trains, in place of processes here.
     """
 
     def __init__(
@@ -60,14 +68,27 @@ class ClientPool:
         data: Mapping[str, Array],
         settings: LocalSettings,
         jobs: int = 1,
+        ray: RayExecutor | None = None,
     ) -> None:
         self._trainer, self._package, self._data = trainer, package, data
-        self._settings, self._jobs = settings, jobs
+        self._settings, self._ray = settings, ray
+        self._jobs = jobs if ray is None else ray.cores
+        self._sent: _Sent | None = None
         self._pool: ProcessPoolExecutor | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Self:
-        if self._jobs > 1:
+        if self._ray is not None:
+            with tempfile.TemporaryDirectory(prefix="odtpack-fleet-") as folder:
+                files = write_data(self._data, Path(folder))
+                path = self._package.path
+                self._sent = _Sent(
+                    uuid.uuid4().hex,
+                    str(path),
+                    files,
+                    [self._ray.share(path), self._ray.share(Path(folder))],
+                )
+        elif self._jobs > 1:
             self._folder = tempfile.TemporaryDirectory(prefix="odtpack-fleet-")
             files = write_data(self._data, Path(self._folder.name))
             # A fork would copy the threads' locks of ONNX Runtime without the threads.
@@ -113,7 +134,7 @@ class ClientPool:
         """
         tell = on_client or (lambda done, of: None)
         updates: list[LocalUpdate] = []
-        if self._pool is None:
+        if self._pool is None and self._sent is None:
             for number, indices in clients:
                 updates.append(
                     self._trainer.train(
@@ -128,31 +149,66 @@ class ClientPool:
                 tell(len(updates), len(clients))
             return updates
         size = max(1, -(-len(clients) // (self._jobs * _PIECES)))
+        pieces = [
+            _Piece(arrays, self._settings, round_number, tuple(clients[at : at + size]))
+            for at in range(0, len(clients), size)
+        ]
+        for found in self._in_processes(pieces):
+            updates += found
+            tell(len(updates), len(clients))
+        return updates
+
+    def _in_processes(self, pieces: Sequence[_Piece]) -> Iterator[list[LocalUpdate]]:
+        if self._ray is not None:
+            yield from self._ray.in_order(_train_on_ray, [(p, self._sent) for p in pieces])
+        if self._pool is None:
+            return
         try:
-            futures = [
-                self._pool.submit(
-                    guarded,
-                    _train,
-                    _Piece(arrays, self._settings, round_number, tuple(clients[at : at + size])),
-                )
-                for at in range(0, len(clients), size)
-            ]
+            futures = [self._pool.submit(guarded, _train, piece) for piece in pieces]
             for future in futures:
-                updates += unwrapped(future.result())
-                tell(len(updates), len(clients))
+                yield unwrapped(future.result())
         except BrokenExecutor as error:
             raise worker_lost(error) from error
-        return updates
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What the workers of a cluster train: where it was, and what it arrives in.
+
+    Attributes:
+        key: A worker opens it once for each key.
+        package: Folder of the package.
+        files: The data by name of input.
+        shipments: References of Ray to both.
+    """
+
+    key: str
+    package: str
+    files: Mapping[str, str]
+    shipments: list[Any]
+
+
+def _train_on_ray(piece: _Piece, sent: _Sent) -> list[LocalUpdate]:
+    if _here.get("key") != sent.key:
+        import ray
+
+        with tempfile.TemporaryDirectory(prefix="odtpack-ray-") as folder:
+            arrived = [ray.get(each) for each in sent.shipments]
+            moved = {each.origin: each.unpack(Path(folder)) for each in arrived}
+            _open(relocate(sent.package, moved), relocate(dict(sent.files), moved), mapped=False)
+        _here["key"] = sent.key
+    return _train(piece)
 
 
 _here: dict[str, Any] = {}
 """The trainer and the data of a process of a pool."""
 
 
-def _open(package: str, files: Mapping[str, str]) -> None:
+def _open(package: str, files: Mapping[str, str], *, mapped: bool = True) -> None:
     _here["trainer"] = LocalTrainer(Package.open(package))
     _here["data"] = {
-        name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in files.items()
+        name: np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        for name, path in files.items()
     }
 
 

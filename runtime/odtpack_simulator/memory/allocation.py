@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input, workspace
+from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input, workspaces
 from odtpack_simulator.memory.process_memory import MAPPED_FROM
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
@@ -73,11 +73,13 @@ class NodeUse:
     """Memory while one node runs: all buffers that exist, and the node's working memory.
 
     ``small`` is the part of ``live`` that lies in the heap: buffers below :data:`LARGE`.
+    ``scratch`` are the buffers of the working memory, in bytes that the kernel asks for.
     """
 
     live: int
     working: int
     small: int = 0
+    scratch: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -276,16 +278,17 @@ class _Planner:
                 changes[buffer.last + 1] -= buffer.size
         lives, smalls = itertools.accumulate(change), itertools.accumulate(small_change)
         return [
-            NodeUse(live, self._working(node), small)
+            NodeUse(live, sum(map(allocated_size, scratch)), small, scratch)
             for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False)
+            for scratch in [self._scratch(node)]
         ]
 
-    def _working(self, node: Node) -> int:
+    def _scratch(self, node: Node) -> tuple[int, ...]:
         if node.subgraphs:
-            return self._subgraphs(node)
+            return (self._subgraphs(node),)
         inputs = [self._values[name] for name in node.inputs if name]
         outputs = [self._values[name] for name in node.outputs if name]
-        nbytes = workspace(
+        return workspaces(
             node.op_type,
             node.attributes,
             [(value.shape, value.itemsize) for value in inputs],
@@ -293,7 +296,6 @@ class _Planner:
             self._threads,
             domain=node.domain,
         )
-        return allocated_size(nbytes)
 
     def _subgraphs(self, node: Node) -> int:
         """Memory inside the subgraphs of a node: one branch, or one iteration and its results.

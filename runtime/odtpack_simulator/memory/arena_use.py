@@ -62,7 +62,8 @@ class Arenas:
         for index, use in enumerate(plan.uses):
             for name in begun.get(index, ()):
                 held[name] = arena.allocate(sizes[name])
-            arena.release(arena.allocate(use.working))
+            for scratch in [arena.allocate(nbytes) for nbytes in use.scratch]:
+                arena.release(scratch)
             for name in ended.get(index, ()):
                 arena.release(held.pop(name))
 

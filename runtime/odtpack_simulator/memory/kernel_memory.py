@@ -48,7 +48,7 @@ def in_place_input(op_type: str, domain: str) -> int | None:
     return _SUM_INPUT if fused else None
 
 
-def workspace(
+def workspaces(
     op_type: str,
     attributes: Mapping[str, Any],
     inputs: Sequence[tuple[Shape | None, int]],
@@ -56,8 +56,8 @@ def workspace(
     threads: int,
     *,
     domain: str = "",
-) -> int:
-    """Bytes that a kernel holds while it runs, besides inputs and outputs.
+) -> tuple[int, ...]:
+    """Bytes of each buffer that a kernel holds while it runs, besides inputs and outputs.
 
     Args:
         op_type: Operator.
@@ -69,18 +69,34 @@ def workspace(
     """
     rule = _RULES.get(op_type)
     if rule is None or domain == "com.microsoft.nchwc":
-        return 0  # the blocked kernels compute straight from their inputs
+        return ()  # the blocked kernels compute straight from their inputs
     if not outputs or any(shape is None for shape, _ in (*inputs, *outputs)):
-        return 0
-    return rule(
+        return ()
+    found = rule(
         attributes,
         [(shape or (), size) for shape, size in inputs],
         [(shape or (), size) for shape, size in outputs],
         threads,
     )
+    return found if isinstance(found, tuple) else (found,)
+
+
+def workspace(
+    op_type: str,
+    attributes: Mapping[str, Any],
+    inputs: Sequence[tuple[Shape | None, int]],
+    outputs: Sequence[tuple[Shape | None, int]],
+    threads: int,
+    *,
+    domain: str = "",
+) -> int:
+    """Bytes of all buffers of :func:`workspaces` together."""
+    return sum(workspaces(op_type, attributes, inputs, outputs, threads, domain=domain))
 
 
 _Tensors = Sequence[tuple[Shape, int]]
+_Rule = Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int | tuple[int, ...]]
+"""Of attributes, inputs, outputs and threads: bytes of one buffer, or of each of several."""
 
 
 def _nbytes(tensor: tuple[Shape, int]) -> int:
@@ -114,11 +130,13 @@ def _conv_transpose(
     return math.prod(weight[1:]) * math.prod(image[2:]) * size
 
 
-def _where(attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int) -> int:
+def _where(
+    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
+) -> tuple[int, ...]:
     """What the condition selects of each of the two values, merged into the output."""
     condition, *values = inputs
     shapes = (np.broadcast_shapes(condition[0], shape) for shape, _ in values)
-    return sum(math.prod(shape) for shape in shapes) * outputs[0][1]
+    return tuple(math.prod(shape) * outputs[0][1] for shape in shapes)
 
 
 def _scatter(
@@ -137,11 +155,11 @@ def _variadic(
 
 def _softmax(
     attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
+) -> tuple[int, ...]:
     """Along another axis than the last: the transposed input and the transposed result."""
     rank = len(inputs[0][0])
     axis = int(attributes.get("axis", -1))
-    return 0 if rank < 2 or axis in (-1, rank - 1) else 2 * _nbytes(outputs[0])
+    return () if rank < 2 or axis in (-1, rank - 1) else (_nbytes(outputs[0]),) * 2
 
 
 def _one_output(
@@ -152,21 +170,21 @@ def _one_output(
 
 def _local_response(
     attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
+) -> tuple[int, ...]:
     """Squares of one image, padded by the window, and the scale of the whole output."""
     image, size = inputs[0]
     padded = image[1] + int(attributes.get("size", 1)) - 1
-    return padded * math.prod(image[2:]) * size + _nbytes(outputs[0])
+    return padded * math.prod(image[2:]) * size, _nbytes(outputs[0])
 
 
 def _einsum(
     attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
+) -> tuple[int, ...]:
     """Permuted copies of the operands and the product before its last permutation."""
-    return sum(map(_nbytes, inputs)) + _nbytes(outputs[0])
+    return *map(_nbytes, inputs), _nbytes(outputs[0])
 
 
-def _recurrent(gates: int) -> Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int]:
+def _recurrent(gates: int) -> _Rule:
     """All gates of all time steps, computed at once before the recurrence, per direction.
 
     GRU and LSTM keep both directions at once, and for the one that goes backwards
@@ -175,19 +193,19 @@ def _recurrent(gates: int) -> Callable[[Mapping[str, Any], _Tensors, _Tensors, i
 
     def rule(
         attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-    ) -> int:
+    ) -> tuple[int, ...]:
         (sequence, size), (weight, _) = inputs[:2]
         steps, batch = sequence[0], sequence[1]
         if int(attributes.get("layout", 0)):
             steps, batch = batch, steps
         hidden = weight[1] // gates
         if gates == 1:
-            return steps * batch * hidden * size
+            return (steps * batch * hidden * size,)
         direction = attributes.get("direction", b"forward")
         backwards = direction not in (b"forward", "forward")
-        reverse = steps * batch * (sequence[2] + hidden) if backwards else 0
-        one = steps * batch * gates * hidden + 6 * batch * hidden
-        return (weight[0] * one + reverse) * size
+        one = (steps * batch * gates * hidden * size, 6 * batch * hidden * size)
+        reverse = (steps * batch * sequence[2] * size, steps * batch * hidden * size)
+        return (*one * weight[0], *(reverse if backwards else ()))
 
     return rule
 
@@ -202,7 +220,7 @@ def _attention(
     return math.prod(query[:3]) * key[2] * size
 
 
-_RULES: Final[dict[str, Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int]]] = {
+_RULES: Final[dict[str, _Rule]] = {
     "Attention": _attention,
     "BiasGelu": _one_output,
     "Conv": _conv,

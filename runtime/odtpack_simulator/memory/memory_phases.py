@@ -26,6 +26,8 @@ and does is only measured again.
 """
 
 _SHOWN_TENSORS: Final = 40
+_SAME: Final = 0.01
+"""Share of a peak by which a later phase may be above an earlier one and not be called it."""
 
 MEASURED_AS: Final = {
     "loading": (
@@ -39,8 +41,10 @@ MEASURED_AS: Final = {
     "exporting": ("exporting",),
     "resuming": ("resuming",),
 }
-"""What a replay measures as one phase, and the phases of the plan that it is. It resumes only
-where it was interrupted."""
+"""What a replay measures as one phase, and the phases of the plan that it is. It does not export,
+and resumes only where it was interrupted."""
+
+_PLANNED_ONLY: Final = ("exporting", "resuming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,28 @@ class MemoryPlan:
             )
             for phase, names in MEASURED_AS.items()
         ]
+
+    @property
+    def unmeasured_bytes(self) -> int:
+        """The peak of what an app does and a replay does not measure: exporting, and resuming."""
+        return max((p.nbytes for p in self.phases if p.name in _PLANNED_ONLY), default=0)
+
+    def highest_phase(self, measured: Mapping[str, int]) -> str:
+        """The first phase, of those that a replay distinguishes, that needs the peak.
+
+        What later phases need besides, within :data:`_SAME`, makes no other phase of it.
+
+        Args:
+            measured: Bytes by phase as a replay measured them; none if it did not.
+        """
+        needs = {
+            peak.phase: peak.predicted_bytes
+            if peak.measured_bytes is None and (not measured or peak.phase in _PLANNED_ONLY)
+            else peak.measured_bytes or 0
+            for peak in self.phase_peaks(measured)
+        }
+        most = max(needs.values())
+        return next(phase for phase, nbytes in needs.items() if nbytes >= (1 - _SAME) * most)
 
     def predicted(self) -> PredictedMemory:
         """The peak and its parts, as the result of a simulation stores it."""

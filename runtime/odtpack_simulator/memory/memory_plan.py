@@ -280,11 +280,14 @@ def _gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
 
 
 def _exported(manifest: Manifest) -> Iterable[Item]:
-    """The inference template, and a copy of the largest parameter that it has in another type."""
+    """The inference template, three times while its outputs are chosen, and a parameter's copy.
+
+    That is the largest of those that the model holds in another type.
+    """
     template = manifest.files.inference_template
     if template is None or manifest.inference is None:
         return
-    yield Item("inference template", template.size_bytes, "activations")
+    yield Item("inference template", 3 * template.size_bytes, "activations")
     converted = (
         math.prod(p.shape) * 4
         for p in manifest.parameters

@@ -154,6 +154,38 @@ class RayExecutor:
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise _unreachable(address) from error
 
+    @property
+    def cores(self) -> int:
+        """Processor cores of the cluster."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def share(self, path: Path) -> Any:
+        """Send a file or folder to the cluster once; a worker gets it as a :class:`Shipment`."""
+        return self._ray.put(Shipment.pack(path))
+
+    def in_order(self, function: Callable[..., R], calls: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        """Call a function in workers, which keep what they hold; results in order, as they come.
+
+        Args:
+            function: A function at the top of a module.
+            calls: Its arguments; what :meth:`share` gave stands in lists, which are not unpacked.
+
+        Raises:
+            OdtpackError: As the function raises it; ``worker-lost`` if a process died.
+        """
+        ray = self._ray
+        remote = ray.remote(num_cpus=1, max_retries=0)(guarded)
+        waiting = [remote.remote(function, *arguments) for arguments in calls]
+        try:
+            while waiting:
+                yield unwrapped(ray.get(waiting[0]))
+                waiting.pop(0)
+        except ray.exceptions.RayError as error:
+            raise worker_lost(error) from error
+        finally:
+            for reference in waiting:
+                ray.cancel(reference, force=True)
+
     def map(
         self,
         function: Callable[[T], R],
@@ -232,10 +264,10 @@ class _Raised:
     hint: str | None
 
 
-def guarded(function: Callable[[Any], Any], item: Any) -> Any:
+def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
     """Apply a function in another process; :func:`unwrapped` raises its error in this one."""
     try:
-        return function(item)
+        return function(*arguments)
     except OdtpackError as error:
         return _Raised(error.code, error.what, error.where, error.hint)
 

@@ -62,7 +62,6 @@ class Job:
         pause_in_save: None to stop there before the save of that step, if there is one; or a
             number from 0 to 1, to stop in the middle of this save, once this share of the
             tensors' bytes is written.
-        exported: Outputs of the model that is exported at the end; none to export none.
         memory_warnings: After each of these numbers of optimizer steps the system warns that
             memory is low. The training then saves, frees everything and starts anew from the
             checkpoint, in the same process.
@@ -98,7 +97,6 @@ class Job:
     resume: bool = False
     pause_at: int | None = None
     pause_in_save: float | None = None
-    exported: list[str] = dataclasses.field(default_factory=list)
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
 
     @property
@@ -177,7 +175,7 @@ Message = dict[str, Any]
   measured;
 - ``out-of-memory``: ``message``;
 - ``trained``: ``peak_bytes`` (null if not measured), ``phase_peaks`` (bytes of ``loading``,
-  ``evaluation``, ``step``, ``saving``, ``exporting``), ``unmeasured`` (why not);
+  ``evaluation``, ``step``, ``saving``), ``unmeasured`` (why not);
 - ``compared``, after a whole training: ``before`` and ``after``, the losses and sizes of finer
   groups of held-out samples, empty where there are none;
 - ``timed``: see :mod:`odtpack_simulator.replay.child.timing_run`;

@@ -100,7 +100,6 @@ def make_job(
         folder: Where the child may write.
     """
     logits, labels = accuracy_inputs(package.manifest)
-    inference = package.manifest.inference
     return Job(
         task="train",
         training_model=str(package.training_model),
@@ -123,5 +122,4 @@ def make_job(
         logits=logits,
         labels=labels,
         ignored_label=package.manifest.ignored_label,
-        exported=list(inference.outputs) if inference is not None else [],
     )

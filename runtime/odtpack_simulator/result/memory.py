@@ -106,15 +106,19 @@ class MemoryInfo(Part):
 class DeviceMemory(Part):
     """Memory of the replay against what this device gives one app.
 
-    ``outcome``: ``fits`` or ``over`` the limit, ``killed`` when the child
-    process hit it, ``not judged`` when the limit is unknown. ``held`` says how a
-    child process was held to this limit; null where the peak, measured without
-    a limit, is so far from it that holding would show nothing. ``limit_entitled``:
-    the limit is that of an app with the entitlement for more memory. From
-    ``warning_bytes`` on the system warns the app that memory is low.
+    ``outcome``: ``fits`` or ``over`` the limit, ``killed`` when the child process hit it,
+    ``not judged`` when the limit is unknown; ``depends`` where the limit has a range and the
+    peak lies between its low end, ``limit_low_bytes``, and ``limit_bytes``. ``held`` says how
+    a child process was held to this limit; null where the peak, measured without a limit, is
+    so far from it that holding would show nothing. ``limit_entitled``: the limit is that of an
+    app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
+    app that memory is low. ``unmeasured_bytes`` is what was planned for the parts of the app's
+    life that the replay does not measure: exporting, and resuming after it was ended. ``phase``
+    is the first part that needs the peak.
     """
 
     limit_bytes: Bytes | None
+    limit_low_bytes: Bytes | None = None
     limit_kind: FigureKind | None = None
     limit_source: Text | None = None
     limit_state: Literal["foreground", "background"] = "foreground"
@@ -122,14 +126,24 @@ class DeviceMemory(Part):
     entitled_limit_bytes: Bytes | None = None
     predicted_peak_bytes: Bytes
     measured_peak_bytes: Bytes | None
-    outcome: Literal["fits", "over", "killed", "not judged"] = "not judged"
+    outcome: Literal["fits", "depends", "over", "killed", "not judged"] = "not judged"
     held: LimitMethod | None = None
     warning_bytes: Bytes | None = None
+    unmeasured_bytes: Bytes | None = None
+    phase: Text | None = None
     detail: Text = ""
 
     @property
     def peak_bytes(self) -> int:
-        """The peak to judge: measured where the child measured one, else predicted."""
-        if self.measured_peak_bytes is None:
-            return self.predicted_peak_bytes
-        return self.measured_peak_bytes
+        """The peak to judge: measured where the child measured one, else predicted.
+
+        What the replay does not measure may need more than the training did.
+        """
+        measured = self.measured_peak_bytes
+        trained = self.predicted_peak_bytes if measured is None else measured
+        return max(trained, self.unmeasured_bytes or 0)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the peak to judge was measured."""
+        return self.measured_peak_bytes is not None and self.measured_peak_bytes >= self.peak_bytes

@@ -9,13 +9,14 @@ import pytest
 
 from odtpack_simulator.device.profile import AppState, load_profile
 from odtpack_simulator.device_result import _memory
+from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.result.result import DeviceMemory, Policy
 from odtpack_simulator.simulation import _limits
 
 
 def memory_of(name: str, policy: Policy) -> DeviceMemory:
-    plan: Any = SimpleNamespace(peak=SimpleNamespace(nbytes=1))
-    free: Any = SimpleNamespace(peak_bytes=1)
+    plan = MemoryPlan((Phase("training step", (Item("x", 1, "inputs"),)),), (), ())
+    free: Any = SimpleNamespace(peak_bytes=1, phase_peaks={})
     return _memory(load_profile(name), policy, plan, free, None)
 
 

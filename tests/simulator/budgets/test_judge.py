@@ -72,6 +72,25 @@ def judged(result: SimulationResult, text: str = "") -> SimulationResult:
             "over",
             "fail",
         ),
+        # A limit with a range is judged by its low end.
+        (
+            {"limit_bytes": 100, "limit_low_bytes": 60, "measured_peak_bytes": 60},
+            "pass",
+            "fits",
+            "pass",
+        ),
+        (
+            {"limit_bytes": 100, "limit_low_bytes": 60, "measured_peak_bytes": 61},
+            "fail",
+            "depends",
+            "warn",
+        ),
+        (
+            {"limit_bytes": 100, "limit_low_bytes": 60, "measured_peak_bytes": 101},
+            "fail",
+            "over",
+            "fail",
+        ),
         ({"limit_bytes": None}, "not judged", "not judged", "not judged"),
         ({"limit_bytes": 0}, "fail", "over", "fail"),
         ({"limit_bytes": 10**12, "outcome": "killed"}, "fail", "killed", "fail"),
@@ -86,6 +105,14 @@ def test_device_limit_is_judged_without_budgets(
     assert result.devices[0].verdict == verdict
     assert result.verdict == verdict
     assert result.over_budget == (verdict == "fail")
+
+
+def test_a_limit_that_depends_on_the_device_says_both_ends() -> None:
+    memory = {"limit_bytes": 8_000_000, "limit_low_bytes": 2_000_000}
+    found = check(judge(one_device(**memory, measured_peak_bytes=3_000_000)), "memory_limit")
+    assert (found.level, found.status) == ("warn", "fail")
+    assert "8.00 MB" in found.message
+    assert "2.00 MB at worst: it depends on the device" in found.message
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from odtpack.cli.fleet.compare import compare
 from odtpack.cli.fleet.demo import demo
 from odtpack.cli.fleet.run import run
 
@@ -29,4 +30,9 @@ fleet.command(
     "      --report html:fleet.html --report json:fleet.json\n"
     "  odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume"
 )(run)
+fleet.command(
+    epilog="\b\nExamples:\n"
+    "  odtpack fleet compare before.json fleet.json\n"
+    "  odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown"
+)(compare)
 fleet.command(epilog="\b\nExamples:\n  odtpack fleet demo --out build/fleet-demo")(demo)

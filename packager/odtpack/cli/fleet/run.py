@@ -59,6 +59,20 @@ def run(
     jobs: Annotated[
         int, typer.Option(min=0, metavar="N", help="Processes that train; 0 for one per core.")
     ] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that trains, or 'local'."),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Seeds to play, from that of the fleet file on: shows what is chance. Budgets "
+            "must be kept with each.",
+        ),
+    ] = 1,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON on stdout.")
@@ -78,7 +92,8 @@ def run(
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.fleet.outcome.judge import judge_fleet
-    from odtpack_simulator.replay.executor import default_jobs
+    from odtpack_simulator.fleet.outcome.seeds import join_seeds
+    from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports import write_out
     from odtpack_simulator.reports.fleet import check_destination, render_fleet_report
     from odtpack_simulator.result.result import load_result
@@ -101,15 +116,18 @@ def run(
     federation = Federation(package, data, settings)
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
+    cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
     _make_folder(folder, opened)
+    results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
-        titles: dict[int, str] = {}
+        titles: dict[tuple[int, int], str] = {}
 
         def tell(now: FleetProgress) -> None:
             # Said once a day: a log has a line for each title.
-            day = int(now.day)
+            day, played = int(now.day), len(results)
             known = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
-            title = titles.setdefault(day, f"day {day + 1}{known}")
+            seed = f"seed {played + 1} of {seeds}, " if seeds > 1 else ""
+            title = titles.setdefault((played, day), f"{seed}day {day + 1}{known}")
             done = now.round_number - (now.trained < now.clients)
             progress.update(done, now.rounds, title)
 
@@ -125,14 +143,23 @@ def run(
                     on_stage=lambda stage: progress.update(0, 0, stage),
                 )
             )
-        measured, state = federation.simulate(
-            jobs=jobs or default_jobs(),
-            state_path=folder / STATE,
-            resume=resume,
-            progress=tell,
-        )
-    federation.save_checkpoint(state, folder / CHECKPOINT)
-    result = judge_fleet(measured, settings.budgets)
+        for seed in range(settings.seed, settings.seed + seeds):
+            first = seed == settings.seed
+            if not first:
+                other = settings.model_copy(update={"seed": seed})
+                federation = Federation(package, data, other, federation.devices)
+            path = folder / (STATE if first else f"state-{seed}.npz")
+            measured, state = federation.simulate(
+                jobs=jobs or default_jobs(),
+                ray=cluster,
+                state_path=path,
+                resume=resume and (first or path.is_file()),
+                progress=tell,
+            )
+            if first:
+                federation.save_checkpoint(state, folder / CHECKPOINT)
+            results.append(judge_fleet(measured, settings.budgets))
+    result = join_seeds(results)
     _print(result)
     _console.say(f"wrote {folder / CHECKPOINT}")
     for form, path in destinations:

@@ -123,6 +123,10 @@ class Loss(abc.ABC):
         """What it takes for granted about predictions that could be meant otherwise."""
         return None
 
+    def fixed(self, predictions: Sequence[ir.Value]) -> tuple[str, ...]:
+        """Names of parameters through which it lets no gradient, so that they must be frozen."""
+        return ()
+
     def settings(self) -> dict[str, object]:
         """Options in force, for the manifest; what is None is left out."""
         values = {name: plain(getattr(self, name)) for name in self.option_names()}

@@ -18,7 +18,7 @@ def _peak(subject: Subject) -> Reading:
         return Reading(
             None, "the replay was ended at the device's limit, before its peak was known"
         )
-    how = "predicted" if memory.measured_peak_bytes is None else "measured"
+    how = "measured" if memory.is_measured else "predicted"
     text = f"the {how} peak is {format_bytes(memory.peak_bytes)}"
     return Reading(memory.peak_bytes, text, basis=how)
 
@@ -34,7 +34,7 @@ def _headroom(subject: Subject) -> Reading:
     total = memory.limit_bytes
     if not total:
         return Reading(None, "the device's limit is unknown")
-    how = "predicted" if memory.measured_peak_bytes is None else "measured"
+    how = "measured" if memory.is_measured else "predicted"
     free = 100.0 * (total - memory.peak_bytes) / total  # exact where the share is a whole percent
     if memory.outcome == "killed":
         free = min(free, 0.0)  # whatever was predicted, it reached the limit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.outcome.result import FleetResult
 from odtpack_simulator.result.result import Check, CheckStatus, CheckUnit, Verdict
@@ -27,13 +29,18 @@ TITLES = {
 def judge_fleet(result: FleetResult, budgets: FleetBudgets) -> FleetResult:
     """The same result with all checks and its verdict filled in."""
     checks = [_answers(result), *_refused(result), *_limits(result, budgets)]
+    return result.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
+
+
+def verdict_of(checks: Sequence[Check]) -> Verdict:
+    """The verdict that follows from all checks."""
     failed = any(check.status == "fail" and check.level == "error" for check in checks)
     verdict: Verdict = "fail" if failed else "pass"
     if not failed and any(check.status == "not judged" for check in checks):
         verdict = "not judged"
     elif not failed and any(check.status == "fail" for check in checks):
         verdict = "warn"
-    return result.model_copy(update={"checks": checks, "verdict": verdict})
+    return verdict
 
 
 def _answers(result: FleetResult) -> Check:

@@ -121,8 +121,56 @@ class Fairness(Part):
     deciles: list[NonNegative]
 
 
+class SeedPoint(Part):
+    """The model after a round: the simulated day on which it ended, and what evaluation found."""
+
+    round: Count
+    day: NonNegative
+    loss: Loss
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+
+
+class SeedRun(Part):
+    """The federation as one seed has it. Traffic and energy are means over the chosen devices.
+
+    Attributes:
+        seed: The seed.
+        loss_before: Held-out loss before the first round.
+        accuracy_before: Accuracy then.
+        points: The model after each round that was evaluated.
+        worst_tenth: Mean accuracy of the tenth of the clients for whom it does worst.
+        took_part: Share of the population with an answer averaged at least once.
+        traffic_bytes: Bytes up and down.
+        energy_j: Energy; null if unknown.
+    """
+
+    seed: Count
+    loss_before: Loss
+    accuracy_before: float | None
+    points: list[SeedPoint]
+    worst_tenth: NonNegative | None
+    took_part: NonNegative
+    traffic_bytes: NonNegative
+    energy_j: NonNegative | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy after the last round."""
+        return self.points[-1].accuracy if self.points else self.accuracy_before
+
+    def reached(self, accuracy: float) -> SeedPoint | None:
+        """The first point with this accuracy."""
+        return next(
+            (p for p in self.points if p.accuracy is not None and p.accuracy >= accuracy), None
+        )
+
+
 class FleetResult(Part):
-    """One federation, simulated. ``unknown`` says what was counted as nothing, and why."""
+    """One federation, simulated. ``unknown`` says what was counted as nothing, and why.
+
+    ``seeds`` has the federation as each seed has it, from the second on in figures alone; the
+    checks are those of the seed that keeps each worst. It is empty where only one was played.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     tool_version: Text
@@ -138,6 +186,7 @@ class FleetResult(Part):
     traffic_bytes: PerDevice
     energy_j: PerDevice | None
     fairness: Fairness | None
+    seeds: list[SeedRun] = Field(default_factory=list)
     unknown: list[Text] = Field(default_factory=list)
     checks: list[Check] = Field(default_factory=list)
     verdict: Verdict = "not judged"

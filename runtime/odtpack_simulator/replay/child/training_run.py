@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -125,11 +124,6 @@ class _Training:
             self._evaluate("after")
         if self._saved != self._step:
             self._save()
-        if job.exported:
-            self._enter("exporting the model")
-            path = Path(job.folder) / "exported.onnx"
-            self._trainer.module.export_model_for_inferencing(path, job.exported)
-            self._mark("exporting")
 
     def compare(self) -> dict[str, list[Groups]]:
         """Evaluate finer groups of held-out samples; the parameters are then the package's."""

@@ -194,6 +194,7 @@ def curve_chart(
     *,
     label: Callable[[float], str] = lambda value: f"{value:g}",
     whole: bool = False,
+    band: Sequence[tuple[float, float, float]] = (),
 ) -> Markup:
     """A small drawing of one figure against another, its last point marked with its value.
 
@@ -202,21 +203,25 @@ def curve_chart(
         alt: What it shows, in words.
         label: Text of a tick below.
         whole: The x values are whole numbers: ticks only at those.
+        band: An area behind the curve: x, lowest and highest y; ascending in x.
     """
     ys = [y for _, y in points]
-    low, high = min([0.0, *ys]), max(ys, default=1.0)
+    low = min([0.0, *ys, *(bottom for _, bottom, _ in band)])
+    high = max([*ys, *(top for _, _, top in band)], default=1.0)
     if low == 0.0 and 50.0 < high <= 100.0:  # most likely a percentage of the samples
         vertical_axis = Axis(0.0, 100.0, (0.0, 50.0, 100.0))
     else:
         vertical_axis = linear_axis(high, low=low, count=3)
-    most = max([x for x, _ in points], default=1.0) or 1.0
+    most = max([*(x for x, _ in points), *(x for x, _, _ in band)], default=1.0) or 1.0
     ticks = linear_axis(most, count=3)
     shown = Axis(0.0, most, tuple(t for t in ticks.ticks if not whole or t == int(t)))
     drawn = [(shown.position(x), vertical_axis.position(y)) for x, y in points]
+    outline = [(x, top) for x, _, top in band] + [(x, low) for x, low, _ in reversed(band)]
+    area = [(shown.position(x), vertical_axis.position(y)) for x, y in outline]
     layers = [
         horizontal_grid(vertical_axis, format_number),
         x_ticks(shown, label, most=most),
-        stretched(path(drawn, "series")),
+        stretched(*([path(area, "area")] if area else []), path(drawn, "series")),
     ]
     if drawn:
         layers.append(marked_point(*drawn[-1], format_number(ys[-1]), beside=drawn[-1][1] > 0.8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from odtpack_simulator.fleet.outcome.result import FleetResult, RoundRecord
+from odtpack_simulator.fleet.outcome.seeds import band
 from odtpack_simulator.reports.drawing.axes import Axis
 from odtpack_simulator.reports.drawing.charts import curve_chart
 from odtpack_simulator.reports.drawing.plot import rectangle, row
@@ -56,16 +57,26 @@ def _curves(result: FleetResult) -> list[tuple[str, str, Markup]]:
     def value(accuracy: float | None, loss: float | None) -> float:
         return 100 * (accuracy or 0.0) if by_accuracy else loss or 0.0
 
+    def spread(*, by_day: bool) -> list[tuple[float, float, float]]:
+        scale = 100 if by_accuracy else 1
+        found = band(result.seeds, by_day=by_day, by_accuracy=by_accuracy)
+        return [(place, scale * low, scale * high) for place, low, high in found]
+
     first = value(result.accuracy_before, result.loss_before)
     by_round = [(0.0, first)]
     by_round += [(float(each.number), value(each.accuracy, each.loss)) for each in evaluated]
     curves = [
-        ("by round", "rounds", curve_chart(by_round, f"{name} by round", whole=True)),
+        (
+            "by round",
+            "rounds",
+            curve_chart(by_round, f"{name} by round", whole=True, band=spread(by_day=False)),
+        ),
     ]
     if result.days > 0.01:
         by_day = [(0.0, first)]
         by_day += [(_end(each), value(each.accuracy, each.loss)) for each in evaluated]
-        curves.append(("by simulated day", "days", curve_chart(by_day, f"{name} by day")))
+        drawing = curve_chart(by_day, f"{name} by day", band=spread(by_day=True))
+        curves.append(("by simulated day", "days", drawing))
     return [(f"{name} {title}", axis, drawing) for title, axis, drawing in curves]
 
 

@@ -82,6 +82,15 @@ def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
                 f"{format_percent(result.accuracy_before)} before",
             )
         )
+    ends = [run.accuracy for run in result.seeds if run.accuracy is not None]
+    if ends:
+        figures.append(
+            (
+                "Over seeds",
+                f"{format_percent(min(ends))} to {format_percent(max(ends))}",
+                f"accuracy with {len(ends)} seeds",
+            )
+        )
     if result.fairness is not None:
         fair = result.fairness
         figures.append(

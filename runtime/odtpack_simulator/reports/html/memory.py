@@ -38,6 +38,9 @@ _HELD_WORDS: Final = {
 }
 
 
+_STATES: Final = {"fits": "pass", "depends": "warn", "over": "fail", "killed": "fail"}
+
+
 @dataclass(frozen=True)
 class MemorySection:
     """What the template draws."""
@@ -119,6 +122,8 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
         figure, detail = device_text.memory(device)
         drawing = row_charts.empty_row(scale)
         remarks = [f"limit {memory.limit_kind}" if memory.limit_kind else "limit unknown"]
+        if memory.limit_low_bytes is not None and memory.limit_low_bytes != memory.limit_bytes:
+            remarks.append(f"{format_bytes(memory.limit_low_bytes)} at worst")
         if memory.held is not None:
             remarks.append(_HELD_WORDS[memory.held])
         if not device.validated:
@@ -132,7 +137,7 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
                 over=memory.outcome in {"over", "killed"},
                 warning=None if memory.warning_bytes is None else memory.warning_bytes / limit,
             )
-        state = {"fits": "pass", "over": "fail", "killed": "fail"}.get(memory.outcome, "not judged")
+        state = _STATES.get(memory.outcome, "not judged")
         rows.append(Bar(device.title, ", ".join(remarks), drawing, figure, detail, state))
     return rows, row_charts.axis_row(scale, lambda share: f"{100 * share:g} %")
 

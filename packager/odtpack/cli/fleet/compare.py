@@ -1,0 +1,79 @@
+"""``odtpack fleet compare``: what changed from one simulated federation to another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from odtpack.cli import _console
+
+
+class Format(StrEnum):
+    """How the comparison is shown."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+def compare(
+    base: Annotated[
+        Path, typer.Argument(metavar="BASE.json", show_default=False, help="Result that was.")
+    ],
+    head: Annotated[
+        Path, typer.Argument(metavar="HEAD.json", show_default=False, help="Result that is.")
+    ],
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="Accuracy that rounds and days are counted until.  [default: that of HEAD's "
+            "budgets, else the lower of those that both end with]",
+        ),
+    ] = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="Text on stderr; Markdown or JSON on stdout.")
+    ] = Format.TEXT,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write there instead of printing.")
+    ] = None,
+) -> None:
+    """Compare two results of fleet run: two packages, or two ways to run the rounds.
+
+    With three seeds or more on either side, a difference that they leave open is within their
+    spread, and neither better nor worse.
+    """
+    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.fleet.outcome.compare import compare_fleets
+    from odtpack_simulator.fleet.outcome.result import load_fleet_result
+    from odtpack_simulator.reports.fleet.comparison import render_markdown, render_text
+
+    before, now = load_fleet_result(base), load_fleet_result(head)
+    if out is not None:
+        check_writable(out, "--out")
+        check_not_input(out, "--out", [base, head])
+    comparison = compare_fleets(before, now, accuracy)
+    match form:
+        case Format.TEXT:
+            text = render_text(comparison)
+        case Format.MARKDOWN:
+            text = render_markdown(comparison)
+        case Format.JSON:
+            text = json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+    if out is not None:
+        with atomic_write(out) as stream:
+            stream.write(text.encode())
+        _console.say(f"wrote {out}")
+    elif form is Format.TEXT:
+        _console.say(text.removesuffix("\n"))
+    else:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()

@@ -1,0 +1,157 @@
+"""The loss of a language model by parts of its vocabulary, so that no logits of all of it exist.
+
+Logits of T tokens and V words are T V numbers, and their softmax and gradient as many again: for
+256 tokens and 152,000 words half a gigabyte. The last product of the model, logits = h W, is taken
+apart instead. Over parts W_c of the columns, as in an online softmax (Milakov and Gimelshein,
+2018),
+
+    l = h W_c          m' = max(m, max l)            p = exp(l - m')
+    s' = s exp(m - m') + sum p                       a' = a exp(m - m') + p W_c^T
+
+and in the end log(sum exp) = m + log s, whose gradient by h is a / s. So one pass computes the loss
+and its gradient by h, in two products a part. The weight takes no gradient: it must be frozen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from odtpack.errors import OdtpackError
+from odtpack.losses.common.base import dims, shaped
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from odtpack.graph.ops import Ops
+
+_LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The last product of a language model.
+
+    Attributes:
+        hidden: What it reads, [B, T, K].
+        weight: Float matrix, or INT8 codes.
+        scales: Scale of each word's codes, or None.
+        words_first: Whether the weight is [V, K] and not [K, V].
+        words: V.
+    """
+
+    hidden: ir.Value
+    weight: ir.Value
+    scales: ir.Value | None
+    words_first: bool
+    words: int
+
+
+def head_of(logits: ir.Value, loss: str) -> Head:
+    """The product that gives the logits.
+
+    Raises:
+        OdtpackError: They are no product with a stored weight, or one that cannot be cut
+            (``head-not-found``).
+    """
+    node, words_first = logits.producer(), False
+    weight = node.inputs[1] if node is not None and node.op_type == "MatMul" else None
+    maker = None if weight is None else weight.producer()
+    if maker is not None and maker.op_type == "Transpose":
+        weight, words_first = maker.inputs[0], True
+        maker = None if weight is None else weight.producer()
+    scales = None
+    if maker is not None and maker.op_type == "DequantizeLinear" and len(maker.inputs) == 2:
+        words_axis = 0 if words_first else 1
+        if (
+            maker.attributes.get_int("axis", 1) == words_axis
+            and "block_size" not in maker.attributes
+        ):
+            weight, scales = maker.inputs
+    if node is None or weight is None or not weight.is_initializer() or weight.shape is None:
+        raise OdtpackError(
+            "head-not-found",
+            f"{loss} by parts of the vocabulary needs logits that are a product with a stored "
+            f"matrix; {logits.name!r} is not, or the matrix has blocks of 4 bits",
+            hint="leave the loss's option words out",
+        )
+    hidden = node.inputs[0]
+    assert hidden is not None  # noqa: S101 - a MatMul has it
+    words = weight.shape[0 if words_first else 1]
+    assert isinstance(words, int)  # noqa: S101 - that of an initializer
+    return Head(hidden, weight, scales, words_first, words)
+
+
+def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
+    """-log softmax(logits)[labels] of every token, [B, T], with its gradient by the hidden states.
+
+    Args:
+        op: Where to write.
+        head: The last product.
+        labels: Number of the word of each token, [B, T]; all of them from 0 to V - 1.
+        words: Words of a part.
+    """
+    from odtpack.autodiff.stop_gradient import stop
+
+    hidden = head.hidden
+    rows = stop(op, hidden)
+    # Positions are computed from the data: parts of a constant would be cut before the model runs.
+    one = op.Min(op.Size(hidden), 1)
+    most, total, mixed = op.Mul(op.reduce_sum(rows, [2]), 0.0), None, None
+    for start in range(0, head.words, words):
+        part = _part(op, head, op.Mul(one, start), op.Mul(one, min(start + words, head.words)))
+        logits = op.MatMul(rows, part)
+        highest = _highest(op, logits)
+        peak = highest if total is None else op.Max(most, highest)
+        shares = op.Exp(op.Sub(logits, peak))
+        summed = op.reduce_sum(shares, [2])
+        added = op.MatMul(shares, op.transpose(part, 1, 0))
+        if total is not None and mixed is not None:
+            fade = op.Exp(op.Sub(most, peak))
+            summed = op.Add(op.Mul(total, fade), summed)
+            added = op.Add(op.Mul(mixed, fade), added)
+        most, total, mixed = peak, summed, added
+    assert total is not None  # noqa: S101 - there is a word
+    assert mixed is not None  # noqa: S101
+    chosen = _chosen(op, head, labels)
+    shape = dims(hidden)
+    value = op.Sub(op.Add(most, op.Log(total)), op.reduce_sum(op.Mul(rows, chosen), [2]))
+    value = shaped(value, (*shape[:2], 1))
+    slope = stop(op, shaped(op.Sub(op.Div(mixed, total), chosen), shape))
+    # Its value is that of the terms, its gradient the slope.
+    along = op.reduce_sum(shaped(op.Mul(hidden, slope), shape), [2])
+    along = shaped(along, (*shape[:2], 1))
+    terms: ir.Value = op.squeeze(op.Add(op.Sub(along, stop(op, along)), stop(op, value)), 2)
+    return terms
+
+
+def _highest(op: Ops, logits: ir.Value) -> ir.Value:
+    if op.opset >= 18:
+        return op.ReduceMax(logits, op.ints(2), keepdims=1)
+    return op.emit("ReduceMax", [logits], axes=[2], keepdims=1)[0]
+
+
+def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> ir.Value:
+    """Columns of the weight, [K, words of the part]."""
+    axis = 0 if head.words_first else 1
+    bounds = [op.reshape(start, 1), op.reshape(end, 1)]
+    part = op.Slice(head.weight, *bounds, op.ints(axis))
+    if head.scales is not None:
+        scales = op.Slice(head.scales, *bounds, op.ints(0))
+        part = op.DequantizeLinear(part, scales, axis=axis)
+        part.type = head.scales.type
+    return op.transpose(part, 1, 0) if head.words_first else part
+
+
+def _chosen(op: Ops, head: Head, labels: ir.Value) -> ir.Value:
+    """The weight's column of each token's word, [B, T, K]."""
+    found = op.emit("Gather", [head.weight, labels], axis=0 if head.words_first else 1)[0]
+    if not head.words_first:  # [K, B, T]
+        found = op.transpose(found, 1, 2, 0)
+    if head.scales is None:
+        return found
+    factors = op.emit("Gather", [head.scales, labels], axis=0)[0]
+    wide = op.cast(found, op.type_of(head.scales))
+    return op.Mul(wide, op.unsqueeze(factors, 2))

@@ -1,0 +1,212 @@
+"""Two federations side by side, and one with several seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from odtpack.cli import main
+from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.fleet_file import FleetBudgets
+from odtpack_simulator.fleet.outcome.compare import FleetFigure, compare_fleets
+from odtpack_simulator.fleet.outcome.judge import judge_fleet
+from odtpack_simulator.fleet.outcome.result import FleetResult, SeedPoint, load_fleet_result
+from odtpack_simulator.fleet.outcome.seeds import band, join_seeds, seed_run
+from odtpack_simulator.reports.fleet import render_fleet_report
+from tests.fleet.fleets import device, fleet_of, write_digits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits"))
+
+
+def play(
+    folder: Path, seed: int, budgets: FleetBudgets | None = None, **tables: Any
+) -> FleetResult:
+    fleet = fleet_of(seed=seed, **tables)
+    devices = [device("acme/one"), device("acme/two")]
+    found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
+    return judge_fleet(found, budgets or FleetBudgets())
+
+
+@pytest.fixture(scope="module")
+def short(folder: Path) -> list[FleetResult]:
+    return [play(folder, seed, training={"learning_rate": 0.02}) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def longer(folder: Path) -> list[FleetResult]:
+    tables = {
+        "training": {"learning_rate": 0.2, "epochs": 4},
+        "population": {"data": {"samples": [60, 100]}},
+    }
+    return [play(folder, seed, FleetBudgets(accuracy=0.3), **tables) for seed in range(3)]
+
+
+def figure(figures: list[FleetFigure], metric: str) -> FleetFigure:
+    return next(each for each in figures if each.metric == metric and each.device is None)
+
+
+def test_more_training_is_better_and_costs_more_energy(
+    short: list[FleetResult], longer: list[FleetResult]
+) -> None:
+    found = compare_fleets(short[0], longer[0])
+    assert found.accuracy == 0.3
+    better = figure(found.figures, "accuracy")
+    assert better.base == pytest.approx(100 * short[0].rounds[-1].accuracy)
+    assert better.direction == "better"
+    assert better.noise is None
+    assert figure(found.figures, "energy").direction == "worse"
+    assert figure(found.figures, "traffic").direction == "same"
+    reached = figure(found.figures, "rounds")
+    first = longer[0].reached(0.3)
+    assert first is not None
+    assert short[0].reached(0.3) is None
+    assert (reached.base, reached.head, reached.direction) == (None, first.number, "better")
+    assert "epochs: 1 before, 4 now" in found.notes
+    assert "both are of the same package" in found.notes
+    turned = compare_fleets(longer[0], short[0], 0.3)
+    for one in found.figures:
+        other = next(e for e in turned.figures if (e.metric, e.device) == (one.metric, one.device))
+        opposite = {"better": "worse", "worse": "better"}
+        assert other.direction == opposite.get(one.direction, one.direction)
+
+
+def test_a_result_is_the_same_as_itself(longer: list[FleetResult]) -> None:
+    joined = join_seeds(longer)
+    for result in (longer[0], joined):
+        found = compare_fleets(result, result)
+        assert {each.direction for each in found.figures} == {"same"}
+        assert found.notes == ["both are of the same package"]
+
+
+def with_accuracies(result: FleetResult, *accuracies: float) -> FleetResult:
+    run = seed_run(result)
+    point = run.points[-1]
+    seeds = [
+        run.model_copy(update={"points": [point.model_copy(update={"accuracy": each})]})
+        for each in accuracies
+    ]
+    return result.model_copy(update={"seeds": seeds})
+
+
+@pytest.mark.parametrize(
+    ("head", "direction"),
+    [
+        ((0.51, 0.53, 0.55), "within spread"),
+        ((0.60, 0.62, 0.64), "better"),
+        ((0.40, 0.42, 0.44, 0.46), "worse"),
+        ((0.51, 0.55), "better"),  # two seeds do not say what is chance
+    ],
+)
+def test_what_the_seeds_leave_open_is_within_their_spread(
+    longer: list[FleetResult], head: tuple[float, ...], direction: str
+) -> None:
+    base = 0.50, 0.52, 0.54
+    found = figure(
+        compare_fleets(
+            with_accuracies(longer[0], *base), with_accuracies(longer[0], *head)
+        ).figures,
+        "accuracy",
+    )
+    assert found.direction == direction
+    assert (found.base, found.head) == pytest.approx((52.0, 100 * statistics.fmean(head)))
+    if len(head) > 2:
+        errors = [statistics.variance(each) / len(each) for each in (base, head)]
+        assert found.noise == pytest.approx(200 * math.sqrt(sum(errors)))
+
+
+def test_checks_are_those_of_the_worst_seed(longer: list[FleetResult]) -> None:
+    ends = [result.rounds[-1].accuracy or 0 for result in longer]
+    budgets = FleetBudgets(accuracy=sorted(ends)[1], traffic_per_device="1 GB")
+    joined = join_seeds([judge_fleet(result, budgets) for result in longer])
+    assert joined.verdict == "fail"
+    check = next(check for check in joined.checks if check.metric == "accuracy")
+    assert check.actual == pytest.approx(100 * min(ends))
+    assert f"seed {ends.index(min(ends))}, and so 1 of 3 seeds" in check.message
+    assert [check.status for check in joined.checks if check.metric != "accuracy"] == ["pass"] * 2
+    assert [run.seed for run in joined.seeds] == [0, 1, 2]
+    assert joined.rounds == longer[0].rounds
+
+
+def test_the_band_holds_every_seed(longer: list[FleetResult]) -> None:
+    runs = [seed_run(result) for result in longer]
+    whole = band(runs, by_day=False, by_accuracy=True)
+    assert [place for place, _, _ in whole] == [0, 1, 2, 3]
+    for place, low, high in whole[1:]:
+        values = [result.rounds[int(place) - 1].accuracy for result in longer]
+        assert (low, high) == (min(values), max(values))
+    # Until a seed's next round its last value counts.
+    late = runs[1].model_copy(
+        update={"points": [SeedPoint(round=1, day=5.0, loss=0.5, accuracy=1.0)]}
+    )
+    by_day = band([runs[0], late], by_day=True, by_accuracy=True)
+    assert by_day[-1] == (5.0, runs[0].accuracy, 1.0)
+    assert by_day[-2][1] == late.accuracy_before
+    page = render_fleet_report(join_seeds(longer), "html").decode()
+    assert 'class="area"' in page
+    assert 'class="area"' not in render_fleet_report(longer[0], "html").decode()
+
+
+@pytest.fixture
+def work(folder: Path, tmp_path: Path) -> list[str]:
+    (tmp_path / "fleet.toml").write_text(
+        "seed = 5\n[population]\nclients = 8\n[training]\nlearning_rate = 0.1\n"
+        "[federation]\nclients = 4\nrounds = 2\n"
+    )
+    return [
+        *("fleet", "run", str(folder / "package"), "--data", str(folder / "digits.npz")),
+        *("--fleet", str(tmp_path / "fleet.toml"), "--out", str(tmp_path / "run"), "--jobs", "1"),
+    ]
+
+
+def test_seeds_are_played_one_after_the_other_and_resumed(work: list[str], tmp_path: Path) -> None:
+    one, three, again = (tmp_path / f"{name}.json" for name in ("one", "three", "again"))
+    assert main([*work, "--report", f"json:{one}"]) == 0
+    # What was played with one seed goes on with three.
+    assert main([*work, "--resume", "--seeds", "3", "--report", f"json:{three}"]) == 0
+    first, all_three = load_fleet_result(one), load_fleet_result(three)
+    assert all_three.rounds == first.rounds
+    assert [run.seed for run in all_three.seeds] == [5, 6, 7]
+    assert seed_run(first) == all_three.seeds[0]
+    assert len({run.points[-1].loss for run in all_three.seeds}) == 3
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"state.npz", "state-6.npz", "state-7.npz", "federated.ckpt"}
+    assert main([*work, "--resume", "--seeds", "3", "--report", f"json:{again}"]) == 0
+    assert load_fleet_result(again).seeds == all_three.seeds
+
+
+def test_the_command_compares(
+    short: list[FleetResult],
+    longer: list[FleetResult],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, results in (("base", short), ("head", longer)):
+        (tmp_path / f"{name}.json").write_text(join_seeds(results).to_json())
+    both = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]
+    assert main(["fleet", "compare", *both]) == 0
+    text = capsys.readouterr().err
+    assert "Rounds until 30.0 %" in text
+    assert "never" in text
+    assert "Means over 3 and 3 seeds" in text
+    assert main(["fleet", "compare", *both, "--format", "markdown"]) == 0
+    markdown = capsys.readouterr().out
+    assert markdown.startswith("### odtpack fleet: ")
+    assert "| Accuracy |" in markdown
+    assert main(["fleet", "compare", *both, "--format", "json", "--accuracy", "0.2"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["accuracy"] == 0.2
+    schema = (ROOT / "docs" / "schemas" / "fleet-comparison.schema.json").read_text()
+    jsonschema.validate(printed, json.loads(schema))
+    assert main(["fleet", "compare", *both, "--out", both[0]]) == 2
+    assert main(["fleet", "compare", both[0], str(tmp_path / "absent.json")]) == 2

@@ -1,0 +1,126 @@
+"""The arena against ONNX Runtime's own, and what must hold of any."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_simulator.memory.arena import FIRST_REGION_BYTES, UNIT, Arena, Chunk
+from odtpack_simulator.memory.arena_use import sharing_of
+from odtpack_simulator.memory.memory_plan import plan_memory
+from tests.simulator.packages import Case
+
+TRAINING = """
+import sys
+import numpy as np
+import onnxruntime
+onnxruntime.set_default_logger_severity(1)
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.package.package import Package
+package = Package.open(sys.argv[1])
+options = default_session_options(package.training_model, 1)
+options.log_severity_level = 1
+state = CheckpointState.load_checkpoint(package.checkpoint)
+module = Module(package.training_model, state, package.eval_model, session_options=options)
+optimizer = Optimizer(package.optimizer_model, module)
+batch = [np.load(path) for path in sys.argv[2:]]
+for _ in range(2):
+    module.eval()(*batch)
+    module.train()(*batch)
+    optimizer.step()
+    module.lazy_reset_grad()
+"""
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "mobilenet", "transformer", "recurrent", "tables"])
+def test_regions_are_onnx_runtimes(
+    name: str, case: Callable[[str], Case], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """Size by size, in their order, of a whole training with its evaluations."""
+    this = case(name)
+    planned: list[int] = []
+    open_region = Arena._open_region
+
+    def noted(arena: Arena, size: int) -> Chunk:
+        before = arena.reserved
+        chunk = open_region(arena, size)
+        planned.append(arena.reserved - before)
+        return chunk
+
+    monkeypatch.setattr(Arena, "_open_region", noted)
+    plan_memory(this.package, this.shapes)
+    files = []
+    for key, array in (("input", this.inputs), ("labels", this.labels)):
+        files.append(f"{tmp_path}/{key}.npy")
+        np.save(files[-1], array[: this.batch_size])
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINING, str(this.folder / "package"), *files],
+        capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": _path()},
+    )  # fmt: skip
+    real = re.findall(r"Extended allocation by (\d+) bytes", done.stderr)
+    assert planned == [int(size) for size in real]
+
+
+def _path() -> str:
+    return os.pathsep.join(path for path in sys.path if path)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3 * FIRST_REGION_BYTES), st.integers(0, 7)), max_size=60))
+def test_chunks_do_not_overlap_and_all_come_back(requests: list[tuple[int, int]]) -> None:
+    arena = Arena()
+    held: list[tuple[int, Chunk | None]] = []
+    for nbytes, release in requests:
+        resident = arena.resident
+        held.append((nbytes, arena.allocate(nbytes)))
+        assert arena.resident >= resident
+        used = sorted(
+            (id(chunk.region), chunk.start, chunk.start + chunk.size)
+            for _, chunk in held
+            if chunk is not None
+        )
+        for one, two in itertools.pairwise(used):
+            assert one[0] != two[0] or one[2] <= two[1]
+        for asked, chunk in held:
+            assert (chunk is None) == (asked == 0)
+            assert chunk is None or asked <= chunk.size < 2 * max(asked, UNIT) + UNIT
+        if release < len(held):
+            arena.release(held.pop(release)[1])
+    for _, chunk in held:
+        arena.release(chunk)
+    assert arena.in_use == 0
+    assert arena.touched <= arena.reserved
+    reserved = arena.reserved
+    if reserved:  # every region is one free chunk again
+        arena.allocate(FIRST_REGION_BYTES)
+        assert arena.reserved == reserved
+
+
+def test_who_shares() -> None:
+    def options(**changes: bool) -> SessionInfo:
+        return SessionInfo(optimization_level="all", **changes)
+
+    assert sharing_of(None) == "own"
+    assert sharing_of(options()) == "own"
+    assert sharing_of(options(shared_allocator=True)) == "shared"
+    assert sharing_of(options(shared_allocator=True, arena=False)) == "none"
+
+
+def test_one_arena_takes_no_more_than_several(case: Callable[[str], Case]) -> None:
+    this = case("cnn")
+    shared, own = (
+        plan_memory(this.package, this.shapes, sharing=sharing).peak.nbytes
+        for sharing in ("shared", "own")
+    )
+    assert shared <= own
