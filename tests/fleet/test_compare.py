@@ -157,6 +157,19 @@ def test_the_band_holds_every_seed(longer: list[FleetResult]) -> None:
     assert 'class="area"' not in render_fleet_report(longer[0], "html").decode()
 
 
+def test_a_band_of_many_rounds_keeps_its_extremes(longer: list[FleetResult]) -> None:
+    run = seed_run(longer[0])
+    points = [
+        SeedPoint(round=number, day=number / 10, loss=0.5, accuracy=0.9 if number == 777 else 0.5)
+        for number in range(1, 2001)
+    ]
+    many = band([run.model_copy(update={"points": points})], by_day=False, by_accuracy=True)
+    assert 200 <= len(many) <= 250
+    assert max(high for _, _, high in many) == 0.9
+    assert many[-1] == (2000, 0.5, 0.5)
+    assert band([], by_day=False, by_accuracy=True) == []
+
+
 @pytest.fixture
 def work(folder: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "fleet.toml").write_text(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from odtpack_simulator.fleet.outcome.judge import verdict_of
 from odtpack_simulator.fleet.outcome.result import FleetResult, SeedPoint, SeedRun
 from odtpack_simulator.result.result import Check
 
-_BAD_FIRST = ("fail", "not judged", "pass")
+_BAD_FIRST: Final = ("fail", "not judged", "pass")
+_MOST_PLACES: Final = 250
+"""An outline has two points at each: so many a drawing shows."""
 
 
 def seed_run(result: FleetResult) -> SeedRun:
@@ -79,7 +82,7 @@ def band(
     """Between which values the seeds' curves lie: place, lowest and highest.
 
     A seed's value at a place is that of its last evaluation until then, so that its rounds need
-    not end when those of another do.
+    not end when those of another do. Of many places those beside each other are taken together.
 
     Args:
         runs: The seeds.
@@ -102,4 +105,6 @@ def band(
         known = [value for value in values if value is not None]
         if known:
             found.append((place, min(known), max(known)))
-    return found
+    width = -(-len(found) // _MOST_PLACES)
+    parts = [found[at : at + width] for at in range(0, len(found), width or 1)]
+    return [(part[-1][0], min(p[1] for p in part), max(p[2] for p in part)) for part in parts]
