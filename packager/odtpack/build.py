@@ -23,6 +23,7 @@ from odtpack.choices import STORAGES, BaseKind, Storage
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
+from odtpack.memory.spec import read_memory
 from odtpack.model.loading import ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.ort.choices import OrtFormat
@@ -57,6 +58,9 @@ def build_package(
     ort_format: OrtFormat | None = None,
     nominal: bool = False,
     self_check: bool = True,
+    memory_budget: str | None = None,
+    memory_batch: int | None = None,
+    memory_sizes: Sequence[str] = (),
     onnxruntime: str | None = None,
     remark: Callable[[str], None] | None = None,
     runtime: choices.Runtime = choices.STOCK,
@@ -92,6 +96,10 @@ def build_package(
             operators that a reduced build needs.
         nominal: Also write a checkpoint without values.
         self_check: Run the first steps, for devices to compare theirs with.
+        memory_budget: Memory that training may take at its peak, ``"60 MB"``; what costs next to
+            no time is done without one.
+        memory_batch: Samples at once that the budget is for; 8 if None.
+        memory_sizes: Sizes of other open axes that it is for, ``"tokens=128"``; 64 if not named.
         onnxruntime: Version of ONNX Runtime that must load the package, ``"1.20"``; any if None.
         remark: Takes a sentence about each parameter that is not frozen and still will not
             train, and about each that several places train as one.
@@ -122,8 +130,10 @@ def build_package(
     check_choice("sessions", sessions, get_args(choices.Sessions))
     for name, names in {
         "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
+        "memory_sizes": memory_sizes,
     }.items():  # fmt: skip
         check_names(name, names)
+    memory = read_memory(memory_budget, memory_batch, memory_sizes, runtime)
     destination = check_folder(folder)
     if loss is None and loss_options:
         raise OdtpackError(
@@ -176,6 +186,7 @@ def build_package(
             newest_opset=targets.newest_opset(onnxruntime),
             frozen_storage=frozen_storage,
             prediction=prediction,
+            memory=memory,
             adapter=None if inserted is None else _adapter_info(inserted),
         )
         manifest = write_artifacts(
@@ -189,6 +200,7 @@ def build_package(
             update=update,
             onnxruntime=onnxruntime,
             backend=backend_for(runtime),
+            remark=remark,
         )
     except OdtpackError as error:
         if error.where is None and isinstance(model, str | Path):

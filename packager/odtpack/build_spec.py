@@ -21,6 +21,7 @@ from odtpack.spec_fields import (
     Group,
     Head,
     Option,
+    check_size,
     check_version,
     given,
     read_groups,
@@ -325,6 +326,40 @@ class BuildSpec:
             "Run the first steps, and note their losses for devices to compare theirs with.",
         ),
     )
+    memory_budget: str | None = dataclasses.field(
+        default=None,
+        metadata=given(
+            "memory.budget",
+            "--memory-budget",
+            "Memory that training may take at its peak, as in '60 MB': what a step keeps is "
+            "computed again as far as that needs.",
+            "Memory that training may take at its peak, with a unit. Without it, only what costs "
+            "next to no time is computed again.",
+            metavar="SIZE",
+            check=check_size,
+        ),
+    )
+    memory_batch: int | None = dataclasses.field(
+        default=None,
+        metadata=given(
+            "memory.batch",
+            "--memory-batch",
+            "Samples at once that --memory-budget is for.  [default: 8, or those of the recipe]",
+            "Samples at once that the budget is for. Without it, those of `[batch]`, or 8.",
+            metavar="N",
+        ),
+    )
+    memory_sizes: tuple[str, ...] = dataclasses.field(
+        default=(),
+        metadata=given(
+            "memory.sizes",
+            "--memory-size",
+            "Size of another open axis that it is for, as in tokens=128; may be repeated. Default: "
+            "64.",
+            'Sizes of other open axes that the budget is for, `["tokens=128"]`; 64 without it.',
+            metavar="NAME=N",
+        ),
+    )
     onnxruntime: str | None = dataclasses.field(
         default=None,
         metadata=given(
@@ -351,6 +386,8 @@ class BuildSpec:
                 value = option.read(value)
             if value is not None:
                 values[field.name] = value
+        if "memory_budget" in values and "batch" in recipe.table.model_fields_set:
+            values.setdefault("memory_batch", recipe.table.batch.at_once)
         return cls(**values)
 
     def said(self, table: str) -> dict[str, Any]:

@@ -65,6 +65,14 @@ def check_version(text: str) -> str:
     return text
 
 
+def check_size(text: str) -> str:
+    """A size with its unit, as it is; ``ValueError`` for anything else."""
+    from odtpack_simulator.values.units import parse_quantity
+
+    parse_quantity(text, "bytes")
+    return text
+
+
 def read_options(table: Any) -> dict[str, Any]:
     """Options of a loss or an optimizer that are not the defaults."""
     given = table.model_dump(exclude_defaults=True)

@@ -81,6 +81,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
             "size": batch_size,
             "micro_batch": None if micro_batch == batch_size else micro_batch,
         },
+        "memory": settings.said("memory"),
         "formats": {
             "ort": True if formats else None,
             "ort_styles": [style.value for style in formats.styles] if formats else (),

@@ -26,6 +26,7 @@ from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import Schedule
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.memory.timeline import Step
+from odtpack.passes.compact import compact
 from odtpack_simulator.memory.node_names import Labels
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 
@@ -68,6 +69,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     trial = model.clone()
     op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
+    Schedule(trial.graph, before.timeline(), {}).arrange()
     step = Step(gradients_at_once(_load(trial, shapes)))
     choice = choose(
         step,
@@ -123,7 +125,7 @@ def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]
 def _load(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> RuntimeGraph:
     with tempfile.TemporaryDirectory(prefix="odtpack-memory-") as folder:
         path = Path(folder) / "training.onnx"
-        ir.save(model, path)
+        ir.save(compact(model.clone(), keep_names=True), path)
         return load_runtime_graph(path, shapes)
 
 

@@ -15,7 +15,8 @@ from odtpack_simulator.memory.roofline import SMALL
 from odtpack_simulator.memory.runtime_graph import Node, Value
 
 _FLOPS: Final = 120e9
-_CONVOLUTION_FLOPS: Final = 30e9
+_CONVOLUTION_FLOPS: Final = 50e9
+_GROUPED_FLOPS: Final = 4e9
 _BANDWIDTH: Final = 20e9
 _NODE_SECONDS: Final = 2e-6
 _CONVOLUTIONS: Final = {"Conv", "ConvTranspose", "FusedConv"}
@@ -68,7 +69,14 @@ def seconds(node: Node, values: Mapping[str, Value]) -> float:
     work = operator_work(node.op_type, inputs, outputs)
     elements = max((tensor.size for tensor in (*inputs, *outputs)), default=0)
     return _NODE_SECONDS + max(
-        (work.flops or 0.0) / (_CONVOLUTION_FLOPS if node.op_type in _CONVOLUTIONS else _FLOPS),
+        (work.flops or 0.0) / _rate(node),
         work.moved_bytes / _BANDWIDTH,
         elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9,
     )
+
+
+def _rate(node: Node) -> float:
+    """Operations per second; convolutions by groups, depthwise ones above all, are no products."""
+    if node.op_type not in _CONVOLUTIONS:
+        return _FLOPS
+    return _CONVOLUTION_FLOPS if node.attributes.get("group", 1) == 1 else _GROUPED_FLOPS

@@ -51,7 +51,7 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
             _forget_first_axis(node)
             continue
         large = any(_nbytes(step, value) >= _LARGE for value in node.outputs)
-        source = next(_sources(node, forward, step), None) if large else None
+        source = next(_sources(node, step), None) if large else None
         if source is None:
             continue
         if source not in views:
@@ -77,14 +77,12 @@ def _forget_first_axis(node: ir.Node) -> None:
             value.shape = ir.Shape([None, *dims[1:]])
 
 
-def _sources(node: ir.Node, forward: set[ir.Node], step: Step) -> Iterator[ir.Value]:
-    """What a node of the backward pass reads of forward pass and inputs, the largest first."""
+def _sources(node: ir.Node, step: Step) -> Iterator[ir.Value]:
+    """What a node reads that is no constant, the largest first."""
     found = [
         value
         for value in node.inputs
-        if value is not None
-        and dims_of(value)
-        and (value.producer() in forward or value.is_graph_input())
+        if value is not None and dims_of(value) and not value.is_initializer()
     ]
     yield from sorted(found, key=lambda value: -_nbytes(step, value))
 

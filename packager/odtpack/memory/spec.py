@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Final
+
+from odtpack.arguments import check_type
+from odtpack.choices import STOCK, Runtime
+from odtpack.errors import OdtpackError
+from odtpack_simulator.values.units import parse_quantity
 
 FREE_SLOWDOWN: Final = 0.02
 """Part of a step's time that a build without a budget may spend on computing again."""
@@ -24,6 +30,8 @@ class MemorySpec:
         sizes: Sizes of open axes of the inputs by name.
         batch: Size of every other open first axis.
         other: Size of every other open axis.
+        budget: Bytes that the whole training may take at its peak, see
+            :mod:`odtpack.package.memory_budget`.
         limit: Bytes of activations that a training step may have at its peak, those of the
             sessions' nodes that are added counted; as few as ``slowdown`` allows if None.
         slowdown: Part of the training model's time that computing again may take, by the
@@ -34,9 +42,59 @@ class MemorySpec:
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     batch: int = USUAL_BATCH
     other: int = USUAL_SIZE
+    budget: int | None = None
     limit: int | None = None
     slowdown: float = FREE_SLOWDOWN
     worth: float = WORTH
+
+
+def read_memory(
+    budget: str | None, batch: int | None, sizes: Sequence[str], runtime: Runtime = STOCK
+) -> MemorySpec:
+    """Read what a recipe or options say.
+
+    Args:
+        budget: A size with its unit, ``"60 MB"``; None for what costs next to no time.
+        batch: Samples at once.
+        sizes: Sizes of other open axes, ``"tokens=128"``.
+        runtime: What is to run the package.
+
+    Raises:
+        OdtpackError: One of them cannot be read, or is given without a budget.
+    """
+    if budget is None:
+        if batch is not None or sizes:
+            raise OdtpackError(
+                "option-not-used",
+                "samples and sizes are given for a memory budget, and there is none",
+                hint="add --memory-budget, as in --memory-budget '60 MB'",
+            )
+        return MemorySpec()
+    if runtime != STOCK:
+        raise OdtpackError(
+            "target-cannot", "a memory budget is kept with stock ONNX Runtime only",
+            hint="leave --memory-budget or --target out",
+        )  # fmt: skip
+    check_type("memory_budget", budget, str, "'60 MB'")
+    check_type("memory_batch", batch, (int, NoneType), "8")
+    if batch is not None and batch < 1:
+        raise OdtpackError("bad-batch-size", f"{batch} samples cannot be trained on at once")
+    named = {}
+    for text in sizes:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isascii() or not size.isdigit() or int(size) < 1:
+            raise OdtpackError(
+                "bad-memory-budget", f"{text!r} is not NAME=SIZE with a size of 1 or more"
+            )
+        named[name] = int(size)
+    return MemorySpec(named, batch or USUAL_BATCH, budget=_bytes(budget))
+
+
+def _bytes(text: str) -> int:
+    try:
+        return int(parse_quantity(text, "bytes"))
+    except ValueError as error:
+        raise OdtpackError("bad-memory-budget", f"the memory budget {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,7 +22,7 @@ from odtpack.package.backend import STOCK, Backend
 from odtpack.package.digest import model_digest, recipe_digest
 from odtpack.package.emit import listed_files, write_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, OptimizerStep, Update, resolve_update
-from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest
@@ -61,6 +62,7 @@ def write_artifacts(
     update: Update = PLAIN_UPDATE,
     onnxruntime: str | None = None,
     backend: Backend = STOCK,
+    remark: Callable[[str], None] | None = None,
 ) -> Manifest | None:
     """Differentiate a loaded model and write everything that a recipe asks for.
 
@@ -73,6 +75,7 @@ def write_artifacts(
         update: Clipping, parameter groups and schedule around a formula.
         onnxruntime: Version of ONNX Runtime that must load the package; any if None.
         backend: What is to run the package.
+        remark: Takes a sentence about each thing that a memory budget had computed again.
 
     Returns:
         The manifest; None without an optimizer.
@@ -90,17 +93,35 @@ def write_artifacts(
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
     backend.require_opset(model.graph.opset_imports[""])
-    graphs = build_graphs(model, recipe, backend)
-    if onnxruntime is not None:
-        targets.require(onnxruntime, graphs.opset)
-    pair: tuple[OptimizerStep, ir.Model] | None = None
-    if optimizer is not None:
-        step: OptimizerStep = (
+
+    def make_optimizer(graphs: Graphs) -> tuple[OptimizerStep, ir.Model] | None:
+        if optimizer is None:
+            return None
+        step = (
             resolve_update(optimizer, update, graphs)
             if isinstance(optimizer, optimizers.Optimizer)
             else optimizer
         )
-        pair = step, backend.optimizer_model(step, graphs)
+        return step, backend.optimizer_model(step, graphs)
+
+    if recipe.memory is not None and recipe.memory.budget is not None:
+        from odtpack.package.memory_budget import build_within, sentences
+
+        graphs = build_within(
+            recipe.memory,
+            lambda memory: build_graphs(model, dataclasses.replace(recipe, memory=memory), backend),
+            lambda graphs, scratch: write_package(
+                graphs, make_optimizer(graphs), scratch, self_check=False
+            ),
+        )
+        if graphs.memory is not None and remark is not None:
+            for sentence in sentences(graphs.memory):
+                remark(sentence)
+    else:
+        graphs = build_graphs(model, recipe, backend)
+    if onnxruntime is not None:
+        targets.require(onnxruntime, graphs.opset)
+    pair = make_optimizer(graphs)
     library = files.custom_op_library
     digest = recipe_digest(
         model,

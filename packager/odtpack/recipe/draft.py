@@ -59,6 +59,9 @@ kind = "adamw"               # {optimizers}
 # size = 32                  # samples of an optimizer step
 # micro_batch = 8            # samples that the model sees at once
 
+# [memory]
+# budget = "60 MB"           # of training at its peak; what does not fit is computed again
+
 # [formats]
 # ort = true                 # models in ORT format, too
 # nominal = true             # a checkpoint without values, too

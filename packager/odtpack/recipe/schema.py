@@ -114,6 +114,11 @@ class BatchTable(Table):
         return self.size // self.at_once
 
 
+@declared("memory")
+class MemoryTable(Table):
+    """How much memory training may take; what it keeps less of, it computes again."""
+
+
 @declared("formats")
 class FormatsTable(Table):
     """What is written besides the ONNX models."""
@@ -192,6 +197,8 @@ class RecipeFile(_AboveAll):
     """How the learning rate changes."""
     batch: BatchTable = BatchTable()
     """How many samples make a step."""
+    memory: MemoryTable = MemoryTable()
+    """How much memory training may take."""
     formats: FormatsTable = FormatsTable()
     """What is written besides the ONNX models."""
     target: TargetTable = TargetTable()

@@ -1,0 +1,128 @@
+"""``--memory-budget``: training stays within it, or the build says what it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import onnx
+import pytest
+
+from benchmarks.memory_prediction import make_job
+from odtpack.artifacts import OptimType
+from odtpack.build import build_package
+from odtpack.build_spec import BuildSpec
+from odtpack.errors import OdtpackError
+from odtpack.optimizers import SGD
+from odtpack.recipe import read_recipe
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.replay import run_training_child
+from tests import zoo
+from tests.packaging_tools import batch
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return zoo.transformer_encoder(d=128, layers=3, ff=512, opset=14)
+
+
+def planned(model: onnx.ModelProto, folder: Path) -> int:
+    data, labels = batch(model, BATCH)
+    return plan_memory(
+        Package.open(folder), {"input": data.shape, "labels": labels.shape}
+    ).peak.nbytes
+
+
+def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> None:
+    """The plan says so, and a real training under that limit ends well."""
+    job = make_job(model, BATCH, OptimType.SGD, tmp_path)
+    usual = planned(model, tmp_path / "package")
+    budget = int(0.88 * usual)
+    said: list[str] = []
+    build_package(
+        model, tmp_path / "package", loss="cross_entropy", optimizer=SGD(),
+        memory_budget=f"{budget} B", memory_batch=BATCH, remark=said.append,
+    )  # fmt: skip
+    peak = planned(model, tmp_path / "package")
+    assert peak <= budget < usual
+    assert said[0].startswith("activations of a step: ")
+    assert any("computed again, +" in sentence for sentence in said[1:])
+    result = run_training_child(job)
+    if result.peak_bytes is None:
+        pytest.skip("memory is measured on Linux only")
+    assert abs(peak / result.peak_bytes - 1) < 0.03
+    assert run_training_child(dataclasses.replace(job, limit_bytes=budget)).outcome == "completed"
+
+
+def test_enough_memory_changes_nothing(model: onnx.ModelProto, tmp_path: Path) -> None:
+    for name, budget in (("usual", None), ("budget", "1 GB")):
+        build_package(
+            model, tmp_path / name, loss="cross_entropy", self_check=False, memory_budget=budget
+        )
+    usual, within = (
+        (tmp_path / name / "training_model.onnx").read_bytes() for name in ("usual", "budget")
+    )
+    assert usual == within
+
+
+def test_sizes_of_open_axes(tmp_path: Path) -> None:
+    """What is planned for longer sequences takes more: the same budget is too small for them."""
+    model = zoo.transformer_encoder(d=128, layers=3, ff=512, opset=14)
+    axis = model.graph.input[0].type.tensor_type.shape.dim[0]
+    name = axis.dim_param
+    assert name
+    small, large = [f"{name}=1"], [f"{name}=64"]
+    build_package(
+        model, tmp_path / "small", loss="cross_entropy", self_check=False,
+        memory_budget="40 MB", memory_sizes=small,
+    )  # fmt: skip
+    with pytest.raises(OdtpackError) as error:
+        build_package(
+            model, tmp_path / "large", loss="cross_entropy", self_check=False,
+            memory_budget="40 MB", memory_sizes=large,
+        )  # fmt: skip
+    assert error.value.code == "memory-budget-too-small"
+    assert not (tmp_path / "large").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"memory_budget": "60"}, "bad-memory-budget"),
+        ({"memory_budget": "60 furlongs"}, "bad-memory-budget"),
+        ({"memory_budget": "60 MB", "memory_sizes": ["tokens"]}, "bad-memory-budget"),
+        ({"memory_budget": "60 MB", "memory_sizes": ["tokens=0"]}, "bad-memory-budget"),
+        ({"memory_budget": "60 MB", "memory_batch": 0}, "bad-batch-size"),
+        ({"memory_batch": 4}, "option-not-used"),
+        ({"memory_budget": "60 MB", "runtime": "ort-training"}, "target-cannot"),
+        ({"memory_budget": "1 MB"}, "memory-budget-too-small"),
+    ],
+)
+def test_what_cannot_be_is_said(given: dict[str, object], code: str, tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as error:
+        build_package(zoo.mlp((20, 10, 5)), tmp_path / "p", loss="cross_entropy", **given)  # type: ignore[arg-type]
+    assert error.value.code == code
+    assert not (tmp_path / "p").exists()
+
+
+def test_two_builds_give_the_same_bytes(model: onnx.ModelProto, tmp_path: Path) -> None:
+    files = []
+    for name in "ab":
+        build_package(
+            model, tmp_path / name, loss="cross_entropy", self_check=False,
+            memory_budget="50 MB", memory_batch=BATCH,
+        )  # fmt: skip
+        files.append((tmp_path / name / "training_model.onnx").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_a_recipe_means_its_own_batch(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    memory = "[memory]\nbudget = '60 MB'\n"
+    loss = "model = 'model.onnx'\n[loss]\nkind = 'mse'\n"
+    for text, samples in (("", None), ("[batch]\nsize = 32\nmicro_batch = 16\n", 16)):
+        recipe.write_text(loss + memory + text)
+        assert BuildSpec.of(read_recipe(recipe)).memory_batch == samples
