@@ -65,6 +65,8 @@ def kill_saves(command: Command, path: Path, external_above: int, kills: int) ->
             assert process.stdout is not None
             first = process.stdout.readline()
             time.sleep(rng.uniform(0, 0.03))
+            if kill % 4 > 1:  # of a program that hashes for longer than it writes few are hit else
+                _wait_for_temporary(path)
             process.send_signal(signal.SIGKILL)
             done = [int(line) for line in (first + process.stdout.read()).split("\n")[:-1]]
         assert done[:1] == [last + 1], done  # the program went on from what was left
@@ -77,6 +79,13 @@ def kill_saves(command: Command, path: Path, external_above: int, kills: int) ->
         found.torn += any(path.parent.glob(f".{path.name}.*.tmp"))
         last = number
     return found
+
+
+def _wait_for_temporary(path: Path) -> None:
+    """Until a save is in the middle, or a second has passed."""
+    until = time.monotonic() + 1
+    while time.monotonic() < until and not any(path.parent.glob(f".{path.name}.*.tmp")):
+        pass
 
 
 KITS: dict[str, tuple[Callable[[], str | None], Command]] = {
