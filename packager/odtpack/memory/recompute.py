@@ -139,11 +139,15 @@ class _Search:
         groups: dict[str, set[str]] = defaultdict(set)
         for name in choice.again:
             groups[self._step.root(name)].add(name)
+        life = _Lives(self._step, choice, peak)
         for root in sorted(groups, key=lambda r: (-self.time(groups[r]), r)):
+            early = life.early_end(self._families[root])
+            if life.most_until_repeated(early, groups[root]) + self._step.nbytes(root) > peak:
+                continue  # it would lie there at the peak: a whole new plan need not say so
             rest = choice.again - groups[root]
             trial = self.choice(frozenset(rest))
             if trial.peak <= peak:
-                choice = trial
+                choice, life = trial, _Lives(self._step, trial, peak)
         return choice
 
     def _moves(self, current: Choice, target: int) -> Iterator[_Move]:
@@ -227,12 +231,16 @@ class _Lives:
     def __init__(self, step: Step, current: Choice, target: int) -> None:
         self.late: dict[str, list[int]] = defaultdict(list)
         self._early: dict[str, int] = {}
+        self._repeated: dict[str, int] = {}
+        self._uses = current.timeline.uses
         nodes, triggers = current.timeline.nodes, current.timeline.triggers
         for place, node in enumerate(nodes):
             is_early = place not in triggers and self._is_forward(step, node)
             for output in node.outputs:
                 if is_early and output:
                     self._early[output] = place
+                elif output.endswith(AGAIN):
+                    self._repeated[output.removesuffix(AGAIN)] = place
             for name in reads(node):
                 if name.endswith(AGAIN):
                     continue
@@ -254,6 +262,11 @@ class _Lives:
     def early_end(self, family: Collection[str]) -> int:
         """Place of the last node of the forward pass that writes or reads a buffer."""
         return max((self._early.get(name, 0) for name in family), default=0)
+
+    def most_until_repeated(self, after: int, names: Collection[str]) -> int:
+        """Most memory in use after a place until the first of some values is computed again."""
+        until = min((self._repeated[name] for name in names if name in self._repeated), default=0)
+        return max(self._uses[after + 1 : until], default=0)
 
     def end(self, family: Collection[str]) -> int:
         """Place of the last node that reads it."""
