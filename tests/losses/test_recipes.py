@@ -82,6 +82,7 @@ def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) ->
     targets = {
         "cross_entropy": [("labels", "labels")],
         "nll": [("labels", "labels")],
+        "next_token": [("labels", "labels")],
         "distillation": [("labels", "labels"), ("target", "target")],
         "triplet_margin": [],
         "info_nce": [],

@@ -277,11 +277,13 @@ class _Planner:
                 changes[buffer.first] += buffer.size
                 changes[buffer.last + 1] -= buffer.size
         lives, smalls = itertools.accumulate(change), itertools.accumulate(small_change)
-        return [
-            NodeUse(live, sum(map(allocated_size, scratch)), small, scratch)
-            for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False)
-            for scratch in [self._scratch(node)]
-        ]
+        uses = []
+        for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False):
+            scratch = self._scratch(node)
+            # What a subgraph takes counts what its allocations add already.
+            working = scratch if node.subgraphs else map(allocated_size, scratch)
+            uses.append(NodeUse(live, sum(working), small, scratch))
+        return uses
 
     def _scratch(self, node: Node) -> tuple[int, ...]:
         if node.subgraphs:
