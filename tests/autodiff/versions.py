@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import onnx.defs
 
 from odtpack.autodiff.expand import CHANGED_MEANING
+from odtpack.ort import kernel_needs
 from odtpack.targets import MAX_OPSET, MIN_OPSET
 from tests.autodiff.oracle import Array, Case
 
@@ -25,6 +28,10 @@ _LABEL_SINCE = {
     ("Pad", label): 16
     for label in ("edge-at-run-time", "reflect-at-run-time", "edge-of-batch", "edge-negative")
 }
+# Which kernels there are in any release of ONNX Runtime.
+_KERNELS = json.loads(Path(kernel_needs.__file__).with_name("kernels.json").read_text())["kernels"][
+    "ai.onnx"
+]
 _TYPES = {"float32": "float", "float64": "double"}  # the others are called as in numpy
 
 
@@ -74,7 +81,8 @@ def _allowed(case: Case, opset: int) -> bool:
     older, newer = sorted((case.opset, opset))
     required = {name for name, attribute in schema.attributes.items() if attribute.required}
     return (
-        not older < CHANGED_MEANING.get(case.op, 0) <= newer
+        _runs(schema)
+        and not older < CHANGED_MEANING.get(case.op, 0) <= newer
         and required <= set(case.attrs) <= set(schema.attributes)
         and schema.min_input <= len(case.inputs) <= schema.max_input
         and all(opset >= _VALUE_SINCE.get((k, v), 0) for k, v in case.attrs.items()
@@ -82,6 +90,13 @@ def _allowed(case: Case, opset: int) -> bool:
         and opset >= _LABEL_SINCE.get((case.op, case.label), 0)
         and all(_takes(schema, i, a) for i, a in enumerate(case.inputs.values()))
     )  # fmt: skip
+
+
+def _runs(schema: Any) -> bool:
+    """Whether a release has a kernel of this version, or expands its function."""
+    kernels = [key for key in _KERNELS if key.startswith(f"{schema.name};")]
+    found = f"{schema.name};{schema.since_version}" in kernels
+    return found or not kernels or schema.has_function or schema.has_context_dependent_function
 
 
 def _takes(schema: Any, index: int, array: Array | None) -> bool:
