@@ -128,6 +128,6 @@ def _apply(op: Ops, layer: Layer, use: Use, given: dict[str, ir.Value], spec: Ad
             ia3.apply(op, layer, use, given, spec)
         return
     last = use.end.producer()
-    assert last is not None  # noqa: S101 - a layer's node, or the sum behind it
+    assert last is not None  # noqa: S101 - a layer's node, or the sum after it
     with op.after(last):
         ia3.apply(op, layer, use, given, spec)

@@ -18,7 +18,7 @@ _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 # And where it is looked up by codes in a table, see :mod:`odtpack.quantized.codes`.
 _LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape")
 
-# What exporters and quantizers put behind the name of a layer.
+# What exporters and quantizers append to the name of a layer.
 _ENDINGS = re.compile(r"(_quantized|_DQ_Q\d+|_Q\d+|_fp16)?$")
 _WEIGHT = re.compile(r"(\.MatMul)?\.(weight|kernel)$")
 
@@ -32,7 +32,7 @@ class Use:
         weight: What it reads as its weight, the stored one or made of it.
         outputs_first: Whether the weight is [out, in, ...] and not [in, out].
         swapped: Whether it is the transpose of what is stored.
-        end: What holds the layer's result: the node's output, or the sum with a bias behind it.
+        end: What holds the layer's result: the node's output, or the sum with a bias after it.
         bias: The bias that is added, if there is one.
     """
 

@@ -57,7 +57,7 @@ def parameters(
 def apply(
     op: Ops, layer: Layer, use: Use, given: Mapping[str, ir.Value], spec: AdapterSpec
 ) -> None:
-    """Let a node's readers read the sum; the cursor stands behind the node."""
+    """Let a node's readers read the sum; the cursor stands after the node."""
     node, base = use.node, use.node.outputs[0]
     readers = [*base.uses()]
     data = _dropped(op, use.data, spec)

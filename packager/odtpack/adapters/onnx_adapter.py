@@ -7,16 +7,16 @@ nothing where none is named.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.checker
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
-
-_LIMIT = 2**31
 
 
 def write_onnx_adapter(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -43,8 +43,6 @@ def write_onnx_adapter(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
             for name, value in tensors.items()
         }
     )
-    import tempfile
-
     # It writes by path: what is half written never has the name.
     with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=path.parent) as scratch:
         made = Path(scratch) / path.name
@@ -72,7 +70,7 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         array = np.asarray(defaults[tensor.name], dtype)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
         proto.graph.input.append(value)
-    if proto.ByteSize() >= _LIMIT:
+    if proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         raise OdtpackError("model-too-large", "the base model would exceed 2 GB", where=str(model))
     with atomic_write(model) as stream:
         stream.write(proto.SerializeToString(deterministic=True))

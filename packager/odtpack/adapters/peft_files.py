@@ -21,6 +21,7 @@ PREFIX: Final = "base_model.model."
 """Begins the names of the parameters of an adapter."""
 
 _MAX_CONFIG_BYTES: Final = 2**20
+_LARGEST_ALPHA: Final = 1e30
 _TYPES: Final = {"lora": "LORA", "dora": "LORA", "ia3": "IA3"}
 
 # Settings that change what the tensors mean, with the value that they have without them.
@@ -132,9 +133,10 @@ def read_peft(folder: Path) -> PeftAdapter:
     tensors = {name: value.astype(np.float32) for name, value in sorted(found.items())}
     where = str(folder / CONFIG)
     kind = config.get("peft_type")
-    saved = tuple(config.get("modules_to_save") or ())
+    saved = _names(config.get("modules_to_save"))
     layers, feedforward = (
-        _patterns(config.get(key)) for key in ("target_modules", "feedforward_modules")
+        value if isinstance(value, str) else _names(value)
+        for value in map(config.get, ("target_modules", "feedforward_modules"))
     )
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
@@ -148,18 +150,21 @@ def read_peft(folder: Path) -> PeftAdapter:
             "peft-unsupported", f"the adapter is of PEFT's type {kind!r}", where=where
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
-        raise OdtpackError(
-            "peft-invalid", f"r = {rank!r} and lora_alpha = {alpha!r} make no adapter", where=where
-        )
+    if (
+        type(rank) is not int
+        or not 1 <= rank < 2**31
+        or isinstance(alpha, bool)
+        or not isinstance(alpha, int | float)
+        or not -_LARGEST_ALPHA <= alpha <= _LARGEST_ALPHA  # nor NaN
+    ):
+        made = f"r = {rank!r:.40} and lora_alpha = {alpha!r:.40}"
+        raise OdtpackError("peft-invalid", f"{made} make no adapter", where=where)
     scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     dora: AdapterKind = "dora" if config.get("use_dora") else "lora"
     return PeftAdapter(dora, tensors, rank, scaling, layers, feedforward, saved)
 
 
-def _patterns(value: object) -> tuple[str, ...] | str:
-    if isinstance(value, str):
-        return value
+def _names(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 

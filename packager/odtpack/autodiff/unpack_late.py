@@ -20,7 +20,7 @@ import onnx_ir as ir
 from odtpack.graph.ops import Ops
 
 SMALLEST = 256
-"""Elements of the codes from which on it pays."""
+"""Elements from which on it pays to store a weight in few bits, and to unpack it late."""
 
 
 def rewrite(op: Ops, graph: ir.Graph) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import temporary_name
+from odtpack_runtime.files.atomic import atomic_write, temporary_name
 
 if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
@@ -158,6 +159,21 @@ def write_reports(result: SimulationResult, reports: Iterable[str]) -> None:
         written = write_report(result, text)
         if written != STDOUT:
             _console.say(f"wrote {written}")
+
+
+def write_text(text: str, out: Path | None, *, for_people: bool) -> None:
+    """Write what a command says to a file, or print it: on stderr for people, else on stdout."""
+    from odtpack.cli import _console
+
+    if out is not None:
+        with atomic_write(out) as stream:
+            stream.write(text.encode())
+        _console.say(f"wrote {out}")
+    elif for_people:
+        _console.say(text.removesuffix("\n"))
+    else:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
 
 
 def _files_of(package: Package) -> set[Path]:

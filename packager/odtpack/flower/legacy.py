@@ -52,7 +52,7 @@ def legacy_mod(package: str | os.PathLike[str]) -> Mod:
         sent = list(content.array_records[f"{_ASKED}.parameters"].values())
         message.content = RecordDict(
             {
-                "arrays": named_arrays(package, [array.numpy() for array in sent]),
+                "arrays": _named(names, [array.numpy() for array in sent]),
                 "config": content.config_records[f"{_ASKED}.config"],
             }
         )
@@ -91,7 +91,10 @@ def named_arrays(package: str | os.PathLike[str], arrays: Sequence[Array]) -> Ar
     Raises:
         OdtpackError: ``fleet-arrays``: they are not as many as the package has.
     """
-    names = crossing(Package.open(package))
+    return _named(crossing(Package.open(package)), arrays)
+
+
+def _named(names: Sequence[str], arrays: Sequence[Array]) -> ArrayRecord:
     if len(arrays) != len(names):
         raise OdtpackError(
             "fleet-arrays", f"There are {len(arrays)} parameters, and the package has {len(names)}."

@@ -16,12 +16,9 @@ from odtpack.graph.ops import Ops
 from odtpack.memory.control_edge import ControlEdge, SizeNames
 from odtpack.memory.forward import ancestors, named_values
 from odtpack.memory.recompute import Choice
-from odtpack.memory.timeline import AGAIN, Step
+from odtpack.memory.timeline import AGAIN, OPTIONAL_OUTPUTS, Step
 from odtpack.memory.timeline import reads as names_read
 from odtpack_simulator.memory.runtime_graph import Node
-
-_LAST_OPTIONAL = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
-"""Operators whose outputs beyond the first may be left out."""
 
 
 def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames) -> dict[str, str]:
@@ -144,7 +141,7 @@ class _Writer:
 
     def _count(self, node: ir.Node) -> int:
         """How many outputs of a node must be copied."""
-        if node.op_type not in _LAST_OPTIONAL or node.domain:
+        if node.op_type not in OPTIONAL_OUTPUTS or node.domain:
             return len(node.outputs)
         used = [i for i, value in enumerate(node.outputs) if value.name in self._again]
         return 1 + max(used, default=0)

@@ -45,7 +45,7 @@ def compile_memory(
         spec: For which shapes, and how far.
 
     Returns:
-        What was done; None where nobody asked for a limit and there is next to nothing to gain,
+        What was done; None where no limit is asked for and there is next to nothing to gain,
         or no way to look at the model.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from odtpack_simulator.memory.operator_work import Tensor, operator_work
-from odtpack_simulator.memory.roofline import SMALL
+from odtpack_simulator.memory.roofline import SMALL, Roof
 from odtpack_simulator.memory.runtime_graph import Node, Value
 
 _FLOPS: Final = 120e9
@@ -69,8 +69,7 @@ def seconds(node: Node, values: Mapping[str, Value]) -> float:
     work = operator_work(node.op_type, inputs, outputs)
     elements = max((tensor.size for tensor in (*inputs, *outputs)), default=0)
     return _NODE_SECONDS + max(
-        (work.flops or 0.0) / _rate(node),
-        work.moved_bytes / _BANDWIDTH,
+        Roof(_rate(node), _BANDWIDTH).seconds(work),
         elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9,
     )
 

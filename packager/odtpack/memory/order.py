@@ -16,7 +16,7 @@ from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 
 
 def gradients_at_once(graph: RuntimeGraph) -> RuntimeGraph:
-    """The graph with the nodes that only one gradient needs right behind what they need."""
+    """The graph with the nodes that only one gradient needs right after what they need."""
     nodes = graph.nodes
     producer = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}
     needs = [{producer[n] for n in reads(node) if n in producer} for node in nodes]

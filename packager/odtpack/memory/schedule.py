@@ -2,7 +2,7 @@
 
 ONNX Runtime walks depth first from the nodes whose outputs nothing reads, the last in the file
 first, to what they need, the last in the file first. So the file is written from its end: of the
-nodes that nothing before needs any more, the one that is executed first comes last.
+nodes whose readers are all placed, the one that is executed first comes last.
 """
 
 from __future__ import annotations

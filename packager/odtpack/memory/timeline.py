@@ -28,7 +28,8 @@ _RANDOM = {
     *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
     *("RandomUniform", "RandomUniformLike"),
 }
-_OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
+OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
+"""Operators that run again whose outputs beyond the first may be left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Step:
 
     def _copy(self, index: int, again: Collection[str], later: Collection[str]) -> Node:
         node = self._redirected(self.graph.nodes[index], again)
-        optional = node.op_type in _OPTIONAL_OUTPUTS
+        optional = node.op_type in OPTIONAL_OUTPUTS
         outputs = [
             "" if not name or (optional and name not in later) else name + AGAIN
             for name in node.outputs

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, find_layers
+from odtpack.autodiff.unpack_late import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError
 from odtpack.graph.inference import infer_shapes
@@ -16,9 +17,6 @@ from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import mark_constant
 from odtpack.passes.upgrade_opset import to_blocks
 from odtpack.quantized.codes import Codes, quantize, write
-
-SMALLEST = 256
-"""Elements from which on a weight is stored in fewer bits."""
 
 _BLOCKED_OPSET = 21  # of DequantizeLinear with 4 bits and blocks
 

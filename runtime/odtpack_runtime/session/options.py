@@ -73,19 +73,30 @@ def default_session_options(
 ) -> onnxruntime.SessionOptions:
     """Return the options that the package of a training model asks for.
 
-    They are those of the manifest beside it. Without one they are :func:`usual_session`, with
-    the optimization level that the packager recorded in the model. Sessions opened with the same
-    options share an arena where the package asks for it; each call begins a new one.
+    They follow from :func:`session_info`. Sessions opened with the same options share an arena
+    where the package asks for it; each call begins a new one.
 
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.
         threads: Threads within an operator; the package's choice if None.
     """
+    return session_options(session_info(train_model_uri), threads)
+
+
+def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:
+    """Return what the package of a training model says of its sessions.
+
+    Without a manifest beside it that is :func:`usual_session`, with the optimization level that
+    the packager recorded in the model.
+
+    Args:
+        train_model_uri: Training model; a file that cannot be read gives the defaults.
+    """
     path = Path(train_model_uri)
     info = _session_beside(path)
     if info is None:
         info = usual_session(read_metadata(path).get("odtpack.optimization_level", ""), None)
-    return session_options(info, threads)
+    return info
 
 
 def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntime.SessionOptions:

@@ -21,6 +21,7 @@ def train_step(
     scheduler: LRScheduler | None = None,
     *,
     on_loss: Callable[[float], None] = lambda loss: None,
+    before_update: Callable[[], None] = lambda: None,
 ) -> float:
     """Make one optimizer step from the gradients of some batches.
 
@@ -31,6 +32,7 @@ def train_step(
             so it may take the same memory.
         scheduler: Sets the learning rate after the step.
         on_loss: Called with each batch's loss, before the step is made.
+        before_update: Called once the gradients are complete, which it may change.
 
     Returns:
         The mean of the batches' losses.
@@ -39,6 +41,7 @@ def train_step(
     for batch in batches:
         losses.append(loss_of(module(*batch)))
         on_loss(losses[-1])
+    before_update()
     optimizer.step()
     module.lazy_reset_grad()
     if scheduler is not None:

@@ -110,7 +110,7 @@ class AvailabilityTable(_Table):
     """When a device may train. Without this table it always may."""
 
     idle: Hours | None = None
-    """For each hour of the day the share of devices that nobody uses. Absent: always all."""
+    """For each hour of the day the share of devices that are idle. Absent: always all."""
     charging: Hours | None = None
     """Likewise the share that charges."""
     unmetered: Hours | None = None

@@ -7,6 +7,7 @@ and its number, whoever trained before it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -196,6 +197,7 @@ class LocalTrainer:
         self.module.train()
         self.module.lazy_reset_grad()
         random = np.random.default_rng([settings.seed, _ORDER, round_number, client])
+        pull = functools.partial(self._pull, arrays, settings.proximal)
         losses: list[float] = []
         steps = 0
         for _ in range(settings.epochs):
@@ -204,11 +206,10 @@ class LocalTrainer:
                 # Dropout draws from the generator of the process.
                 position = (settings.seed, _DROPOUT, round_number, client, steps)
                 onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
-                if settings.proximal:
-                    self._proximal_step(arrays, data, of_step, settings.proximal, losses)
-                else:
-                    fed = ([data[name][batch] for name in self._names] for batch in of_step)
-                    train_step(self.module, self.optimizer, fed, on_loss=losses.append)
+                fed = ([data[name][batch] for name in self._names] for batch in of_step)
+                train_step(
+                    self.module, self.optimizer, fed, on_loss=losses.append, before_update=pull
+                )
                 steps += 1
         loss = sum(losses) / len(losses) if losses else math.nan
         return LocalUpdate(
@@ -271,24 +272,14 @@ class LocalTrainer:
             if len(batch) == size or self.fixed_batch is None:
                 yield batch
 
-    def _proximal_step(
-        self,
-        origin: Mapping[str, Array],
-        data: Mapping[str, Array],
-        batches: list[Indices],
-        weight: float,
-        losses: list[float],
-    ) -> None:
-        """FedProx: the gradient of ``weight / 2 * |w - origin|²`` is added before the step."""
-        losses += [
-            loss_of(self.module(*(data[name][batch] for name in self._names))) for batch in batches
-        ]
+    def _pull(self, origin: Mapping[str, Array], weight: float) -> None:
+        """FedProx: add the gradient of ``weight / 2 * |w - origin|²``."""
+        if not weight:
+            return
         for name, parameter in self._proximal:
             gradient = parameter.grad
             if gradient is not None:
                 gradient += weight * (parameter.data - origin[name])
-        self.optimizer.step()
-        self.module.lazy_reset_grad()
 
     def _reset_optimizer(self, rate: float, saved: Mapping[str, Array] | None) -> None:
         """Start afresh, or go on from a saved state."""

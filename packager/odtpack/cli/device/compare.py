@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from odtpack.cli import _console
 from odtpack.cli.device.simulate import OVER_BUDGET
 
 
@@ -52,8 +50,7 @@ def compare(
     within noise, and times of different hosts are not compared. Markdown keeps the size of a
     comment on GitHub.
     """
-    from odtpack.cli._files import check_not_input, check_writable
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack.cli._files import check_not_input, check_writable, write_text
     from odtpack_simulator.budgets import read_budgets
     from odtpack_simulator.budgets.compare import compare as compare_results
     from odtpack_simulator.reports.comparison.page import render_comparison
@@ -75,14 +72,6 @@ def compare(
             text = json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
         case Format.HTML:
             text = render_comparison(comparison).decode()
-    if out is not None:
-        with atomic_write(out) as stream:
-            stream.write(text.encode())
-        _console.say(f"wrote {out}")
-    elif form is Format.TEXT:
-        _console.say(text.removesuffix("\n"))
-    else:
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
+    write_text(text, out, for_people=form is Format.TEXT)
     if comparison.over_budget:
         raise typer.Exit(OVER_BUDGET)

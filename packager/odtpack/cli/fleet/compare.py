@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from odtpack.cli import _console
 
 
 class Format(StrEnum):
@@ -50,8 +47,7 @@ def compare(
     With three seeds or more on either side, a difference that they leave open is within their
     spread, and neither better nor worse.
     """
-    from odtpack.cli._files import check_not_input, check_writable
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack.cli._files import check_not_input, check_writable, write_text
     from odtpack_simulator.fleet.outcome.compare import compare_fleets
     from odtpack_simulator.fleet.outcome.result import load_fleet_result
     from odtpack_simulator.reports.fleet.comparison import render_markdown, render_text
@@ -68,12 +64,4 @@ def compare(
             text = render_markdown(comparison)
         case Format.JSON:
             text = json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
-    if out is not None:
-        with atomic_write(out) as stream:
-            stream.write(text.encode())
-        _console.say(f"wrote {out}")
-    elif form is Format.TEXT:
-        _console.say(text.removesuffix("\n"))
-    else:
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
+    write_text(text, out, for_people=form is Format.TEXT)

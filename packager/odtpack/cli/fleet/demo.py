@@ -12,7 +12,7 @@ from odtpack.cli.fleet.run import run
 
 FLEET: Final = """\
 # 500 phones of five models. Each holds few digits, mostly of few classes, and may train at night:
-# while nobody uses it, on its charger, in a network that costs nothing by the byte.
+# while it lies idle, on its charger, in a network that costs nothing by the byte.
 seed = 0
 
 [population]

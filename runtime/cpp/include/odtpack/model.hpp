@@ -24,7 +24,8 @@ inline Ort::Session OpenSession(const Ort::Env& env, const std::string& path,
 }
 
 /// While it exists, sessions that ask for the environment's allocator get one arena together, which
-/// they own and which goes with the last of them. One that the app has registered stays.
+/// they own and which goes with the last of them. An arena that the app has registered is replaced
+/// from ONNX Runtime 1.24 on: the app registers its own after the package is open.
 class SharedArena {
  public:
   explicit SharedArena(const Ort::Env& env)

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from odtpack_simulator.fleet.outcome.judge import TITLES, percent
 from odtpack_simulator.fleet.outcome.result import FleetResult, SeedRun
 from odtpack_simulator.fleet.outcome.seeds import seed_runs
 from odtpack_simulator.result.base import Count, Text
@@ -21,7 +22,7 @@ from odtpack_simulator.values.part import Part
 Direction = Literal["better", "worse", "same", "within spread", "known now", "unknown now"]
 
 _SAME: Final = 5e-4  # of the base: shown with one decimal, it is 0.0 %
-_SEEDS: Final = 3
+ENOUGH_SEEDS: Final = 3
 """Seeds on either side from which on their spread says what is chance."""
 _ERRORS: Final = 2.0
 """Standard errors of a difference within which it is taken for chance."""
@@ -91,17 +92,11 @@ def compare_fleets(
         return lambda run: None if target is None else read(run, target)
 
     table: list[tuple[str, str, CheckUnit, Literal["lower", "higher"], Reading]] = [
-        ("accuracy", "Accuracy", "%", "higher", lambda run: _percent(run.accuracy)),
-        (
-            "worst_tenth",
-            "Accuracy of the worst tenth",
-            "%",
-            "higher",
-            lambda run: _percent(run.worst_tenth),
-        ),
-        ("rounds", "Rounds until the accuracy", "1", "lower", until(_rounds)),
-        ("days", "Days until the accuracy", "1", "lower", until(_days)),
-        ("participation", "Participation", "%", "higher", lambda run: 100 * run.took_part),
+        ("accuracy", TITLES["accuracy"], "%", "higher", lambda run: percent(run.accuracy)),
+        ("worst_tenth", TITLES["worst_tenth"], "%", "higher", lambda run: percent(run.worst_tenth)),
+        ("rounds", TITLES["rounds"], "1", "lower", until(_rounds)),
+        ("days", TITLES["days"], "1", "lower", until(_days)),
+        ("participation", TITLES["participation"], "%", "higher", lambda it: percent(it.took_part)),
         ("traffic", "Traffic of a device, mean", "B", "lower", lambda run: run.traffic_bytes),
         ("energy", "Energy of a device, mean", "J", "lower", lambda run: run.energy_j),
     ]
@@ -155,7 +150,7 @@ def _devices(base: FleetResult, head: FleetResult) -> list[FleetFigure]:
     return [
         _figure(
             "participation",
-            "Participation",
+            TITLES["participation"],
             title,
             "%",
             "higher",
@@ -212,15 +207,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _noise(base: Sequence[float], head: Sequence[float]) -> float | None:
-    if min(len(base), len(head)) < _SEEDS:
+    if min(len(base), len(head)) < ENOUGH_SEEDS:
         return None
     return _ERRORS * math.sqrt(
         statistics.variance(base) / len(base) + statistics.variance(head) / len(head)
     )
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 def _notes(base: FleetResult, head: FleetResult) -> list[str]:

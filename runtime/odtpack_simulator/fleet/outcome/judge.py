@@ -98,15 +98,15 @@ def _limits(result: FleetResult, budgets: FleetBudgets) -> list[Check]:
         figures.append((key, limit, actual, unit, at_least, why))
 
     without = "the package does not classify"
-    judged("accuracy", _percent(budgets.accuracy), _percent(accuracy), "%", without, at_least=True)
+    judged("accuracy", percent(budgets.accuracy), percent(accuracy), "%", without, at_least=True)
     fair = None if result.fairness is None else result.fairness.worst_tenth
     judged(
-        "worst_tenth", _percent(budgets.worst_tenth), _percent(fair), "%", without, at_least=True
+        "worst_tenth", percent(budgets.worst_tenth), percent(fair), "%", without, at_least=True
     )  # fmt: skip
     judged(
         "participation",
-        _percent(budgets.participation),
-        _percent(result.took_part / population),
+        percent(budgets.participation),
+        percent(result.took_part / population),
         "%",
         at_least=True,
     )
@@ -217,5 +217,6 @@ def first_change(result: FleetResult) -> str:
     return f"{share} {advice[worst]}"
 
 
-def _percent(share: float | None) -> float | None:
+def percent(share: float | None) -> float | None:
+    """A share in percent; None of None."""
     return None if share is None else 100 * share

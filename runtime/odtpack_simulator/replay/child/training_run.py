@@ -24,7 +24,7 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.session.options import default_session_options, release_arena
+from odtpack_runtime.session.options import default_session_options, release_arena, session_info
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
@@ -74,7 +74,7 @@ def train(job: Job, send: Send) -> None:
     run = run_digest(job) if job.keeps_position else None
     meter = MemoryMeter()
     if job.limit_bytes is not None:
-        arena = default_session_options(job.training_model).enable_cpu_mem_arena
+        arena = session_info(job.training_model).arena
         methods = methods_for(job.limit_methods, arena=arena)
         held = hold_memory(job.limit_bytes, job.threads, methods)
         send("limit", **held)

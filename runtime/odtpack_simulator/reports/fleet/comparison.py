@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from odtpack_simulator.fleet.outcome.compare import FleetComparison, FleetFigure
+from odtpack_simulator.fleet.outcome.compare import ENOUGH_SEEDS, FleetComparison, FleetFigure
 from odtpack_simulator.reports.comparison.report import escape
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_percent, format_value
@@ -78,9 +78,9 @@ def _value(value: float, figure: FleetFigure) -> str:
 
 def _closing(comparison: FleetComparison) -> str:
     seeds = comparison.base_seeds, comparison.head_seeds
-    if min(seeds) < 3:
+    if min(seeds) < ENOUGH_SEEDS:
         return (
-            f"Seeds: {seeds[0]} and {seeds[1]}. What is chance shows from 3 on: "
-            "odtpack fleet run --seeds 3"
+            f"Seeds: {seeds[0]} and {seeds[1]}. What is chance shows from {ENOUGH_SEEDS} on: "
+            f"odtpack fleet run --seeds {ENOUGH_SEEDS}"
         )
     return f"Means over {seeds[0]} and {seeds[1]} seeds; ± is twice the error of the difference."

@@ -40,7 +40,8 @@ public final class ORTEnv {
   deinit { api.ReleaseEnv(handle) }
 
   /// Opens sessions. Those that ask for the environment's allocator get one arena together, which
-  /// they own and which goes with the last of them. One that the app has registered stays.
+  /// they own and which goes with the last of them. An arena that the app has registered is
+  /// replaced from ONNX Runtime 1.24 on: the app registers its own after the package is open.
   func sharingArena<Opened>(_ open: () throws -> Opened) throws -> Opened {
     let memory = try make { api.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, $0) }
     defer { api.ReleaseMemoryInfo(memory) }
