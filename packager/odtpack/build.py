@@ -24,7 +24,7 @@ from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
-from odtpack.model.loading import ModelLike, load_model
+from odtpack.model.loading import CACHE, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort_training.backend import backend_for
@@ -144,6 +144,8 @@ def build_package(
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze), untie=untie)
+        if remark is not None and CACHE in loaded.meta:
+            remark(_without_cache(loaded.meta[CACHE]))
         if base is not None:
             if adapter is None and not train:
                 raise OdtpackError(
@@ -220,6 +222,14 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
         layers=inserted.layers,
         feedforward=inserted.feedforward,
         parameters=inserted.parameters,
+    )
+
+
+def _without_cache(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if names[2:] else "")
+    return (
+        f"the inputs {shown} are left out: in training each sequence starts with an empty cache, "
+        "and padding goes to its end"
     )
 
 

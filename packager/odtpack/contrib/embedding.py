@@ -77,14 +77,14 @@ def rotary_embedding(ctx: Context) -> Outputs | None:
         cos, sin = (op.Gather(ctx.x(i), positions, axis=0) for i in (2, 3))
         axis = 2 if heads_last else 1
         cos, sin = op.unsqueeze(cos, axis), op.unsqueeze(sin, axis)
-    turned = _turn(op, shaped, cos, sin, half, interleaved=bool(ctx.int("interleaved", 0)))
+    turned = turn(op, shaped, cos, sin, half, interleaved=bool(ctx.int("interleaved", 0)))
     if (size if heads_last else hidden) != 2 * half:
         rest = op.slice(shaped, [3], [2 * half], [2**63 - 1])
         turned = op.Concat(turned, rest, axis=3)
     return op.Reshape(turned, op.Shape(x)) if heads_last else turned
 
 
-def _turn(
+def turn(
     op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, half: int, *, interleaved: bool
 ) -> ir.Value:
     """Pairs are neighbours (interleaved), or stand half the rotated size apart."""
