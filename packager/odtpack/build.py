@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import get_args
@@ -144,8 +144,7 @@ def build_package(
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze), untie=untie)
-        if remark is not None and CACHE in loaded.meta:
-            remark(_without_cache(loaded.meta[CACHE]))
+        cache = loaded.meta.get(CACHE, ())
         if base is not None:
             if adapter is None and not train:
                 raise OdtpackError(
@@ -162,14 +161,8 @@ def build_package(
         read = tuple(loss_inputs) or _first_outputs(loaded, chosen)
         trained, frozen = resolve(loaded, train, freeze, read)
         if remark is not None:
-            for name in unreached(loaded, read):
-                remark(f"{name} is not reached from the loss: it stays a constant")
-            assumed = None if chosen is None else _assumption(loaded, chosen, read)
-            if assumed is not None:
-                remark(assumed)
-            for each in shared_tensors(loaded.graph, trained):
-                if not each.one_parameter:
-                    remark(each.sentence())
+            for sentence in _remarks(loaded, cache, trained, chosen, read):
+                remark(sentence)
         if not trained:
             raise OdtpackError(
                 "nothing-to-train",
@@ -225,12 +218,28 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
     )
 
 
-def _without_cache(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if names[2:] else "")
-    return (
-        f"the inputs {shown} are left out: in training each sequence starts with an empty cache, "
-        "and padding goes to its end"
-    )
+def _remarks(
+    model: ir.Model,
+    cache: Sequence[str],
+    trained: Sequence[str],
+    loss: Loss | None,
+    read: Sequence[str],
+) -> Iterator[str]:
+    """What is done or assumed without being asked for, a sentence each."""
+    if cache:
+        more = f" and {len(cache) - 2} more" if cache[2:] else ""
+        yield (
+            f"the inputs {', '.join(cache[:2])}{more} are left out: in training each sequence "
+            "starts with an empty cache, and padding goes to its end"
+        )
+    for name in unreached(model, read):
+        yield f"{name} is not reached from the loss: it stays a constant"
+    assumed = None if loss is None else _assumption(model, loss, read)
+    if assumed is not None:
+        yield assumed
+    for each in shared_tensors(model.graph, trained):
+        if not each.one_parameter:
+            yield each.sentence()
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

@@ -293,8 +293,8 @@ def _with_past(q: Any, k: Any, v: Any, past: Any) -> Any:
     return attend(q, k, v, causal=True), torch.stack([k, v])
 
 
-def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0, packed: bool = False,
-            **more: Any) -> list[Case]:  # fmt: skip
+def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
+            packed: bool = False, **more: Any) -> list[Case]:  # fmt: skip
     """Grouped-query attention of g heads of queries for each of m heads of keys."""
     inputs: dict[str, Array | None]
     if packed:

@@ -97,12 +97,13 @@ def test_look_up_of_rows_of_few_bits(
     if kind == "UINT8" and bits == 4:
         shapes["z"] = [6, 2]
     names = ["w", "i", "s"] + (["z"] if points == "whole" else [])
+    axes = ["a", "b"][: len(places)]
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("GatherBlockQuantized", names, ["y"], domain="com.microsoft",
                                block_size=16, bits=bits, gather_axis=0, quantize_axis=1)],
         "look-up",
-        [onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [*"ab"[: len(places)]])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [*"ab"[: len(places)], 64])],
+        [onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, axes)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [*axes, 64])],
         [onnx.numpy_helper.from_array(kept["scales"], "s")],
     )  # fmt: skip
     dtype = getattr(onnx.TensorProto, kind)
@@ -112,7 +113,7 @@ def test_look_up_of_rows_of_few_bits(
                 onnx.helper.make_tensor(name, dtype, shapes[name], array.tobytes(), raw=True)
             )
     imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
-    proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+    proto = onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports)
     ids = np.random.default_rng(3).integers(0, 6, places)
     (kernel,) = session(proto, "off").run(None, {"i": ids})
     loaded = load_model(proto)

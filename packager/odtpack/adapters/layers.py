@@ -23,6 +23,9 @@ _LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape", "Sub")
 _ENDINGS = re.compile(r"(_quantized|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
 _WEIGHT = re.compile(r"(\.MatMul(NBits|4Bits)?)?\.(q?weight|kernel)$")
 
+# How onnxruntime-genai's builder shortens the name of Hugging Face's attention modules.
+_ATTENTION = re.compile(r"^(model\.layers\.\d+)\.attn\.")
+
 
 @dataclasses.dataclass(frozen=True)
 class Use:
@@ -176,4 +179,8 @@ def _end(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
 def _name(weight: str, modules: dict[str, str]) -> str:
     """Name of a layer by that of its weight."""
     plain = _ENDINGS.sub("", modules.get(weight, weight))
-    return _WEIGHT.sub("", plain)
+    end = _WEIGHT.search(plain)
+    if end is None:
+        return plain
+    name = plain[: end.start()]
+    return _ATTENTION.sub(r"\1.self_attn.", name) if end[1] else name

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.contrib.attention import LOWEST, heads_first
-from odtpack.contrib.embedding import turn
+from odtpack.contrib.embedding import buffer, turn
 from odtpack.contrib.table import (
     Outputs,
     asked_for,
@@ -118,7 +118,7 @@ def _angles(ctx: Context, q: ir.Value) -> list[ir.Value]:
     positions = ctx.maybe_x(9)
     if positions is not None:  # of a prompt the kernel reads the first one
         places = op.Add(places, op.slice(op.reshape(positions, -1), [0], [0], [1]))
-    return [op.Gather(ctx.x(i), places, axis=0) for i in (7, 8)]
+    return [op.Gather(buffer(ctx.x(i)), places, axis=0) for i in (7, 8)]
 
 
 def _turned(ctx: Context, x: ir.Value, cos: ir.Value, sin: ir.Value, size: int) -> ir.Value:

@@ -139,8 +139,8 @@ def _weight(op: Ops, matrix: _Matrix) -> ir.Value:
         return _typed(op.DequantizeLinear(codes, scales, **blocked), scales)
     codes = _constant(op, f"{name}_quantized", _tensor(matrix.packed, plain, rows, columns))
     if zeros.dtype == np.uint8:
-        points = _tensor(zeros if bits == 8 else _pack(zeros), plain, *zeros.shape)
-        points = _constant(op, f"{name}_zero_point", points)
+        stored = _tensor(zeros if bits == 8 else _pack(zeros), plain, *zeros.shape)
+        points = _constant(op, f"{name}_zero_point", stored)
         return _typed(op.DequantizeLinear(codes, scales, points, **blocked), scales)
     numbers = _typed(op.DequantizeLinear(codes, op.constant(np.array(1, zeros.dtype))), scales)
     points = _constant(op, f"{name}_zero_point", ir.tensor(zeros))
@@ -199,12 +199,10 @@ def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
 def _pack(codes: np.ndarray) -> np.ndarray:
     """Bytes of codes of 4 bits, row after row."""
     flat = np.pad(codes.reshape(-1), (0, codes.size % 2))
-    return flat[::2] | flat[1::2] << 4
+    return np.asarray(flat[::2] | flat[1::2] << 4)
 
 
-def _tensor(
-    packed: np.ndarray, dtype: ir.DataType, rows: int, columns: int
-) -> ir.TensorProtocol:
+def _tensor(packed: np.ndarray, dtype: ir.DataType, rows: int, columns: int) -> ir.TensorProtocol:
     if dtype.bitwidth == 8:
         return ir.tensor(packed.view(dtype.numpy()))
     return ir.PackedTensor(np.ascontiguousarray(packed).reshape(-1), dtype, shape=[rows, columns])

@@ -35,9 +35,10 @@ def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
     return register
 
 
-def not_covered(ctx: Context, why: str) -> None:
+def not_covered(ctx: Context, why: str) -> Outputs | None:
     """Leave a node as it is, and let the error of a gradient that would pass it say why."""
     ctx.node.metadata_props[REASON] = why
+    return None
 
 
 def asked_for(ctx: Context, index: int) -> bool:
