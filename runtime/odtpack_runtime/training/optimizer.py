@@ -21,6 +21,7 @@ from odtpack_runtime.training.optimizer_contract import (
     read_contract,
 )
 from odtpack_runtime.training.optimizer_state import place_state, to_float32
+from odtpack_runtime.training.private import Privacy
 
 _NORM_ELEMENTS = 32 * 1024
 """Elements whose squares are summed at once: few enough for a cache, and for one thread, so that
@@ -100,13 +101,30 @@ class Optimizer:
             f"Optimizer({self._contract.kind or 'custom'}, {rate}, {self._state.step:,} steps made)"
         )
 
-    def step(self) -> None:
+    @property
+    def privacy(self) -> Privacy | None:
+        """What gradients must be made private with before a step; None if they need not."""
+        return self._contract.privacy
+
+    def step(self, *, privatized: bool = False) -> None:
         """Make one step with the accumulated gradients; they remain as they are.
+
+        Args:
+            privatized: The gradients are those of
+                :func:`~odtpack_runtime.training.private.private_gradient`; where the package
+                asks for them, others are refused.
 
         Raises:
             OdtpackError: ``run-failed`` with ONNX Runtime's reason, ``nominal-state`` if the
-                parameters have no values yet.
+                parameters have no values yet, ``private-training``.
         """
+        if self.privacy is not None and not privatized:
+            raise OdtpackError(
+                "private-training",
+                "The package asks for gradients that are clipped sample by sample and noisy.",
+                hint="make steps with train_step(module, optimizer, [batch]) of "
+                "odtpack_runtime.training.loop",
+            )
         self._module.require_values()
         with self._checkpoint_state.lock:
             self._make_step()
