@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Array, Layout, Slot, address, view
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.training.gradient_norm import gradient_norm
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer_contract import (
     Group,
@@ -22,10 +21,6 @@ from odtpack_runtime.training.optimizer_contract import (
 )
 from odtpack_runtime.training.optimizer_state import place_state, to_float32
 from odtpack_runtime.training.private import Privacy
-
-_NORM_ELEMENTS = 32 * 1024
-"""Elements whose squares are summed at once: few enough for a cache, and for one thread, so that
-the sum is the same in every run."""
 
 
 class Optimizer:
@@ -223,25 +218,6 @@ class Optimizer:
                     f"{name}.out", "cpu", 0, array.dtype.type, array.shape, address(array)
                 )
         return binding
-
-
-def gradient_norm(gradients: npt.NDArray[Any]) -> float:
-    """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes.
-
-    Squares and sum are float64, so that every language has the same float32, whatever the
-    order in which it adds.
-
-    Args:
-        gradients: All gradients, float32 or float64; the gaps between them are zero.
-    """
-    wide = np.empty(min(gradients.size, _NORM_ELEMENTS))
-    total = 0.0
-    for start in range(0, gradients.size, _NORM_ELEMENTS):
-        part = gradients[start : start + _NORM_ELEMENTS]
-        values = wide[: part.size]
-        np.copyto(values, part)
-        total += float(np.dot(values, values))
-    return math.sqrt(total)
 
 
 def _owners(groups: tuple[Group, ...]) -> dict[str, int]:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from odtpack_runtime.checkpoint.layout import Array, view
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.training.gradient_norm import gradient_norm
 
 if TYPE_CHECKING:
     from odtpack_runtime.training.module import Module
@@ -123,7 +124,7 @@ def private_gradient(
             module.lazy_reset_grad()
             results: Any = module(*(array[index : index + 1] for array in batch))
             losses.append(float(np.ravel(results[0] if isinstance(results, tuple) else results)[0]))
-            norm = _norm(gradients)
+            norm = gradient_norm(gradients)
             if math.isfinite(norm):
                 total += gradients * flat.dtype.type(
                     min(1.0, privacy.clip_norm / norm) if norm else 1.0
@@ -138,12 +139,3 @@ def private_gradient(
                     part += deviation * normal(part.size)
                 place[start : start + _CHUNK] = part / (expected or max(len(batch[0]), 1))
     return losses
-
-
-def _norm(gradients: npt.NDArray[Any]) -> float:
-    """The L2 norm, summed in float64."""
-    total = 0.0
-    for start in range(0, gradients.size, _CHUNK):
-        part = gradients[start : start + _CHUNK].astype(np.float64)
-        total += float(np.dot(part, part))
-    return math.sqrt(total) if total < math.inf else math.inf
