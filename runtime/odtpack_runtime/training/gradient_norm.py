@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 _NORM_ELEMENTS = 8 * 1024
 """Elements whose squares are summed at once: few enough for a cache, and for one thread (OpenBLAS
-takes several from 10,000 on, which wait for each other), so that the sum is the same in every run."""
+takes several from 10,000 on, which wait for each other): the sum is the same in every run."""
 
 
 def gradient_norm(gradients: npt.NDArray[Any]) -> float:
