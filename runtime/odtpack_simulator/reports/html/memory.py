@@ -48,7 +48,7 @@ class MemorySection:
 
     limits: list[Bar]
     limits_axis: Markup
-    apps: list[tuple[str, str]]
+    apps: list[tuple[str, str, str]]
     runtime: int
     phases: list[Bar]
     chart: Markup
@@ -151,10 +151,12 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
     return rows, row_charts.axis_row(scale, lambda share: f"{100 * share:g} %")
 
 
-def _apps(result: SimulationResult) -> list[tuple[str, str]]:
-    """What was taken for the app, with its source, each once."""
-    found = {(format_bytes(bar.app), bar.source): None for bar in process_bars(result)}
-    return list(found)
+def _apps(result: SimulationResult) -> list[tuple[str, str, str]]:
+    """What was taken for the app: devices, figure and source."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for bar in process_bars(result):
+        found.setdefault((format_bytes(bar.app), bar.source), []).append(bar.title)
+    return [(view.name_list(titles), size, source) for (size, source), titles in found.items()]
 
 
 def _share(device: DeviceResult) -> float:
