@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep fuzz faults soak kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep fuzz fuzz-kit faults soak kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
 	@echo "make sweep   the many cases of which make test runs representatives"
-	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5; make faults: failing system calls"
+	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5; make fuzz-kit: for the C++ kit's"
+	@echo "make faults  system calls that fail, in every action"
 	@echo "make soak    200,000 steps with saves, evaluations and package updates: nothing grows"
 	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
@@ -42,17 +43,23 @@ test: $(VENV)/.ready-full
 sweep: $(VENV)/.ready-full
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
 
-# ENGINE=atheris lets coverage guide it (pip install 'odtpack[fuzz]').
+# Where atheris is installed (pip install 'odtpack[fuzz]'), coverage guides it.
 MINUTES ?= 5
-ENGINE ?= marks
 fuzz: $(VENV)/.ready-full
-	@$(BIN)/python -m tests.fuzz.run fuzz --minutes $(MINUTES) --engine $(ENGINE) --keep
+	@$(BIN)/python -m tests.fuzz.run fuzz --minutes $(MINUTES) --keep
+
+fuzz-kit: $(VENV)/.ready-full
+	@scripts/setup_cpp.sh
+	@scripts/debian_packages.sh "libFuzzer" clang libclang-rt-dev
+	@$(BIN)/python -m tests.kits.fuzz_cpp --minutes $(MINUTES) --keep
 
 faults: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.faults
 
+# KIT=cpp for a program of the C++ kit (make kits).
+KIT ?= python
 soak: $(VENV)/.ready-full
-	@$(BIN)/python -m benchmarks.soak
+	@$(BIN)/python -m benchmarks.soak --kit $(KIT)
 
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh

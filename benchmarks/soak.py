@@ -7,6 +7,7 @@ trained state at the end, bit by bit, with a run that only trains.
 
     python -m benchmarks.soak               # 200,000 steps, 2,000 saves, 50 updates
     python -m benchmarks.soak --share 0.01
+    python -m benchmarks.soak --kit cpp     # a program of the C++ kit (make kits)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +33,12 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.apply_update import apply_update
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.kits import cpp_kit
 
 STEPS, SAVES, EVALUATIONS, UPDATES = 200_000, 2_000, 200, 50
 GROWTH = 0.01
 _SIZES = (20, 32, 5)
+_BATCHES = 1000
 
 
 @dataclass
@@ -63,7 +67,7 @@ def read(step: int, folder: Path, loss: float) -> Reading:
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
     """The batch of a step: classes that a linear map of the data gives."""
-    random = np.random.default_rng(step % 1000)
+    random = np.random.default_rng(step % _BATCHES)
     data = random.standard_normal((8, _SIZES[0]), np.float32)
     return data, data[:, : _SIZES[-1]].argmax(1)
 
@@ -138,6 +142,51 @@ def soak(folder: Path, steps: int, saves: int, evaluations: int, updates: int) -
             yield read(step, folder, loss)
 
 
+def soak_cpp(
+    folder: Path, steps: int, saves: int, evaluations: int, updates: int
+) -> Iterator[Reading]:
+    """The same in a program of the C++ kit, which moves between the two packages."""
+    (folder / "packages").mkdir()
+    package, _ = make_packages(folder / "packages")
+    batches = [batch(step) for step in range(_BATCHES)]
+    for index, name in enumerate(("samples", "labels")):
+        np.concatenate([each[index] for each in batches]).tofile(folder / f"{name}.bin")
+    (folder / "saves").mkdir()
+    words: list[object] = [
+        cpp_kit.built("soak"), package, package.with_name("b"), folder / "samples.bin",
+        folder / "labels.bin",
+    ]  # fmt: skip
+    numbers = (steps, saves, evaluations, updates)
+    with subprocess.Popen(
+        [*map(str, (*words, folder / "saves" / "trained.ckpt", *numbers))],
+        stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            step, resident, handles, files, loss = line.split()
+            yield Reading(int(step), int(resident), int(handles), int(files), float(loss))
+    assert process.returncode == 0
+    alone = (*words, folder / "alone.ckpt", steps, 0, 0, 0)
+    subprocess.run([*map(str, alone)], check=True)
+
+
+def undisturbed(folder: Path, steps: int) -> bool:
+    """Whether the end of the soak equals that of a run that only trains, bit by bit."""
+    package = folder / "packages" / "a"
+    alone = App(package, package / "checkpoint")
+    alone.train(steps)
+    return content(alone.state) == loaded(folder / "trained.ckpt")
+
+
+def undisturbed_cpp(folder: Path, steps: int) -> bool:
+    """The same of the C++ kit, whose program has run alone as well."""
+    return loaded(folder / "alone.ckpt") == loaded(folder / "saves" / "trained.ckpt")
+
+
+def loaded(path: Path) -> bytes:
+    return content(CheckpointState.load_checkpoint(path))
+
+
 def content(state: CheckpointState) -> bytes:
     return b"".join(p.data.tobytes() for _, p in state.parameters)
 
@@ -145,27 +194,25 @@ def content(state: CheckpointState) -> bytes:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of all numbers")
+    parser.add_argument("--kit", choices=["python", "cpp"], default="python")
     arguments = parser.parse_args()
     steps, saves, evaluations, updates = (
         max(int(number * arguments.share), 20 if number == STEPS else 2)
         for number in (STEPS, SAVES, EVALUATIONS, UPDATES)
     )
+    run, equals = (soak_cpp, undisturbed_cpp) if arguments.kit == "cpp" else (soak, undisturbed)
     start = time.perf_counter()
     print(f"{'step':>9}{'resident MB':>13}{'handles':>9}{'files':>7}{'loss':>10}")
     readings = []
     with tempfile.TemporaryDirectory(prefix="odtpack-soak-") as scratch:
-        for reading in soak(Path(scratch), steps, saves, evaluations, updates):
+        for reading in run(Path(scratch), steps, saves, evaluations, updates):
             readings.append(reading)
             print(
                 f"{reading.step:>9}{reading.resident_bytes / 1e6:>13.2f}{reading.handles:>9}"
                 f"{reading.files:>7}{reading.loss:>10.5f}",
                 flush=True,
             )
-        disturbed = content(CheckpointState.load_checkpoint(Path(scratch) / "trained.ckpt"))
-        package = Path(scratch) / "packages" / "a"
-        alone = App(package, package / "checkpoint")
-        alone.train(steps)
-        equal = content(alone.state) == disturbed
+        equal = equals(Path(scratch), steps)
     first, last = readings[len(readings) // 10], readings[-1]
     growth = {
         "memory": last.resident_bytes / first.resident_bytes - 1,

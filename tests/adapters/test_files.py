@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from odtpack.adapters import AdapterSpec
+from odtpack.adapters.peft_files import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Package
@@ -178,6 +179,53 @@ def test_what_does_not_fit_is_an_error(
     outcome = run("adapter", "export", folder / "package", "--out", tmp_path / "nothing")
     assert (outcome.code, "peft-without-kind" in outcome.err) == (2, True)
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.fixture
+def peft_files(tmp_path: Path) -> Path:
+    """A folder with the files of a small adapter."""
+    tensors = {"base_model.model.fc.lora_A.weight": np.ones((2, 3), np.float32)}
+    write_peft(tmp_path, PeftAdapter("lora", tensors, 2, 1.0, ("fc",)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        *((f'"lora_alpha": {value}', "peft-invalid")
+          for value in ("NaN", "Infinity", "-1e31", "1" + "0" * 400, "true", '"2"', "null", "[2]")),
+        *((f'"r": {value}', "peft-invalid")
+          for value in ("0", "-1", "1" + "0" * 400, "2.0", "true", "null")),
+        ('"peft_type": ["LORA"]', "peft-unsupported"),
+        ('"peft_type": "LOHA"', "peft-unsupported"),
+        ('"bias": "all"', "peft-unsupported"),
+        ('"rank_pattern": {"fc": 4}', "peft-unsupported"),
+    ],
+)  # fmt: skip
+def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None:
+    assert read_peft(peft_files).scaling == 1.0
+    path = peft_files / CONFIG
+    path.write_text(path.read_text().rstrip("}\n") + f", {setting}}}")
+    with pytest.raises(OdtpackError) as caught:
+        read_peft(peft_files)
+    assert caught.value.code == code
+    assert len(caught.value.what) < 300
+
+
+@pytest.mark.parametrize("saved", ["5", "true", '"fc"', "null", "{}"])
+def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
+    path = peft_files / CONFIG
+    path.write_text(path.read_text().rstrip("}\n") + f', "modules_to_save": {saved}}}')
+    assert read_peft(peft_files).saved == ()
+
+
+@pytest.mark.parametrize("name", [CONFIG, TENSORS])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 9, b"[" * 100_000, b"\x00" * 64])
+def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) -> None:
+    (peft_files / name).write_bytes(content)
+    with pytest.raises(OdtpackError) as caught:
+        read_peft(peft_files)
+    assert caught.value.code == "peft-invalid"
 
 
 @pytest.mark.parametrize(

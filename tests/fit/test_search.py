@@ -6,17 +6,23 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from odtpack.errors import OdtpackError
 from odtpack.fit import FitProgress, FitRequest, fit
 from odtpack.fit.package_cache import PackageCache
+from odtpack.fit.page import render_fit
 from odtpack.fit.replays import Trained, Trial, train
 from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
+from odtpack_runtime.package.package import Package
 from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.simulation import simulate
+from odtpack_simulator.values.units import parse_quantity
+from tests import zoo
 from tests.fit.conftest import Files, device
 from tests.fit.test_candidates import recipe_of, space_of
 from tests.simulator.packages import make_profile
@@ -86,12 +92,18 @@ def test_a_budget_that_only_smaller_batches_keep(
     assert result.found
     assert {each.choice.micro_batch for each in result.pareto} <= {32, 16, 8, 4}
     assert all(each.peak_bytes <= limit for each in result.pareto)
-    assert [o.name for o in result.objectives] == ["accuracy", "peak_bytes", "time_s", "energy_j"]
-    assert result.not_judged == []
+    names = [objective.name for objective in result.objectives]
+    if names == ["accuracy", "peak_bytes"]:  # no time without a quiet machine
+        assert any("this machine was busy" in each.reason for each in result.not_judged)
+    else:
+        assert names == ["accuracy", "peak_bytes", "time_s", "energy_j"]
+        assert result.not_judged == []
     assert [(rung.epochs, rung.trained, rung.kept) for rung in result.rungs] == [(1, 4, 1)]
     assert told[0].title == "build the recipe as it is"
 
     for each in result.pareto:
+        if len(names) == 2:
+            continue
         slow, hot = each.devices
         assert slow.time_s is not None
         assert hot.time_s is not None
@@ -134,6 +146,44 @@ def test_a_budget_that_only_smaller_batches_keep(
     assert again.training.eval_loss_after == best.loss
     assert again.package.package_bytes == best.package_bytes
     assert again.devices[0].memory.peak_bytes == pytest.approx(best.peak_bytes, rel=0.1)
+
+
+def test_what_takes_too_much_memory_computes_again(tmp_path: Path) -> None:
+    """All is fixed, batch and micro-batch too: nothing but a memory budget can help."""
+    model = zoo.transformer_encoder(vocab=50, d=64, layers=2, T=64, ff=256)
+    onnx.save(model, tmp_path / "model.onnx")
+    files = Files(tmp_path, tmp_path / "model.onnx", tmp_path / "data.npz")
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 50, (80, 64))
+    labels = (tokens[:, 0] % 10).astype(np.int64)
+    np.savez(files.data, **{model.graph.input[0].name: tokens, "labels": labels})
+    recipe = recipe_of(files, tmp_path, FIXED.replace("size = 64", "size = 16\nmicro_batch = 16"))
+    settings = BuildSpec.of(recipe)
+    settings.build(tmp_path / "plain")
+    package = Package.open(tmp_path / "plain")
+    shapes = {spec.name: (16, *spec.shape[1:]) for spec in package.manifest.input_specs()}
+    peak = plan_memory(package, shapes).peak.nbytes  # type: ignore[arg-type]
+    limit = int(0.85 * peak)
+    result = fit(
+        FitRequest(
+            settings,
+            files.data,
+            (device("slow", gflops=1, watts=2),),
+            recipe=recipe,
+            budgets=parse_budgets(f'[budgets]\npeak_memory = "{limit} B"\n'.encode()),
+            folder=tmp_path,
+            epochs=1,
+        )
+    )
+    assert result.found
+    (best,) = result.pareto
+    assert best.choice.memory_budget is not None
+    assert limit - 1e4 < parse_quantity(best.choice.memory_budget, "bytes") <= limit
+    assert best.peak_bytes <= limit
+    (tmp_path / "recipe-1.toml").write_text(best.recipe)
+    read = BuildSpec.of(read_recipe(tmp_path / "recipe-1.toml"))
+    assert (read.memory_budget, read.memory_batch) == (best.choice.memory_budget, 16)
+    assert "to fit" in render_fit(result).decode()
 
 
 def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:

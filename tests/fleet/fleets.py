@@ -82,9 +82,11 @@ def fleet_of(**tables: Any) -> FleetFile:
             "device": [{"profile": "acme/one"}, {"profile": "acme/two"}],
             "data": {"samples": [10, 60]},
         },
-        "federation": {"clients": 10, "rounds": 3, "every": "1 h"},
+        "federation": {"clients": 10, "rounds": 3},
         "training": {"batch_size": 8},
     }
+    if "buffer" not in tables.get("federation", {}):
+        content["federation"]["every"] = "1 h"
     for name, table in tables.items():
         if isinstance(table, dict):
             content[name] = content.get(name, {}) | table

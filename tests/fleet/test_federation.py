@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_simulator.fleet import federation as federation_module
-from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.federation import Federation, FleetProgress
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
 from odtpack_simulator.fleet.outcome.judge import judge_fleet
 from odtpack_simulator.fleet.outcome.result import FleetResult, load_fleet_result
@@ -36,6 +38,9 @@ SKEWED = {
     "training": {"learning_rate": 0.1},
 }
 
+BUFFERED = SKEWED | {"federation": {"clients": 6, "buffer": 4, "most_staleness": 1, "rounds": 5}}
+FLEETS = pytest.mark.parametrize("tables", [SKEWED, BUFFERED], ids=["rounds", "buffer"])
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -51,16 +56,22 @@ def text_of(result: FleetResult) -> str:
     return result.model_copy(update={"origin": type(result.origin)()}).to_json()
 
 
-def test_the_result_does_not_depend_on_the_number_of_processes(folder: Path) -> None:
-    fleet = fleet_of(**SKEWED)
+@FLEETS
+def test_the_result_does_not_depend_on_the_number_of_processes(
+    folder: Path, tables: dict[str, Any]
+) -> None:
+    fleet = fleet_of(**tables)
     (one, first), (two, second) = (make(folder, fleet).simulate(jobs=jobs) for jobs in (1, 2))
     assert text_of(one) == text_of(two)
     for name, array in first.arrays.items():
         assert array.tobytes() == second.arrays[name].tobytes()
 
 
-def test_a_result_counts_what_the_rounds_say_and_reads_back(folder: Path, tmp_path: Path) -> None:
-    fleet = fleet_of(**SKEWED)
+@FLEETS
+def test_a_result_counts_what_the_rounds_say_and_reads_back(
+    folder: Path, tmp_path: Path, tables: dict[str, Any]
+) -> None:
+    fleet = fleet_of(**tables)
     federation = make(folder, fleet)
     result, state = federation.simulate()
     ends = result.ends()
@@ -90,11 +101,12 @@ def test_a_result_counts_what_the_rounds_say_and_reads_back(folder: Path, tmp_pa
         np.testing.assert_array_equal(saved.parameters[name].data, array)
 
 
+@FLEETS
 def test_a_stopped_federation_goes_on_to_the_same_bits(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]
 ) -> None:
     """Stopped at fifty random calls, in the middle of whatever these are part of."""
-    fleet = fleet_of(**SKEWED)
+    fleet = fleet_of(**tables)
     federation = make(folder, fleet)
     whole, end = federation.simulate()
     path = tmp_path / "state.npz"
@@ -173,15 +185,30 @@ def test_a_killed_command_goes_on_to_the_same_bits(folder: Path, tmp_path: Path)
     assert (out / "state.npz").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "visits", "text"])
+@pytest.mark.parametrize("damage", ["cut", "other", "visits", "text", "compressed", "model"])
 def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, damage: str) -> None:
-    fleet = parse_fleet(IDEAL.replace("rounds = 3", "rounds = 1").encode())
+    fleet = fleet_of(**BUFFERED)
     path = tmp_path / "state.npz"
-    Federation(folder / "package", folder / "digits.npz", fleet).simulate(state_path=path)
+    federation = make(folder, fleet)
+    with pytest.raises(KeyboardInterrupt):
+        federation.simulate(state_path=path, progress=_stop_in_round(3))
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "text":
         path.write_text("no archive")
+    elif damage == "compressed":
+        # As np.savez_compressed writes it, with its longest member damaged: zlib finds out.
+        np.savez_compressed(path, **dict(np.load(path)))
+        content = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            longest = max(archive.infolist(), key=lambda member: member.compress_size)
+        middle = longest.header_offset + 100 + longest.compress_size // 2
+        content[middle : middle + 50] = bytes(50)
+        path.write_bytes(content)
+    elif damage == "model":
+        content = dict(np.load(path))
+        content["parts"][~np.isin(content["parts"], ["", "server"])] = "99"
+        np.savez(path, **content)
     elif damage == "other":
         fleet = fleet.model_copy(update={"seed": 4})
     else:
@@ -189,10 +216,16 @@ def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, da
         content["visits"]["end"] = 99
         np.savez(path, **content)
     with pytest.raises(OdtpackError, match="cannot go on") as error:
-        Federation(folder / "package", folder / "digits.npz", fleet).simulate(
-            state_path=path, resume=True
-        )
+        make(folder, fleet).simulate(state_path=path, resume=True)
     assert error.value.code == "fleet-state"
+
+
+def _stop_in_round(number: int) -> Callable[[FleetProgress], None]:
+    def stop(progress: FleetProgress) -> None:
+        if progress.round_number == number:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def test_rounds_with_too_few_answers_change_nothing(folder: Path) -> None:

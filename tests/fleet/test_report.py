@@ -20,7 +20,7 @@ from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
 from odtpack_simulator.fleet.outcome.judge import judge_fleet
 from odtpack_simulator.fleet.outcome.result import FleetResult, load_fleet_result
 from odtpack_simulator.reports.fleet import render_fleet_report
-from odtpack_simulator.reports.fleet.view import stages
+from odtpack_simulator.reports.fleet.view import key_figures, stages
 from odtpack_simulator.result.result import load_result
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
 
@@ -195,3 +195,28 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
     )
     assert run(work, "--times", str(times)) == 2
     assert "fleet-times" in capsys.readouterr().err
+
+
+def test_an_asynchronous_federation_is_reported_like_any_other(folder: Path) -> None:
+    fleet = fleet_of(
+        population={"clients": 60, "lost": 0.2, "data": {"samples": [10, 60], "dirichlet": 0.5}},
+        federation={
+            "clients": 12, "buffer": 4, "most_staleness": 1, "rounds": 6, "deadline": "3 s",
+        },
+        traffic={"up": ["0.01 MB/s", "1 MB/s"]},
+    )  # fmt: skip
+    devices = [device("acme/fast"), device("acme/slow", step=200_000_000)]
+    found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
+    judged = judge_fleet(found, FleetBudgets())
+    assert {"stale", "unfinished", "lost"} <= set(judged.ends())
+    way = stages(judged)
+    for before, after in itertools.pairwise(way):
+        assert before.count == after.count + sum(count for _, count in before.losses)
+    assert sum(judged.staleness()) == judged.ends()["averaged"] == 24
+    figures = {name: (value, remark) for name, value, remark in key_figures(judged)}
+    late = judged.staleness()[1]
+    assert figures["Staleness"] == (f"{late / 24:.1f}", "1 at most")
+    page = Balanced()
+    page.feed(render_fleet_report(judged, "html").decode())
+    assert not page.open
+    assert "from a model that is too old" in page.text

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_simulator.fleet.availability import NS, make_availability
+from odtpack_simulator.fleet.buffered_clock import BufferedClock
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.population import Population
@@ -23,13 +24,15 @@ ROUNDS = 3
 HOUR = 3600
 
 
-def clock_of(fleet: FleetFile, devices: list[FleetDevice], payload: int = 100_000) -> RoundClock:
-    return RoundClock(
+def clock_of(
+    fleet: FleetFile, devices: list[FleetDevice], kind: type[RoundClock] = RoundClock
+) -> RoundClock:
+    return kind(
         Population(fleet, DATA),
         devices,
         make_availability(fleet),
         lambda examples: fleet.training.epochs * math.ceil(examples / fleet.training.batch_size),
-        payload,
+        100_000,
     )
 
 
@@ -182,14 +185,16 @@ def test_who_is_there_follows_the_hours_and_stays_through_the_night() -> None:
     assert all(6 * HOUR < time / NS - 24 * HOUR <= 7 * HOUR for time in gone)
 
 
-def test_memory_does_not_grow_with_the_population() -> None:
+@pytest.mark.parametrize("kind", [RoundClock, BufferedClock])
+def test_memory_does_not_grow_with_the_population(kind: type[RoundClock]) -> None:
     peaks = []
     for clients in (10_000, 1_000_000, 1_000_000_000):
         fleet = fleet_of(
             population={"clients": clients, "availability": {"idle": [0.02] * 24}},
-            federation={"clients": 100, "rounds": 2},
+            federation={"clients": 100, "rounds": 2}
+            | ({"buffer": 100, "deadline": "1 min"} if kind is BufferedClock else {}),
         )
-        clock = clock_of(fleet, [device(), device()])
+        clock = clock_of(fleet, [device(), device()], kind=kind)
         tracemalloc.start()
         played = [clock.play(number, number * HOUR * NS) for number in (1, 2)]
         peaks.append(tracemalloc.get_traced_memory()[1])

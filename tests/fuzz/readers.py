@@ -16,21 +16,28 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from odtpack.adapters import AdapterSpec
+from odtpack.adapters.carry import from_peft, to_peft
+from odtpack.adapters.peft_files import CONFIG, TENSORS, read_peft, write_peft
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack.recipe.file import read_recipe
 from odtpack.update.update_archive import write_update
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.folder_update import UPDATE_NAME, finish_update
 from odtpack_runtime.package.apply_update import apply_update
 from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.manifest_signature import check_signature
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.budgets.budget_file import read_budgets
 from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.flash_trace import read_trace
 from odtpack_simulator.fleet.fleet_file import read_fleet
+from odtpack_simulator.fleet.outcome.result import load_fleet_result
 from odtpack_simulator.measure.imported_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from odtpack_simulator.result.result import load_result
@@ -76,6 +83,53 @@ def packages() -> Path:
         build_package(zoo.mlp((4, 3, 2)), folder / name, **options)
     write_update(folder / "old", folder / "new", folder / "update.zip")
     return folder
+
+
+@cache
+def adapters() -> Path:
+    """A folder with a package that trains an adapter, and the adapter's files of PEFT."""
+    folder = packages() / "adapters"
+    spec = AdapterSpec("lora", ("*",), rank=2)
+    build_package(zoo.mlp((4, 3, 2)), folder / "package", loss="cross_entropy", adapter=spec)
+    package = Package.open(folder / "package")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    write_peft(folder / "peft", to_peft(package, state))
+    return folder
+
+
+_FLEET = """
+seed = 3
+[population]
+clients = 4
+[population.data]
+samples = [4, 8]
+[training]
+batch_size = 4
+[federation]
+clients = 2
+minimum = 1
+rounds = 2
+"""
+
+
+@cache
+def federation() -> Federation:
+    """A federation; beside its package are a state of it and its result."""
+    folder = packages() / "fleet"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    data, labels = random.random((40, 4), np.float32), random.integers(0, 2, 40)
+    np.savez(folder / "data.npz", input=data, labels=labels)
+    (folder / "fleet.toml").write_text(_FLEET)
+    made = Federation(packages() / "old", folder / "data.npz", read_fleet(folder / "fleet.toml"))
+    result, _ = made.simulate(state_path=folder / "state.npz")
+    (folder / "result.json").write_text(result.to_json())
+    return made
+
+
+def _of_fleet(name: str) -> list[bytes]:
+    federation()
+    return [(packages() / "fleet" / name).read_bytes()]
 
 
 def _models() -> list[bytes]:
@@ -126,6 +180,19 @@ def _apply(path: Path) -> None:
             assert (made / file.name).read_bytes() == file.read_bytes()
 
 
+def _read_adapter(changed: str) -> Callable[[Path], None]:
+    """Read an adapter of which one file is the input."""
+
+    def read(path: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            shutil.copytree(adapters() / "peft", folder, dirs_exist_ok=True)
+            shutil.copyfile(path, Path(folder) / changed)
+            adapter = read_peft(Path(folder))
+            from_peft(Package.open(adapters() / "package"), adapter, Path(folder))
+
+    return read
+
+
 def _read_manifest(path: Path) -> None:
     manifest = Manifest.from_json(path.read_bytes(), str(path))
     assert Manifest.from_json(manifest.to_json().encode(), str(path)) == manifest.sealed()
@@ -146,6 +213,16 @@ def _finish(path: Path) -> None:
             finish_update(Path(folder) / "package")
         finally:
             assert (Path(folder) / "outside").read_bytes() == b"outside"
+
+
+_KEY = b"""-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
+-----END PUBLIC KEY-----
+"""  # of the first test vector of RFC 8032, as is its signature of nothing
+_SIGNATURE = bytes.fromhex(
+    "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
+    "5fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b"
+)
 
 
 READERS = {
@@ -175,6 +252,21 @@ READERS = {
     "update": Reader(".zip", lambda: [(packages() / "update.zip").read_bytes()], _apply),
     "plan": Reader(".json", lambda: [b'{"remove": ["manifest.json", "b"], "move": ["a"]}'],
                    _finish),
+    "peft-config": Reader(
+        ".json", lambda: [(adapters() / "peft" / CONFIG).read_bytes()], _read_adapter(CONFIG)
+    ),
+    "peft-tensors": Reader(
+        ".safetensors", lambda: [(adapters() / "peft" / TENSORS).read_bytes()],
+        _read_adapter(TENSORS),
+    ),
+    "fleet-state": Reader(
+        ".npz", lambda: _of_fleet("state.npz"),
+        lambda path: federation().simulate(state_path=path, resume=True), 0.2,
+    ),
+    "fleet-result": Reader(".json", lambda: _of_fleet("result.json"), load_fleet_result),
+    "key": Reader(
+        ".pem", lambda: [_KEY], lambda path: check_signature(b"", _SIGNATURE, path, "manifest.json")
+    ),
 }  # fmt: skip
 
 onnx.defs.get_all_schemas()  # what onnx makes late is no reader's memory

@@ -2,9 +2,9 @@
 
 ``python -m tests.fuzz.run replay --count 10000`` reads as many inputs, always the same, and the
 corpus; it prints how many ended how. ``python -m tests.fuzz.run fuzz --minutes 5`` goes on from
-the corpus with random ones, and keeps what ends in a way that was not seen before; with
-``--engine atheris``, where that is installed, guided by the coverage of the code. Each reader
-has a process of its own: a crash is a finding, and not the end.
+the corpus, guided by the coverage of the code where atheris is installed and at random
+elsewhere, and with ``--keep`` adds what ends in a way that was not seen before. Each reader has a
+process of its own: a crash is a finding, and not the end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -30,6 +31,8 @@ from tests.fuzz.readers import READERS
 
 CORPUS = Path(__file__).with_name("corpus")
 FINDINGS = Path("build") / "fuzz"
+ENGINES = ("marks", "atheris")
+ATHERIS = importlib.util.find_spec("atheris") is not None
 
 
 def corpus(reader: str) -> list[bytes]:
@@ -59,51 +62,49 @@ def replay(reader: str, count: int, seed: int) -> dict[str, object]:
     return {"reader": reader, "ends": ends, "defects": defects}
 
 
-def fuzz(reader: str, seconds: float, *, learn: bool) -> dict[str, object]:
-    """Read random inputs for a while; keep those that end in a new way."""
+class Watch:
+    """Reads inputs, counts how they end, and keeps those that end in a new way.
+
+    Attributes:
+        ends: How many ended in which way.
+        defects: What may not happen, with the file of each input.
+    """
+
+    def __init__(self, reader: str, folder: Path, *, learn: bool) -> None:
+        self._reader, self._folder, self._learn = reader, folder, learn
+        self.seeds = [*READERS[reader].seeds(), *corpus(reader)]
+        self.ends: Counter[str] = Counter()
+        self.defects: list[str] = []
+        self._seen = {outcome(reader, data, folder) for data in self.seeds}
+
+    def read(self, data: bytes) -> None:
+        """Read an input."""
+        try:
+            mark = outcome(self._reader, data, self._folder)
+        except DefectError as error:
+            self.defects.append(f"{keep(FINDINGS / self._reader, data)}: {error}")
+            return
+        self.ends[mark.split(" ", 1)[0]] += 1
+        if mark not in self._seen:
+            self._seen.add(mark)
+            self.seeds.append(data)
+            if self._learn and len(data) < 20_000:
+                keep(CORPUS / self._reader, data)
+
+    def found(self) -> str:
+        """What was found, as JSON."""
+        return json.dumps({"reader": self._reader, "ends": self.ends, "defects": self.defects})
+
+
+def fuzz(reader: str, seconds: float, *, learn: bool) -> str:
+    """Read random inputs for a while; return what was found, as JSON."""
     rng = random.Random()
-    seeds = [*READERS[reader].seeds(), *corpus(reader)]
-    seen: set[str] = set()
-    ends: Counter[str] = Counter()
-    defects: list[str] = []
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="odtpack-fuzz-") as folder:
-        for data in seeds:
-            seen.add(outcome(reader, data, Path(folder)))
+        watch = Watch(reader, Path(folder), learn=learn)
         while time.monotonic() < end:
-            data = mutate(seeds, rng)
-            try:
-                mark = outcome(reader, data, Path(folder))
-            except DefectError as error:
-                defects.append(f"{keep(FINDINGS / reader, data)}: {error}")
-                continue
-            ends[mark.split(" ", 1)[0]] += 1
-            if mark not in seen:
-                seen.add(mark)
-                seeds.append(data)
-                if learn and len(data) < 20_000:
-                    keep(CORPUS / reader, data)
-    return {"reader": reader, "ends": ends, "defects": defects}
-
-
-def fuzz_with_atheris(reader: str, seconds: float) -> None:
-    """Read inputs that atheris makes, until one is a defect or the time is up; does not return."""
-    import atheris
-
-    atheris.instrument_all()
-    folder = tempfile.mkdtemp(prefix="odtpack-fuzz-")
-    start = Path(folder) / "corpus"
-    for data in [*READERS[reader].seeds(), *corpus(reader)]:
-        keep(start, data)
-    FINDINGS.mkdir(parents=True, exist_ok=True)
-    options = [
-        f"-max_total_time={int(seconds)}", f"-artifact_prefix={FINDINGS}/{reader}-", "-verbosity=0",
-    ]  # fmt: skip
-    atheris.Setup(
-        [sys.argv[0], str(start), *options],
-        lambda data: outcome(reader, data, Path(folder)) and None,
-    )
-    atheris.Fuzz()
+            watch.read(mutate(watch.seeds, rng))
+    return watch.found()
 
 
 def keep(folder: Path, data: bytes) -> Path:
@@ -115,9 +116,10 @@ def keep(folder: Path, data: bytes) -> Path:
 
 
 def apart(arguments: list[str]) -> dict[str, object]:
-    """Run this module in a process of its own."""
+    """Run this module, or that which coverage guides, in a process of its own."""
+    module = "tests.fuzz.guided" if ENGINES[-1] in arguments else "tests.fuzz.run"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.run", *arguments],
+        [sys.executable, "-m", module, *arguments],
         capture_output=True, text=True, errors="replace", check=False, env=os.environ,
     )  # fmt: skip
     reader = arguments[arguments.index("--only") + 1]
@@ -138,21 +140,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000, help="inputs over all readers")
     parser.add_argument("--minutes", type=float, default=1.0, help="over all readers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", choices=["marks", "atheris"], default="marks")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[-1] if ATHERIS else ENGINES[0])
     parser.add_argument("--keep", action="store_true", help="add what is new to the corpus")
     parser.add_argument("--reader", action="append", choices=READERS)
     parser.add_argument("--only", choices=READERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.engine == "atheris" and not ATHERIS:
+        parser.error("atheris is not installed (pip install 'odtpack[fuzz]')")
     readers = arguments.reader or list(READERS)
     if arguments.only is not None:
         reader = arguments.only
         if arguments.command == "replay":
             tracemalloc.start(1)
             print(json.dumps(replay(reader, arguments.count, arguments.seed)))
-        elif arguments.engine == "atheris":
-            fuzz_with_atheris(reader, arguments.minutes * 60)
         else:
-            print(json.dumps(fuzz(reader, arguments.minutes * 60, learn=arguments.keep)))
+            print(fuzz(reader, arguments.minutes * 60, learn=arguments.keep))
         return 0
     shares = sum(READERS[reader].share for reader in readers)
     total, defects = 0, []
@@ -160,7 +162,9 @@ def main() -> int:
         count = round(arguments.count * READERS[reader].share / shares)
         words = [arguments.command, "--only", reader, "--count", str(count)]
         words += ["--minutes", str(arguments.minutes / len(readers))]
-        words += ["--seed", str(arguments.seed), "--engine", arguments.engine]
+        words += ["--seed", str(arguments.seed)]
+        if arguments.command == "fuzz":
+            words += ["--engine", arguments.engine]
         found = apart([*words, *(["--keep"] if arguments.keep else [])])
         ends = found["ends"]
         assert isinstance(ends, dict)

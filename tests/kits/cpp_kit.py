@@ -16,9 +16,17 @@ ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "cpp"
 DEPENDENCIES = ROOT / "build" / "cpp-deps"
 SANITIZE = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+# The library keeps what it made until the process ends; the kit's own memory is looked at.
+SANITIZERS = {
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+}
 VARIANTS: dict[str, list[str]] = {
     "native": [],
     "sanitized": [f"-DCMAKE_CXX_FLAGS={SANITIZE}", "-DCMAKE_BUILD_TYPE="],
+    "libfuzzer": [
+        f"-DCMAKE_CXX_FLAGS={SANITIZE}", "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_COMPILER=clang++",
+    ],
     "arm64": [
         "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
@@ -31,6 +39,13 @@ def unavailable() -> str | None:
     if not (DEPENDENCIES / ".ready").is_file():
         return "what the C++ kit is built with is not set up (run: make kits)"
     return None
+
+
+def without_libfuzzer() -> str | None:
+    """None where libFuzzer is there, otherwise the reason why inputs cannot be made with it."""
+    return unavailable() or (
+        None if shutil.which("clang++") else "clang is not installed (run: make fuzz-kit)"
+    )
 
 
 def cmake_options(variant: str = "native") -> list[str]:
@@ -72,12 +87,9 @@ def run(
         emulator = shutil.which("qemu-aarch64-static")
         assert emulator is not None
         command = [emulator, "-cpu", "cortex-a53", "-L", str(DEPENDENCIES / "arm64"), *command]
-    # The library keeps what it made until the process ends; the kit's own memory is looked at.
-    environment = {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1",
-                   "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"}  # fmt: skip
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=900, check=False,
-        env=environment, **options,
+        env={**os.environ, **SANITIZERS}, **options,
     )  # fmt: skip
 
 

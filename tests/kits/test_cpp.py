@@ -28,7 +28,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.measure.imported_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from tests import zoo
-from tests.kits import cpp_kit
+from tests.kits import cpp_kit, fuzz_cpp
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run, save_batch
 from tests.kits.kills import KITS, kill_saves
 from tests.kits.measured import measurements
@@ -313,6 +313,26 @@ def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
     assert agree >= len(checkpoints) - 5
     refused = sum(answer.startswith("refused") for answer in answers)
     assert refused > 0.7 * len(answers)
+
+
+@pytest.mark.parametrize("reader", fuzz_cpp.READERS)
+def test_kept_inputs_of_libfuzzer(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = fuzz_cpp.prepare(tmp_path)
+    for name, value in fuzz_cpp.settings(reader, package).items():
+        monkeypatch.setenv(name, value)
+    folders = [tmp_path / reader, *fuzz_cpp.kept(reader)]
+    paths = sorted(path for folder in folders for path in folder.iterdir())
+    done = run("fuzz", *paths, variant="sanitized")
+    assert (done.returncode, done.stdout) == (0, f"{len(paths)} inputs\n"), done.stderr[-4000:]
+
+
+@pytest.mark.skipif(cpp_kit.without_libfuzzer() is not None, reason="clang is not installed")
+def test_libfuzzer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_cpp, "FINDINGS", tmp_path / "findings")
+    package = fuzz_cpp.prepare(tmp_path)
+    assert fuzz_cpp.fuzz("schedule", tmp_path, package, 1, keep=False) == []
 
 
 def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:

@@ -49,6 +49,7 @@ def message(**changes: Any) -> dict[str, Any]:
         "waited_ms": changes.get("waited_ms", [0.0] * len(steps)),
         "rates_after": (calibration["gemm_flops"], calibration["copy_bandwidth"]),
         "stolen_share": 0.0,
+        "others_share": 0.0,
         "load_average": 0.1,
         "profiled_steps": 2,
         "operators": [

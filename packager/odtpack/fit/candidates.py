@@ -24,6 +24,19 @@ Options = tuple[tuple[str, object], ...]
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryBudget:
+    """How much memory a candidate may take, which would take more: it computes again.
+
+    Attributes:
+        size: The budget as a recipe has it, ``"60 MB"``.
+        sizes: Sizes of open axes that it is for, ``"tokens=128"``.
+    """
+
+    size: str
+    sizes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Candidate:
     """One choice of everything that may vary.
 
@@ -36,6 +49,7 @@ class Candidate:
         optimizer_options: Its settings that are not the defaults.
         learning_rate: What a constant rate is, or the recipe's schedule starts from.
         frozen_storage: How large frozen weights are stored; None for float32.
+        memory: The budget that it is built for, where it would not fit without; else None.
     """
 
     number: int
@@ -46,6 +60,7 @@ class Candidate:
     optimizer_options: Options
     learning_rate: float
     frozen_storage: Storage | None
+    memory: MemoryBudget | None = None
 
     @property
     def accumulation_steps(self) -> int:
@@ -54,7 +69,7 @@ class Candidate:
 
     def package_settings(self, base: BuildSpec) -> BuildSpec:
         """Everything that decides how its package computes; the learning rate does not."""
-        return dataclasses.replace(
+        settings = dataclasses.replace(
             base,
             freeze=(*base.freeze, *self.freeze.patterns),
             groups=tuple(group for group in base.groups if self._has(group, base)),
@@ -62,6 +77,14 @@ class Candidate:
             optimizer_options=dict(self.optimizer_options),
             accumulation_steps=self.accumulation_steps,
             frozen_storage=self.frozen_storage,
+        )
+        if self.memory is None:
+            return settings
+        return dataclasses.replace(
+            settings,
+            memory_budget=self.memory.size,
+            memory_batch=self.micro_batch,
+            memory_sizes=self.memory.sizes,
         )
 
     def _has(self, group: Group, base: BuildSpec) -> bool:

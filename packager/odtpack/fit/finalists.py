@@ -118,6 +118,7 @@ def choice(candidate: Candidate) -> Choice:
         optimizer=candidate.optimizer,
         learning_rate=candidate.learning_rate,
         frozen_dtype=candidate.frozen_storage or "float32",
+        memory_budget=None if candidate.memory is None else candidate.memory.size,
     )
 
 

@@ -40,6 +40,8 @@ class Choice(Part):
     learning_rate: NonNegative
     frozen_dtype: Literal["float32", "float16", "int8"]
     """How large frozen weights are stored."""
+    memory_budget: Text | None = None
+    """What it computes again for, to fit in; null where it fits as it is."""
 
 
 class DeviceFigures(Part):

@@ -114,6 +114,7 @@ def _row(result: FitResult, each: Solution, state: str, kind: str) -> _Row:
         shown = format_percent(value / 100)
     cut = choice.micro_batch != choice.batch_size
     stored = "" if choice.frozen_dtype == "float32" else f" as {choice.frozen_dtype}"
+    again = f", computing again to fit {choice.memory_budget}" if choice.memory_budget else ""
     batch = f"batch {choice.batch_size}" + (f" in {choice.micro_batch}s" if cut else "")
     checks = [*each.failed, *(check for device in each.devices for check in device.failed)]
     return _Row(
@@ -124,6 +125,7 @@ def _row(result: FitResult, each: Solution, state: str, kind: str) -> _Row:
         format_bytes(each.peak_bytes),
         "unknown" if each.time_s is None else format_duration(each.time_s),
         "unknown" if each.energy_j is None else format_energy(each.energy_j),
-        f"{choice.optimizer} at {choice.learning_rate:g}, {batch}, frozen: {choice.frozen}{stored}",
+        f"{choice.optimizer} at {choice.learning_rate:g}, {batch}, frozen: {choice.frozen}{stored}"
+        f"{again}",
         "; ".join(dict.fromkeys(check.message for check in checks if check.level == "error")),
     )

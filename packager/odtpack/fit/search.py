@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from odtpack.errors import OdtpackError
 from odtpack.fit import finalists
-from odtpack.fit.candidates import Candidate, spread
+from odtpack.fit.candidates import Candidate, MemoryBudget, spread
 from odtpack.fit.ceilings import PLAN_ERROR, Ceiling, memory_ceiling, size_ceiling
 from odtpack.fit.finalists import Simulation
 from odtpack.fit.halving import Runner, halve, rungs
@@ -231,8 +232,7 @@ class _Search:
         looked_at, most = 0, _LOOKS * request.trials
         while batch := self._next(order, min(request.trials - len(good), most - looked_at)):
             looked_at += len(batch)
-            plans = workshop.plan(batch, self.local, on_done=self._teller("build and plan"))
-            for candidate, planned in zip(batch, plans, strict=True):
+            for candidate, planned in self._plan(batch, workshop):
                 runner = self._runner(candidate, planned)
                 excess, reason = self._excess(planned)
                 if planned.problem is not None:
@@ -251,6 +251,33 @@ class _Search:
                 f"none of {looked_at} candidates can be built; {self.left[0].reason}",
             )
         return good, looked_at
+
+    def _plan(
+        self, batch: Sequence[Candidate], packages: PackageCache
+    ) -> list[tuple[Candidate, Planned]]:
+        """Build and plan candidates; those that take too much memory compute again, if that helps.
+
+        A package that is built for a memory budget takes the place of the one without.
+        """
+        plans = packages.plan(batch, self.local, on_done=self._teller("build and plan"))
+        found = dict(zip(batch, plans, strict=True))
+        ceiling = self._memory_ceiling
+        if ceiling is None or self.ground.base.memory_budget is not None:
+            return [*found.items()]
+        budget = MemoryBudget(_megabytes(ceiling.limit), self.ground.open_sizes())
+        large = {
+            candidate: dataclasses.replace(candidate, memory=budget)
+            for candidate, planned in found.items()
+            if planned.problem is None and ceiling.excess(planned.peak_bytes) > 0
+        }
+        tell = self._teller("build for the memory that there is")
+        smaller = packages.plan([*large.values()], self.local, on_done=tell)
+        fits = {
+            candidate: planned
+            for candidate, planned in zip(large, smaller, strict=True)
+            if planned.problem is None and self._excess(planned)[0] <= 0
+        }
+        return [(large[c], fits[c]) if c in fits else (c, planned) for c, planned in found.items()]
 
     @staticmethod
     def _next(order: Iterator[Candidate], count: int) -> list[Candidate]:
@@ -325,3 +352,8 @@ class _Search:
 
     def _teller(self, title: str) -> Callable[[int, int], None]:
         return lambda done, count: self.progress(FitProgress(title, done, count))
+
+
+def _megabytes(count: float) -> str:
+    """A number of bytes as a recipe has it, rounded down: ``"61.35 MB"``."""
+    return f"{math.floor(count / 1e4) / 100:g} MB" if count >= 1e6 else f"{int(count)} B"

@@ -59,6 +59,16 @@ class SearchContext:
             accumulation_steps=accumulation_steps,
         )
 
+    def open_sizes(self) -> tuple[str, ...]:
+        """The data's sizes of axes that the model leaves open, ``"tokens=128"``."""
+        sizes = {
+            dim: size
+            for spec in self.inputs
+            for dim, size in zip(spec.shape[1:], self.shapes[spec.name], strict=True)
+            if isinstance(dim, str)
+        }
+        return tuple(f"{dim}={size}" for dim, size in sizes.items())
+
     @property
     def whole(self) -> SamplePlan:
         """One epoch in the smallest batches, for the numbers of samples."""

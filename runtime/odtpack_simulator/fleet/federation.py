@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +17,12 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.availability import NS, make_availability
+from odtpack_simulator.fleet.buffered_clock import BufferedClock
 from odtpack_simulator.fleet.dataset import FleetData, load_fleet_data
 from odtpack_simulator.fleet.devices import IDEAL, FleetDevice
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.local_training import (
+    Arrays,
     LocalSettings,
     LocalTrainer,
     LocalUpdate,
@@ -33,12 +36,13 @@ from odtpack_simulator.fleet.round_clock import (
     End,
     PlayedRound,
     RoundClock,
+    Visit,
     count_ends,
 )
 from odtpack_simulator.fleet.server_optimizer import ServerOptimizer
 from odtpack_simulator.fleet.state import FleetState, StateRecord, visit_rows
-from odtpack_simulator.fleet.updates import refusals, weighted_mean
-from odtpack_simulator.fleet.workers import ClientPool
+from odtpack_simulator.fleet.updates import discounted, refusals, weighted_mean
+from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
 
 _EVALUATION_BATCH: Final = 256
@@ -145,7 +149,11 @@ class Federation:
         """
         if resume and state_path is not None:
             state = FleetState.load(
-                state_path, self.run, self.initial, self.server.begin(self.initial)
+                state_path,
+                self.run,
+                self.initial,
+                self.server.begin(self.initial),
+                self.fleet.federation.staleness_limit,
             )
             if len(state.record.devices) != len(self.devices):
                 raise OdtpackError(
@@ -156,20 +164,20 @@ class Federation:
             self.devices = list(state.record.devices)
         else:
             state = self._begin()
-        clock = RoundClock(
+        federation = self.fleet.federation
+        clock = (RoundClock if federation.buffer is None else BufferedClock)(
             self.population,
             self.devices,
             make_availability(self.fleet),
             lambda examples: self.trainer.steps(examples, self.settings),
             self.payload,
         )
-        federation = self.fleet.federation
         with ClientPool(
             self.trainer, self.package, self.data.arrays, self.settings, jobs, ray
         ) as pool:  # fmt: skip
             while len(state.record.rounds) < federation.rounds:
                 number = len(state.record.rounds) + 1
-                played = clock.play(number, state.record.now)
+                played = clock.play(number, state.record.now, state.record.flights)
                 if played is None:
                     break
                 self._round(number, played, pool, state, progress)
@@ -227,12 +235,20 @@ class Federation:
 
         answers = played.averaged
         tell(0, len(answers))
-        updates = pool.train(
-            state.arrays,
-            number,
-            [(visit.client, self.population.client(visit.client).samples()) for visit in answers],
-            tell,
-        )
+        models = {**state.models, number - 1: state.arrays}
+        trained = pool.train(_groups(self.population, number, answers, models), tell)
+        updates = [
+            replace(
+                update,
+                arrays=discounted(
+                    update.arrays,
+                    models[number - 1 - visit.staleness],
+                    state.arrays,
+                    visit.staleness,
+                ),
+            )
+            for visit, update in zip(answers, trained, strict=True)
+        ]
         reasons = refusals(
             state.arrays, [update.arrays for update in updates], federation.most_times_median
         )
@@ -249,7 +265,7 @@ class Federation:
             state.arrays, state.server = self.server.step(state.arrays, mean, state.server, number)
         rows = visit_rows(played.visits)
         for index, visit in enumerate(played.visits):
-            if visit.client in refused:
+            if visit.end == "averaged" and visit.client in refused:
                 rows["end"][index] = ENDS.index("refused")
         state.visits.append(rows)
         evaluated = None
@@ -271,10 +287,17 @@ class Federation:
             loss=None if evaluated is None else evaluated.loss,
             accuracy=None if evaluated is None else evaluated.accuracy,
             refused=list(refused.values())[:_MOST_REFUSALS],
+            staleness=[]
+            if federation.buffer is None
+            else np.bincount([v.staleness for v in answers if v.client not in refused]).tolist(),
         )
+        needed = {flight.version for flight in played.flights}
+        oldest = number - federation.staleness_limit
+        state.models = {v: models[v] for v in sorted(needed) if v >= oldest}
         changes: dict[str, object] = {
             "now": played.start + max(every, played.duration),
             "rounds": [*state.record.rounds, record],
+            "flights": list(played.flights),
         }
         if evaluated is not None:
             changes |= {
@@ -302,6 +325,27 @@ class Federation:
         return self.trainer.evaluate(
             arrays, self.data.arrays, self.data.held_out, _EVALUATION_BATCH
         )  # fmt: skip
+
+
+def _groups(
+    population: Population, number: int, answers: Sequence[Visit], models: Mapping[int, Arrays]
+) -> list[Group]:
+    """The clients of a round, which come in the order of their staleness, by what they begin with.
+
+    Args:
+        population: The clients.
+        number: Number of the round in which their answers arrive.
+        answers: Those that answer.
+        models: The parameters by the number of rounds that made them.
+    """
+    return [
+        Group(
+            models[number - 1 - staleness],
+            number - staleness,
+            [(visit.client, population.client(visit.client).samples()) for visit in visits],
+        )
+        for staleness, visits in itertools.groupby(answers, lambda visit: visit.staleness)
+    ]
 
 
 def _mean_loss(updates: Sequence[LocalUpdate]) -> float | None:

@@ -167,7 +167,8 @@ class FederationTable(_Table):
     """How rounds are run."""
 
     clients: int = Field(ge=1, le=1_000_000)
-    """Answers that a round waits for and averages."""
+    """Answers that a round waits for and averages; with `buffer`, clients that train at the same
+    time."""
     over_selection: float = Field(default=1.0, ge=1, le=100)
     """Clients that are chosen for each of these answers: with 1.3, 130 for 100."""
     minimum: int = Field(default=1, ge=1)
@@ -180,7 +181,13 @@ class FederationTable(_Table):
     retry: Seconds = 600.0
     """How long the server waits where too few clients are available, before it looks again."""
     rounds: int = Field(default=100, ge=1, le=1_000_000)
-    """Most rounds."""
+    """Most rounds; with `buffer`, changes of the model."""
+    buffer: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Asynchronous aggregation (FedBuff): clients begin as others finish, and the server changes
+    the model whenever so many have answered. Without it rounds are synchronous."""
+    most_staleness: int | None = Field(default=None, ge=0, le=1000)
+    """Of `buffer` (10 if absent): an answer is left out if the model has changed more often since
+    its client began."""
     days: float = Field(default=30.0, gt=0, le=3650)
     """No round starts later than this many simulated days after the first midnight."""
     evaluate_every: int = Field(default=1, ge=1)
@@ -200,6 +207,17 @@ class FederationTable(_Table):
         if self.minimum > self.clients:
             msg = f"minimum is {self.minimum}, more than the {self.clients} clients of a round"
             raise ValueError(msg)
+        if self.buffer is None and self.most_staleness is not None:
+            msg = "most_staleness is one of asynchronous aggregation: set buffer as well"
+            raise ValueError(msg)
+        if self.buffer is not None:
+            if self.buffer > self.clients:
+                msg = f"buffer is {self.buffer}, more than the {self.clients} clients at a time"
+                raise ValueError(msg)
+            rounds_only = {"over_selection", "minimum", "every"} & self.model_fields_set
+            if rounds_only:
+                msg = f"with a buffer no round is waited for: leave out {min(rounds_only)}"
+                raise ValueError(msg)
         if self.strategy == "fedavg" and self.server_learning_rate is not None:
             msg = "fedavg takes no server_learning_rate: it is one of fedavgm and fedadam"
             raise ValueError(msg)
@@ -207,6 +225,11 @@ class FederationTable(_Table):
             msg = f"{self.strategy} takes no server_momentum: it is one of fedavgm"
             raise ValueError(msg)
         return self
+
+    @property
+    def staleness_limit(self) -> int:
+        """Most changes of the model between a client's beginning and an answer that counts."""
+        return 10 if self.most_staleness is None else self.most_staleness
 
 
 class TrafficTable(_Table):
@@ -270,6 +293,14 @@ class FleetFile(_Table):
     """How parameters travel."""
     budgets: FleetBudgets = Field(default_factory=FleetBudgets)
     """What must be reached, and what it may cost."""
+
+    @model_validator(mode="after")
+    def _fills(self) -> FleetFile:
+        buffer, clients = self.federation.buffer, self.population.clients
+        if buffer is not None and buffer > clients:
+            msg = f"federation.buffer is {buffer}, and the population has {clients} clients"
+            raise ValueError(msg)
+        return self
 
     @property
     def digest(self) -> str:

@@ -60,12 +60,16 @@ class Client:
         """Bytes per second from it."""
         return self._between(_UP, self.population.fleet.traffic.up)
 
-    def lost_at(self, round_number: int) -> float | None:
-        """After which share of its work it falls silent in a round; None where it does not."""
+    def lost_at(self, *when: int) -> float | None:
+        """After which share of its work it falls silent; None where it does not.
+
+        Args:
+            when: Number of the round, and whatever else tells one try of it from another.
+        """
         seed, lost = self.population.fleet.seed, self.population.fleet.population.lost
-        if not lost or uniform((seed, _LOST, round_number), self.number) >= lost:
+        if not lost or uniform((seed, _LOST, *when), self.number) >= lost:
             return None
-        return uniform((seed, _LOST_AT, round_number), self.number)
+        return uniform((seed, _LOST_AT, *when), self.number)
 
     def label_shares(self) -> npt.NDArray[np.float64]:
         """Its share of each class; as in the data where the fleet has no label skew."""

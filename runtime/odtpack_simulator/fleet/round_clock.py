@@ -1,5 +1,7 @@
 """One round on the virtual clock: who is chosen, what becomes of each, and when the round ends.
 
+Rounds without a common beginning are :mod:`~odtpack_simulator.fleet.buffered_clock`'s.
+
 A pure function of the population, the devices and the time: nothing is trained. Every client
 that is chosen comes to exactly one end.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
@@ -18,6 +20,8 @@ from odtpack_simulator.fleet.availability import NS, Availability
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.draws import uniform
 from odtpack_simulator.fleet.population import Client, Population
+from odtpack_simulator.result.base import Count
+from odtpack_simulator.values.part import Part
 
 End = Literal[
     "over memory",
@@ -26,7 +30,9 @@ End = Literal[
     "battery low",
     "left",
     "lost",
+    "unfinished",
     "late",
+    "stale",
     "surplus",
     "given up",
     "refused",
@@ -35,7 +41,9 @@ End = Literal[
 """What becomes of a chosen client."""
 ENDS: Final[tuple[End, ...]] = get_args(End)
 NEVER_STARTED: Final = frozenset({"over memory", "no data"})
-ANSWERED: Final = frozenset({"surplus", "given up", "refused", "averaged"})
+ANSWERED: Final = frozenset({"stale", "surplus", "given up", "refused", "averaged"})
+NO_LOSS: Final = frozenset({"averaged", "surplus", "unfinished"})
+"""Ends that say nothing against a client."""
 
 _LEVEL: Final = 30
 _FLOOR: Final = 0.2
@@ -46,7 +54,7 @@ _LOOK: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A chosen client in a round. Times are nanoseconds from the round's start.
+    """A chosen client in a round. Times are nanoseconds from when it was chosen.
 
     Attributes:
         client: Its number.
@@ -60,6 +68,7 @@ class Visit:
         energy_j: Energy of both; null if unknown.
         down_bytes: Bytes received.
         up_bytes: Bytes sent.
+        staleness: How often the model has changed since it was chosen.
     """
 
     client: int
@@ -73,6 +82,40 @@ class Visit:
     energy_j: float | None = 0.0
     down_bytes: int = 0
     up_bytes: int = 0
+    staleness: int = 0
+
+
+class Flight(Part):
+    """A client at work between two changes of the model: what its visit follows from.
+
+    Attributes:
+        client: Its number.
+        version: Rounds that made the model that it began with.
+        attempt: In which pass over the population it was chosen.
+        start: When, in nanoseconds from the first midnight.
+    """
+
+    client: Count
+    version: Count
+    attempt: Count
+    start: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the server finds when it looks for clients.
+
+    Attributes:
+        chosen: Those that are there.
+        place: Place in the order of the clients after the last that was looked at.
+        looked_at: How many were looked at.
+        absent: How many of them were absent, by reason.
+    """
+
+    chosen: list[int]
+    place: int
+    looked_at: int
+    absent: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -84,7 +127,8 @@ class PlayedRound:
         duration: Until it was over.
         looked_at: Clients that were looked at, to find enough.
         absent: How many of them were absent, by reason.
-        visits: What became of those chosen; in the order of their numbers.
+        visits: What became of those chosen; in the order of their staleness and numbers.
+        flights: Clients that are still at work.
     """
 
     start: int
@@ -92,6 +136,7 @@ class PlayedRound:
     looked_at: int
     absent: dict[str, int] = field(default_factory=dict)
     visits: tuple[Visit, ...] = ()
+    flights: tuple[Flight, ...] = ()
 
     @property
     def averaged(self) -> list[Visit]:
@@ -117,12 +162,13 @@ class RoundClock:
     steps: Callable[[int], int]
     payload: int
 
-    def play(self, number: int, now: int) -> PlayedRound | None:
+    def play(self, number: int, now: int, flights: Sequence[Flight] = ()) -> PlayedRound | None:
         """Play a round that may start at a time or later.
 
         Args:
             number: Its number, from 1.
             now: Nanoseconds from the first midnight.
+            flights: Clients that are still at work from the round before; here none ever is.
 
         Returns:
             The round; None if enough clients are not available on any of the days that the
@@ -135,25 +181,33 @@ class RoundClock:
         )
         attempt = 0
         while now <= last:
-            chosen, looked_at, absent = self._choose(number, attempt, now, wanted)
-            if len(chosen) >= min(federation.minimum, wanted):
-                return self._finish(number, now, looked_at, absent, chosen)
+            look = self._look(number, attempt, now, wanted)
+            if len(look.chosen) >= min(federation.minimum, wanted):
+                return self._finish(number, now, look)
             now += int(federation.retry * NS)
             attempt += 1
         return None
 
-    def _choose(
-        self, number: int, attempt: int, now: int, wanted: int
-    ) -> tuple[list[int], int, Counter[str]]:
-        """Clients that are there, in an order of the round's own."""
+    def _look(
+        self,
+        number: int,
+        attempt: int,
+        now: int,
+        wanted: int,
+        place: int = 0,
+        busy: Collection[int] = (),
+    ) -> Look:
+        """Clients that are there and not busy, from a place of the round's own order on."""
         chosen: list[int] = []
         absent: Counter[str] = Counter()
         looked_at = 0
-        while len(chosen) < wanted and looked_at < len(self.population):
+        others = np.fromiter(busy, np.int64, len(busy))
+        while len(chosen) < wanted and place < len(self.population):
             size = min(_LOOK, max(64, 2 * (wanted - len(chosen)), looked_at))
-            clients = self.population.in_order(number, attempt, looked_at, looked_at + size)
+            clients = self.population.in_order(number, attempt, place, place + size)
+            free = ~np.isin(clients, others)
             reasons = self.availability.absences(clients, now)
-            there = np.ones(len(clients), np.bool_)
+            there = free.copy()
             for gone in reasons.values():
                 there &= ~gone
             # Whoever comes after the last one needed is not looked at.
@@ -161,16 +215,15 @@ class RoundClock:
             seen = int(enough[0]) + 1 if len(enough) else len(clients)
             chosen += clients[:seen][there[:seen]].tolist()
             for reason, gone in reasons.items():
-                absent[reason] += int(gone[:seen].sum())
-            looked_at += seen
-        return chosen, looked_at, absent
+                absent[reason] += int((gone & free)[:seen].sum())
+            looked_at += int(free[:seen].sum())
+            place += seen
+        return Look(chosen, place, looked_at, absent)
 
-    def _finish(
-        self, number: int, now: int, looked_at: int, absent: Counter[str], chosen: list[int]
-    ) -> PlayedRound:
+    def _finish(self, number: int, now: int, look: Look) -> PlayedRound:
         federation = self.population.fleet.federation
         deadline = int(federation.deadline * NS)
-        visits = [self._visit(number, now, deadline, client) for client in sorted(chosen)]
+        visits = [self._visit((number,), now, client) for client in sorted(look.chosen)]
         answered = sorted(
             (visit for visit in visits if visit.end == "averaged"), key=lambda v: (v.at, v.client)
         )
@@ -187,10 +240,20 @@ class RoundClock:
             replace(visit, end=ends[visit.client]) if visit.client in ends else visit
             for visit in visits
         )
-        return PlayedRound(now, duration, looked_at, {k: n for k, n in absent.items() if n}, final)
+        return PlayedRound(now, duration, look.looked_at, dict(+look.absent), final)
 
-    def _visit(self, number: int, now: int, deadline: int, index: int) -> Visit:
-        """What becomes of a client by itself; ``averaged`` if it answers in time."""
+    def _visit(
+        self, draw: tuple[int, ...], now: int, index: int, until: int | None = None
+    ) -> Visit:
+        """What becomes of a client by itself; ``averaged`` if it answers in time.
+
+        Args:
+            draw: The round, and what tells one try of it from another, by which it may be lost.
+            now: When it is chosen.
+            index: Its number.
+            until: When the federation ends.
+        """
+        deadline = int(self.population.fleet.federation.deadline * NS)
         client = self.population.client(index)
         model = client.model
         device = self.devices[model]
@@ -211,7 +274,9 @@ class RoundClock:
         cuts: list[tuple[int, End]] = []
         if session.kept < steps:
             cuts.append((trained, "window ended"))
-        lost = client.lost_at(number)
+        if until is not None:
+            cuts.append((until - now, "unfinished"))
+        lost = client.lost_at(*draw)
         if lost is not None:
             cuts.append((int(lost * max(0, finish - 1)), "lost"))
         leaves = self.availability.leaves(index, now, now + min(finish, deadline) + 1)

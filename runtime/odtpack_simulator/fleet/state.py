@@ -16,7 +16,7 @@ from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.local_training import Arrays, mismatch
 from odtpack_simulator.fleet.outcome.result import RoundRecord
-from odtpack_simulator.fleet.round_clock import ENDS, Visit
+from odtpack_simulator.fleet.round_clock import ENDS, Flight, Visit
 from odtpack_simulator.result.base import Count, Loss
 from odtpack_simulator.values.part import Part
 
@@ -33,8 +33,9 @@ VISIT: Final = np.dtype(
 """A chosen client in a round: what a result counts. An unknown energy is NaN."""
 
 Visits = npt.NDArray[Any]
-_SERVER: Final = "server:"
-"""Begins the names of the server's own arrays in the file."""
+_CURRENT: Final = ""
+_SERVER: Final = "server"
+"""What an array of the file is part of; those of an earlier model have its number of rounds."""
 MAX_STATE_BYTES: Final = 8 * 2**30
 
 
@@ -47,6 +48,7 @@ class StateRecord(Part):
     accuracy_before: float | None
     devices: list[FleetDevice]
     rounds: list[RoundRecord]
+    flights: list[Flight] = Field(default_factory=list)
     class_right: list[Count] = Field(default_factory=list)
     class_total: list[Count] = Field(default_factory=list)
 
@@ -60,12 +62,15 @@ class FleetState:
         arrays: The parameters.
         server: The state of the server's optimizer.
         visits: Of all rounds so far.
+        models: The parameters that clients at work began with, by the number of rounds that made
+            them; not those that are too old to count.
     """
 
     record: StateRecord
     arrays: Arrays
     server: Arrays = field(default_factory=dict)
     visits: list[Visits] = field(default_factory=list)
+    models: dict[int, Arrays] = field(default_factory=dict)
 
     def all_visits(self) -> Visits:
         """The visits of all rounds."""
@@ -78,17 +83,25 @@ class FleetState:
             OdtpackError: The file cannot be written.
         """
         record = np.frombuffer(self.record.model_dump_json().encode(), np.uint8)
-        everything = {**self.arrays, **{f"{_SERVER}{k}": v for k, v in self.server.items()}}
-        names = np.array(list(everything), np.str_)
-        values = {f"array{index}": array for index, array in enumerate(everything.values())}
+        parts = {_CURRENT: self.arrays, _SERVER: self.server}
+        parts |= {str(number): arrays for number, arrays in self.models.items()}
+        rows = [(part, name) for part, arrays in parts.items() for name in arrays]
+        values = {f"array{index}": parts[part][name] for index, (part, name) in enumerate(rows)}
         with atomic_write(path) as stream:
             np.savez(
-                stream, allow_pickle=False, record=record, names=names, visits=self.all_visits(),
+                stream,
+                allow_pickle=False,
+                record=record,
+                parts=np.array([part for part, _ in rows], np.str_),
+                names=np.array([name for _, name in rows], np.str_),
+                visits=self.all_visits(),
                 **values,
-            )  # fmt: skip
+            )
 
     @classmethod
-    def load(cls, path: Path, run: str, initial: Arrays, server: Arrays) -> FleetState:
+    def load(
+        cls, path: Path, run: str, initial: Arrays, server: Arrays, staleness_limit: int
+    ) -> FleetState:
         """Read a state.
 
         Args:
@@ -96,6 +109,7 @@ class FleetState:
             run: Digest of what the federation is of.
             initial: The parameters' names, shapes and types.
             server: The same of the state of the server's optimizer.
+            staleness_limit: Of how many rounds ago models are still needed.
 
         Raises:
             OdtpackError: ``fleet-state``: absent, not a state, or that of something else.
@@ -107,28 +121,32 @@ class FleetState:
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 record = StateRecord.model_validate_json(file["record"].tobytes())
-                arrays = {
-                    str(name): file[f"array{index}"] for index, name in enumerate(file["names"])
-                }
+                parts: dict[str, Arrays] = {_CURRENT: {}, _SERVER: {}}
+                places = zip(file["parts"], file["names"], strict=True)
+                for index, (part, name) in enumerate(places):
+                    parts.setdefault(str(part), {})[str(name)] = file[f"array{index}"]
+                arrays, kept = parts.pop(_CURRENT), parts.pop(_SERVER)
+                models = {int(part): own for part, own in parts.items()}
                 visits = file["visits"]
         except Exception as error:  # what a broken archive makes zip, zlib and numpy raise
             detail = "its record is wrong" if isinstance(error, ValidationError) else str(error)
             raise _wrong(path, f"it cannot be read: {detail[:200]}") from error
         if record.run != run:
             raise _wrong(path, "it is that of another package, data or fleet file")
-        kept = {
-            name.removeprefix(_SERVER): arrays.pop(name)
-            for name in list(arrays)
-            if name.startswith(_SERVER)
-        }
         problem = mismatch(initial, arrays) or mismatch(server, kept)
+        for model in models.values():
+            problem = problem or mismatch(initial, model)
+        ages = {len(record.rounds) - flight.version: flight.version for flight in record.flights}
+        for age, version in ages.items():
+            if age < 1 or (age <= staleness_limit and version not in models):
+                problem = problem or f"it lacks the model after round {version}"
         if problem is None and (visits.dtype != VISIT or visits.ndim != 1):
             problem = "it has no visits"
         if problem is None and not _in_range(visits, len(record.devices)):
             problem = "its visits name devices or ends that do not exist"
         if problem is not None:
             raise _wrong(path, problem)
-        return cls(record, arrays, kept, [visits])
+        return cls(record, arrays, kept, [visits], models)
 
 
 def visit_rows(visits: Sequence[Visit]) -> Visits:

@@ -70,6 +70,31 @@ def weighted_mean(answers: Sequence[Mapping[str, Array]], weights: Sequence[floa
     return {name: np.asarray(array) for name, array in mean.items()}
 
 
+def discounted(
+    answer: Mapping[str, Array],
+    begun: Mapping[str, Array],
+    current: Mapping[str, Array],
+    staleness: int,
+) -> Arrays:
+    """What an answer from an older model comes to in the current one.
+
+    Its update is discounted by ``1 / sqrt(1 + staleness)`` (Nguyen et al. 2022, arXiv:2106.06639).
+
+    Args:
+        answer: Parameters after the client's training.
+        begun: Those that it began with.
+        current: Those of the model now.
+        staleness: How often the model has changed in between; with 0 the answer is itself.
+    """
+    if not staleness:
+        return dict(answer)
+    share = 1 / math.sqrt(1 + staleness)
+    return {
+        name: np.asarray(current[name] + share * (array - begun[name]), array.dtype)
+        for name, array in answer.items()
+    }
+
+
 def _length(reference: Mapping[str, Array], arrays: Mapping[str, Array]) -> float:
     total = 0.0
     for name, array in reference.items():

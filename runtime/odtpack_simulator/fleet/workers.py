@@ -40,13 +40,23 @@ OnClient = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Some clients of a round, for one process."""
+class Group:
+    """Clients that train from the same parameters.
+
+    Attributes:
+        arrays: What the server sends.
+        round_number: Number of the round in which it does.
+        clients: Number and samples of each.
+    """
 
     arrays: Arrays
-    settings: LocalSettings
     round_number: int
-    clients: tuple[tuple[int, Indices], ...]
+    clients: Sequence[tuple[int, Indices]]
+
+    def pieces(self, size: int) -> Iterator[Group]:
+        """The same in groups of so many clients at most."""
+        for at in range(0, len(self.clients), size):
+            yield Group(self.arrays, self.round_number, self.clients[at : at + size])
 
 
 class ClientPool:
@@ -113,17 +123,13 @@ class ClientPool:
 
     def train(
         self,
-        arrays: Arrays,
-        round_number: int,
-        clients: Sequence[tuple[int, Indices]],
+        groups: Sequence[Group],
         on_client: OnClient | None = None,
     ) -> list[LocalUpdate]:
-        """Train clients from the same parameters.
+        """Train clients.
 
         Args:
-            arrays: What the server sends.
-            round_number: Number of the round.
-            clients: Number and samples of each.
+            groups: The clients, and what each begins with.
             on_client: Called as clients finish.
 
         Returns:
@@ -134,37 +140,30 @@ class ClientPool:
         """
         tell = on_client or (lambda done, of: None)
         updates: list[LocalUpdate] = []
+        count = sum(len(group.clients) for group in groups)
         if self._pool is None and self._sent is None:
-            for number, indices in clients:
-                updates.append(
-                    self._trainer.train(
-                        arrays,
-                        self._data,
-                        indices,
-                        self._settings,
-                        round_number=round_number,
-                        client=number,
-                    )
-                )
-                tell(len(updates), len(clients))
+            for group in groups:
+                for update in _updates(self._trainer, self._data, self._settings, group):
+                    updates.append(update)
+                    tell(len(updates), count)
             return updates
-        size = max(1, -(-len(clients) // (self._jobs * _PIECES)))
-        pieces = [
-            _Piece(arrays, self._settings, round_number, tuple(clients[at : at + size]))
-            for at in range(0, len(clients), size)
-        ]
+        size = max(1, -(-count // (self._jobs * _PIECES)))
+        pieces = [piece for group in groups for piece in group.pieces(size)]
         for found in self._in_processes(pieces):
             updates += found
-            tell(len(updates), len(clients))
+            tell(len(updates), count)
         return updates
 
-    def _in_processes(self, pieces: Sequence[_Piece]) -> Iterator[list[LocalUpdate]]:
+    def _in_processes(self, pieces: Sequence[Group]) -> Iterator[list[LocalUpdate]]:
         if self._ray is not None:
-            yield from self._ray.in_order(_train_on_ray, [(p, self._sent) for p in pieces])
+            work = [(piece, self._settings, self._sent) for piece in pieces]
+            yield from self._ray.in_order(_train_on_ray, work)
         if self._pool is None:
             return
         try:
-            futures = [self._pool.submit(guarded, _train, piece) for piece in pieces]
+            futures = [
+                self._pool.submit(guarded, _train, piece, self._settings) for piece in pieces
+            ]
             for future in futures:
                 yield unwrapped(future.result())
         except BrokenExecutor as error:
@@ -188,7 +187,7 @@ class _Sent:
     shipments: list[Any]
 
 
-def _train_on_ray(piece: _Piece, sent: _Sent) -> list[LocalUpdate]:
+def _train_on_ray(piece: Group, settings: LocalSettings, sent: _Sent) -> list[LocalUpdate]:
     if _here.get("key") != sent.key:
         import ray
 
@@ -197,7 +196,7 @@ def _train_on_ray(piece: _Piece, sent: _Sent) -> list[LocalUpdate]:
             moved = {each.origin: each.unpack(Path(folder)) for each in arrived}
             _open(relocate(sent.package, moved), relocate(dict(sent.files), moved), mapped=False)
         _here["key"] = sent.key
-    return _train(piece)
+    return _train(piece, settings)
 
 
 _here: dict[str, Any] = {}
@@ -212,16 +211,19 @@ def _open(package: str, files: Mapping[str, str], *, mapped: bool = True) -> Non
     }
 
 
-def _train(piece: _Piece) -> list[LocalUpdate]:
-    trainer: LocalTrainer = _here["trainer"]
-    return [
-        trainer.train(
-            piece.arrays,
-            _here["data"],
+def _train(piece: Group, settings: LocalSettings) -> list[LocalUpdate]:
+    return list(_updates(_here["trainer"], _here["data"], settings, piece))
+
+
+def _updates(
+    trainer: LocalTrainer, data: Mapping[str, Array], settings: LocalSettings, group: Group
+) -> Iterator[LocalUpdate]:
+    for number, indices in group.clients:
+        yield trainer.train(
+            group.arrays,
+            data,
             indices,
-            piece.settings,
-            round_number=piece.round_number,
+            settings,
+            round_number=group.round_number,
             client=number,
         )
-        for number, indices in piece.clients
-    ]

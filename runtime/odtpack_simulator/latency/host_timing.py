@@ -93,6 +93,7 @@ class HostTiming:
             threads=calibration.threads,
             single=calibration.core_flops,
             stolen=message["stolen_share"],
+            others=message["others_share"],
             load=message["load_average"],
         )
         # The steps ran between both calibrations.

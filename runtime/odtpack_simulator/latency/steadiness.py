@@ -3,7 +3,8 @@
 Other programs disturb a timing in two ways. They take the processor, which the steps
 then wait for; and they share caches, memory or, in a virtual machine, the core itself,
 which makes everything slower without any waiting. The first shows in what each step
-waited, the second in a calibration before and one after the steps.
+waited, the second in a calibration before and one after the steps, and, where it was
+there all the time, in what other programs computed meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ LEAST_STEPS: Final = 3
 """Steps that waited less than that, without which no time is judged."""
 MOST_DRIFT: Final = 2.0
 """Ratio of two calibrations above which the machine was not the same in between."""
+SHARED_CORE: Final = 2.0
+"""How much longer a step takes, at most, while another program has the other half of its core."""
 LEAST_GAIN: Final = 0.4
 """What each further thread adds to a matrix product, at least, where it has a core of its own."""
 
@@ -57,6 +60,7 @@ def steadiness(
     threads: int,
     single: float,
     stolen: float = 0.0,
+    others: float = 0.0,
     load: float | None = None,
 ) -> Steadiness:
     """Judge a timing.
@@ -69,6 +73,7 @@ def steadiness(
         threads: Threads of the steps.
         single: The matrix product with one thread.
         stolen: Share of the time that the host of a virtual machine gave to others.
+        others: Share of the time that other programs had the cores which the steps left free.
         load: Load average, for people.
     """
     total = sum(steps_ms)
@@ -79,6 +84,8 @@ def steadiness(
     seen = f"steps waited {waited:.0%} of their time for a processor" if waited > 0.01 else ""
     if stolen > 0.02:
         seen += f"{', ' if seen else ''}the host of this virtual machine took {stolen:.0%}"
+    if others > 0.1:
+        seen += f"{', ' if seen else ''}other programs had {min(others, 1):.0%} of the other cores"
     if drift > 1.1:
         seen += f"{', ' if seen else ''}it computed {drift:.2g} times as fast at other moments"
     told = f" (load average {load:.1f})" if load is not None and seen else ""
@@ -103,11 +110,13 @@ def steadiness(
     used = quiet if enough else freed or list(steps_ms)
     spoilt = 1.0 if enough else 1 + waited
     spread = math.sqrt(drift) * (1 + max(0.0, stolen))
+    # Alone, the steps might have been that much faster; they cannot have been slower.
+    shared = 1 + (SHARED_CORE - 1) * min(1.0, others)
     return Steadiness(
         steps_ms=tuple(used),
         waited=waited,
         drift=drift,
-        low=1 / (spoilt * spread),
+        low=1 / (spoilt * spread * shared),
         high=spread,
         busy=busy,
         note=f"this machine was busy, which widens the interval: {seen}{told}" if seen else "",

@@ -20,8 +20,9 @@ QUIET_SHARE: Final = 0.02
 ENOUGH_STEPS: Final = 8
 """Undisturbed steps from which on the others are left out."""
 _TASKS: Final = Path("/proc/self/task")
+_COMPUTING: Final = (1, 2, 3, 6, 7)
+"""Fields of the line ``cpu`` in ``/proc/stat`` (proc(5)): user, nice, system, irq and softirq."""
 _STEAL: Final = 8
-"""Field of the line ``cpu`` in ``/proc/stat``, the name included."""
 
 
 class WaitingClock:
@@ -63,10 +64,22 @@ def _second_number(file: int) -> int:
 
 
 def stolen_seconds() -> float:
-    """Seconds that the host of this virtual machine gave to others; 0 where nobody counts."""
+    """Seconds that the host of this virtual machine gave to others; 0 where it is not counted."""
+    return _processor_seconds(_STEAL)
+
+
+def others_seconds() -> float:
+    """Processor seconds of all other programs here so far; 0 where they are not counted."""
+    own = os.times()
+    everything = _processor_seconds(*_COMPUTING)
+    return everything - own.user - own.system if everything else 0.0
+
+
+def _processor_seconds(*fields: int) -> float:
+    """Sum of fields of the line ``cpu`` in ``/proc/stat``."""
     try:
-        fields = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()
-        return int(fields[_STEAL]) / os.sysconf("SC_CLK_TCK")
+        line = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()
+        return sum(int(line[field]) for field in fields) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from odtpack_simulator.device.profile import parse_profile
 from odtpack_simulator.latency.latency import HostTiming, carry, measure_host
 from odtpack_simulator.latency.steadiness import Steadiness, steadiness
-from odtpack_simulator.measure.waiting import WaitingClock
+from odtpack_simulator.measure.waiting import WaitingClock, others_seconds
 from odtpack_simulator.result.result import DeviceLatency
 from tests.simulator.packages import Case
 from tests.simulator.timings import timing
@@ -43,9 +44,12 @@ def judged(
     *,
     threads: int = 1,
     stolen: float = 0.0,
+    others: float = 0.0,
 ) -> Steadiness:
     single = 1e11 / threads
-    return steadiness(steps, waited, rates, threads=threads, single=single, stolen=stolen)
+    return steadiness(
+        steps, waited, rates, threads=threads, single=single, stolen=stolen, others=others
+    )
 
 
 class TestSteadiness:
@@ -53,6 +57,13 @@ class TestSteadiness:
         found = judged([10.0, 11.0, 10.5], [0.0, 0.1, 0.0])
         assert found.steps_ms == (10.0, 11.0, 10.5)
         assert (found.low, found.high, found.busy, found.note) == (1, 1, None, "")
+
+    def test_a_neighbour_on_the_core_may_have_doubled_every_step(self) -> None:
+        """Nothing waits and the calibrations agree, since the neighbour was there all the time."""
+        found = judged([10.0] * 10, [0.0] * 10, others=1.3)
+        assert (found.low, found.high, found.busy) == (0.5, 1, None)
+        assert "other programs had 100% of the other cores" in found.note
+        assert judged([10.0] * 10, [0.0] * 10, others=0.05).note == ""
 
     def test_disturbed_steps_are_left_out_where_enough_others_are_left(self) -> None:
         found = judged([10.0] * 8 + [40.0] * 4, [0.0] * 8 + [30.0] * 4)
@@ -157,6 +168,19 @@ def _burn(cores: set[int] | None) -> None:
     data = np.ones(2**18, np.float32)
     while True:
         np.multiply(data, 1.0, out=data)
+
+
+def test_others_compute() -> None:
+    before = others_seconds()
+    with load(1):
+        time.sleep(2.0)
+    beside = others_seconds() - before
+    assert beside > 0.1  # the other's, while this process slept
+    before, start, own = others_seconds(), time.perf_counter(), time.process_time()
+    while time.perf_counter() < start + 1.0:
+        np.ones(2**20)
+    own, wall = time.process_time() - own, time.perf_counter() - start
+    assert others_seconds() - before < wall * (os.cpu_count() or 1) - own + 0.2
 
 
 @contextmanager

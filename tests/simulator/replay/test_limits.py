@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
@@ -248,7 +247,7 @@ print(before, anonymous_bytes(os.getpid()))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, after = map(int, ran.stdout.split())
-    assert 0 < before
+    assert before > 0
     assert 2**25 <= after - before <= 2**25 + 2**20
 
 

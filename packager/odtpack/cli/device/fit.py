@@ -126,6 +126,7 @@ def fit(
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
+    What takes too much memory is built with a memory budget, if that makes it fit.
 
     Exit code 0 if a candidate keeps every budget, 1 if none does, 2 for bad input.
     """
@@ -279,6 +280,7 @@ def _table(
         return "unknown" if value is None else format_value(value, unit)
 
     rows = []
+    budgets = any(each.choice.memory_budget for each in solutions)
     for index, each in enumerate(solutions, 1):
         choice = each.choice
         quality = each.metric if metric == "accuracy" else each.loss
@@ -300,11 +302,13 @@ def _table(
                 f"{choice.batch_size}" + (f" in batches of {choice.micro_batch}" if cut else ""),
                 choice.frozen + stored,
                 f"{choice.optimizer}, rate {choice.learning_rate:g}",
+                *((choice.memory_budget or "none",) if budgets else ()),
             )
         )
     figures = (metric, "peak memory", "time", "energy")
     header = (*((first,) if first else ()), "candidate", *figures)
-    _console.table(rows, (*header, "batch", "frozen", "optimizer"), figures=",".join(figures))
+    header += ("batch", "frozen", "optimizer", *(("memory budget",) if budgets else ()))
+    _console.table(rows, header, figures=",".join(figures))
 
 
 def _check_folder(out: Path) -> list[str]:

@@ -160,7 +160,9 @@ class CheckpointReader {
     Tensor tensor{static_cast<Type>(table.data_type()), {}, nullptr};
     double most = 1;  // the product itself would be 0 for a zero beside any size
     for (size_t i = 0; table.dims() != nullptr && i < table.dims()->size(); ++i) {
-      const int64_t size = table.dims()->Get(i);
+      int64_t size = 0;  // a hostile file's are not aligned, which the verifier does not see
+      std::memcpy(&size, table.dims()->Data() + i * sizeof size, sizeof size);
+      size = flatbuffers::EndianScalar(size);
       most *= std::max(1.0, static_cast<double>(size));
       Require(i < 32 && size >= 0 && most <= kMostElements,
               "'" + name + "' has an impossible shape");

@@ -246,4 +246,6 @@ def _notes(base: FleetResult, head: FleetResult) -> list[str]:
 def _words(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "nothing"
+    if value is None:
+        return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

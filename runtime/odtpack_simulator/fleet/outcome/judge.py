@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.outcome.result import FleetResult
+from odtpack_simulator.fleet.round_clock import NO_LOSS
 from odtpack_simulator.result.result import Check, CheckStatus, CheckUnit, Verdict
 from odtpack_simulator.values.units import format_limit, format_value
 
@@ -191,14 +192,15 @@ def first_change(result: FleetResult) -> str:
     """What to change first: what most of the chosen clients that were not averaged came to."""
     if not result.rounds:
         return "let more clients be available: a smaller population.requires, or a lower minimum"
-    losses = {
-        end: count for end, count in result.ends().items() if end not in ("averaged", "surplus")
-    }
+    losses = {end: count for end, count in result.ends().items() if end not in NO_LOSS}
     worst = max(losses, key=lambda end: losses[end], default=None)
     chosen = sum(result.ends().values())
     if worst is None or losses[worst] < chosen / 20:
         # The rounds work: what is left is to learn more in each of them, or in more of them.
         return "train longer: more rounds, more clients a round, or more epochs in each"
+    enough, more = "minimum", "over_selection"
+    if result.plan.buffer is not None:
+        enough, more = "buffer", "clients"
     share = f"{losses[worst]} of {chosen} chosen clients"
     advice = {
         "over memory": "are over memory: build the package with a smaller batch or fewer trained "
@@ -208,10 +210,12 @@ def first_change(result: FleetResult) -> str:
         "or less of the model",
         "battery low": "have too little battery: require charging",
         "left": "leave before they are done: train fewer epochs, or run rounds at night",
-        "lost": "fall silent: choose more of them by a higher over_selection",
+        "lost": f"fall silent: choose more of them by a higher {more}",
         "late": "answer after the deadline: extend federation.deadline, or train fewer epochs",
-        "given up": "answered in rounds with too few answers: lower federation.minimum, or raise "
-        "over_selection",
+        "stale": "answer when the model has changed too often: raise federation.most_staleness or "
+        "buffer",
+        "given up": f"answered in rounds with too few answers: lower federation.{enough}, or raise "
+        f"{more}",
         "refused": "were refused: lower training.learning_rate",
     }
     return f"{share} {advice[worst]}"

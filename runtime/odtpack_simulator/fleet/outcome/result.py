@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -34,13 +35,15 @@ class FleetPackage(Part):
 
 
 class FleetPlan(Part):
-    """The fleet file, as far as a report shows it."""
+    """The fleet file, as far as a report shows it; ``buffer`` is null for synchronous rounds."""
 
     digest: str = Field(pattern=_SHA256)
     data_digest: str = Field(pattern=_SHA256)
     seed: Count
     clients: Count
     per_round: Count
+    buffer: Count | None = None
+    most_staleness: Count | None = None
     over_selection: NonNegative
     minimum: Count
     deadline_s: NonNegative
@@ -60,7 +63,9 @@ class FleetPlan(Part):
 class RoundRecord(Part):
     """One round. ``ends`` counts what became of the chosen clients; null was not evaluated.
 
-    ``loss`` and ``accuracy`` are those of the model after the round, on the held-out samples.
+    ``loss`` and ``accuracy`` are those of the model after the round, on the held-out samples. In
+    asynchronous rounds ``staleness`` counts the averaged answers by how often the model had changed
+    since their clients began: none, once, and so on.
     """
 
     number: Count
@@ -73,6 +78,7 @@ class RoundRecord(Part):
     loss: Loss = None
     accuracy: float | None = Field(default=None, ge=0, le=1)
     refused: list[Text] = Field(default_factory=list)
+    staleness: list[Count] = Field(default_factory=list)
 
 
 class DeviceOutcome(Part):
@@ -215,6 +221,11 @@ class FleetResult(Part):
             for end, count in each.ends.items():
                 total[end] = total.get(end, 0) + count
         return total
+
+    def staleness(self) -> list[int]:
+        """Averaged answers of all rounds by their staleness, as in each round."""
+        rows = itertools.zip_longest(*(each.staleness for each in self.rounds), fillvalue=0)
+        return [sum(row) for row in rows]
 
     def reached(self, accuracy: float) -> RoundRecord | None:
         """The first round after which the model has this accuracy."""

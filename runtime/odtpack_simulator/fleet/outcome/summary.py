@@ -89,6 +89,10 @@ def _plan(federation: Simulated) -> FleetPlan:
         seed=fleet.seed,
         clients=fleet.population.clients,
         per_round=fleet.federation.clients,
+        buffer=fleet.federation.buffer,
+        most_staleness=None
+        if fleet.federation.buffer is None
+        else fleet.federation.staleness_limit,
         over_selection=fleet.federation.over_selection,
         minimum=fleet.federation.minimum,
         deadline_s=fleet.federation.deadline,

@@ -33,6 +33,7 @@ from odtpack_simulator.measure.waiting import (
     QUIET_SHARE,
     WaitingClock,
     load_average,
+    others_seconds,
     stolen_seconds,
 )
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
@@ -57,8 +58,8 @@ def time_steps(job: Job, send: Send) -> None:
 
     - ``calibration``: the fields of :class:`~odtpack_simulator.measure.calibration.Calibration`;
     - ``first_step_ms``, ``steps_ms``, and ``waited_ms``, what each of these waited;
-      ``rates_after``: matrix rate and copy bandwidth after them; ``stolen_share`` and
-      ``load_average``;
+      ``rates_after``: matrix rate and copy bandwidth after them; ``stolen_share``,
+      ``others_share`` (of the cores that the steps leave free) and ``load_average``;
     - ``operators`` of one typical step: rows of ``op_type``, ``calls``, ``us`` (with what the
       profile adds), ``flops`` and ``moved_bytes``, put together where all of a run is alike;
       ``profiled_steps``;
@@ -73,9 +74,11 @@ def time_steps(job: Job, send: Send) -> None:
     send("phase", name="timing steps")
     batches = Batches(list(job.data.values()), job.schedule.largest_batch)
     trainer = open_trainer(job, batches)
-    stolen, start = stolen_seconds(), time.perf_counter()
+    stolen, others, start = stolen_seconds(), others_seconds(), time.perf_counter()
     (first, *steps), (_, *waited) = step_times(job, trainer)
-    stolen = (stolen_seconds() - stolen) / (time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    stolen, others = stolen_seconds() - stolen, others_seconds() - others
+    cores = os.cpu_count() or 1
     send("phase", name="calibrating this machine again")
     after = rates(job.threads)
     send("phase", name="saving and loading")
@@ -94,7 +97,8 @@ def time_steps(job: Job, send: Send) -> None:
         steps_ms=steps,
         waited_ms=waited,
         rates_after=after,
-        stolen_share=stolen / (os.cpu_count() or 1),
+        stolen_share=stolen / (seconds * cores),
+        others_share=max(0.0, others / (seconds * max(1, cores - job.threads))),
         load_average=load_average(),
         profiled_steps=count,
         operators=grouped(nodes),

@@ -7,7 +7,7 @@ from typing import Final
 
 from odtpack_simulator.fleet.outcome.judge import TITLES, first_change
 from odtpack_simulator.fleet.outcome.result import DeviceOutcome, FleetResult
-from odtpack_simulator.fleet.round_clock import ANSWERED, NEVER_STARTED
+from odtpack_simulator.fleet.round_clock import ANSWERED, NEVER_STARTED, NO_LOSS
 from odtpack_simulator.reports.view.view import VERDICT_WORDS, check_state
 from odtpack_simulator.result.result import Check, Verdict
 from odtpack_simulator.values.units import (
@@ -27,7 +27,9 @@ WORDS: Final = {
     "battery low": "battery low",
     "left": "user came back, unplugged, or left the network",
     "lost": "fell silent",
+    "unfinished": "still at work at the end",
     "late": "after the deadline",
+    "stale": "from a model that is too old",
     "surplus": "not needed any more",
     "given up": "in a round with too few answers",
     "refused": "refused",
@@ -109,6 +111,10 @@ def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
         middle = format_duration(durations[len(durations) // 2])
         longest = format_duration(durations[-1])
         figures.append(("A round", middle, f"{longest} at most"))
+    counts = result.staleness()
+    if sum(counts):
+        mean = sum(age * count for age, count in enumerate(counts)) / sum(counts)
+        figures.append(("Staleness", f"{mean:.1f}", f"{len(counts) - 1} at most"))
     traffic = result.traffic_bytes
     figures.append(
         ("Traffic of a device", format_bytes(traffic.mean), f"{format_bytes(traffic.most)} at most")
@@ -181,7 +187,7 @@ def device_rows(result: FleetResult) -> list[tuple[str, bool, list[tuple[str, st
 def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
     device = each.device
     chosen = sum(each.ends.values())
-    absences = {end: n for end, n in each.ends.items() if end not in ("averaged", "surplus")}
+    absences = {end: n for end, n in each.ends.items() if end not in NO_LOSS}
     why = max(absences, key=lambda end: absences[end], default=None)
     share = each.took_part / each.clients if each.clients else 0.0
     memory, limit = "unknown", ""
