@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from odtpack.fit.federated import FleetFitResult
 from odtpack.fit.outcome import json_schema as fit_json_schema
 from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
@@ -159,6 +160,12 @@ def fleet_schema() -> str:
     """The JSON Schema of what ``odtpack fleet run --report json:PATH`` writes."""
     content = FleetResult.model_json_schema(mode="serialization")
     return _schema(content, "Result of a simulated federation of odtpack")
+
+
+def fleet_fit_schema() -> str:
+    """The schema of a search's result over federated settings."""
+    content = FleetFitResult.model_json_schema(mode="serialization")
+    return _schema(content, "Result of odtpack fleet fit")
 
 
 def fleet_comparison_schema() -> str:
@@ -410,6 +417,7 @@ PAGES = {
     _FLEET: fleet_page,
     ROOT / "docs" / "schemas" / "fleet.schema.json": fleet_schema,
     ROOT / "docs" / "schemas" / "fleet-comparison.schema.json": fleet_comparison_schema,
+    ROOT / "docs" / "schemas" / "fleet-fit.schema.json": fleet_fit_schema,
 }
 
 

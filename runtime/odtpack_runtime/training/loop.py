@@ -86,6 +86,7 @@ def evaluate(
     scores: int | None = None,
     labels: int | None = None,
     ignored_label: int | None = None,
+    on_labels: Callable[[Array, Array], None] = lambda right, counted: None,
 ) -> Evaluation:
     """Run batches in evaluation mode; the module is then in the mode in which it was.
 
@@ -95,6 +96,8 @@ def evaluate(
         scores: Index among the outputs of scores per class; None if there are none.
         labels: Index among the inputs of the labels; None if there are none.
         ignored_label: Label of samples that do not count; None if all do.
+        on_labels: Called with each batch's labels that the highest score names, and with all that
+            count.
     """
     was_training = module.training
     module.eval()
@@ -107,8 +110,9 @@ def evaluate(
         losses.append(loss_of(results))
         sizes.append(next((len(array) for array in batch if np.ndim(array)), 1))
         if scores is not None and labels is not None:
-            hits, counted = count_right(outputs[scores], batch[labels], ignored_label)
-            right, total = right + hits, total + counted
+            named, counted = right_labels(outputs[scores], batch[labels], ignored_label)
+            right, total = right + len(named), total + len(counted)
+            on_labels(named, counted)
     module.train(was_training)
     return Evaluation(tuple(losses), tuple(sizes), right, total)
 
@@ -118,8 +122,8 @@ def loss_of(results: Any) -> float:
     return float(np.ravel(results[0] if isinstance(results, tuple) else results)[0])
 
 
-def count_right(scores: Array, labels: Array, ignored_label: int | None) -> tuple[int, int]:
-    """Labels that the highest score names, and all that count.
+def right_labels(scores: Array, labels: Array, ignored_label: int | None) -> tuple[Array, Array]:
+    """Labels that the highest score names, and all that count, each in one axis.
 
     Args:
         scores: One number per class, ``[N, C, ...]``.
@@ -127,5 +131,4 @@ def count_right(scores: Array, labels: Array, ignored_label: int | None) -> tupl
         ignored_label: Label of samples that do not count; None if all do.
     """
     counted = labels != ignored_label
-    hits = (scores.argmax(axis=1) == labels) & counted
-    return int(np.count_nonzero(hits)), int(np.count_nonzero(counted))
+    return labels[(scores.argmax(axis=1) == labels) & counted], labels[counted]
