@@ -1,7 +1,7 @@
 """A large fleet against Flower's own simulation engine, with the same clients.
 
     python -m benchmarks.fleet [--clients 10000] [--rounds 100] [--per-round 100]
-    python -m benchmarks.fleet --clients 1000000 --only odtpack --rounds 20
+    python -m benchmarks.fleet --clients 1000000 --only odtpack --a-day 1000
 
 Both train the demo's CNN on the digits, the same clients as many times each, in two processes.
 Flower's engine runs in .venv-federated (make federated). Devices are ideal: it has none.
@@ -56,6 +56,9 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> None:
     text = FLEET.format(
         population=arguments.clients, per_round=arguments.per_round, rounds=arguments.rounds
     )
+    if arguments.a_day:
+        hours = 24 * arguments.per_round / arguments.a_day
+        text += f'every = "{hours:g} h"\n'
     (folder / "fleet.toml").write_text(text)
 
 
@@ -71,7 +74,14 @@ def odtpack(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     trained = result.ends()["averaged"]
     accuracy = result.rounds[-1].accuracy
-    return {"seconds": seconds, "trained": trained, "accuracy": accuracy, "peak_mb": peak_mb()}
+    return {
+        "seconds": seconds,
+        "trained": trained,
+        "accuracy": accuracy,
+        "peak_mb": peak_mb(),
+        "took_part": result.took_part,
+        "days": result.days,
+    }
 
 
 def flower(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -141,6 +151,7 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--a-day", type=int, help="clients that take part per simulated day")
     parser.add_argument("--only", choices=("odtpack", "flower"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--folder", type=Path)

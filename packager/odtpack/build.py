@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import get_args
@@ -24,7 +24,7 @@ from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
-from odtpack.model.loading import ModelLike, load_model
+from odtpack.model.loading import CACHE, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort_training.backend import backend_for
@@ -144,6 +144,7 @@ def build_package(
     chosen = None if loss is None else make_loss(loss, loss_options)
     try:
         loaded = load_model(model, named=(*train, *freeze), untie=untie)
+        cache = loaded.meta.get(CACHE, ())
         if base is not None:
             if adapter is None and not train:
                 raise OdtpackError(
@@ -160,14 +161,8 @@ def build_package(
         read = tuple(loss_inputs) or _first_outputs(loaded, chosen)
         trained, frozen = resolve(loaded, train, freeze, read)
         if remark is not None:
-            for name in unreached(loaded, read):
-                remark(f"{name} is not reached from the loss: it stays a constant")
-            assumed = None if chosen is None else _assumption(loaded, chosen, read)
-            if assumed is not None:
-                remark(assumed)
-            for each in shared_tensors(loaded.graph, trained):
-                if not each.one_parameter:
-                    remark(each.sentence())
+            for sentence in _remarks(loaded, cache, trained, chosen, read):
+                remark(sentence)
         if not trained:
             raise OdtpackError(
                 "nothing-to-train",
@@ -221,6 +216,30 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
         feedforward=inserted.feedforward,
         parameters=inserted.parameters,
     )
+
+
+def _remarks(
+    model: ir.Model,
+    cache: Sequence[str],
+    trained: Sequence[str],
+    loss: Loss | None,
+    read: Sequence[str],
+) -> Iterator[str]:
+    """What is done or assumed without being asked for, a sentence each."""
+    if cache:
+        more = f" and {len(cache) - 2} more" if cache[2:] else ""
+        yield (
+            f"the inputs {', '.join(cache[:2])}{more} are left out: in training each sequence "
+            "starts with an empty cache, and padding goes to its end"
+        )
+    for name in unreached(model, read):
+        yield f"{name} is not reached from the loss: it stays a constant"
+    assumed = None if loss is None else _assumption(model, loss, read)
+    if assumed is not None:
+        yield assumed
+    for each in shared_tensors(model.graph, trained):
+        if not each.one_parameter:
+            yield each.sentence()
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

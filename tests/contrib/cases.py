@@ -140,6 +140,70 @@ def rotary(interleaved: int, half: int, rank: int, first: int | None) -> list[Ca
                    label=f"{interleaved}-{half}-{rank}d-{first}", **options)  # fmt: skip
 
 
+# Matrices of few bits
+
+
+def stored(rows: int, columns: int, block: int, bits: int, points: str) -> dict[str, Any]:
+    """Codes, scales and zero points as a quantizer stores them, and the matrix they stand for."""
+    generator = np.random.default_rng(columns + bits)
+    blocks = -(-columns // block)
+    codes = generator.integers(0, 1 << bits, (rows, blocks * block), np.uint8)
+    scales = np.float32(generator.uniform(0.05, 0.15, (rows, blocks)))
+    zeros = np.full((rows, blocks), 1 << bits - 1, np.float32)
+    if points == "whole":
+        zeros = np.float32(generator.integers(0, 1 << bits, (rows, blocks)))
+    if points == "float":
+        zeros = np.float32(generator.uniform(3, 9, (rows, blocks)))
+    matrix = (codes - zeros.repeat(block, 1)) * scales.repeat(block, 1)
+    kept = {"whole": packed(np.uint8(zeros), bits), "float": zeros}.get(points)
+    return {
+        "codes": packed(codes, bits), "scales": scales, "zeros": kept,
+        "matrix": torch.tensor(matrix[:, :columns], dtype=torch.float64),
+    }  # fmt: skip
+
+
+def packed(codes: Array, bits: int) -> Array:
+    """Rows of codes as bytes."""
+    if bits == 8:
+        return codes
+    codes = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def matmul_nbits(columns: int, block: int, bits: int, points: str, bias: bool) -> list[Case]:
+    kept = stored(7, columns, block, bits, points)
+    blocks, matrix = -(-columns // block), kept["matrix"]
+    inputs = {
+        "a": normal(B, S, columns),
+        "w": kept["codes"].reshape(7, blocks, -1),
+        "s": kept["scales"],
+        "z": kept["zeros"],
+    }
+    if bias:
+        inputs |= {"g": None, "b": normal(7, seed=4)}
+
+    def function(a: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        y = a @ matrix.T
+        return y + more[-1] if bias else y
+
+    label = f"{columns}-{block}-{bits}-{points}{'-bias' * bias}"
+    return contrib("MatMulNBits", inputs, function, (21, 23), K=columns, N=7, bits=bits,
+                   block_size=block, const=["w", "s", "z"], batch=["a"], label=label)  # fmt: skip
+
+
+NBITS: list[Case] = [
+    *matmul_nbits(64, 32, 4, "middle", False),
+    *matmul_nbits(64, 16, 4, "whole", True),
+    *matmul_nbits(48, 16, 4, "whole", False),
+    *matmul_nbits(24, 16, 4, "middle", False),
+    *matmul_nbits(33, 16, 4, "whole", False),
+    *matmul_nbits(16, 32, 4, "middle", False),
+    *matmul_nbits(64, 32, 4, "float", True),
+    *matmul_nbits(64, 32, 8, "middle", True),
+    *matmul_nbits(64, 16, 8, "whole", False),
+    *matmul_nbits(40, 16, 8, "middle", False),
+]
+
 # Attention
 
 
@@ -229,6 +293,75 @@ def _with_past(q: Any, k: Any, v: Any, past: Any) -> Any:
     return attend(q, k, v, causal=True), torch.stack([k, v])
 
 
+def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
+            packed: bool = False, **more: Any) -> list[Case]:  # fmt: skip
+    """Grouped-query attention of g heads of queries for each of m heads of keys."""
+    inputs: dict[str, Array | None]
+    if packed:
+        inputs = {"q": normal(B, T, (g * m + 2 * m) * size), "k": None, "v": None}
+    else:
+        widths = {"q": g * m * size, "k": m * size, "v": m * size}
+        inputs = {n: normal(B, T, w, seed=i) for i, (n, w) in enumerate(widths.items())}
+    inputs |= {"pk": None, "pv": None, "lengths": int32(T - 1, T - 1), "total": np.int32([T])[0:1]}
+    if half:
+        angles = normal(9, half, seed=5)
+        inputs |= {"cos": np.cos(angles), "sin": np.sin(angles)}
+    first = more.pop("first", None)
+    if first is not None:
+        inputs["p"] = np.arange(first, first + T)[None].repeat(B, 0)
+    bias = more.pop("bias", None)
+    if bias is not None:
+        inputs |= {n: inputs.get(n) for n in ("cos", "sin", "p")} | {"bias": bias}
+    window, softcap = more.get("local_window_size", -1), more.get("softcap", 0.0)
+    interleaved = more.get("rotary_interleaved", 0)
+
+    def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        c, s = (each[(first or 0) :][:T] for each in (cos, sin))
+        turn, rest = x[..., : 2 * half], x[..., 2 * half :]
+        a, b = (turn[..., ::2], turn[..., 1::2]) if interleaved else turn.chunk(2, -1)
+        pair = a * c - b * s, b * c + a * s
+        turn = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+        return torch.cat([turn, rest], -1)
+
+    def function(*given: torch.Tensor) -> Any:
+        named = dict(zip([n for n, a in inputs.items() if a is not None], given, strict=True))
+        q = named["q"]
+        widths = [g * m * size, m * size, m * size]
+        parts = q.split(widths, -1) if packed else (q, named["k"], named["v"])
+        q, k, v = (part.unflatten(-1, (-1, size)).transpose(1, 2) for part in parts)
+        if half:
+            q, k = (turned(each, named["cos"], named["sin"]) for each in (q, k))
+        keys, values = (each.repeat_interleave(g, 1) for each in (k, v))
+        scores = q @ keys.mT * (more.get("scale") or size**-0.5)
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        scores = scores + named["bias"] if bias is not None else scores
+        apart = torch.arange(T)[:, None] - torch.arange(T)
+        seen = (apart >= 0) & ((apart < window) | torch.tensor(window < 0))
+        shares = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        return (shares @ values).transpose(1, 2).flatten(2), k, v
+
+    return contrib("GroupQueryAttention", inputs, function, num_heads=g * m, kv_num_heads=m,
+                   outputs=3, do_rotary=int(half > 0), const=["cos", "sin"], runtime=["p"],
+                   label=label, **more)  # fmt: skip
+
+
+GROUPED: list[Case] = [
+    *grouped("plain"),
+    *grouped("one-group", m=2, g=1),
+    *grouped("one-key", m=1, g=3, scale=0.3),
+    *grouped("packed", packed=True),
+    *grouped("rotary", half=8, size=16),
+    *grouped("rotary-packed", half=8, size=16, packed=True),
+    *grouped("rotary-part", half=8, size=32),
+    *grouped("rotary-pairs", half=8, size=16, rotary_interleaved=1),
+    *grouped("rotary-from-two", half=8, size=16, first=2),
+    *grouped("softcap", softcap=2.0),
+    *grouped("window", local_window_size=2),
+    *grouped("bias-of-heads", bias=normal(B, 4, T, T, seed=7)),
+    *grouped("bias", half=8, size=16, bias=normal(1, 1, T, T, seed=7), softcap=3.0),
+]
+
+
 CASES: list[Case] = [
     *(
         case
@@ -275,5 +408,7 @@ CASES: list[Case] = [
         for first in (None, 2)
         for case in rotary(interleaved, half, rank, first)
     ),
+    *NBITS,
+    *GROUPED,
     *ATTENTION,
 ]  # fmt: skip

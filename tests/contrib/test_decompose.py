@@ -23,7 +23,7 @@ from tests.autodiff.oracle import (
     normal,
     session,
 )
-from tests.contrib.cases import CASES
+from tests.contrib.cases import CASES, stored
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -41,7 +41,7 @@ def test_gradient_of_the_decomposition_is_that_of_the_formula(case: Case) -> Non
 
 
 def test_every_decomposition_has_a_case_and_leaves_nothing() -> None:
-    own_test = {"SimplifiedLayerNormalization"}
+    own_test = {"GatherBlockQuantized", "SimplifiedLayerNormalization"}
     assert {case.op for case in CASES} | own_test == set(contrib.covered())
     for case in CASES:
         model = contrib.decompose(forward_model(case))
@@ -83,6 +83,47 @@ def test_simplified_layer_normalization_of_the_standard_domain(
         for ours, theirs in zip(found, (y.detach(), *expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found[0], kernel, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("places", [(4,), (2, 3)])
+@pytest.mark.parametrize("points", ["middle", "whole"])
+@pytest.mark.parametrize(("kind", "bits"), [("UINT8", 4), ("UINT8", 8), ("UINT4", 4), ("INT4", 4)])
+def test_look_up_of_rows_of_few_bits(
+    kind: str, bits: int, points: str, places: tuple[int, ...]
+) -> None:
+    """It has no gradient; it is held to the kernel."""
+    kept = stored(6, 64, 16, bits, points)
+    shapes = {"w": [6, 64 * bits // 8 if kind == "UINT8" else 64], "z": [6, 4]}
+    if kind == "UINT8" and bits == 4:
+        shapes["z"] = [6, 2]
+    names = ["w", "i", "s"] + (["z"] if points == "whole" else [])
+    axes = ["a", "b"][: len(places)]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("GatherBlockQuantized", names, ["y"], domain="com.microsoft",
+                               block_size=16, bits=bits, gather_axis=0, quantize_axis=1)],
+        "look-up",
+        [onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, axes)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [*axes, 64])],
+        [onnx.numpy_helper.from_array(kept["scales"], "s")],
+    )  # fmt: skip
+    dtype = getattr(onnx.TensorProto, kind)
+    for name, array in (("w", kept["codes"]), ("z", kept["zeros"])):
+        if name in names:
+            graph.initializer.append(
+                onnx.helper.make_tensor(name, dtype, shapes[name], array.tobytes(), raw=True)
+            )
+    imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    proto = onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports)
+    ids = np.random.default_rng(3).integers(0, 6, places)
+    (kernel,) = session(proto, "off").run(None, {"i": ids})
+    loaded = load_model(proto)
+    assert {node.domain for node in loaded.graph} == {""}
+    sizes = {name: value.const_value.nbytes for name, value in loaded.graph.initializers.items()}
+    assert sizes["w_bytes"] == 6 * 64 * bits // 8
+    (found,) = session(ir.to_proto(loaded), "all").run(None, {"i": ids})
+    np.testing.assert_allclose(found, kernel, rtol=1e-6, atol=1e-6)
+    if kind == "UINT8":
+        np.testing.assert_allclose(kernel, kept["matrix"][ids], rtol=1e-6, atol=1e-6)
 
 
 def test_embedding_returns_how_many_words_count() -> None:

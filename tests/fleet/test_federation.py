@@ -151,10 +151,22 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(
         assert array.tobytes() == state.arrays[name].tobytes()
 
 
-def test_a_killed_command_goes_on_to_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "fleet.toml").write_text(
-        IDEAL.replace("rounds = 3", "rounds = 25").replace("samples = [20, 40]", "samples = 200")
-    )
+@pytest.mark.parametrize(
+    ("federation", "count"),
+    [
+        ("minimum = 6", 3),
+        ("buffer = 4\nmost_staleness = 3", 3),
+        pytest.param("minimum = 6", 50, marks=pytest.mark.sweep),
+        pytest.param("buffer = 4\nmost_staleness = 3", 50, marks=pytest.mark.sweep),
+    ],
+)
+def test_a_killed_command_goes_on_to_the_same_bits(
+    folder: Path, tmp_path: Path, federation: str, count: int
+) -> None:
+    """Killed at random times, each after the state was written at least once more."""
+    rounds = 12 * count
+    text = IDEAL.replace("rounds = 3", f"rounds = {rounds}").replace("minimum = 6", federation)
+    (tmp_path / "fleet.toml").write_text(text.replace("samples = [20, 40]", "samples = 60"))
 
     def command(out: Path, *more: str) -> list[str]:
         return [
@@ -166,26 +178,35 @@ def test_a_killed_command_goes_on_to_the_same_bits(folder: Path, tmp_path: Path)
     subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
     out = tmp_path / "killed"
     state = out / "state.npz"
+    delays = random.Random(0)
     kills = 0
-    for delay in (0.0, 0.05, 0.15):
+    while kills < count:
         resume = ["--resume"] if state.exists() else []
         seen = state.stat().st_mtime_ns if resume else 0
         process = subprocess.Popen(command(out, *resume), stderr=subprocess.DEVNULL)
         while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == seen):
-            time.sleep(0.005)
-        time.sleep(delay)
+            time.sleep(0.002)
+        time.sleep(delays.uniform(0, 0.15))
         process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-    assert kills
+        if process.wait() != -signal.SIGKILL:
+            break  # it came to its end
+        kills += 1
+    assert kills > count / 2
     subprocess.run(command(out, "--resume"), check=True, capture_output=True)
     whole, resumed = (
         (folder / "federated.ckpt").read_bytes() for folder in (tmp_path / "whole", out)
     )
     assert whole == resumed
-    assert (out / "state.npz").stat().st_size > 1000
+    whole, resumed = (dict(np.load(each / "state.npz")) for each in (tmp_path / "whole", out))
+    assert whole.pop("record").tobytes() == resumed.pop("record").tobytes()
+    assert {name: array.tobytes() for name, array in whole.items()} == {
+        name: array.tobytes() for name, array in resumed.items()
+    }
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "visits", "text", "compressed", "model"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "other", "visits", "text", "compressed", "model", "client", "start"]
+)
 def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, damage: str) -> None:
     fleet = fleet_of(**BUFFERED)
     path = tmp_path / "state.npz"
@@ -205,6 +226,12 @@ def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, da
         middle = longest.header_offset + 100 + longest.compress_size // 2
         content[middle : middle + 50] = bytes(50)
         path.write_bytes(content)
+    elif damage in ("client", "start"):
+        content = dict(np.load(path))
+        record = json.loads(content["record"].tobytes())
+        record["flights"][0][damage] = 10**30
+        content["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
+        np.savez(path, **content)
     elif damage == "model":
         content = dict(np.load(path))
         content["parts"][~np.isin(content["parts"], ["", "server"])] = "99"

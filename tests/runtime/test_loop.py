@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, Optimizer
-from odtpack_runtime.training.loop import count_right, evaluate, train_step
+from odtpack_runtime.training.loop import evaluate, right_labels, train_step
 from tests.runtime import models
 
 
@@ -72,5 +72,6 @@ def test_an_evaluation_weights_batches_by_their_samples(regression: models.Files
 def test_right_labels_are_counted_without_the_ignored_ones() -> None:
     scores = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     labels = np.array([1, 1, -1, 0])
-    assert count_right(scores, labels, -1) == (2, 3)
-    assert count_right(scores, labels, None) == (2, 4)
+    for ignored, total in ((-1, 3), (None, 4)):
+        named, counted = right_labels(scores, labels, ignored)
+        assert (named.tolist(), len(counted)) == ([1, 0], total)

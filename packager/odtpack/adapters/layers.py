@@ -15,12 +15,16 @@ from odtpack.model.exporters import module_names
 # What stands between a stored weight and the product that reads it; the weight is its first input.
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 
-# And where it is looked up by codes in a table, see :mod:`odtpack.quantized.codes`.
-_LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape")
+# And where its codes are looked up in a table, see :mod:`odtpack.quantized.codes`, or have zero
+# points between them, see :mod:`odtpack.contrib.nbits`.
+_LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape", "Sub")
 
 # What exporters and quantizers append to the name of a layer.
-_ENDINGS = re.compile(r"(_quantized|_DQ_Q\d+|_Q\d+|_fp16)?$")
-_WEIGHT = re.compile(r"(\.MatMul)?\.(weight|kernel)$")
+_ENDINGS = re.compile(r"(_quantized|_bytes|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
+_WEIGHT = re.compile(r"(\.MatMul(NBits|4Bits)?)?\.(q?weight|kernel)$")
+
+# How onnxruntime-genai's builder shortens the name of Hugging Face's attention modules.
+_ATTENTION = re.compile(r"^(model\.layers\.\d+)\.attn\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +110,7 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
         shapes = {_shape(use) for use in uses}
         shape = shapes.pop() if len(shapes) == 1 else None
         if shape is not None:
-            layers.append(Layer(_name(str(source.name), modules), source, shape, tuple(uses)))
+            layers.append(Layer(layer_name(str(source.name), modules), source, shape, tuple(uses)))
     return layers
 
 
@@ -138,7 +142,7 @@ def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:
         passed.add(node.op_type)
         swaps ^= node.op_type == "Transpose"
         value = node.inputs[1 if node.op_type == "Gather" else 0]
-    codes = value is not None and value.dtype == ir.DataType.UINT4
+    codes = value is not None and value.dtype in (ir.DataType.UINT4, ir.DataType.UINT8)
     return (value, swaps) if codes or passed.issubset(_VIEWS) else (None, False)
 
 
@@ -172,7 +176,11 @@ def _end(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
     return end, None
 
 
-def _name(weight: str, modules: dict[str, str]) -> str:
+def layer_name(weight: str, modules: dict[str, str]) -> str:
     """Name of a layer by that of its weight."""
     plain = _ENDINGS.sub("", modules.get(weight, weight))
-    return _WEIGHT.sub("", plain)
+    end = _WEIGHT.search(plain)
+    if end is None:
+        return plain
+    name = plain[: end.start()]
+    return _ATTENTION.sub(r"\1.self_attn.", name) if end[1] else name

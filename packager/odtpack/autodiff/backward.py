@@ -22,6 +22,9 @@ from odtpack.graph.ops import Ops
 SUM_OF_COTANGENTS = "odtpack.sum-of-cotangents"
 """Metadata of an Add that sums cotangents of one value, which are all of its shape."""
 
+REASON = "odtpack.reason"
+"""Metadata of a node that has no gradient: why it was not rewritten into nodes that have one."""
+
 FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
 
 
@@ -231,11 +234,11 @@ def _no_gradient(
     outermost = [node, *missing.around][-1]
     reaching = [v.name for v in sources if _reaches(graph, v, outermost, registry)]
     shown = ", ".join(repr(name) for name in reaching[:3]) + (" and others" if reaching[3:] else "")
-    domain = node.domain or "ai.onnx"
+    domain, why = node.domain or "ai.onnx", node.metadata_props.get(REASON)
     return OdtpackError(
         "no-gradient",
         f"operator {node.op_type} (domain {domain}, opset {missing.opset}) has no "
-        f"gradient; {shown} cannot be trained through it",
+        f"gradient; {shown} cannot be trained through it{f': {why}' if why else ''}",
         where=f"node {node.name!r}, output {node.outputs[0].name!r}{inside}",
         hint=f"freeze {'it' if len(reaching) == 1 else 'them'} "
         f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",

@@ -17,7 +17,7 @@ from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
 _FILTER = -10000.0
-_LOWEST = float(np.finfo(np.float32).min)
+LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def attention(ctx: Context) -> Outputs | None:
     projected = op.MatMul(ctx.x(), ctx.x(1))
     if ctx.maybe_x(2) is not None:
         projected = op.Add(projected, ctx.x(2))
-    q, k, v = (_heads_first(op, part, count) for part in op.split(projected, 2, sizes))
+    q, k, v = (heads_first(op, part, count) for part in op.split(projected, 2, sizes))
     past = ctx.maybe_x(4)
     if past is not None:
         old = [op.squeeze(part, 0) for part in op.split(past, 0, [1, 1])]
@@ -84,7 +84,7 @@ def _projections(ctx: Context) -> _Heads | None:
     if hidden is None or key is None or value is None:
         return None
     if known_rank(key) == 4 and bias is None:
-        return _Heads(_heads_first(op, query, count), key, value, hidden // count)
+        return _Heads(heads_first(op, query, count), key, value, hidden // count)
     total = hidden * 3 if bias is None else known_size(bias, 0)
     if known_rank(key) != 3 or total is None:
         return None
@@ -92,11 +92,11 @@ def _projections(ctx: Context) -> _Heads | None:
     if bias is not None:
         shifts = op.split(bias, 0, [hidden, hidden, total - 2 * hidden])
         parts = [op.Add(part, shift) for part, shift in zip(parts, shifts, strict=True)]
-    q, k, v = (_heads_first(op, part, count) for part in parts)
+    q, k, v = (heads_first(op, part, count) for part in parts)
     return _Heads(q, k, v, hidden // count)
 
 
-def _heads_first(op: Ops, value: ir.Value, count: int) -> ir.Value:
+def heads_first(op: Ops, value: ir.Value, count: int) -> ir.Value:
     """[B, S, N H] as [B, N, S, H]."""
     return op.transpose(op.reshape(value, 0, 0, count, -1), 0, 2, 1, 3)
 
@@ -111,7 +111,7 @@ def _attend(ctx: Context, heads: _Heads, mask: ir.Value | None, bias: ir.Value |
     if mask is not None:
         scores = op.Add(scores, _masked(ctx, mask, heads))
     if ctx.int("unidirectional", 0):
-        scores = op.Where(_causal(op, heads), scores, _LOWEST)
+        scores = op.Where(_causal(op, heads), scores, LOWEST)
     mixed = op.MatMul(op.Softmax(scores, axis=3), heads.v)
     return op.reshape(op.transpose(mixed, 0, 2, 1, 3), 0, 0, -1)
 

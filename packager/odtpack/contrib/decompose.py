@@ -10,7 +10,9 @@ from odtpack.contrib import (  # noqa: F401  (fills the table)
     activation,
     attention,
     embedding,
+    group_query,
     matmul,
+    nbits,
     normalization,
 )
 from odtpack.contrib.table import DOMAIN, TABLE

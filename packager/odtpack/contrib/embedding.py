@@ -14,6 +14,7 @@ from odtpack.contrib.table import (
     known_size,
     layer_norm,
 )
+from odtpack.graph.graphs import mark_constant
 from odtpack.graph.ops import Ops
 
 _EPSILON = 1e-12
@@ -70,21 +71,28 @@ def rotary_embedding(ctx: Context) -> Outputs | None:
         length = op.squeeze(op.slice(op.Shape(shaped), [0], [axis], [axis + 1]), 0)
         zero, one = op.constant(np.array(0)), op.constant(np.array(1))
         places = op.Add(op.Range(zero, length, one), positions)
-        cos, sin = (op.Gather(ctx.x(i), places, axis=0) for i in (2, 3))
+        cos, sin = (op.Gather(buffer(ctx.x(i)), places, axis=0) for i in (2, 3))
         if heads_last:
             cos, sin = op.unsqueeze(cos, 1), op.unsqueeze(sin, 1)
     else:
-        cos, sin = (op.Gather(ctx.x(i), positions, axis=0) for i in (2, 3))
+        cos, sin = (op.Gather(buffer(ctx.x(i)), positions, axis=0) for i in (2, 3))
         axis = 2 if heads_last else 1
         cos, sin = op.unsqueeze(cos, axis), op.unsqueeze(sin, axis)
-    turned = _turn(op, shaped, cos, sin, half, interleaved=bool(ctx.int("interleaved", 0)))
+    turned = turn(op, shaped, cos, sin, half, interleaved=bool(ctx.int("interleaved", 0)))
     if (size if heads_last else hidden) != 2 * half:
         rest = op.slice(shaped, [3], [2 * half], [2**63 - 1])
         turned = op.Concat(turned, rest, axis=3)
     return op.Reshape(turned, op.Shape(x)) if heads_last else turned
 
 
-def _turn(
+def buffer(table: ir.Value) -> ir.Value:
+    """Cosines or sines, which nobody trains if the model stores them."""
+    if table.is_initializer():
+        mark_constant(table)
+    return table
+
+
+def turn(
     op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, half: int, *, interleaved: bool
 ) -> ir.Value:
     """Pairs are neighbours (interleaved), or stand half the rotated size apart."""

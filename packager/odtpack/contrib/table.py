@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from odtpack.autodiff.backward import REASON
 from odtpack.autodiff.context import Context
 from odtpack.graph.graphs import Dims, dims_of
 from odtpack.graph.ops import Ops
@@ -32,6 +33,12 @@ def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
         return function
 
     return register
+
+
+def not_covered(ctx: Context, why: str) -> Outputs | None:
+    """Leave a node as it is, and let the error of a gradient that would pass it say why."""
+    ctx.node.metadata_props[REASON] = why
+    return None
 
 
 def asked_for(ctx: Context, index: int) -> bool:

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -121,9 +121,18 @@ class Candidate:
         )
 
 
-def spread(
-    candidates: Sequence[Candidate], first: Candidate | None, seed: int
-) -> Iterator[Candidate]:
+class Choice(Protocol):
+    """One point of a space that is searched."""
+
+    def aspects(self) -> tuple[object, ...]:
+        """What it chose in each dimension."""
+        ...
+
+
+C = TypeVar("C", bound=Choice)
+
+
+def spread(candidates: Sequence[C], first: C | None, seed: int) -> Iterator[C]:
     """All candidates, each next one such that what was chosen rarely comes up.
 
     The order is that of a shuffle by the seed in which, again and again, the candidate comes

@@ -11,6 +11,11 @@ import onnx_ir as ir
 
 Dims = tuple[int | str | None, ...]
 
+LOOK_UP = "odtpack.look-up"
+"""Metadata of the node that ends a look-up of rows that are stored as codes."""
+
+_LIFTED = "odtpack.lifted_constant"
+
 
 def wider(dtype: ir.DataType) -> ir.DataType:
     """The type for sums and statistics: float32 where the values are float16."""
@@ -111,6 +116,16 @@ class Names(set[str]):
             if name not in self:
                 self.add(name)
                 return name
+
+
+def is_lifted_constant(value: ir.Value) -> bool:
+    """Whether an initializer was a Constant node in the user's model."""
+    return _LIFTED in value.meta
+
+
+def mark_constant(value: ir.Value) -> None:
+    """Let an initializer count as a constant, which is neither trained nor frozen by itself."""
+    value.meta[_LIFTED] = True
 
 
 def turn_dropout_off(graph: ir.Graph) -> None:

@@ -15,9 +15,10 @@ import onnx_ir.passes.common as common_passes
 from odtpack import targets
 from odtpack.errors import OdtpackError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.graph.graphs import defined, dims_of, nodes_of
+from odtpack.graph.graphs import defined, dims_of, is_lifted_constant, mark_constant, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.model import (
+    drop_cache,
     external_data,
     restore_bias,
     shared_tensors,
@@ -26,8 +27,10 @@ from odtpack.model import (
     tie_weights,
 )
 from odtpack.model.source import ModelLike
+from odtpack.passes import upgrade_opset
 
 __all__ = [
+    "CACHE",
     "ModelLike",
     "check_texts",
     "infer_shapes",
@@ -36,8 +39,8 @@ __all__ = [
     "load_source",
     "mark_constant",
 ]
-
-_LIFTED = "odtpack.lifted_constant"
+CACHE = "odtpack.cache"
+"""Metadata of a loaded model: the inputs that were left out with its key-value cache."""
 
 
 def load_model(
@@ -45,7 +48,8 @@ def load_model(
 ) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred.
 
-    Contributed operators are written in standard ones where :mod:`odtpack.contrib` can.
+    Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
+    key-value cache is left out (see :mod:`odtpack.model.drop_cache`).
     Large initializers stay where they are, in the file or in the given model's memory.
 
     Args:
@@ -82,7 +86,7 @@ def load_source(
     Raises:
         OdtpackError: As :func:`load_model`.
     """
-    from odtpack.contrib import decompose, rename_misplaced
+    from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
     _open_negative_sizes(given.proto.graph)
@@ -117,7 +121,26 @@ def load_source(
     tie_weights.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    return decompose(infer_shapes(loaded))
+    loaded = infer_shapes(loaded)
+    inputs = [value for value in loaded.graph.inputs if value.uses()]
+    cache = () if as_stored else drop_cache.drop(loaded.graph)
+    if needs_blocks(loaded.graph):
+        upgrade_opset.to_blocks(loaded.graph)
+    loaded = decompose(loaded)
+    if cache:
+        loaded.meta[CACHE] = (*cache, *_drop_unread(loaded, inputs))
+    return loaded
+
+
+def _drop_unread(model: ir.Model, read: Sequence[ir.Value]) -> list[str]:
+    """Leave out inputs that were read with the cache, and are not without it."""
+    names = {value.name for value in read}
+    common_passes.RemoveUnusedNodesPass()(model)
+    inputs = model.graph.inputs
+    gone = [value for value in inputs if value.name in names and not value.uses()]
+    gone = [value for value in gone if not value.is_graph_output()]
+    inputs[:] = [value for value in inputs if value not in gone]
+    return [str(value.name) for value in gone]
 
 
 def _open_negative_sizes(graph: onnx.GraphProto) -> None:
@@ -167,16 +190,6 @@ def _lift_parameters(graph: ir.Graph) -> None:
             graph.register_initializer(value)
 
 
-def is_lifted_constant(value: ir.Value) -> bool:
-    """Whether an initializer was a Constant node in the user's model."""
-    return _LIFTED in value.meta
-
-
-def mark_constant(value: ir.Value) -> None:
-    """Let an initializer count as a constant, which is neither trained nor frozen by itself."""
-    value.meta[_LIFTED] = True
-
-
 def _mark_constants(model: ir.Model) -> None:
     """Let the passes that make initializers of Constant nodes leave a trace of it."""
     nodes = [
@@ -185,7 +198,7 @@ def _mark_constants(model: ir.Model) -> None:
     ]
     for node in nodes:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            node.outputs[0].meta[_LIFTED] = True
+            mark_constant(node.outputs[0])
 
 
 def _drop_trailing_absent(graph: ir.Graph) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import dependents, differentiate, opset_of
+from odtpack.autodiff.backward import REASON, dependents, differentiate, opset_of
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import reads, subgraphs
@@ -102,7 +102,8 @@ def _obstacle(
     why = error.what.partition(": ")[2] or error.what
     if error.code == "no-gradient":
         inner = f"inside of it {error.what.partition(';')[0]}"
-        why = inner if subgraphs(node) else "it has no gradient"
+        reason = node.metadata_props.get(REASON, "it has no gradient")
+        why = inner if subgraphs(node) else reason
     return Obstacle(
         node.name or f"the one that computes {node.outputs[0].name}",
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",

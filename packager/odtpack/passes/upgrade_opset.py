@@ -65,8 +65,10 @@ def _changes_before_21(graph: ir.Graph) -> bool:
         if node.domain in ("", "ai.onnx"):
             if node.op_type in _CHANGED or (node.op_type == "Split" and len(node.inputs) < 2):
                 return True
-            if subgraphs(node):
+            if any(node.op_type in _REDUCTIONS for sub in subgraphs(node) for node in sub):
                 return True  # where axes would have to be written too
+        if any(_changes_before_21(subgraph) for subgraph in subgraphs(node)):
+            return True
     return False
 
 

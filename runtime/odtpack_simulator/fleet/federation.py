@@ -127,6 +127,7 @@ class Federation:
         ray: RayExecutor | None = None,
         state_path: Path | None = None,
         resume: bool = False,
+        until: int | None = None,
         progress: OnFleetProgress | None = None,
     ) -> tuple[FleetResult, FleetState]:
         """Run all rounds.
@@ -139,6 +140,7 @@ class Federation:
             ray: A cluster that trains them in place of processes here.
             state_path: Where to write the state after every round.
             resume: Go on from the state there; the devices are those that it began with.
+            until: Stop after this round; from its state the federation goes on to the same bits.
             progress: Called as clients finish and rounds end.
 
         Returns:
@@ -153,7 +155,7 @@ class Federation:
                 self.run,
                 self.initial,
                 self.server.begin(self.initial),
-                self.fleet.federation.staleness_limit,
+                self.fleet,
             )
             if len(state.record.devices) != len(self.devices):
                 raise OdtpackError(
@@ -175,7 +177,7 @@ class Federation:
         with ClientPool(
             self.trainer, self.package, self.data.arrays, self.settings, jobs, ray
         ) as pool:  # fmt: skip
-            while len(state.record.rounds) < federation.rounds:
+            while len(state.record.rounds) < min(until or federation.rounds, federation.rounds):
                 number = len(state.record.rounds) + 1
                 played = clock.play(number, state.record.now, state.record.flights)
                 if played is None:
@@ -184,7 +186,7 @@ class Federation:
                 if state_path is not None:
                     state.save(state_path)
         self._evaluate_last(state)
-        if state_path is not None:
+        if state_path is not None and until is None:
             state.save(state_path)
         return summarize(self, state), state
 

@@ -23,7 +23,7 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import default_session_options
-from odtpack_runtime.training.loop import loss_of, train_step
+from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.replay.accuracy import accuracy_inputs
@@ -32,8 +32,9 @@ Indices = npt.NDArray[np.int64]
 Arrays = dict[str, Array]
 """Parameters by name."""
 
-_ORDER, _DROPOUT = 2, 4
-"""Which streams of random numbers of a seed give the order of samples, and what Dropout draws."""
+_ORDER, _DROPOUT, _NOISE = 2, 4, 5
+"""Which streams of random numbers of a seed give the order of samples, what Dropout draws, and the
+noise of private gradients, which a simulation must be able to repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +208,14 @@ class LocalTrainer:
                 position = (settings.seed, _DROPOUT, round_number, client, steps)
                 onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
                 fed = ([data[name][batch] for name in self._names] for batch in of_step)
+                noise = np.random.default_rng([settings.seed, _NOISE, round_number, client, steps])
                 train_step(
-                    self.module, self.optimizer, fed, on_loss=losses.append, before_update=pull
+                    self.module,
+                    self.optimizer,
+                    fed,
+                    on_loss=losses.append,
+                    before_update=pull,
+                    noise=noise.standard_normal,
                 )
                 steps += 1
         loss = sum(losses) / len(losses) if losses else math.nan
@@ -244,27 +251,25 @@ class LocalTrainer:
             batch_size: Samples per batch.
         """
         self.set_parameters(arrays)
-        self.module.eval()
-        classes = self.class_count if self._scores is not None else None
-        right, total = np.zeros(classes or 0, np.int64), np.zeros(classes or 0, np.int64)
-        weighted = samples = 0.0
-        for batch in self._batches(indices, self.fixed_batch or batch_size):
-            fed = [data[name][batch] for name in self._names]
-            results = self.module(*fed)
-            weighted += loss_of(results) * len(batch)
-            samples += len(batch)
-            if classes is not None and self._scores is not None and self._labels is not None:
-                labels = fed[self._labels]
-                counted = labels != self._ignored
-                hits = (results[self._scores].argmax(axis=1) == labels) & counted
-                right += np.bincount(labels[hits], minlength=classes)
-                total += np.bincount(labels[counted], minlength=classes)
-        self.module.train()
-        return ModelEvaluation(
-            weighted / samples if samples else math.nan,
-            tuple(right.tolist()),
-            tuple(total.tolist()),
+        classes = 0 if self._scores is None else self.class_count or 0
+        right, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
+
+        def count(named: Array, counted: Array) -> None:
+            np.add(right, np.bincount(named, minlength=classes), out=right)
+            np.add(total, np.bincount(counted, minlength=classes), out=total)
+
+        batches = self._batches(indices, self.fixed_batch or batch_size)
+        found = evaluate(
+            self.module,
+            ([data[name][batch] for name in self._names] for batch in batches),
+            scores=self._scores,
+            labels=self._labels,
+            ignored_label=self._ignored,
+            on_labels=count,
         )
+        self.module.train()
+        loss = math.nan if found.loss is None else found.loss
+        return ModelEvaluation(loss, tuple(right.tolist()), tuple(total.tolist()))
 
     def _batches(self, order: Indices, size: int) -> Iterator[Indices]:
         for start in range(0, len(order), size):

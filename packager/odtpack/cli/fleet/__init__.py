@@ -6,6 +6,7 @@ import typer
 
 from odtpack.cli.fleet.compare import compare
 from odtpack.cli.fleet.demo import demo
+from odtpack.cli.fleet.fit import fit
 from odtpack.cli.fleet.run import run
 
 fleet = typer.Typer(
@@ -35,4 +36,10 @@ fleet.command(
     "  odtpack fleet compare before.json fleet.json\n"
     "  odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown"
 )(compare)
+fleet.command(
+    epilog="\b\nExamples:\n"
+    "  odtpack fleet fit package --fleet fleet.toml --data digits.npz\n"
+    "  odtpack fleet fit package --fleet fleet.toml --data digits.npz --clients 10 \\\n"
+    "      --clients 20 --epochs 1 --epochs 3 --lr 0.05 --lr 0.1 --seeds 3 --json > fit.json"
+)(fit)
 fleet.command(epilog="\b\nExamples:\n  odtpack fleet demo --out build/fleet-demo")(demo)

@@ -13,9 +13,16 @@ from odtpack.cli.device.simulate import OVER_BUDGET, STRICT
 
 if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.fleet.federation import FleetProgress
+    from odtpack_simulator.fleet.devices import FleetDevice
+    from odtpack_simulator.fleet.federation import Federation, FleetProgress
     from odtpack_simulator.fleet.outcome.result import FleetResult
+    from odtpack_simulator.result.result import SimulationResult
 
+TIMES = typer.Option(
+    metavar="RESULT.json",
+    help="Result of odtpack simulate, whose times and memory are taken.  [default: they are "
+    "measured now]",
+)
 CHECKPOINT = "federated.ckpt"
 STATE = "state.npz"
 
@@ -37,14 +44,7 @@ def run(
             "be - for standard output; may be repeated.",
         ),
     ] = None,
-    times: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RESULT.json",
-            help="Result of odtpack simulate, whose times and memory are taken.  [default: they "
-            "are measured now]",
-        ),
-    ] = None,
+    times: Annotated[Path | None, TIMES] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -85,10 +85,10 @@ def run(
     bits.
     """
     from odtpack.cli._files import check_not_input
+    from odtpack.cli._personal import of_fleet
     from odtpack.errors import OdtpackError
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.availability import make_availability
-    from odtpack_simulator.fleet.costs import devices_of_result, measure_devices
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.fleet.outcome.judge import judge_fleet
@@ -132,17 +132,7 @@ def run(
             progress.update(done, now.rounds, title)
 
         if not resume and settings.population.devices:
-            federation.devices = (
-                devices_of_result(opened, before, settings, federation.largest_batch)
-                if before is not None
-                else measure_devices(
-                    opened,
-                    federation.data,
-                    settings,
-                    federation.largest_batch,
-                    on_stage=lambda stage: progress.update(0, 0, stage),
-                )
-            )
+            federation.devices = devices_of(federation, before, progress)
         for seed in range(settings.seed, settings.seed + seeds):
             first = seed == settings.seed
             if not first:
@@ -161,6 +151,8 @@ def run(
             results.append(judge_fleet(measured, settings.budgets))
     result = join_seeds(results)
     _print(result)
+    for sentence in of_fleet(result):
+        _console.warn(sentence)
     _console.say(f"wrote {folder / CHECKPOINT}")
     for form, path in destinations:
         write_out(render_fleet_report(result, form), path)
@@ -170,6 +162,24 @@ def run(
         _console.print_json(result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
         raise typer.Exit(OVER_BUDGET)
+
+
+def devices_of(
+    federation: Federation, before: SimulationResult | None, progress: _console.Progress
+) -> list[FleetDevice]:
+    """The fleet's models of device, with the costs of a result of simulate or as measured now."""
+    from odtpack_simulator.fleet.costs import devices_of_result, measure_devices
+
+    package, batch = federation.package, federation.largest_batch
+    if before is not None:
+        return devices_of_result(package, before, federation.fleet, batch)
+    return measure_devices(
+        package,
+        federation.data,
+        federation.fleet,
+        batch,
+        on_stage=lambda stage: progress.update(0, 0, stage),
+    )
 
 
 def _make_folder(folder: Path, package: Package) -> None:

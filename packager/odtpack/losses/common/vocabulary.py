@@ -18,13 +18,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import mark_constant
 from odtpack.losses.common.base import dims, shaped
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from odtpack.graph.ops import Ops
 
 _LOWEST = float(np.finfo(np.float32).min)
@@ -36,17 +36,32 @@ class Head:
 
     Attributes:
         hidden: What it reads, [B, T, K].
-        weight: Float matrix, or INT8 codes.
-        scales: Scale of each word's codes, or None.
+        weight: Float matrix, or codes.
+        codes: Where they are codes, the node that makes numbers of them.
         words_first: Whether the weight is [V, K] and not [K, V].
         words: V.
     """
 
     hidden: ir.Value
     weight: ir.Value
-    scales: ir.Value | None
+    codes: ir.Node | None
     words_first: bool
     words: int
+
+    @property
+    def axis(self) -> int:
+        """Axis of the words."""
+        return 0 if self.words_first else 1
+
+    @property
+    def scales(self) -> ir.Value | None:
+        """Scale of each word's codes, or of each block of them; None without codes."""
+        return None if self.codes is None else self.codes.inputs[1]
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a word has several scales."""
+        return self.codes is not None and "block_size" in self.codes.attributes
 
 
 def head_of(logits: ir.Value, loss: str) -> Head:
@@ -57,31 +72,32 @@ def head_of(logits: ir.Value, loss: str) -> Head:
             (``head-not-found``).
     """
     node, words_first = logits.producer(), False
+    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
     weight = node.inputs[1] if node is not None and node.op_type == "MatMul" else None
     maker = None if weight is None else weight.producer()
     if maker is not None and maker.op_type == "Transpose":
         weight, words_first = maker.inputs[0], True
         maker = None if weight is None else weight.producer()
-    scales = None
-    if maker is not None and maker.op_type == "DequantizeLinear" and len(maker.inputs) == 2:
-        words_axis = 0 if words_first else 1
-        if (
-            maker.attributes.get_int("axis", 1) == words_axis
-            and "block_size" not in maker.attributes
-        ):
-            weight, scales = maker.inputs
+    codes = None
+    if maker is not None and maker.op_type == "DequantizeLinear":
+        axis = maker.attributes.get_int("axis", 1)
+        words_axis, blocks = 0 if words_first else 1, "block_size" in maker.attributes
+        stored = all(each is not None and each.is_initializer() for each in maker.inputs)
+        if stored and (axis != words_axis if blocks else axis == words_axis):
+            codes, weight = maker, maker.inputs[0]
     if node is None or weight is None or not weight.is_initializer() or weight.shape is None:
         raise OdtpackError(
             "head-not-found",
             f"{loss} by parts of the vocabulary needs logits that are a product with a stored "
-            f"matrix; {logits.name!r} is not, or the matrix has blocks of 4 bits",
+            f"matrix; {logits.name!r} is not, or the matrix is nf4",
             hint="leave the loss's option words out",
         )
     hidden = node.inputs[0]
     assert hidden is not None  # noqa: S101 - a MatMul has it
     words = weight.shape[0 if words_first else 1]
     assert isinstance(words, int)  # noqa: S101 - that of an initializer
-    return Head(hidden, weight, scales, words_first, words)
+    return Head(hidden, weight, codes, words_first, words)
 
 
 def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
@@ -100,8 +116,15 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     # Positions are computed from the data: parts of a constant would be cut before the model runs.
     one = op.Min(op.Size(hidden), 1)
     most, total, mixed = op.Mul(op.reduce_sum(rows, [2]), 0.0), None, None
+    chosen = None if head.blocks else _chosen(op, head, labels)
     for start in range(0, head.words, words):
-        part = _part(op, head, op.Mul(one, start), op.Mul(one, min(start + words, head.words)))
+        end = min(start + words, head.words)
+        if head.blocks:
+            part = _blocks(op, head, start, end, one)
+            found = _chosen_of(op, part, labels, start, end)
+            chosen = found if chosen is None else op.Add(chosen, found)
+        else:
+            part = _part(op, head, op.Mul(one, start), op.Mul(one, end))
         logits = op.MatMul(rows, part)
         highest = _highest(op, logits)
         peak = highest if total is None else op.Max(most, highest)
@@ -115,7 +138,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
         most, total, mixed = peak, summed, added
     assert total is not None  # noqa: S101 - there is a word
     assert mixed is not None  # noqa: S101
-    chosen = _chosen(op, head, labels)
+    assert chosen is not None  # noqa: S101
     shape = dims(hidden)
     value = op.Sub(op.Add(most, op.Log(total)), op.reduce_sum(op.Mul(rows, chosen), [2]))
     value = shaped(value, (*shape[:2], 1))
@@ -135,7 +158,7 @@ def _highest(op: Ops, logits: ir.Value) -> ir.Value:
 
 def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> ir.Value:
     """Columns of the weight, [K, words of the part]."""
-    axis = 0 if head.words_first else 1
+    axis = head.axis
     bounds = [op.reshape(start, 1), op.reshape(end, 1)]
     part = op.Slice(head.weight, *bounds, op.ints(axis))
     if head.scales is not None:
@@ -143,6 +166,39 @@ def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> ir.Value:
         part = op.DequantizeLinear(part, scales, axis=axis)
         part.type = head.scales.type
     return op.transpose(part, 1, 0) if head.words_first else part
+
+
+def _blocks(op: Ops, head: Head, start: int, end: int, one: ir.Value) -> ir.Value:
+    """The same of codes with blocks, which are cut when the model is built.
+
+    No kernel cuts values of 4 bits. The scales are computed, so that numbers are made of a part
+    once, for all that read it, and when it is their turn.
+    """
+    assert head.codes is not None  # noqa: S101 - which has the blocks
+    values = []
+    for each in head.codes.inputs:
+        assert each is not None  # noqa: S101 - head_of looks
+        assert each.const_value is not None  # noqa: S101
+        array = each.const_value.numpy()
+        array = array[start:end] if head.words_first else array[:, start:end]
+        tensor = ir.tensor(np.ascontiguousarray(array), each.dtype)
+        tensor.name = op.fresh_name(f"{each.name}_{start}")
+        values.append(ir.val(tensor.name, const_value=tensor))
+        op.graph.register_initializer(values[-1])
+        mark_constant(values[-1])
+    values[1] = op.Mul(values[1], op.cast(one, op.type_of(values[1])))
+    block = head.codes.attributes.get_int("block_size")
+    part = op.DequantizeLinear(*values, axis=1 - head.axis, block_size=block)
+    part.type = values[1].type
+    return op.transpose(part, 1, 0) if head.words_first else part
+
+
+def _chosen_of(op: Ops, part: ir.Value, labels: ir.Value, start: int, end: int) -> ir.Value:
+    """The part's column of each token's word, [B, T, K]; zeros for words of other parts."""
+    place = op.Max(op.Min(op.Sub(labels, start), end - start - 1), 0)
+    found = op.transpose(op.emit("Gather", [part, place], axis=1)[0], 1, 2, 0)
+    inside = op.And(op.GreaterOrEqual(labels, start), op.Less(labels, end))
+    return op.Mul(found, op.unsqueeze(op.cast(inside, op.type_of(part)), 2))
 
 
 def _chosen(op: Ops, head: Head, labels: ir.Value) -> ir.Value:

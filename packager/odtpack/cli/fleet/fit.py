@@ -1,0 +1,177 @@
+"""``odtpack fleet fit``: search how a federation is run, within the budgets of its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import DATA, PACKAGE
+from odtpack.cli.fleet.run import TIMES, devices_of
+
+if TYPE_CHECKING:
+    from odtpack.fit.federated import FleetFitResult
+    from odtpack.fit.federated.outcome import Tried
+
+NOTHING_FITS: Final = 1
+
+
+def fit(
+    package: Annotated[Path, PACKAGE],
+    data: Annotated[Path, DATA],
+    fleet_file: Annotated[
+        Path,
+        typer.Option(
+            "--fleet", metavar="fleet.toml", help="The fleet, the settings to begin with, budgets."
+        ),
+    ],
+    clients: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Clients a round to try; may be repeated.  [default: those of the file, twice and "
+            "half as many]",
+        ),
+    ] = None,
+    epochs: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            metavar="N",
+            help="Passes of a client over its samples, likewise.",
+        ),
+    ] = None,
+    lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="X",
+            help="Learning rate to try; may be repeated.  [default: that of the file, three times "
+            "it and a third]",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Settings to play.")] = 12,
+    finalists: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Settings of these to play to the end.")
+    ] = 4,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1000, metavar="N", help="Seeds to play these with; each keeps the budgets."
+        ),
+    ] = 1,
+    times: Annotated[Path | None, TIMES] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0, max=4096, metavar="N", help="Federations to play at a time; 0 for one per core."
+        ),
+    ] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Find clients a round, local epochs and a learning rate that keep a fleet's budgets.
+
+    Plays federations for ever more rounds, the better ones to the end, and shows those that no
+    other one beats in accuracy, days, traffic and energy.
+
+    Exit code 0 if one keeps every budget, 1 if none does, 2 for bad input.
+    """
+    from odtpack.fit.federated import FleetFitRequest, fit_fleet
+    from odtpack.fit.federated.settings import fleet_space
+    from odtpack_simulator.fleet.federation import Federation
+    from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.replay.executor import default_jobs
+    from odtpack_simulator.result.result import load_result
+
+    fleet = read_fleet(fleet_file)
+    space = fleet_space(fleet, clients or (), epochs or (), lr or ())
+    before = None if times is None else load_result(times)
+    federation = Federation(package, data, fleet)
+    with _console.Progress("fit") as progress:
+        if fleet.population.devices:
+            federation.devices = devices_of(federation, before, progress)
+        result = fit_fleet(
+            FleetFitRequest(
+                package, data, fleet, space, federation.devices, trials, finalists, seeds
+            ),
+            jobs=jobs or default_jobs(),
+            progress=lambda title, done, count: progress.update(done, count, title),
+        )
+    _show(result)
+    if as_json:
+        _console.print_json(result.model_dump(mode="json"))
+    if not result.best:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _show(result: FleetFitResult) -> None:
+    """Print what keeps the budgets, what it beats, and what was left behind."""
+    finished = len(result.best) + len(result.beaten) + len(result.over_budget)
+    way = [f"{rung.played} played for {_rounds(rung.rounds)}" for rung in result.rungs]
+    _console.say(", ".join([*way, f"{finished} to the end, of {result.candidates} candidates"]))
+    for title, rows in (
+        ("Within the budgets, best accuracy first:", result.best),
+        ("Within the budgets, but beaten:", result.beaten),
+        ("Over a budget:", result.over_budget),
+        ("Not played to the end:", result.left),
+    ):
+        if rows:
+            _console.say()
+            _console.say(title, style="bold")
+            _table(rows)
+    if not result.best:
+        _console.say()
+        _console.say("No setting keeps every budget.", style="bold")
+        return
+    first = result.best[0]
+    _console.say()
+    _console.say("The first, for the fleet file:", style="bold")
+    _console.say(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate:g}")
+    _console.say(f"[federation]\nclients = {first.clients}")
+
+
+def _table(rows: Sequence[Tried]) -> None:
+    from odtpack_simulator.values.units import (
+        format_bytes,
+        format_energy,
+        format_number,
+        format_percent,
+    )
+
+    def cells(each: Tried) -> tuple[str, ...]:
+        found = each.figures
+        quality = "not finite" if found.loss is None else format_number(found.loss)
+        return (
+            f"{each.number}",
+            f"{each.clients}",
+            f"{each.epochs}",
+            f"{each.learning_rate:g}",
+            f"{each.rounds}",
+            quality if found.accuracy is None else format_percent(found.accuracy),
+            "never" if found.days is None else f"{found.days:.1f}",
+            format_percent(found.took_part),
+            format_bytes(found.traffic_bytes),
+            "unknown" if found.energy_j is None else format_energy(found.energy_j),
+            "; ".join(
+                [
+                    *each.failed[: 0 if each.reason else None],
+                    *([each.reason] if each.reason else []),
+                    *([f"beaten by {', '.join(map(str, each.beaten_by))}"] * bool(each.beaten_by)),
+                ]
+            ),
+        )
+
+    quality = "loss" if rows[0].figures.accuracy is None else "accuracy"
+    figures = ("clients", "epochs", "rate", "rounds", quality, "days", "took part", "traffic")
+    header = ("number", *figures, "energy", "")
+    _console.table([cells(each) for each in rows], header, figures=",".join((*figures, "energy")))
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"

@@ -1,0 +1,224 @@
+"""Matrices of few bits, as ONNX Runtime's quantizers, Olive and onnxruntime-genai store them.
+
+A matrix [rows, K] is cut along K into blocks of 16, 32, ... codes; a block has a scale and a zero
+point, and w = scale (code - zero point). Codes of 4 bits lie two in a byte, the lower column in
+its lower half. The columns after K in a last block do not count.
+
+The codes stay codes: for a product a DequantizeLinear reads them, and for a look-up they are
+bytes, whose rows are taken apart when they are found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.contrib.table import DOMAIN, Outputs, decomposition, known_rank, not_covered
+from odtpack.graph.graphs import LOOK_UP, mark_constant
+from odtpack.graph.ops import Ops
+
+BLOCKED_OPSET = 21
+"""Opset whose DequantizeLinear takes blocks, and 4 bits."""
+
+_TYPES = {  # by bits: without and with sign, and what turns the bytes of one into the other's
+    4: (ir.DataType.UINT4, ir.DataType.INT4, 0x88),
+    8: (ir.DataType.UINT8, ir.DataType.INT8, 0x80),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Matrix:
+    """What a node stores.
+
+    Attributes:
+        name: That of the initializer with the codes.
+        packed: Codes without sign, as bytes [rows, bytes of K codes].
+        scales: [rows, blocks].
+        zeros: Zero points: [rows, blocks] of uint8 or of the type of the scales, or one for all.
+        bits: 4 or 8.
+        columns: K.
+        block: Columns of a block.
+    """
+
+    name: str
+    packed: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | int
+    bits: int
+    columns: int
+    block: int
+
+
+def needs_blocks(graph: ir.Graph) -> bool:
+    """Whether a graph has nodes that are written in that opset only."""
+    return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in graph)
+
+
+@decomposition("MatMulNBits")
+def matmul_nbits(ctx: Context) -> Outputs | None:
+    """A W^T + bias: inputs A, codes [N, blocks, bytes], scales, zero points, groups, bias."""
+    op, bits, block = ctx.op, ctx.int("bits", 4), ctx.int("block_size", 0)
+    rows, columns = ctx.int("N", 0), ctx.int("K", 0)
+    codes, scales, zeros = (_stored(ctx.maybe_x(i)) for i in (1, 2, 3))
+    if op.opset < BLOCKED_OPSET:
+        return not_covered(ctx, f"its blocks need opset {BLOCKED_OPSET}: export the model with it")
+    if bits not in _TYPES:
+        return not_covered(ctx, f"its codes have {bits} bits; 4 and 8 are read")
+    if ctx.int("weight_prepacked", 0) or ctx.maybe_x(4) is not None:
+        return not_covered(ctx, "its weight is packed for a GPU, or has groups (g_idx)")
+    if codes is None or scales is None or (zeros is None and ctx.maybe_x(3) is not None):
+        return not_covered(ctx, "its weight is not stored in the model")
+    blocks, width = math.ceil(columns / max(block, 1)), block * bits // 8
+    if not codes.size or codes.size != rows * blocks * width or scales.size != rows * blocks:
+        return not_covered(ctx, f"its codes are not those of a weight [{rows}, {columns}]")
+    codes = codes.reshape(rows, -1)
+    if columns * bits % 8 == 0:
+        packed = codes[:, : columns * bits // 8]
+    else:
+        packed = _pack(_unpack(codes, bits)[:, :columns])
+    points: np.ndarray | int = 1 << bits - 1
+    if zeros is not None and zeros.dtype == np.uint8:
+        points = _unpack(zeros.reshape(rows, -1), bits)[:, :blocks]
+    elif zeros is not None:
+        points = zeros.reshape(rows, blocks)
+        if columns % block:
+            return not_covered(ctx, "its zero points are no whole numbers, and its last block is "
+                               "not full")  # fmt: skip
+    name, scales = str(ctx.x(1).name), scales.reshape(rows, blocks)
+    weight = _weight(op, _Matrix(name, packed, scales, points, bits, columns, block))
+    product = op.MatMul(ctx.x(), op.transpose(weight, 1, 0))
+    bias = ctx.maybe_x(5)
+    return product if bias is None else op.Add(product, bias)
+
+
+@decomposition("GatherBlockQuantized")
+def gather_block_quantized(ctx: Context) -> Outputs | None:
+    """Rows of a matrix: inputs codes [rows, columns], numbers of rows, scales, zero points."""
+    data, places, block = ctx.x(), known_rank(ctx.x(1)), ctx.int("block_size", 128)
+    codes, scales, zeros = (_stored(ctx.maybe_x(i)) for i in (0, 2, 3))
+    halves = data.dtype in (ir.DataType.UINT4, ir.DataType.INT4)
+    bits = 4 if halves else ctx.int("bits", 4)
+    if bits not in _TYPES or not (halves or data.dtype == ir.DataType.UINT8):
+        return not_covered(ctx, f"its codes are {data.dtype} of {bits} bits; 4 and 8 bits are read")
+    if codes is None or scales is None or (zeros is None and ctx.maybe_x(3) is not None):
+        return not_covered(ctx, "its table is not stored in the model")
+    if (
+        *(ctx.int("gather_axis", 0), ctx.int("quantize_axis", 1) % 2),
+        *(codes.ndim, scales.ndim, places is None),
+    ) != (0, 1, 2, 2, False):
+        return not_covered(ctx, "it does not look up rows that are cut into blocks")
+    signed = data.dtype == ir.DataType.INT4
+    packed = _pack(codes.astype(np.int8).view(np.uint8) & 15) if halves else codes
+    packed = (packed ^ np.uint8(0x88 if signed else 0)).reshape(len(scales), -1)
+    columns = packed.shape[1] * 8 // bits
+    if scales.shape[1] * block != columns:
+        return not_covered(ctx, f"its rows of {columns} are not whole blocks of {block}")
+    points: np.ndarray | int = 0 if data.dtype == ir.DataType.UINT4 else 1 << bits - 1
+    if zeros is not None and halves:
+        points = (zeros.astype(np.int8).view(np.uint8) & 15) ^ np.uint8(8 if signed else 0)
+    elif zeros is not None:
+        points = _unpack(zeros, bits)[:, : scales.shape[1]]
+    matrix = _Matrix(str(data.name), packed, scales, points, bits, columns, block)
+    return _rows(ctx.op, matrix, ctx.x(1), places or 0)
+
+
+def _weight(op: Ops, matrix: _Matrix) -> ir.Value:
+    """What makes numbers [rows, K] of the codes."""
+    name, zeros, bits = matrix.name, matrix.zeros, matrix.bits
+    rows, columns = len(matrix.scales), matrix.columns
+    plain, signed, flip = _TYPES[bits]
+    scales = _constant(op, f"{name}_scale", ir.tensor(matrix.scales))
+    blocked = {"axis": 1, "block_size": matrix.block}
+    if isinstance(zeros, int):  # in the middle: codes with a sign need none
+        flipped = matrix.packed ^ np.uint8(flip)
+        codes = _constant(op, f"{name}_quantized", _tensor(flipped, signed, rows, columns))
+        return _typed(op.DequantizeLinear(codes, scales, **blocked), scales)
+    codes = _constant(op, f"{name}_quantized", _tensor(matrix.packed, plain, rows, columns))
+    if zeros.dtype == np.uint8:
+        stored = _tensor(zeros if bits == 8 else _pack(zeros), plain, *zeros.shape)
+        points = _constant(op, f"{name}_zero_point", stored)
+        return _typed(op.DequantizeLinear(codes, scales, points, **blocked), scales)
+    numbers = _typed(op.DequantizeLinear(codes, op.constant(np.array(1, zeros.dtype))), scales)
+    points = _constant(op, f"{name}_zero_point", ir.tensor(zeros))
+    blocks = op.Sub(op.reshape(numbers, rows, -1, matrix.block), op.unsqueeze(points, 2))
+    return op.reshape(op.Mul(blocks, op.unsqueeze(scales, 2)), rows, columns)
+
+
+def _typed(value: ir.Value, like: ir.Value) -> ir.Value:
+    value.type = ir.TensorType(like.dtype or ir.DataType.FLOAT)
+    return value
+
+
+def _rows(op: Ops, matrix: _Matrix, numbers: ir.Value, rank: int) -> ir.Value:
+    """The rows with some numbers, which have so many axes."""
+    name, zeros, kept = matrix.name, matrix.zeros, [0] * rank
+    dtype = ir.DataType.from_numpy(matrix.scales.dtype)
+    packed = _constant(op, f"{name}_bytes", ir.tensor(matrix.packed))
+    found = op.cast(op.Gather(packed, numbers, axis=0), dtype)
+    if matrix.bits == 4:
+        high = op.Floor(op.Mul(found, 1 / 16))
+        halves = op.Sub(found, op.Mul(high, 16.0)), high
+        found = op.Concat(*(op.unsqueeze(half, -1) for half in halves), axis=-1)
+    found = op.reshape(found, *kept, -1, matrix.block)
+    if isinstance(zeros, int):
+        found = op.Sub(found, float(zeros)) if zeros else found
+    else:
+        points = op.Gather(_constant(op, f"{name}_zero_point", ir.tensor(zeros)), numbers, axis=0)
+        found = op.Sub(found, op.unsqueeze(op.cast(points, dtype), -1))
+    scales = _constant(op, f"{name}_scale", ir.tensor(matrix.scales))
+    factors = op.unsqueeze(op.Gather(scales, numbers, axis=0), -1)
+    rows = op.reshape(op.Mul(found, factors), *kept, matrix.columns)
+    end = rows.producer()
+    assert end is not None  # noqa: S101 - a Reshape
+    end.metadata_props[LOOK_UP] = name
+    return rows
+
+
+def _stored(value: ir.Value | None) -> np.ndarray | None:
+    """The array of an initializer, as it is or through a Reshape; None for anything else."""
+    node = None if value is None else value.producer()
+    if value is None or (node is not None and node.op_type != "Reshape"):
+        return None
+    source = value if node is None else node.inputs[0]
+    if source is None or source.const_value is None or source.is_graph_input():
+        return None
+    array = source.const_value.numpy()
+    if node is None:
+        return array
+    shape = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return None if shape is None else array.reshape(shape.numpy())
+
+
+def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [rows, columns] of bytes [rows, bytes]."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+
+def _pack(codes: np.ndarray) -> np.ndarray:
+    """Bytes of codes of 4 bits, row after row."""
+    flat = np.pad(codes.reshape(-1), (0, codes.size % 2))
+    return np.asarray(flat[::2] | flat[1::2] << 4)
+
+
+def _tensor(packed: np.ndarray, dtype: ir.DataType, rows: int, columns: int) -> ir.TensorProtocol:
+    if dtype.bitwidth == 8:
+        return ir.tensor(packed.view(dtype.numpy()))
+    return ir.PackedTensor(np.ascontiguousarray(packed).reshape(-1), dtype, shape=[rows, columns])
+
+
+def _constant(op: Ops, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """An initializer of that name, which nobody trains; one for all that read the same codes."""
+    known = op.graph.initializers.get(name)
+    if known is not None:
+        return known
+    tensor.name = name
+    value = ir.val(name, const_value=tensor)
+    op.graph.register_initializer(value)
+    mark_constant(value)
+    return value

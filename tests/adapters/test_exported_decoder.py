@@ -1,0 +1,162 @@
+"""Decoders train as they are exported, with contributed operators, few bits and a cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack.model.loading import CACHE, load_model
+from odtpack.package.candidates import candidates
+from tests.adapters import genai, llama
+from tests.adapters.conftest import needs_peft
+from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
+from tests.cli.conftest import Run, run
+
+__all__ = ["run"]
+
+
+def logits(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[Any]:
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    return list(session.run(None, feeds))
+
+
+LOSS = ("next_token", next_token)
+KINDS: dict[str, dict[str, Any]] = {
+    "int4": {},
+    "int4-zero-points": {"symmetric": False},
+    "int4-packed": {"packed": True},
+    "int4-tables": {"symmetric": False, "tables": True},
+    "int8": {"bits": 8, "symmetric": False},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_is_that_of_the_contributed_kernels(kind: str, tmp_path: Path) -> None:
+    module = genai.decoder(tmp_path / "model.onnx", **KINDS[kind])
+    ids = llama.batch()[0]
+    kernels = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (expected,) = kernels.run(["logits"], genai.feeds(ids))
+    with torch.no_grad():
+        np.testing.assert_allclose(module(torch.from_numpy(ids)), expected, rtol=1e-4, atol=1e-5)
+    loaded = load_model(tmp_path / "model.onnx")
+    assert {node.domain for node in loaded.graph} == {""}
+    assert not {"cos_cache", "sin_cache"}.intersection(candidates(loaded))
+    (found,) = logits(loaded, {"input_ids": ids})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_peft
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_steps_agree_with_peft(kind: str, tmp_path: Path) -> None:
+    module = genai.decoder(tmp_path / "model.onnx", **KINDS[kind])
+    names = ("o_proj", "gate_proj", "down_proj")
+    names = names if kind == "int4-packed" else ("q_proj", "k_proj", "v_proj", *names)
+    spec = AdapterSpec("lora", tuple(f"model.*.{name}" for name in names), (), RANK, ALPHA)
+    follow(module, tmp_path / "model.onnx", tmp_path / "package", spec, LOSS, llama.batch())
+
+
+@needs_peft
+def test_dora_sees_the_stored_weights(tmp_path: Path) -> None:
+    module = genai.decoder(tmp_path / "model.onnx", symmetric=False)
+    spec = AdapterSpec("dora", ("*.self_attn.v_proj", "*.up_proj"), (), RANK, ALPHA)
+    follow(module, tmp_path / "model.onnx", tmp_path / "package", spec, LOSS, llama.batch())
+
+
+def test_codes_stay_codes(run: Run, tmp_path: Path) -> None:
+    genai.decoder(tmp_path / "model.onnx")
+    outcome = run(
+        "build", tmp_path / "model.onnx", "--out", tmp_path / "package", "--loss", "next_token",
+        "--adapter", "lora", "--on", "*.q_proj", "--on", "*.v_proj",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    shown = " ".join((outcome.out + outcome.err).split())
+    assert "past_key_values.0.key" in shown
+    assert "empty cache" in shown
+    widest = genai.SHAPE.width * genai.SHAPE.inner
+    for name in ("training", "eval"):
+        graph = onnx.load(tmp_path / "package" / f"{name}_model.onnx").graph
+        assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
+        codes = [each for each in graph.initializer if each.data_type == onnx.TensorProto.INT4]
+        assert len(codes) == 15  # seven products in two blocks, and the last
+        floats = [each for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT]
+        assert max(np.prod(each.dims) for each in floats) < widest
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"smooth_softmax": 1}, "smooth"),
+        ({"causal": 0}, "causal"),
+        ({"qk_output": 1}, "scores"),
+    ],
+)
+def test_what_is_not_read_is_one_clear_error(
+    change: dict[str, int], why: str, tmp_path: Path
+) -> None:
+    genai.decoder(tmp_path / "model.onnx")
+    proto = onnx.load(tmp_path / "model.onnx")
+    for node in proto.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            for name, value in change.items():
+                node.attribute.append(onnx.helper.make_attribute(name, value))
+    with pytest.raises(OdtpackError) as caught:
+        build_package(
+            proto, tmp_path / "package", loss="next_token",
+            adapter=AdapterSpec("lora", ("*.q_proj",)),
+        )  # fmt: skip
+    assert caught.value.code == "no-gradient"
+    assert "GroupQueryAttention" in caught.value.what
+    assert why in caught.value.what
+
+
+PLAIN = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (int64[batch, tokens] ids, float[batch, 2, past, 3] past_0_key) =>
+    (float[batch, tokens, 5] logits, float[batch, 2, all, 3] present_0_key)
+{
+    rows = Gather(table, ids)
+    both = Reshape(rows, heads)
+    new = Transpose<perm = [0, 2, 1, 3]>(both)
+    present_0_key = Concat<axis = -2>(past_0_key, new)
+    shape = Shape(past_0_key)
+    count = Gather(shape, two)
+    length = Cast<to = 1>(count)
+    moved = Add(present_0_key, length)
+    back = Transpose<perm = [0, 2, 1, 3]>(moved)
+    flat = Reshape(back, width)
+    logits = MatMul(flat, weight)
+}
+"""
+
+
+def test_a_cache_in_standard_operators_is_left_out() -> None:
+    proto = onnx.parser.parse_model(PLAIN)
+    random = np.random.default_rng(2)
+    for name, array in {
+        "table": random.normal(size=(7, 6)).astype(np.float32),
+        "weight": random.normal(size=(6, 5)).astype(np.float32),
+        "heads": np.array([0, 0, 2, 3]),
+        "width": np.array([0, 0, 6]),
+        "two": np.array(2),
+    }.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    loaded = load_model(proto)
+    assert [value.name for value in loaded.graph.inputs] == ["ids"]
+    assert [value.name for value in loaded.graph.outputs] == ["logits"]
+    assert loaded.meta[CACHE] == ("past_0_key",)
+    ids = np.array([[1, 2, 6], [0, 3, 4]])
+    empty = np.zeros((2, 2, 0, 3), np.float32)
+    before = onnxruntime.InferenceSession(proto.SerializeToString())
+    (expected, _) = before.run(None, {"ids": ids, "past_0_key": empty})
+    (found,) = logits(loaded, {"ids": ids})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

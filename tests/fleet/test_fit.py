@@ -1,0 +1,171 @@
+"""``odtpack fleet fit``: what may vary, what is left behind and why, and what is found."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from odtpack.cli import main
+from odtpack.fit.federated import FleetFitRequest, FleetFitResult, fit_fleet
+from odtpack.fit.federated.outcome import Tried, figures_of
+from odtpack.fit.federated.settings import FleetSettings, fleet_space
+from odtpack_runtime import OdtpackError
+from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.fleet_file import FleetFile
+from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES = [device("acme/one"), device("acme/two", step=50_000_000)]
+TABLES: dict[str, Any] = {
+    "population": {"clients": 60, "lost": 0.1, "data": {"samples": [20, 60], "dirichlet": 0.5}},
+    "federation": {"clients": 6, "minimum": 3, "rounds": 9},
+    "training": {"learning_rate": 0.1, "batch_size": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits"))
+
+
+def request_of(folder: Path, fleet: FleetFile, **more: Any) -> FleetFitRequest:
+    space = more.pop("space", None) or fleet_space(fleet)
+    usual = {"devices": DEVICES, "trials": 6, "finalists": 2}
+    return FleetFitRequest(
+        folder / "package", folder / "digits.npz", fleet, space, **usual | more
+    )  # fmt: skip
+
+
+def everyone(result: FleetFitResult) -> list[Tried]:
+    return [*result.best, *result.beaten, *result.over_budget, *result.left]
+
+
+def test_what_may_vary_lies_around_the_fleet_file() -> None:
+    fleet = fleet_of(**TABLES)
+    space = fleet_space(fleet)
+    assert space[0] == FleetSettings(1, 6, 1, 0.1)
+    assert {each.clients for each in space} == {6, 12, 3}
+    assert {each.epochs for each in space} == {1, 2}
+    assert {each.learning_rate for each in space} == {0.1, 0.3, 0.033}
+    assert len(space) == 18 == len({each.aspects() for each in space})
+    larger = FleetSettings(1, 12, 2, 0.3).of(fleet)
+    assert (larger.federation.clients, larger.federation.minimum) == (12, 6)
+    assert (larger.training.epochs, larger.training.learning_rate) == (2, 0.3)
+    assert larger.population == fleet.population
+    buffered = fleet_of(**TABLES | {"federation": {"clients": 8, "buffer": 4}})
+    assert FleetSettings(1, 4, 1, 0.1).of(buffered).federation.buffer == 2
+    assert fleet_space(fleet, [5], [3], [1.0]) == [FleetSettings(1, 5, 3, 1.0)]
+    for clients, rates, code in (
+        ([61], [], "bad-fleet-settings"),
+        ([], [0.0], "bad-learning-rate"),
+        ([], [float("nan")], "bad-learning-rate"),
+    ):
+        with pytest.raises(OdtpackError) as error:
+            fleet_space(fleet, clients, [], rates)
+        assert error.value.code == code
+
+
+@pytest.mark.parametrize("federation", [{}, {"clients": 6, "buffer": 3}], ids=["rounds", "buffer"])
+def test_what_is_found_is_what_its_federation_comes_to(
+    folder: Path, federation: dict[str, Any]
+) -> None:
+    """Whatever the number of processes, and though it was stopped after fewer rounds first."""
+    fleet = fleet_of(**TABLES | ({"federation": federation | {"rounds": 9}} if federation else {}))
+    request = request_of(folder, fleet)
+    result = fit_fleet(request, jobs=1)
+    assert fit_fleet(request, jobs=2) == result
+    assert [(rung.rounds, rung.played, rung.kept) for rung in result.rungs] == [(3, 6, 2)]
+    assert len(everyone(result)) == 6
+    assert len({each.number for each in everyone(result)}) == 6
+    assert 1 in {each.number for each in everyone(result)}
+    by_number = {each.number: each for each in request.space}
+    finished = [*result.best, *result.beaten]
+    assert len(finished) == 2
+    for each in finished:
+        own = by_number[each.number].of(fleet)
+        played, _ = Federation(
+            folder / "package", folder / "digits.npz", own, DEVICES
+        ).simulate()  # fmt: skip
+        assert each.rounds == len(played.rounds) == 9
+        assert each.figures == figures_of(played, fleet.budgets)
+    accuracies = [each.figures.accuracy for each in result.best]
+    assert accuracies == sorted(accuracies, reverse=True)
+    for each in result.left:
+        assert each.rounds == 3
+        assert each.reason == "after 3 rounds others did better"
+
+
+def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: Path) -> None:
+    """Many clients a round choose a device more often, and send more."""
+    few = FleetSettings(1, 3, 1, 0.1)
+    many = [FleetSettings(2, 50, 1, 0.1), FleetSettings(3, 50, 1, 0.3)]
+    payload = Federation(
+        folder / "package", folder / "digits.npz", fleet_of(**TABLES), DEVICES
+    ).payload  # fmt: skip
+    fleet = fleet_of(**TABLES, budgets={"traffic_per_device": f"{5 * payload} B"})
+    result = fit_fleet(request_of(folder, fleet, space=[few, *many], trials=3, finalists=1))
+    assert [each.number for each in result.best] == [1]
+    assert not result.over_budget
+    for each in result.left:
+        assert each.reason is not None
+        assert each.reason.startswith("after 3 rounds: Traffic of a device")
+    tight = fleet.model_copy(
+        update={"budgets": fleet.budgets.model_copy(update={"traffic_per_device": 1.0})}
+    )
+    none = fit_fleet(request_of(folder, tight, space=[few, *many], trials=3, finalists=1))
+    assert not none.best
+    assert [bool(each.failed) for each in none.over_budget] == [True]
+
+
+def test_every_seed_must_keep_the_budgets(folder: Path) -> None:
+    fleet = fleet_of(**TABLES, budgets={"accuracy": 0.15})
+    settings = [FleetSettings(1, 6, 2, 0.1)]
+    found = {}
+    for seeds in (1, 3):
+        result = fit_fleet(request_of(folder, fleet, space=settings, seeds=seeds))
+        assert result.seeds == seeds
+        assert result.rungs == []
+        (found[seeds],) = everyone(result)
+    runs = [
+        Federation(
+            folder / "package",
+            folder / "digits.npz",
+            settings[0].of(fleet.model_copy(update={"seed": seed})),
+            DEVICES,
+        ).simulate()[0]
+        for seed in range(3)
+    ]
+    accuracies = [run.rounds[-1].accuracy or 0.0 for run in runs]
+    assert found[1].figures.accuracy == accuracies[0]
+    assert found[3].figures.accuracy == pytest.approx(sum(accuracies) / 3)
+    assert bool(found[3].failed) == (min(accuracies) < 0.15)
+
+
+def test_the_command_prints_what_to_write(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(IDEAL + "[budgets]\naccuracy = 0.05\n")
+    command = [
+        *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
+        *("--fleet", str(path), "--jobs", "1", "--trials", "2", "--finalists", "2"),
+        *("--clients", "6", "--lr", "0.1", "--lr", "0.2", "--epochs", "1"),
+    ]
+    assert main([*command, "--json"]) == 0
+    shown = capsys.readouterr()
+    result = FleetFitResult.model_validate_json(shown.out)
+    schema = json.loads((ROOT / "docs/schemas/fleet-fit.schema.json").read_text())
+    jsonschema.validate(json.loads(shown.out), schema)
+    first = result.best[0]
+    assert f"learning_rate = {first.learning_rate:g}" in shown.err
+    assert re.search(r"\[federation\]\s+clients = 6", shown.err)
+    path.write_text(IDEAL + "[budgets]\naccuracy = 1.0\n")
+    assert main(command) == 1
+    assert "No setting keeps every budget" in capsys.readouterr().err
+    assert main([*command, "--clients", "7"]) == 2
+    assert "more than the 6" in capsys.readouterr().err
