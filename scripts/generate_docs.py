@@ -18,6 +18,7 @@ from odtpack_runtime.error_codes import error_codes
 from odtpack_simulator.budgets.budget_file import budget_schema
 from odtpack_simulator.budgets.compare import Comparison
 from odtpack_simulator.budgets.metrics import METRICS
+from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.fleet.outcome.compare import FleetComparison
@@ -283,6 +284,25 @@ def budgets_page() -> str:
             f"| `{metric.key}` | `{quote}{metric.example}{quote}` | "
             f'`"{sign}5 %"` | {metric.meaning}{whose} |'
         )
+    lines += [
+        "",
+        "## What is taken for the app",
+        "",
+        "`app_footprint` in place of these says what your app holds; see "
+        "[above](#the-app-around-the-training).",
+        "",
+        "| system | app | known how | from what |",
+        "|---|---:|---|---|",
+    ]
+    lines += [
+        f"| `{system}` | {format_bytes(app.nbytes)} | {app.kind} | {app.source} |"
+        for system, app in APP_FOOTPRINTS.items()
+    ]
+    library = format_bytes(RUNTIME_LIBRARY_BYTES)
+    lines.append(
+        f"| all: ONNX Runtime's library | {library} | measured | 1.32.0 on x86-64 Linux over the C "
+        "API, before any model is loaded: relocated pages and the schemas of all operators |"
+    )
     return f"{written}{_KEYS}\n" + "\n".join(lines) + "\n"
 
 

@@ -3,22 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from odtpack_simulator.campaign.campaign import run_campaign
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, AppFootprint
+from odtpack_simulator.device.kits import Kit, Sharing
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.latency import HostTiming, carry
 from odtpack_simulator.memory.memory_phases import MemoryPlan
-from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome
+from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome, Peaks
 from odtpack_simulator.replay.replay import ReplayResult, final_loss
 from odtpack_simulator.result.result import DeviceMemory, DeviceResult, DeviceTraining, Policy
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.units import format_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class AppOnDevice:
+    """The app on one device, before anything is measured.
+
+    Attributes:
+        profile: The device.
+        policy: How the app trains.
+        kit: What it trains with.
+        sharing: Whether the kit's sessions share an arena.
+        footprint: What the app holds besides the training.
+    """
+
+    profile: DeviceProfile
+    policy: Policy
+    kit: Kit
+    sharing: Sharing
+    footprint: AppFootprint
+
+    @property
+    def limit(self) -> int | None:
+        """What the device grants the app's process, in bytes; None if unknown."""
+        policy = self.policy
+        return self.profile.memory_limit_bytes(policy.state, entitled=policy.entitled)
+
+    @property
+    def room(self) -> int | None:
+        """What the limit leaves a training; None if the limit is unknown."""
+        others = self.footprint.nbytes + RUNTIME_LIBRARY_BYTES
+        return None if self.limit is None else max(0, self.limit - others)
+
+
 def device_result(
-    profile: DeviceProfile,
-    policy: Policy,
+    app: AppOnDevice,
     plan: MemoryPlan,
+    peaks: Peaks,
     free: ReplayResult,
     settled: Mapping[int, LimitOutcome],
     timing: HostTiming,
@@ -27,16 +61,16 @@ def device_result(
     """Everything about one device, not yet judged. Nothing is run.
 
     Args:
-        profile: The device.
-        policy: How the app trains.
-        plan: The predicted memory.
+        app: The app on the device.
+        plan: The predicted memory, with the app's kit.
+        peaks: The measured memory, with the app's kit and without limits.
         free: The training without limits.
-        settled: The limits that replays were held to.
+        settled: The limits that replays were held to: what is left for a training.
         timing: Times on this machine.
         steps: Optimizer steps of the training on each piece of data.
     """
-    limit = profile.memory_limit_bytes(policy.state, entitled=policy.entitled)
-    held = settled.get(limit) if limit is not None else None
+    profile = app.profile
+    held = settled.get(app.room) if app.room is not None else None
     latency = carry(timing, profile)
     return DeviceResult(
         name=profile.name,
@@ -44,35 +78,35 @@ def device_result(
         os=profile.os,
         validated=profile.validated,
         profile_digest=profile.digest,
-        memory=_memory(profile, policy, plan, free, held),
+        memory=_memory(app, plan, peaks, held),
         latency=latency,
         campaign=run_campaign(
             profile,
             latency,
-            policy,
+            app.policy,
             steps=steps,
             checkpoint_bytes=timing.checkpoint_bytes,
             curve=free.curve,
         ),
-        training=_training(limit, free, held),
+        training=_training(app.limit, free, held),
         figures=profile.figures(),
     )
 
 
 def _memory(
-    profile: DeviceProfile,
-    policy: Policy,
+    app: AppOnDevice,
     plan: MemoryPlan,
-    free: ReplayResult,
+    peaks: Peaks,
     held: LimitOutcome | None,
 ) -> DeviceMemory:
+    profile, policy = app.profile, app.policy
     limit = profile.memory_limit(policy.state, entitled=policy.entitled)
     entitled = profile.memory.app_limit_entitled
     foreground = policy.state == "foreground"
     killed = held is not None and held.run.outcome == "killed"
-    measured = held.run.peak_bytes if held is not None and held.exact else free.peak_bytes
+    measured = held.run.peak_bytes if held is not None and held.exact else peaks.nbytes
     return DeviceMemory(
-        limit_bytes=profile.memory_limit_bytes(policy.state, entitled=policy.entitled),
+        limit_bytes=app.limit,
         limit_low_bytes=None if limit is None else int(limit.interval("bytes").low),
         limit_kind=limit.kind if limit else None,
         limit_source=limit.source if limit else None,
@@ -87,9 +121,16 @@ def _memory(
         measured_peak_bytes=None if killed else measured,
         outcome="killed" if killed else "not judged",
         held=held.run.limit_method if held is not None and held.exact else None,
+        held_bytes=held.run.limit_bytes if held is not None else None,
         warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
-        unmeasured_bytes=plan.unmeasured_bytes,
-        phase=plan.highest_phase(free.phase_peaks),
+        unmeasured_bytes=plan.unmeasured_bytes(peaks.phases),
+        phase=plan.highest_phase(peaks.phases),
+        app_bytes=app.footprint.nbytes,
+        app_kind=app.footprint.kind,
+        app_source=app.footprint.source,
+        runtime_bytes=RUNTIME_LIBRARY_BYTES,
+        kit=app.kit,
+        sharing=app.sharing,
         detail=_ending(held) if held is not None and killed else "",
     )
 

@@ -19,13 +19,17 @@ import numpy as np
 import onnx
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.manifest_device import SessionInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.budgets.judge import judge as judge_without_budgets
+from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
+from odtpack_simulator.device.kits import Sharing, kit_of
 from odtpack_simulator.device.profile import DeviceProfile
-from odtpack_simulator.device_result import device_result
+from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
+from odtpack_simulator.memory.arena_use import sharing_of
 from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -33,6 +37,7 @@ from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
 from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.limits_search import Peaks
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.prepare import (
     choose_rate,
@@ -80,6 +85,7 @@ def simulate(
     executor: Executor | None = None,
     progress: OnProgress | None = None,
     judge: Callable[[SimulationResult], SimulationResult] = judge_without_budgets,
+    footprint: FootprintOf = default_footprint,
     most_steps: int = MOST_STEPS,
 ) -> SimulationResult:
     """Train a package for real: freely, within memory limits, and interrupted.
@@ -105,6 +111,8 @@ def simulate(
         progress: Called as the simulation proceeds.
         judge: How the result will be judged. Where a check about memory would fail, changes
             of the package that need less are planned and become part of the result.
+        footprint: What the app holds besides the training; by default the stated one of each
+            system.
         most_steps: Steps that are trained for real. Of a longer training these are its first
             passes, over evenly spaced samples where one pass is longer; times, energy and days
             on the devices are those of the whole schedule.
@@ -145,15 +153,31 @@ def simulate(
         }
         del arrays
         tell.begin("predicting")
-        plan = plan_memory(package, shapes, threads=threads)
+        apps = [
+            _app_on(profile, policy, footprint(profile), manifest.session) for profile in profiles
+        ]
+        sharings = dict.fromkeys(app.sharing for app in apps) or [sharing_of(manifest.session)]
+        plans = {
+            sharing: plan_memory(package, shapes, threads=threads, sharing=sharing)
+            for sharing in sharings
+        }
+        most = max(plans, key=lambda sharing: plans[sharing].peak.nbytes)
         tell.begin("timing")  # alone on the machine: nothing else of this runs beside it
         timing = measure_host(dataclasses.replace(job, task="time"), on_message=tell.message)
         tell.begin("measuring", steps=schedule.steps)
         # Whoever interrupts a training compares its end with that of this one.
-        whole = dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained"))
+        whole = _sharing(
+            dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), most
+        )
         free = _free_run(whole, tell)
+        trained = Peaks(free.peak_bytes, free.phase_peaks)
         tasks: list[Task] = [
-            SettleTask(_within(job, "limits"), _limits(profiles, policy), free.peak_bytes)
+            SettleTask(
+                _sharing(_within(job, f"limits-{sharing}"), sharing),
+                tuple(sorted({app.room for app in apps if app.sharing == sharing and app.room})),
+                trained if sharing == most else None,
+            )
+            for sharing in plans
         ]
         if interruptions:
             every = policy.save_every or max(1, schedule.steps // _SAVES)
@@ -162,6 +186,10 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[package.path, Path(folder)], on_done=tell.done
         )
+    peaks = {sharing: task.peaks or trained for sharing, task in zip(plans, done, strict=False)}
+    if interruptions:
+        peaks[most] = peaks[most].with_phases(done[-1].resumed)
+    settled = {sharing: task.settled for sharing, task in zip(plans, done, strict=False)}
     by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
         tool_version=tool_version(),
@@ -171,18 +199,26 @@ def simulate(
         policy=policy,
         host=host_info(timing, threads),
         training=_training_info(free, job),
-        interruption=done[1].interruption if interruptions else None,
+        interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plan, free, manifest.module_names()),
+        memory=_memory_info(plans[most], peaks[most], most, manifest.module_names()),
         devices=[
-            device_result(p, policy, plan, free, done[0].settled, timing, by_piece)
-            for p in profiles
+            device_result(
+                app,
+                plans[app.sharing],
+                peaks[app.sharing],
+                free,
+                settled[app.sharing],
+                timing,
+                by_piece,
+            )
+            for app in apps
         ],
     )
     failed = {check.metric for _, check in judge(result).all_checks() if check.status == "fail"}
     if failed.isdisjoint(MEMORY_CHECKS):
         return result
-    changes = plan_changes(package, shapes, threads=threads)
+    changes = plan_changes(package, shapes, threads=threads, sharing=most)
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
@@ -232,12 +268,16 @@ def _within(job: Job, name: str) -> Job:
     return dataclasses.replace(job, folder=str(folder))
 
 
-def _limits(profiles: Sequence[DeviceProfile], policy: Policy) -> tuple[int, ...]:
-    """Memory limits of all devices in the state in which the app trains."""
-    known = (
-        profile.memory_limit_bytes(policy.state, entitled=policy.entitled) for profile in profiles
-    )
-    return tuple(sorted({limit for limit in known if limit is not None}))
+def _app_on(
+    profile: DeviceProfile, policy: Policy, footprint: AppFootprint, session: SessionInfo | None
+) -> AppOnDevice:
+    kit = policy.kit or kit_of(profile.os)
+    return AppOnDevice(profile, policy, kit, sharing_of(session, kit), footprint)
+
+
+def _sharing(job: Job, sharing: Sharing) -> Job:
+    """The job with the memory of sessions as a kit has it; the package says what is shared."""
+    return dataclasses.replace(job, own_arenas=sharing == "own")
 
 
 def _package_info(package: Package, given: Path) -> PackageInfo:
@@ -290,11 +330,14 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
     )
 
 
-def _memory_info(plan: MemoryPlan, free: ReplayResult, modules: Mapping[str, str]) -> MemoryInfo:
+def _memory_info(
+    plan: MemoryPlan, peaks: Peaks, sharing: Sharing, modules: Mapping[str, str]
+) -> MemoryInfo:
     return MemoryInfo(
         predicted=plan.predicted(),
-        measured_peak_bytes=free.peak_bytes,
-        phases=plan.phase_peaks(free.phase_peaks),
+        measured_peak_bytes=peaks.nbytes,
+        phases=plan.phase_peaks(peaks.phases),
+        sharing=sharing,
         timeline=list(plan.timeline),
         tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
     )

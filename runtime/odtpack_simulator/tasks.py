@@ -6,18 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from odtpack_simulator.replay.interruption import interrupt
-from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.limits_search import LimitOutcome, bisect_limits
+from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.replay.limits_search import (
+    LimitOutcome,
+    Peaks,
+    bisect_limits,
+    hold,
+    resumed_phases,
+)
 from odtpack_simulator.result.result import InterruptionInfo
 
 
 @dataclass(frozen=True, slots=True)
 class SettleTask:
-    """Find out which memory limits end the training; see :func:`settle`."""
+    """Find out which memory limits end the training; see :func:`bisect_limits`.
+
+    Where its ``peaks`` without a limit are not known (None), they are measured first.
+    """
 
     job: Job
     limits: tuple[int, ...]
-    peak: int | None
+    peaks: Peaks | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +44,15 @@ Task = SettleTask | InterruptTask
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task found; the other field is empty."""
+    """What a task found; the fields of the other kind are empty.
+
+    ``resumed`` has the peaks by phase of a process that went on from a checkpoint.
+    """
 
     settled: Mapping[int, LimitOutcome] = field(default_factory=dict)
+    peaks: Peaks | None = None
     interruption: InterruptionInfo | None = None
+    resumed: Mapping[str, int] = field(default_factory=dict)
 
 
 def run_task(task: Task) -> TaskResult:
@@ -48,9 +62,39 @@ def run_task(task: Task) -> TaskResult:
         OdtpackError: A child failed.
     """
     if isinstance(task, SettleTask):
-        return TaskResult(settled=bisect_limits(task.job, task.limits, task.peak))
-    return TaskResult(
-        interruption=interrupt(
-            task.job, seed=task.seed, count=task.count, save_every=task.save_every
-        )
+        peaks = task.peaks
+        if peaks is None:
+            free = hold(task.job, None)
+            peaks = Peaks(free.peak_bytes, free.phase_peaks)
+        return TaskResult(bisect_limits(task.job, task.limits, peaks.nbytes), peaks)
+    seen = _Resumed()
+    info = interrupt(
+        task.job,
+        seed=task.seed,
+        count=task.count,
+        save_every=task.save_every,
+        on_message=seen.take,
     )
+    return TaskResult(interruption=info, resumed=seen.phases)
+
+
+class _Resumed:
+    """Listens for a process that begins with a checkpoint, and is not warned of low memory.
+
+    Attributes:
+        phases: Its peaks by phase; empty without such a process.
+    """
+
+    def __init__(self) -> None:
+        self.phases: Mapping[str, int] = {}
+        self._begun: list[int] = []
+
+    def take(self, message: Message) -> None:
+        """Note what a child reports."""
+        match message["event"]:
+            case "started":
+                self._begun = []
+            case "begun":
+                self._begun.append(message["step"])
+            case "trained" if len(self._begun) == 1 and self._begun[0] > 0:
+                self.phases = resumed_phases(message["phase_peaks"])

@@ -73,7 +73,7 @@ def demo_result(names: Sequence[str] | None = None, *, scale: float = 2.0) -> Si
         names: Shipped profiles, all by default.
         scale: Factor on the memory of everything that grows with the batch.
     """
-    result = judge(rich(make_result(names, scale=scale)), parse_budgets(BUDGETS))
+    result = judge(rich(make_result(names, scale=scale, app=True)), parse_budgets(BUDGETS))
     devices = [_with_campaign_checks(device) for device in result.devices]
     return result.model_copy(update={"devices": devices})
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from odtpack_simulator.device.app_footprint import (
+    RUNTIME_LIBRARY_BYTES,
+    AppFootprint,
+    default_footprint,
+)
+from odtpack_simulator.device.kits import KITS, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, Quantity, list_profiles, load_profile
 from odtpack_simulator.result.result import (
     ClassTime,
@@ -56,7 +62,11 @@ BACKWARD = [
 
 
 def make_result(
-    names: Sequence[str] | None = None, *, scale: float = 1.0, policy: Policy | None = None
+    names: Sequence[str] | None = None,
+    *,
+    scale: float = 1.0,
+    policy: Policy | None = None,
+    app: bool = False,
 ) -> SimulationResult:
     """A result without checks.
 
@@ -64,8 +74,11 @@ def make_result(
         names: Shipped profiles to include, all by default.
         scale: Factor on the memory of everything that grows with the batch.
         policy: How the app trains, in the foreground by default.
+        app: Whether the app around the training counts, as it does since it is simulated; without
+            it the whole limit is the training's, which makes for plain figures.
     """
     policy = policy or Policy()
+    footprint = default_footprint if app else _no_app
     breakdown = MemoryBreakdown(
         parameters=4_820_000,
         gradients=4_820_000,
@@ -88,7 +101,7 @@ def make_result(
     host_step = 41.3
     steps = host_step * generator.lognormal(0.0, 0.03, STEPS - 1)
     devices = [
-        _device(load_profile(name), breakdown.total, measured, host_step, policy)
+        _device(load_profile(name), breakdown.total, measured, host_step, policy, footprint)
         for name in (list_profiles() if names is None else names)
     ]
     return SimulationResult(
@@ -268,8 +281,17 @@ def _operators() -> list[OperatorCost]:
     ]
 
 
+def _no_app(profile: DeviceProfile) -> None:
+    """Nothing is known of an app: a result of an earlier version."""
+
+
 def _device(
-    profile: DeviceProfile, predicted: int, measured: int, host_step: float, policy: Policy
+    profile: DeviceProfile,
+    predicted: int,
+    measured: int,
+    host_step: float,
+    policy: Policy,
+    footprint: Callable[[DeviceProfile], AppFootprint | None],
 ) -> DeviceResult:
     limit = profile.memory_limit(policy.state)
     entitled = profile.memory.app_limit_entitled
@@ -277,7 +299,9 @@ def _device(
     entitled_bytes = (
         int(entitled.interval("bytes").typical) if isinstance(entitled, Quantity) else None
     )
-    killed = limit_bytes is not None and measured > limit_bytes
+    app, kit = footprint(profile), kit_of(profile.os)
+    others = 0 if app is None else app.nbytes + RUNTIME_LIBRARY_BYTES
+    killed = limit_bytes is not None and measured + others > limit_bytes
     done = 0 if killed else STEPS
     near = limit_bytes is not None and limit_bytes < 2 * measured
     latency = _latency(profile, host_step)
@@ -297,7 +321,14 @@ def _device(
             measured_peak_bytes=None if killed else measured,
             outcome="killed" if killed else "not judged",
             held="rlimit" if near else None,
+            held_bytes=max(0, limit_bytes - others) if limit_bytes and (near or killed) else None,
             warning_bytes=None if limit_bytes is None else int(0.7 * limit_bytes),
+            app_bytes=app and app.nbytes,
+            app_kind=app and app.kind,
+            app_source=app and app.source,
+            runtime_bytes=app and RUNTIME_LIBRARY_BYTES,
+            kit=kit,
+            sharing="shared" if KITS[kit] else "own",
         ),
         latency=latency,
         campaign=campaign(profile, latency.step_ms, policy, STEPS),

@@ -14,6 +14,7 @@ import onnx.parser
 
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.sample_plan import SamplePlan
@@ -154,7 +155,9 @@ def without_arena(case: Case, folder: Path) -> Case:
 
 
 def make_profile(name: str, limit: int | None, *, rates: bool = True) -> DeviceProfile:
-    """A made-up device."""
+    """A made-up device with Linux, whose limit leaves a training so many bytes."""
+    if limit is not None:
+        limit += APP_FOOTPRINTS["linux"].nbytes + RUNTIME_LIBRARY_BYTES
     figure = 'kind = "assumed", source = "made up for a test"'
     lines = [
         "schema_version = 1",

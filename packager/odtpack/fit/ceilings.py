@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from odtpack_simulator.budgets import Budgets
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.values.units import format_bytes
 
@@ -44,15 +45,20 @@ def memory_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceili
     """The lowest limit on peak memory that is an error to exceed; None if there is none."""
     found = []
     for profile in profiles:
-        granted = profile.memory_limit_bytes()
+        granted, others = profile.memory_limit_bytes(), _others(profile, budgets)
         if granted is not None:
-            found.append(Ceiling(granted, profile.title))
+            found.append(Ceiling(max(0, granted - others), profile.title))
         for limit, where in _errors(profile, budgets, "peak_memory"):
             found.append(Ceiling(limit, where))
         for share, where in _errors(profile, budgets, "memory_headroom"):
             if granted is not None:
-                found.append(Ceiling(granted * (1 - share / 100), where))
+                found.append(Ceiling(max(0, granted * (1 - share / 100) - others), where))
     return min(found, key=lambda each: each.limit, default=None)
+
+
+def _others(profile: DeviceProfile, budgets: Budgets) -> int:
+    """What the app's process holds besides the training."""
+    return budgets.footprint_of(profile).nbytes + RUNTIME_LIBRARY_BYTES
 
 
 def size_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceiling | None:

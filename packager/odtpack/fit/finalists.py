@@ -74,6 +74,7 @@ def run(candidate: Candidate, simulation: Simulation, folder: Path) -> Simulatio
         epochs=simulation.epochs,
         seed=simulation.seed,
         threads=simulation.threads,
+        footprint=simulation.budgets.footprint_of,
     )
     return judge(measured, simulation.budgets)
 

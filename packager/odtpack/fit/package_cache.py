@@ -12,6 +12,8 @@ from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate
 from odtpack.fit.work import step_work
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.device.kits import Kit
+from odtpack_simulator.memory.arena_use import sharing_of
 from odtpack_simulator.memory.memory_plan import plan_memory
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Order:
         batch: Samples of a batch.
         shapes: Shape of one sample of each input.
         threads: Threads of the sessions.
+        kits: What the apps train with: the one that needs most memory counts.
     """
 
     settings: BuildSpec
@@ -36,6 +39,7 @@ class Order:
     batch: int
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
+    kits: tuple[Kit, ...] = ("python",)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -71,6 +75,7 @@ class PackageCache:
         shapes: Shape of one sample of each input.
         largest: The most samples that a batch can have.
         threads: Threads of the sessions.
+        kits: What the apps train with.
     """
 
     def __init__(
@@ -80,12 +85,14 @@ class PackageCache:
         shapes: Mapping[str, tuple[int, ...]],
         largest: int,
         threads: int,
+        kits: tuple[Kit, ...] = ("python",),
     ) -> None:
         self._base = base
         self._folder = folder
         self._shapes = shapes
         self._largest = largest
         self._threads = threads
+        self._kits = kits
         self._planned: dict[tuple[str, int], Planned] = {}
 
     def plan(
@@ -122,7 +129,8 @@ class PackageCache:
         settings = candidate.package_settings(self._base)
         name = hashlib.sha256(settings.canonical_json().encode()).hexdigest()[:16]
         size = min(candidate.micro_batch, self._largest)
-        return Order(settings, str(self._folder / name), size, self._shapes, self._threads)
+        folder = str(self._folder / name)
+        return Order(settings, folder, size, self._shapes, self._threads, self._kits)
 
 
 def build_and_plan(order: Order) -> Planned:
@@ -136,9 +144,12 @@ def build_and_plan(order: Order) -> Planned:
         if not (folder / "manifest.json").is_file():
             order.settings.build(folder)
         package = Package.open(folder)
-        plan = plan_memory(package, shapes, threads=order.threads)
+        peak = max(
+            plan_memory(package, shapes, threads=order.threads, sharing=sharing).peak.nbytes
+            for sharing in {sharing_of(package.manifest.session, kit) for kit in order.kits}
+        )
         work = step_work(package, shapes, threads=order.threads)
     except OdtpackError as error:
         return Planned(order.folder, problem=f"{error.code}: {error.what}")
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    return Planned(order.folder, plan.peak.nbytes, size, work)
+    return Planned(order.folder, peak, size, work)

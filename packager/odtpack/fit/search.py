@@ -25,6 +25,7 @@ from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.fit.space import SearchConstraints, open_space
 from odtpack.fit.summary import summarize
 from odtpack_simulator.budgets import Budgets
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.sample_plan import SamplePlan
@@ -226,6 +227,7 @@ class _Search:
             self.ground.shapes,
             self.ground.whole.train_samples,
             request.threads,
+            tuple({kit_of(profile.os): None for profile in request.profiles}),
         )
         order = spread(candidates, candidates[0], request.seed)
         good, over = list[Runner](), list[tuple[float, Runner, str]]()

@@ -29,22 +29,28 @@ _Z: Final = 1.959964  # of a 95 % interval
 def for_device_limit(result: SimulationResult, device: DeviceResult, limit_bytes: float) -> str:
     """How to get under what the device gives an app: by its entitlement, else by less memory."""
     entitled = device.memory.entitled_limit_bytes
-    if entitled is not None and limit_bytes < entitled and device.memory.peak_bytes <= entitled:
+    if entitled is not None and limit_bytes < entitled and device.memory.need_bytes <= entitled:
         return (
             "the entitlement for more memory raises this device's limit to about "
             f"{format_bytes(entitled)}, where the replay fits"
         )
-    return for_memory(result, device, limit_bytes)
+    return for_memory(result, device, limit_bytes - device.memory.others_bytes)
 
 
 def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: float) -> str:
-    """What brings the peak on a device under ``limit_bytes``, by the plans in the result.
+    """What brings the peak of the training under ``limit_bytes``, by the plans in the result.
 
     The mildest change that is enough, and one of another kind; else what comes nearest. A
     measured peak may be above the planned one: each plan is then taken to be as much too low. A
     replay that was killed has no measured peak, and is taken to have needed at least the limit.
     """
     changes = result.memory.changes
+    others = device.memory.others_bytes
+    if limit_bytes <= 0 and others:
+        return (
+            f"the app and ONNX Runtime's library alone take {format_bytes(others)}: "
+            "app_footprint in the budgets says what the app holds"
+        )
     if changes is None:
         return (
             "what would be enough was not planned for this limit: odtpack simulate with it plans "
@@ -97,8 +103,8 @@ def _above_plan(device: DeviceResult) -> int:
     """Bytes by which the peak on a device is above the planned one."""
     memory = device.memory
     peak = memory.peak_bytes
-    if memory.outcome == "killed" and memory.limit_bytes is not None:
-        peak = max(peak, memory.limit_bytes)
+    if memory.outcome == "killed" and memory.room_bytes is not None:
+        peak = max(peak, memory.room_bytes)
     return max(0, peak - memory.predicted_peak_bytes)
 
 

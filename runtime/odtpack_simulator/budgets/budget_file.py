@@ -18,7 +18,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.budgets.budget_values import Kind, Level, Limit, Section, name_limits
 from odtpack_simulator.budgets.metrics import METRICS
-from odtpack_simulator.device.profile import OsClass
+from odtpack_simulator.device.app_footprint import AppFootprint, default_footprint
+from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.result.result import RENAMED_METRICS
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import first_problem, near_name
@@ -95,6 +96,23 @@ class Budgets:
     def for_device(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
         """All limits that hold for a device by key."""
         return self.overall() | self.narrowed(device, os_class)
+
+    def footprint(self, device: str, os_class: OsClass) -> AppFootprint | None:
+        """What the app holds on a device by the narrowest table that says so; None without."""
+        found = None
+        for table, section in (
+            (("budgets",), self.defaults),
+            (("class", os_class), self.classes.get(os_class)),
+            (("device", device), self.devices.get(device)),
+        ):
+            if section is not None and section.app_footprint is not None:
+                where = self._location((*table, "app_footprint"))
+                found = AppFootprint(int(section.app_footprint), None, where)
+        return found
+
+    def footprint_of(self, profile: DeviceProfile) -> AppFootprint:
+        """The same, or what is taken for an app of the device's system."""
+        return self.footprint(profile.name, profile.os) or default_footprint(profile)
 
     def check_devices(self, known: list[str]) -> None:
         """Refuse a device table that names no known device: it would never be applied.

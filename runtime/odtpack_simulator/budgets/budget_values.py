@@ -217,15 +217,36 @@ def _field(metric: BudgetMetric) -> Any:
     )  # fmt: skip
 
 
+def _bytes(value: object) -> object:
+    if not isinstance(value, str):
+        msg = f'needs a number with a unit in quotes, such as "120 MB", found {value!r:.60}'
+        raise ValueError(msg)
+    return parse_quantity(value, "bytes")
+
+
+AppBytes = Annotated[float, BeforeValidator(_bytes), WithJsonSchema({"type": "string"})]
+"""Bytes that an app holds, written with a unit."""
+
+_FOOTPRINT: Final = (
+    "Not a limit: what the app's process holds besides the training and ONNX Runtime's library. It "
+    "is added to both before they are compared with the device's memory limit."
+)
+
 if TYPE_CHECKING:
 
     class Section(Part):
         """The limits of one table. An absent key sets no limit."""
+
+        app_footprint: AppBytes | None = None
 else:
     Section = create_model(
         "Section",
         __base__=Part,
         __doc__="The limits of one table. An absent key sets no limit.",
         __module__=__name__,
+        app_footprint=(
+            AppBytes | None,
+            Field(default=None, description=_FOOTPRINT, examples=["120 MB"]),
+        ),
         **{metric.key: _field(metric) for metric in METRICS.values()},
     )

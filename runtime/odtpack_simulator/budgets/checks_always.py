@@ -102,7 +102,8 @@ def _where(memory: DeviceMemory) -> str:
 def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check, DeviceResult]:
     """The device's own limit; also settles the outcome stored with the device's memory."""
     memory = device.memory
-    peak, limit = memory.peak_bytes, memory.limit_bytes
+    need, limit = memory.need_bytes, memory.limit_bytes
+    what = _process(memory)
     how = "measured" if memory.is_measured else "predicted"
     status: CheckStatus
     hint: str | None = None
@@ -110,21 +111,31 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
         status, outcome = "fail", "killed"
         steps = f" after {device.training.steps_done} steps" if device.training else ""
         message = f"the replay hit the memory limit{steps} and was ended"
-        hint = advice.for_device_limit(result, device, limit if limit is not None else peak)
+        room, held = memory.room_bytes, memory.held_bytes
+        if memory.others_bytes and room is not None:
+            message += f"; the limit leaves a training {format_bytes(room)}{_beside(memory)}"
+        if room is not None and held is not None and room > held:
+            status = "not judged"
+            message = (
+                f"the replay was ended at {format_bytes(held)}, and the limit leaves it "
+                f"{format_bytes(room)}: simulate with this app_footprint"
+            )
+        else:
+            hint = advice.for_device_limit(result, device, limit if limit is not None else need)
     elif limit is None:
         status, outcome = "not judged", "not judged"
         message = (
-            f"{how} peak {format_bytes(peak)}; the device's limit {_where(memory)} "
+            f"{how} {what}; the device's limit {_where(memory)} "
             "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
     else:
         worst = min(limit, limit if memory.limit_low_bytes is None else memory.limit_low_bytes)
-        status = "pass" if peak <= worst else "fail"
-        outcome = "fits" if peak <= worst else "depends" if peak <= limit else "over"
-        share = format_percent(peak / limit) if limit else "more than 100 %"
+        status = "pass" if need <= worst else "fail"
+        outcome = "fits" if need <= worst else "depends" if need <= limit else "over"
+        share = format_percent(need / limit) if limit else "more than 100 %"
         source = " (assumed)" if memory.limit_kind == "assumed" else ""
         message = (
-            f"{how} peak {format_bytes(peak)} is {share} of the {format_bytes(limit)}{source} "
+            f"{how} {what} is {share} of the {format_bytes(limit)}{source} "
             f"that an app gets {_where(memory)}"
         )
         if memory.phase is not None:
@@ -138,7 +149,7 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
     check = Check(
         metric="memory_limit",
         limit=limit,
-        actual=None if memory.outcome == "killed" else peak,
+        actual=None if memory.outcome == "killed" else need,
         unit="B",
         level="warn" if outcome == "depends" else "error",
         status=status,
@@ -148,6 +159,21 @@ def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check
     detail = memory.detail or message
     settled = memory.model_copy(update={"outcome": outcome, "detail": detail})
     return check, device.model_copy(update={"memory": settled})
+
+
+def _process(memory: DeviceMemory) -> str:
+    """The peak in words, with what the process holds besides."""
+    peak = f"peak {format_bytes(memory.peak_bytes)}"
+    if not memory.others_bytes:
+        return peak
+    return f"{peak}{_beside(memory)}, {format_bytes(memory.need_bytes)} in all,"
+
+
+def _beside(memory: DeviceMemory) -> str:
+    """What the process holds besides the training, in words that follow a figure of it."""
+    known = memory.app_kind or "by the budgets"
+    app = f"{format_bytes(memory.app_bytes or 0)} of the app ({known})"
+    return f" beside {app} and {format_bytes(memory.runtime_bytes or 0)} of ONNX Runtime's library"
 
 
 def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
@@ -167,21 +193,22 @@ def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
 
 def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning: int) -> Check:
     """A training that fits may still be warned: it must then save, and free what it can."""
-    peak = device.memory.peak_bytes
-    warned = peak >= warning
+    memory = device.memory
+    need = memory.need_bytes
+    warned = need >= warning
     verb = "reaches" if warned else "stays below"
     return Check(
         metric="low_memory_warning",
         limit=warning,
-        actual=peak,
+        actual=need,
         unit="B",
         level="warn",
         status="fail" if warned else "pass",
         message=(
-            f"the peak of {format_bytes(peak)} {verb} the {format_bytes(warning)} from which the "
-            "system warns the app that memory is low"
+            f"the process's peak of {format_bytes(need)} {verb} the {format_bytes(warning)} from "
+            "which the system warns the app that memory is low"
         ),
-        advice=advice.for_memory(result, device, warning) if warned else None,
+        advice=advice.for_memory(result, device, warning - memory.others_bytes) if warned else None,
     )
 
 

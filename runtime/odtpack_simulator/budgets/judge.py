@@ -22,6 +22,7 @@ from odtpack_simulator.budgets.budget_metric import BudgetMetric, Reading, Subje
 from odtpack_simulator.budgets.checks_always import device_checks, package_checks
 from odtpack_simulator.budgets.metrics import of_scope
 from odtpack_simulator.budgets.regression import Resolved, resolve
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, AppFootprint
 from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.result.result import (
     Check,
@@ -78,6 +79,7 @@ def _judge_device(
     budgets: Budgets,
     baseline: SimulationResult | None,
 ) -> DeviceResult:
+    device = _with_footprint(device, budgets.footprint(device.name, device.os))
     checks, device = device_checks(result, device)
     subject = Subject(result, device)
     limits = budgets.for_device(device.name, device.os)
@@ -85,6 +87,19 @@ def _judge_device(
     own = budgets.narrowed(device.name, device.os)
     checks += _limit_checks("package", own, subject, baseline)
     return device.model_copy(update={"checks": checks, "verdict": _verdict(checks)})
+
+
+def _with_footprint(device: DeviceResult, footprint: AppFootprint | None) -> DeviceResult:
+    """The device with what the budgets say that the app holds, if they do."""
+    if footprint is None:
+        return device
+    said = {
+        "app_bytes": footprint.nbytes,
+        "app_kind": footprint.kind,
+        "app_source": shortened(footprint.source),
+        "runtime_bytes": RUNTIME_LIBRARY_BYTES,
+    }
+    return device.model_copy(update={"memory": device.memory.model_copy(update=said)})
 
 
 def _stand_in(own: list[Check], always: list[Check], limits: _Limits) -> list[Check]:

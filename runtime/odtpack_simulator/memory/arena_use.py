@@ -8,27 +8,26 @@ rearrange, are no part of it: ONNX Runtime reserves memory for each by itself.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_simulator.device.kits import KITS, Kit, Sharing
 from odtpack_simulator.memory.allocation import Allocation
 from odtpack_simulator.memory.arena import Arena, Chunk
 
-Sharing = Literal["shared", "own", "none"]
-"""Whether all sessions have one arena, each its own, or none: tensors are the system's then."""
 
-
-def sharing_of(session: SessionInfo | None) -> Sharing:
-    """How the sessions of a package come by their memory, in a kit that can do all of it.
+def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:
+    """How the sessions of a package come by their memory in a kit.
 
     Args:
         session: What the manifest says.
+        kit: The kit, of which some cannot let sessions share an arena.
     """
     if session is None:
         return "own"
     if not session.arena:
         return "none"
-    return "shared" if session.shared_allocator else "own"
+    return "shared" if session.shared_allocator and KITS[kit] else "own"
 
 
 class Arenas:

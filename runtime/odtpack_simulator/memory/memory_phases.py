@@ -109,10 +109,14 @@ class MemoryPlan:
             for phase, names in MEASURED_AS.items()
         ]
 
-    @property
-    def unmeasured_bytes(self) -> int:
-        """The peak of what an app does and a replay does not measure: exporting, and resuming."""
-        return max((p.nbytes for p in self.phases if p.name in _PLANNED_ONLY), default=0)
+    def unmeasured_bytes(self, measured: Mapping[str, int]) -> int:
+        """The peak of what an app does and was not measured: exporting, and maybe resuming.
+
+        Args:
+            measured: Bytes by phase as a replay measured them.
+        """
+        planned_only = [name for name in _PLANNED_ONLY if name not in measured]
+        return max((p.nbytes for p in self.phases if p.name in planned_only), default=0)
 
     def highest_phase(self, measured: Mapping[str, int]) -> str:
         """The first phase, of those that a replay distinguishes, that needs the peak.

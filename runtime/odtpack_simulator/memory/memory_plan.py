@@ -35,8 +35,9 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import GRADIENT_SUFFIX, RESET_NAME
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_runtime.training.optimizer_state import state_layout
+from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
-from odtpack_simulator.memory.arena_use import Arenas, Sharing, sharing_of
+from odtpack_simulator.memory.arena_use import Arenas, sharing_of
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.memory.node_names import Labels
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
@@ -82,8 +83,8 @@ def plan_memory(
         package: The package.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
-        sharing: How sessions come by their memory; the package's choice if None. Bindings that
-            cannot let sessions share an arena (Java, JavaScript) give each its ``own``.
+        sharing: How sessions come by their memory; the package's choice if None. Of a kit:
+            :func:`~odtpack_simulator.memory.arena_use.sharing_of`.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:

@@ -24,6 +24,7 @@ from onnx import helper
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory.layer_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
@@ -46,7 +47,11 @@ class _Freeze:
 
 
 def plan_changes(
-    package: Package, shapes: Mapping[str, Sequence[int]], *, threads: int = 1
+    package: Package,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    threads: int = 1,
+    sharing: Sharing | None = None,
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once.
 
@@ -57,6 +62,7 @@ def plan_changes(
         package: The package.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
+        sharing: How sessions come by their memory; the package's choice if None.
 
     Returns:
         Single changes first, those of a kind from the least to the most; then combinations. The
@@ -66,7 +72,7 @@ def plan_changes(
         OdtpackError: A model does not load, or a shape does not fit.
     """
     with tempfile.TemporaryDirectory(prefix="odtpack-changes-") as folder:
-        variants = _Variants(package, shapes, threads, Path(folder))
+        variants = _Variants(package, shapes, threads, sharing, Path(folder))
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
         stateless = [True] if variants.keeps_state() else []
         freezes: list[_Freeze | None] = [*variants.freezes()]
@@ -89,11 +95,17 @@ class _Variants:
     """The package with changes, planned; models that several of them share are read once."""
 
     def __init__(
-        self, package: Package, shapes: Mapping[str, Sequence[int]], threads: int, folder: Path
+        self,
+        package: Package,
+        shapes: Mapping[str, Sequence[int]],
+        threads: int,
+        sharing: Sharing | None,
+        folder: Path,
     ) -> None:
         self._package = package
         self._shapes = shapes
         self._threads = threads
+        self._sharing = sharing
         self._folder = folder
         self._graphs: dict[object, RuntimeGraph] = {}
         self._training = onnx.load(str(package.training_model), load_external_data=False)
@@ -149,6 +161,7 @@ class _Variants:
             dataclasses.replace(package, manifest=manifest),
             shapes,
             threads=self._threads,
+            sharing=self._sharing,
             load=self._load,
         )
         return PlannedChange(

@@ -65,6 +65,8 @@ class Job:
         memory_warnings: After each of these numbers of optimizer steps the system warns that
             memory is low. The training then saves, frees everything and starts anew from the
             checkpoint, in the same process.
+        own_arenas: Each session has an arena of its own, as in kits that cannot share one, even
+            where the package asks for one of all.
     """
 
     task: Literal["train", "time"]
@@ -98,6 +100,7 @@ class Job:
     pause_at: int | None = None
     pause_in_save: float | None = None
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
+    own_arenas: bool = False
 
     @property
     def steps(self) -> int:

@@ -23,6 +23,26 @@ HELD_STEPS: Final = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Peaks:
+    """The most memory that a training took.
+
+    Attributes:
+        nbytes: Bytes; None where they were not measured.
+        phases: The same of each phase that was measured.
+    """
+
+    nbytes: int | None
+    phases: Mapping[str, int]
+
+    def with_phases(self, phases: Mapping[str, int]) -> Peaks:
+        """The higher of both, phase by phase."""
+        names = {**self.phases, **phases}
+        both = {n: max(self.phases.get(n, 0), phases.get(n, 0)) for n in names}
+        nbytes = None if self.nbytes is None else max(self.nbytes, *both.values(), 0)
+        return Peaks(nbytes, both)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LimitOutcome:
     """How a training goes under one limit.
 
@@ -37,16 +57,50 @@ class LimitOutcome:
 
 
 def hold(job: Job, peak: int | None) -> ReplayResult:
-    """Replay the start of a training within the job's limit: every phase, but few steps.
+    """Replay the start of a training within the job's limit, and go on from it in a new process.
 
-    ``RLIMIT_DATA`` also counts memory that is never touched. Where it ends a training whose
-    measured peak is within the limit, what is resident decides.
+    Every phase, but few steps: the first process loads, evaluates, trains and saves. The second
+    finds its checkpoint, as an app does that was ended, and does the same from there.
 
     Args:
         job: The training, with its limit.
         peak: Its peak without one, in bytes; None if it is unknown.
+
+    Returns:
+        How both went: the steps that were made, the highest peak of each phase, and as
+        ``resuming`` that of loading in the second.
     """
-    job = dataclasses.replace(job, max_steps=HELD_STEPS)
+    job = dataclasses.replace(job, resume=True, keep_checkpoint=None)
+    job.saved_checkpoint.unlink(missing_ok=True)
+    first = _held(dataclasses.replace(job, max_steps=HELD_STEPS), peak)
+    if first.outcome == "killed":
+        return first
+    second = _held(dataclasses.replace(job, max_steps=2 * HELD_STEPS), peak)
+    if second.outcome == "killed":
+        second.detail = f"resumed after it was ended: {second.detail}"
+    second.steps_done += first.steps_done
+    second.losses = first.losses + second.losses
+    phases = resumed_phases(second.phase_peaks)
+    second.phase_peaks = {
+        name: max(run.get(name, 0) for run in (first.phase_peaks, phases))
+        for name in {**first.phase_peaks, **phases}
+    }
+    if second.peak_bytes is not None and first.peak_bytes is not None:
+        second.peak_bytes = max(first.peak_bytes, second.peak_bytes)
+    return second
+
+
+def resumed_phases(peaks: Mapping[str, int]) -> dict[str, int]:
+    """Peaks of a process that went on from a checkpoint: what it loads is ``resuming``."""
+    return {"resuming" if name == "loading" else name: peak for name, peak in peaks.items()}
+
+
+def _held(job: Job, peak: int | None) -> ReplayResult:
+    """Run a part of a training within the job's limit.
+
+    ``RLIMIT_DATA`` also counts memory that is never touched. Where it ends a training whose
+    measured peak is within the limit, what is resident decides.
+    """
     run = run_training_child(job)
     refused = run.outcome == "killed" and run.limit_method == "rlimit"
     if refused and peak is not None and job.limit_bytes is not None and peak <= job.limit_bytes:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from odtpack_simulator.reports.view import device_text, matrix, view
+from odtpack_simulator.reports.view.process_bar import LEGEND, process_bars
 from odtpack_simulator.result.result import SimulationResult, Verdict
 from odtpack_simulator.values.plain_text import clean
 
@@ -42,6 +43,7 @@ def print_result(result: SimulationResult, console: Console | None = None) -> No
         console.print(Text(clean(learned).replace(" %", "\N{NO-BREAK SPACE}%")))
     if result.devices:
         console.print(_device_table(result, console.width))
+        _print_bars(result, console)
     for fix in view.first_fixes(result):
         where = f" on {fix.devices}" if fix.devices else ""
         console.print(_verdict(fix.state, f"{fix.title}{where}"))
@@ -66,6 +68,19 @@ def _device_table(result: SimulationResult, width: int) -> Table:
         cells = dict(zip(matrix.TOPICS, matrix.cells(result, device), strict=True))
         table.add_row(name, *(_cell(cells[topic]) for topic in shown))
     return table
+
+
+def _print_bars(result: SimulationResult, console: Console) -> None:
+    """The memory of each device's process; devices with the same bar share a line."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for bar in process_bars(result):
+        told = f"{bar.words()}; {bar.kit}" if bar.kit else bar.words()
+        lines.setdefault((bar.drawn(), told), []).append(bar.title)
+    if lines:
+        console.print(Text(f"Memory of the process: {LEGEND}", style="dim"))
+    for (drawn, told), titles in lines.items():
+        console.print(Text(f"{drawn}  {clean(view.name_list(titles))}"))
+        console.print(Padding(Text(clean(told), style="dim"), (0, 0, 0, 2)))
 
 
 def _topics(result: SimulationResult, width: int) -> list[str]:

@@ -17,8 +17,10 @@ from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_
 from odtpack_simulator.reports.view.plain import MOST_TEXT, shortened
 from odtpack_simulator.reports.view.plain import VERDICT_SYMBOLS as _SYMBOLS
 from odtpack_simulator.reports.view.plain import markdown_text as _text
+from odtpack_simulator.reports.view.process_bar import LEGEND, ProcessBar, process_bars
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.units import format_bytes
 
 MOST_BYTES: Final = 65_000
 """Bytes of the report, counted in UTF-8: never more characters than a comment holds."""
@@ -83,6 +85,9 @@ def _blocks(result: SimulationResult) -> Iterator[_Block]:
     passed = [_check_row(row) for row in rows if row.state == "pass"]
     if opened:
         yield _details(f"{len(opened)} checks that did not pass", _CHECK_HEAD, opened)
+    bars = [_bar_row(bar) for bar in process_bars(result)]
+    if bars:
+        yield _details("Memory of the whole process on each device", _BAR_HEAD, bars)
     yield from _campaign(result)
     if result.interruption is not None:
         words = f"{_text(interruption_words(result.interruption))}\n"
@@ -94,6 +99,18 @@ def _blocks(result: SimulationResult) -> Iterator[_Block]:
 _CHECK_HEAD: Final = (
     "| | Check | Where | Actual | Limit | What was found |\n|---|---|---|--:|--:|---|\n"
 )
+
+_BAR_HEAD: Final = (
+    f"{_text(LEGEND)}\n\n| Device | | App | ONNX Runtime | Training | Limit | Kit |\n"
+    "|---|---|--:|--:|--:|--:|---|\n"
+)
+
+
+def _bar_row(bar: ProcessBar) -> str:
+    limit = "unknown" if bar.limit is None else format_bytes(bar.limit)
+    figures = [*map(format_bytes, (bar.app, bar.runtime, bar.training)), limit, bar.kit]
+    drawn = bar.drawn().replace("|", "\\|")
+    return f"| {_text(bar.title)} | `{drawn}` | {' | '.join(map(_text, figures))} |\n"
 
 
 def _devices(result: SimulationResult) -> _Block:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import AppState
 from odtpack_simulator.result.base import Count, Loss, NonNegative, NotJudged
 from odtpack_simulator.values.part import Part
@@ -21,6 +22,8 @@ class Policy(Part):
     system grants a window."""
     entitled: bool = False
     """The app has the platform's entitlement for more memory, which holds in the foreground."""
+    kit: Kit | None = None
+    """The kit that the app trains with; null for the usual one of each device's system."""
     sessions_per_day: float = Field(default=1.0, gt=0, le=1440)
     """Sessions (foreground) or windows (background) per day."""
     save_every: int | None = Field(default=None, ge=1, le=2**31)

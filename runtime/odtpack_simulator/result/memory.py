@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from odtpack_simulator.device.kits import Kit, Sharing
 from odtpack_simulator.result.base import Bytes, Count, Text
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import FigureKind
@@ -92,6 +93,8 @@ class PlannedChange(Part):
 class MemoryInfo(Part):
     """Memory of the training step, device-independent.
 
+    Of several kits in a result (see :class:`DeviceMemory`) it is that of the one that needs most:
+    ``sharing`` says how its sessions come by their memory; null in results of earlier versions.
     ``changes`` are planned where a check about memory failed; null where none did.
     """
 
@@ -101,19 +104,26 @@ class MemoryInfo(Part):
     timeline: list[TimelinePoint]
     tensors_at_peak: list[PeakTensor]
     changes: list[PlannedChange] | None = None
+    sharing: Sharing | None = None
 
 
 class DeviceMemory(Part):
-    """Memory of the replay against what this device gives one app.
+    """Memory of the replay, and of the app around it, against what this device gives one app.
+
+    The limit holds for the process: ``app_bytes`` is what the app holds without the training, and
+    ``runtime_bytes`` what ONNX Runtime's library does; both are null in results of earlier
+    versions, which count neither. ``kit`` is what the app trains with, and ``sharing`` whether its
+    sessions share an arena.
 
     ``outcome``: ``fits`` or ``over`` the limit, ``killed`` when the child process hit it,
     ``not judged`` when the limit is unknown; ``depends`` where the limit has a range and the
     peak lies between its low end, ``limit_low_bytes``, and ``limit_bytes``. ``held`` says how
     a child process was held to this limit; null where the peak, measured without a limit, is
-    so far from it that holding would show nothing. ``limit_entitled``: the limit is that of an
+    so far from it that holding would show nothing; and ``held_bytes`` to how much: what the limit
+    leaves a training. ``limit_entitled``: the limit is that of an
     app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
     app that memory is low. ``unmeasured_bytes`` is what was planned for the parts of the app's
-    life that the replay does not measure: exporting, and resuming after it was ended. ``phase``
+    life that were not measured: exporting, and resuming where no replay was interrupted. ``phase``
     is the first part that needs the peak.
     """
 
@@ -128,14 +138,36 @@ class DeviceMemory(Part):
     measured_peak_bytes: Bytes | None
     outcome: Literal["fits", "depends", "over", "killed", "not judged"] = "not judged"
     held: LimitMethod | None = None
+    held_bytes: Bytes | None = None
     warning_bytes: Bytes | None = None
     unmeasured_bytes: Bytes | None = None
     phase: Text | None = None
+    app_bytes: Bytes | None = None
+    app_kind: FigureKind | None = None
+    app_source: Text | None = None
+    runtime_bytes: Bytes | None = None
+    kit: Kit | None = None
+    sharing: Sharing | None = None
     detail: Text = ""
 
     @property
+    def others_bytes(self) -> int:
+        """What the process holds besides the training: the app, and ONNX Runtime's library."""
+        return (self.app_bytes or 0) + (self.runtime_bytes or 0)
+
+    @property
+    def need_bytes(self) -> int:
+        """What the whole process holds at the peak of the training."""
+        return self.peak_bytes + self.others_bytes
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What the limit leaves a training; None if the limit is unknown."""
+        return None if self.limit_bytes is None else max(0, self.limit_bytes - self.others_bytes)
+
+    @property
     def peak_bytes(self) -> int:
-        """The peak to judge: measured where the child measured one, else predicted.
+        """The peak of the training: measured where the child measured one, else predicted.
 
         What the replay does not measure may need more than the training did.
         """

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
 from odtpack_simulator.device.profile import AppState, load_profile
-from odtpack_simulator.device_result import _memory
+from odtpack_simulator.device_result import AppOnDevice, _memory
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
+from odtpack_simulator.replay.limits_search import Peaks
 from odtpack_simulator.result.result import DeviceMemory, Policy
-from odtpack_simulator.simulation import _limits
+
+
+def app_on(name: str, policy: Policy) -> AppOnDevice:
+    profile = load_profile(name)
+    return AppOnDevice(profile, policy, "swift", "shared", default_footprint(profile))
 
 
 def memory_of(name: str, policy: Policy) -> DeviceMemory:
     plan = MemoryPlan((Phase("training step", (Item("x", 1, "inputs"),)),), (), ())
-    free: Any = SimpleNamespace(peak_bytes=1, phase_peaks={})
-    return _memory(load_profile(name), policy, plan, free, None)
+    return _memory(app_on(name, policy), plan, Peaks(1, {}), None)
 
 
 @pytest.mark.parametrize("state", ["foreground", "background"])
@@ -33,9 +35,16 @@ def test_an_entitled_app_is_held_to_its_own_limit() -> None:
     memory = memory_of("apple/iphone-15-pro", entitled)
     assert (memory.limit_bytes, memory.limit_entitled) == (6_000_000_000, True)
     assert memory.warning_bytes is None
-    known = [load_profile(name) for name in ("apple/iphone-15-pro", "apple/iphone-13-pro")]
-    assert _limits(known, entitled) == (4_200_000_000, 6_000_000_000)
-    assert max(_limits(known, Policy())) < 4_000_000_000
+    assert app_on("apple/iphone-13-pro", entitled).limit == 4_200_000_000
+    assert (app_on("apple/iphone-13-pro", Policy()).limit or 0) < 4_000_000_000
+
+
+def test_what_the_app_holds_is_not_left_to_the_training() -> None:
+    memory = memory_of("apple/iphone-15-pro", Policy())
+    assert memory.limit_bytes is not None
+    assert memory.room_bytes == memory.limit_bytes - 150_000_000 - RUNTIME_LIBRARY_BYTES
+    assert memory.need_bytes == 1 + 150_000_000 + RUNTIME_LIBRARY_BYTES
+    assert (memory.kit, memory.sharing) == ("swift", "shared")
 
 
 @pytest.mark.parametrize(

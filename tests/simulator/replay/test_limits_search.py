@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,7 @@ def test_every_limit_is_settled(need: int, limits: set[int], known: bool) -> Non
     ("peak", "settled"), [(900, True), (1000, True), (1001, False), (None, False)]
 )
 def test_what_address_space_refuses_is_settled_by_what_is_resident(
-    peak: int | None, settled: bool, monkeypatch: pytest.MonkeyPatch
+    peak: int | None, settled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[list[str]] = []
 
@@ -63,6 +64,46 @@ def test_what_address_space_refuses_is_settled_by_what_is_resident(
         return ReplayResult(job.limit_bytes, outcome="killed", limit_method="rlimit")
 
     monkeypatch.setattr(limits_search, "run_training_child", run)
-    found = limits_search.hold(dataclasses.replace(JOB, limit_bytes=1000), peak)
+    job = dataclasses.replace(JOB, folder=str(tmp_path), limit_bytes=1000)
+    found = limits_search.hold(job, peak)
     assert (found.outcome == "completed") == settled
-    assert len(tried) == 1 + settled
+    assert len(tried) == (4 if settled else 1)  # where it is settled, it is resumed as well
+
+
+def test_a_training_that_was_ended_is_held_to_the_limit_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process loads what the first one saved: moments besides the parameters."""
+    made: list[Job] = []
+
+    def run(job: Job) -> ReplayResult:
+        made.append(job)
+        if len(made) == 1:
+            assert not job.saved_checkpoint.exists()
+            phases = {"loading": 50, "step": 90, "saving": 80}
+            return ReplayResult(100, "completed", 3, peak_bytes=90, phase_peaks=phases)
+        return ReplayResult(100, "killed", 0, detail="out of memory in loading the package")
+
+    monkeypatch.setattr(limits_search, "run_training_child", run)
+    job = dataclasses.replace(JOB, folder=str(tmp_path), limit_bytes=100)
+    job.saved_checkpoint.write_text("of a replay under another limit")
+    found = limits_search.hold(job, 90)
+    assert [(each.resume, each.max_steps) for each in made] == [(True, 3), (True, 6)]
+    assert found.outcome == "killed"
+    assert found.steps_done == 3
+    assert found.detail.startswith("resumed after it was ended: out of memory")
+
+
+def test_the_phases_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([{"loading": 50, "step": 90}, {"loading": 95, "step": 70}])
+
+    def run(job: Job) -> ReplayResult:
+        phases = next(peaks)
+        return ReplayResult(
+            None, "completed", 3, peak_bytes=max(phases.values()), phase_peaks=phases
+        )
+
+    monkeypatch.setattr(limits_search, "run_training_child", run)
+    found = limits_search.hold(dataclasses.replace(JOB, folder=str(tmp_path)), None)
+    assert found.phase_peaks == {"loading": 50, "step": 90, "resuming": 95}
+    assert (found.peak_bytes, found.steps_done) == (95, 6)

@@ -36,6 +36,16 @@ class AppState(enum.Enum):
     background = "background"
 
 
+class KitName(enum.Enum):
+    """A kit of odtpack: the binding of ONNX Runtime that the app trains through."""
+
+    kotlin = "kotlin"
+    swift = "swift"
+    cpp = "cpp"
+    js = "js"
+    python = "python"
+
+
 def simulate(
     package: Annotated[
         Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
@@ -88,6 +98,14 @@ def simulate(
             help="The app has the entitlement for more memory (iOS: increased-memory-limit).",
         ),
     ] = False,
+    kit: Annotated[
+        KitName | None,
+        typer.Option(
+            help="What the app trains with, whose use of memory is judged.  [default: the usual "
+            "kit of each device's system]",
+            show_default=False,
+        ),
+    ] = None,
     sessions_per_day: Annotated[
         float, typer.Option(metavar="X", help="Sessions, or background windows, in a day.")
     ] = 1.0,
@@ -143,6 +161,7 @@ def simulate(
     from odtpack_runtime.training.data import load_dataset
     from odtpack_simulator.budgets import judge, read_budgets
     from odtpack_simulator.campaign.policy import make_policy
+    from odtpack_simulator.device.app_footprint import default_footprint
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.reports.console import print_result
@@ -171,6 +190,7 @@ def simulate(
     policy = make_policy(
         state=state.value,
         entitled=entitled,
+        kit=None if kit is None else kit.value,
         sessions_per_day=sessions_per_day,
         save_every=save_every,
         pieces=pieces,
@@ -204,6 +224,7 @@ def simulate(
             executor=executor,
             progress=teller(progress),
             judge=judged,
+            footprint=default_footprint if budgets is None else budgets.footprint_of,
         )
     result = judged(measured)
     print_result(result, _console.console())

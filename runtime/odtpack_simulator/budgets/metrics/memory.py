@@ -35,7 +35,7 @@ def _headroom(subject: Subject) -> Reading:
     if not total:
         return Reading(None, "the device's limit is unknown")
     how = "measured" if memory.is_measured else "predicted"
-    free = 100.0 * (total - memory.peak_bytes) / total  # exact where the share is a whole percent
+    free = 100.0 * (total - memory.need_bytes) / total  # exact where the share is a whole percent
     if memory.outcome == "killed":
         free = min(free, 0.0)  # whatever was predicted, it reached the limit
     text = f"{format_percent(free / 100)} of {format_bytes(total)} stay free"
@@ -49,7 +49,8 @@ def _headroom_noise(base: Subject, head: Subject) -> float | None:
 
 def _headroom_advice(subject: Subject, limit: float) -> str:
     total = subject.on.memory.limit_bytes or 0
-    return advice.for_memory(subject.result, subject.on, total * (1.0 - limit / 100.0))
+    left = total * (1.0 - limit / 100.0) - subject.on.memory.others_bytes
+    return advice.for_memory(subject.result, subject.on, left)
 
 
 METRICS: Final = (
@@ -61,7 +62,7 @@ METRICS: Final = (
         topic="Memory",
         headline=True,
         meaning="The measured peak of the replay above the process before it, or the predicted "
-        "one where none was measured.",
+        "one where none was measured: the training alone, without the app around it.",
         example="200 MB",
         read=_peak,
         advise=lambda subject, limit: advice.for_memory(subject.result, subject.on, limit),
@@ -76,7 +77,7 @@ METRICS: Final = (
         headline=True,
         better="higher",
         meaning="Share of the memory that the device grants the app, in the foreground or in the "
-        "background as it trains, that must stay free.",
+        "background as it trains, that must stay free, the app itself counted (`app_footprint`).",
         example="20 %",
         read=_headroom,
         advise=_headroom_advice,

@@ -8,6 +8,7 @@ its batches, and the seed of ONNX Runtime's generator, from which Dropout draws.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -24,7 +25,7 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.session.options import default_session_options, release_arena, session_info
+from odtpack_runtime.session.options import release_arena, session_info, session_options
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
@@ -171,7 +172,10 @@ class _Training:
         state = CheckpointState.load_checkpoint(job.saved_checkpoint if resume else job.checkpoint)
         if resume:
             self._saved = self._step = load_position(state, job, str(self._run)).step
-        options = default_session_options(job.training_model, job.threads)
+        session = session_info(job.training_model)
+        if job.own_arenas:
+            session = dataclasses.replace(session, shared_allocator=False)
+        options = session_options(session, job.threads)
         options.log_severity_level = 3
         module = Module(job.training_model, state, job.eval_model, session_options=options)
         optimizer = Optimizer(job.optimizer_model, module)

@@ -34,27 +34,37 @@ def limit_bar(
     scale: Axis,
     *,
     over: bool,
+    app: float = 0.0,
+    runtime: float = 0.0,
     warning: float | None = None,
 ) -> Markup:
     """Share of a device's memory limit: bar for predicted, tick for measured, dashes for 100 %.
 
+    What the process holds besides the training lies left of it, in the same bar.
+
     Args:
-        predicted: Predicted peak over the limit (1 means exactly the limit).
+        predicted: Predicted peak of the training over the limit (1 means exactly the limit).
         measured: Measured peak over the limit, None where none was measured.
+        app: What the app holds, over the limit.
+        runtime: What ONNX Runtime's library holds, over the limit.
         scale: Common axis of all bars, in shares of the limit.
         over: Whether the replay went over the limit, measured or by being killed.
         warning: Share of the limit from which the system warns the app, a dotted line.
     """
     full = scale.position(1.0)
-    layers = [
-        rectangle(0.0, full, "track", 3, ROW_HEIGHT - 6),
-        rectangle(0.0, scale.position(predicted), "bar over" if over else "bar", 3, ROW_HEIGHT - 6),
-        vertical(full, "limit"),
-    ]
+    layers = [rectangle(0.0, full, "track", 3, ROW_HEIGHT - 6)]
+    start = 0.0
+    training = "bar over" if over else "bar"
+    for share, style in ((app, "bar app"), (runtime, "bar library"), (predicted, training)):
+        left, right = (min(1.0, scale.position(x)) for x in (start, start + share))
+        if share:
+            layers.append(rectangle(left, right - left, style, 3, ROW_HEIGHT - 6))
+        start += share
+    layers.append(vertical(full, "limit"))
     if warning is not None:
         layers.append(vertical(scale.position(warning), "warning-mark"))
     if measured is not None:
-        layers.append(vertical(scale.position(measured), "tick-mark"))
+        layers.append(vertical(scale.position(app + runtime + measured), "tick-mark"))
     return row(*layers)
 
 

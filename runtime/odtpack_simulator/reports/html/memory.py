@@ -12,6 +12,7 @@ from odtpack_simulator.reports.drawing import charts, row_charts
 from odtpack_simulator.reports.drawing.axes import linear_axis
 from odtpack_simulator.reports.drawing.row_charts import Bar
 from odtpack_simulator.reports.view import device_text, view
+from odtpack_simulator.reports.view.process_bar import kit_words, process_bars
 from odtpack_simulator.result.result import (
     DeviceResult,
     MemoryBreakdown,
@@ -47,6 +48,8 @@ class MemorySection:
 
     limits: list[Bar]
     limits_axis: Markup
+    apps: list[tuple[str, str, str]]
+    runtime: int
     phases: list[Bar]
     chart: Markup
     lines: list[tuple[str, str, str]]
@@ -67,6 +70,8 @@ def memory_section(result: SimulationResult) -> MemorySection:
     return MemorySection(
         limits=limits,
         limits_axis=axis,
+        apps=_apps(result),
+        runtime=max((bar.runtime for bar in process_bars(result)), default=0),
         phases=_phases(result),
         chart=charts.timeline_chart(live, lines, parts_of_step(timeline)),
         lines=[
@@ -124,6 +129,8 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
         remarks = [f"limit {memory.limit_kind}" if memory.limit_kind else "limit unknown"]
         if memory.limit_low_bytes is not None and memory.limit_low_bytes != memory.limit_bytes:
             remarks.append(f"{format_bytes(memory.limit_low_bytes)} at worst")
+        if kit := kit_words(memory):
+            remarks.append(kit)
         if memory.held is not None:
             remarks.append(_HELD_WORDS[memory.held])
         if not device.validated:
@@ -135,6 +142,8 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
                 None if measured is None else measured / limit,
                 scale,
                 over=memory.outcome in {"over", "killed"},
+                app=(memory.app_bytes or 0) / limit,
+                runtime=(memory.runtime_bytes or 0) / limit,
                 warning=None if memory.warning_bytes is None else memory.warning_bytes / limit,
             )
         state = _STATES.get(memory.outcome, "not judged")
@@ -142,9 +151,18 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
     return rows, row_charts.axis_row(scale, lambda share: f"{100 * share:g} %")
 
 
+def _apps(result: SimulationResult) -> list[tuple[str, str, str]]:
+    """What was taken for the app: devices, figure and source."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for bar in process_bars(result):
+        found.setdefault((format_bytes(bar.app), bar.source), []).append(bar.title)
+    return [(view.name_list(titles), size, source) for (size, source), titles in found.items()]
+
+
 def _share(device: DeviceResult) -> float:
     memory = device.memory
     highest = max(memory.predicted_peak_bytes, memory.measured_peak_bytes or 0)
+    highest += memory.others_bytes
     return highest / memory.limit_bytes if memory.limit_bytes else 0.0
 
 

@@ -19,15 +19,16 @@ UNKNOWN: Final = "–"
 
 
 def memory(device: DeviceResult) -> tuple[str, str]:
-    """Peak, and its share of the limit."""
+    """Peak of the training, and the share of the limit that the whole process takes."""
     held = device.memory
     peak = format_bytes(held.peak_bytes)
-    if held.outcome == "killed" and held.limit_bytes is not None:
-        return f"> {format_bytes(held.limit_bytes)}", f"predicted {peak}"
+    if held.outcome == "killed" and held.room_bytes is not None:
+        return f"> {format_bytes(held.room_bytes)}", f"predicted {peak}"
     if held.limit_bytes is None:
         return peak, "limit unknown"
-    share = held.peak_bytes / max(1, held.limit_bytes)
-    return peak, f"{format_percent(share)} of {format_bytes(held.limit_bytes)}"
+    share = held.need_bytes / max(1, held.limit_bytes)
+    app = " with the app" if held.others_bytes else ""
+    return peak, f"{format_percent(share)} of {format_bytes(held.limit_bytes)}{app}"
 
 
 def step(device: DeviceResult) -> tuple[str, str]:

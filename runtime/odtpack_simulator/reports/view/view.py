@@ -8,7 +8,13 @@ from statistics import median
 from typing import Final, TypeVar
 
 from odtpack_simulator.budgets.metrics import METRICS, titles
-from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
+from odtpack_simulator.result.result import (
+    Check,
+    DeviceMemory,
+    DeviceResult,
+    SimulationResult,
+    Verdict,
+)
 from odtpack_simulator.values.units import (
     format_bytes,
     format_duration,
@@ -306,11 +312,17 @@ def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     limited = [device for device in result.devices if device.memory.limit_bytes]
     if not limited:
         return "Peak memory", format_bytes(peak), how
-    least = min(limited, key=lambda device: (device.memory.limit_bytes or 0, device.name))
-    limit = least.memory.limit_bytes or 1
-    share = format_percent(peak / limit)
-    remark = f"{format_bytes(peak)} of {format_bytes(limit)} on {least.title}; {how}"
+    most = max(limited, key=lambda device: (limit_share(device.memory), device.name))
+    limit, others = most.memory.limit_bytes or 1, most.memory.others_bytes
+    share = format_percent(limit_share(most.memory))
+    app = f" and {format_bytes(others)} besides," if others else ""
+    remark = f"{format_bytes(peak)}{app} of {format_bytes(limit)} on {most.title}; {how}"
     return "Peak memory, worst device", share, remark
+
+
+def limit_share(memory: DeviceMemory) -> float:
+    """What the process needs as a share of its limit; 0 where that is unknown."""
+    return memory.need_bytes / memory.limit_bytes if memory.limit_bytes else 0.0
 
 
 def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:

@@ -1,0 +1,38 @@
+"""The libraries that train in an app: which one a system's apps use, and what sessions share."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final, Literal
+
+from odtpack_simulator.device.profile import OsClass
+
+Kit = Literal["kotlin", "swift", "cpp", "js", "python"]
+"""A kit of odtpack: the binding of ONNX Runtime that an app trains through."""
+
+Sharing = Literal["shared", "own", "none"]
+"""Whether all sessions have one arena, each its own, or none: tensors are the system's then."""
+
+KITS: Final = MappingProxyType({
+    "kotlin": False,
+    "swift": True,
+    "cpp": True,
+    "js": False,
+    "python": True,
+})  # fmt: skip
+"""Kit -> whether its sessions can share one arena. ONNX Runtime's bindings for Java and for
+JavaScript have no call that registers an allocator."""
+
+_OF_SYSTEM: Final[dict[OsClass, Kit]] = {
+    "android": "kotlin",
+    "ios": "swift",
+    "linux": "python",
+    "macos": "swift",
+    "web": "js",
+    "windows": "cpp",
+}
+
+
+def kit_of(system: OsClass) -> Kit:
+    """The kit that an app of this system is taken to train with, where nobody says which."""
+    return _OF_SYSTEM[system]
