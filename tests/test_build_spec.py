@@ -43,6 +43,8 @@ GIVEN = {
     ),
     "clip_norm": ("clip.norm = 2.0", {"clip_norm": 2.0}, 2.0),
     "clip_value": ("clip.value = 2.0", {"clip_value": 2.0}, 2.0),
+    "privacy_clip": ("privacy.clip_norm = 2.0", {"privacy_clip": 2.0}, 2.0),
+    "privacy_noise": ("privacy.noise_multiplier = 2.0", {"privacy_noise": 2.0}, 2.0),
     "groups": (
         "groups = [{ parameters = 'a', learning_rate_scale = 2.0 }]", {"groups": ["a:lr=2"]},
         (("a", 2.0, None),),
@@ -93,7 +95,7 @@ def test_the_call_takes_every_field() -> None:
     """By its name and with its default, or as a part of the optimizer and its update."""
     taken = inspect.signature(build_package).parameters
     parts = {field.name for field in dataclasses.fields(Update)}
-    parts |= {"clip_norm", "clip_value", "optimizer_options"}
+    parts |= {"clip_norm", "clip_value", "privacy_clip", "privacy_noise", "optimizer_options"}
     parts.add("head")  # the model has it before the call
     for field in dataclasses.fields(BuildSpec):
         if field.name in parts or field.name.startswith("adapter_"):  # those of its AdapterSpec

@@ -223,6 +223,28 @@ class BuildSpec:
             "clip.value", "--clip-value", "Clip each element of the gradients.", metavar="X"
         ),
     )
+    privacy_clip: float | None = dataclasses.field(
+        default=None,
+        metadata=given(
+            "privacy.clip_norm",
+            "--privacy-clip",
+            "Train privately (DP-SGD): clip the gradient of each sample to this norm, and add "
+            "noise.",
+            "Norm that the gradient of each sample is clipped to.",
+            metavar="C",
+        ),
+    )
+    privacy_noise: float = dataclasses.field(
+        default=1.0,
+        metadata=given(
+            "privacy.noise_multiplier",
+            "--privacy-noise",
+            "Standard deviation of that noise, times C; odtpack privacy says what it promises.  "
+            "[default: 1]",
+            "Standard deviation of the noise as a multiple of `clip_norm`.",
+            metavar="S",
+        ),
+    )
     groups: tuple[Group, ...] = dataclasses.field(
         default=(),
         metadata=given(
@@ -433,8 +455,10 @@ class BuildSpec:
         """
         from odtpack.adapters import adapter_spec
         from odtpack.build import build_package
+        from odtpack.errors import OdtpackError
         from odtpack.optimizers import Clip, GroupRule, make_optimizer
         from odtpack.package.optimizer_update import Update
+        from odtpack_runtime.training.private import Privacy
 
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["model"] = self.forward_model()
@@ -443,7 +467,15 @@ class BuildSpec:
         adapter = adapter_spec(values.pop("adapter"), own)
         groups = tuple(GroupRule(*group) for group in values.pop("groups"))
         clip = Clip(values.pop("clip_norm"), values.pop("clip_value"))
-        update = Update(clip, groups, values.pop("decay_vectors"), values.pop("schedule"))
+        norm, noise = values.pop("privacy_clip"), values.pop("privacy_noise")
+        if norm is None and noise != type(self).privacy_noise:
+            raise OdtpackError(
+                "option-not-used",
+                "noise is given for private gradients, and they are not asked for",
+                hint="add --privacy-clip, as in --privacy-clip 1",
+            )
+        privacy = None if norm is None else Privacy(norm, noise)
+        update = Update(clip, groups, values.pop("decay_vectors"), values.pop("schedule"), privacy)
         optimizer = make_optimizer(values.pop("optimizer"), values.pop("optimizer_options"))
         loss = values.pop("loss")
         return build_package(

@@ -59,6 +59,7 @@ from odtpack_simulator.result.result import (
     TrainingInfo,
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
+from odtpack_simulator.values.paths import shown_path
 from odtpack_simulator.values.wilson import wilson_interval
 
 MOST_STEPS: Final = 10_000
@@ -285,7 +286,7 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
     counts = [(p.role, math.prod(p.shape)) for p in manifest.parameters]
     training = onnx.load(str(package.training_model), load_external_data=False)
     return PackageInfo(
-        path=str(given),
+        path=shown_path(given),
         manifest_sha256=package.manifest_sha256,
         trainable_parameters=sum(count for role, count in counts if role == "trainable"),
         total_parameters=sum(count for _, count in counts),

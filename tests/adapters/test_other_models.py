@@ -60,7 +60,7 @@ class Encoder(nn.Module):
         self.classifier = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        places = torch.arange(TOKENS)
+        places = attention_mask.cumsum(1) - 1  # of the tokens that count, as in RoBERTa
         x = self.norm(self.words(input_ids) + self.places(places))
         for layer in self.layer:
             x = layer(x, attention_mask)
@@ -118,6 +118,7 @@ def spec(kind: Any, on: tuple[str, ...]) -> AdapterSpec:
 CASES = {
     "encoder-lora": (encoder, spec("lora", ("*.query", "*.value", "*.intermediate"))),
     "encoder-dora": (encoder, spec("dora", ("*.dense", "*.output"))),
+    "encoder-embeddings": (encoder, spec("lora", ("words", "places", "*.value"))),
     "encoder-pooled": (encoder, spec("lora", ("*.key", "classifier"))),
     "one-by-one-lora": (convolutions, spec("lora", ("first", "last"))),
     "one-by-one-dora": (convolutions, spec("dora", ("first", "last"))),
@@ -182,3 +183,9 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
     outcome = run("adapter", "import", package, tmp_path / "new", "--out", start)
     assert outcome.code == 0, outcome.err
     np.testing.assert_allclose(logits(start), expected, rtol=1e-4, atol=1e-5)
+    merged = tmp_path / "merged.onnx"
+    outcome = run("adapter", "merge", model, tmp_path / "new", "--out", merged)
+    assert outcome.code == 0, outcome.err
+    session = onnxruntime.InferenceSession(merged)
+    feeds = {each.name: value for each, value in zip(session.get_inputs(), data[:-1], strict=True)}
+    np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-5)

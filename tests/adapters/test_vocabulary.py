@@ -71,7 +71,7 @@ def test_the_matrix_must_be_frozen(llama_file: Path, tmp_path: Path) -> None:
     assert head.outputs == llama.VOCABULARY
     for more, code in (
         ({}, "trained-and-frozen"),
-        ({"adapter": AdapterSpec("lora", (head.name,))}, "head-not-found"),
+        ({"adapter": AdapterSpec("dora", (head.name,))}, "head-not-found"),
         ({"adapter": SPECS["ia3"], "train": (str(head.source.name),)}, "trained-and-frozen"),
     ):
         with pytest.raises(OdtpackError) as caught:
@@ -79,3 +79,22 @@ def test_the_matrix_must_be_frozen(llama_file: Path, tmp_path: Path) -> None:
                 llama_file, tmp_path, loss="next_token", loss_options={"words": 8}, **more
             )
         assert caught.value.code == code
+
+
+@needs_peft
+@pytest.mark.parametrize("base", [None, "int8", "int4"])
+def test_adapter_on_the_embedding_of_a_tied_model(
+    base: Any, llama_file: Path, tmp_path: Path
+) -> None:
+    """It is on the look-up, as in PEFT, and not on the product with the same table."""
+    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
+    spec = AdapterSpec("lora", ("embed_tokens", "*.q_proj"), (), 3, 5.0)
+    follow(module, llama_file, tmp_path, spec, LOSS, llama.batch(), base=base)
+
+
+@needs_peft
+def test_adapter_on_an_embedding_of_few_bits(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    module = genai.decoder(model, symmetric=False, tables=True)
+    spec = AdapterSpec("lora", ("model.embed_tokens", "*.v_proj"), (), 3, 5.0)
+    follow(module, model, tmp_path / "package", spec, LOSS, llama.batch())

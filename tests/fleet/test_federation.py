@@ -204,7 +204,9 @@ def test_a_killed_command_goes_on_to_the_same_bits(
     }
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "visits", "text", "compressed", "model"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "other", "visits", "text", "compressed", "model", "client", "start"]
+)
 def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, damage: str) -> None:
     fleet = fleet_of(**BUFFERED)
     path = tmp_path / "state.npz"
@@ -224,6 +226,12 @@ def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, da
         middle = longest.header_offset + 100 + longest.compress_size // 2
         content[middle : middle + 50] = bytes(50)
         path.write_bytes(content)
+    elif damage in ("client", "start"):
+        content = dict(np.load(path))
+        record = json.loads(content["record"].tobytes())
+        record["flights"][0][damage] = 10**30
+        content["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
+        np.savez(path, **content)
     elif damage == "model":
         content = dict(np.load(path))
         content["parts"][~np.isin(content["parts"], ["", "server"])] = "99"

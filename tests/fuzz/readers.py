@@ -107,7 +107,7 @@ samples = [4, 8]
 batch_size = 4
 [federation]
 clients = 2
-minimum = 1
+buffer = 1
 rounds = 2
 """
 
@@ -122,7 +122,7 @@ def federation() -> Federation:
     np.savez(folder / "data.npz", input=data, labels=labels)
     (folder / "fleet.toml").write_text(_FLEET)
     made = Federation(packages() / "old", folder / "data.npz", read_fleet(folder / "fleet.toml"))
-    result, _ = made.simulate(state_path=folder / "state.npz")
+    result, _ = made.simulate(state_path=folder / "state.npz", until=1)  # one is at work then
     (folder / "result.json").write_text(result.to_json())
     return made
 

@@ -86,6 +86,8 @@ PACKAGES: dict[str, tuple[Change, str]] = {
     "package_path_dot": (_path("."), "package-path"),
     "package_path_empty_part": (_path("a//checkpoint"), "package-path"),
     "package_target": (_manifest(target="ort-training"), "package-target"),
+    "package_private": (
+        _manifest(privacy={"clip_norm": 1.0, "noise_multiplier": 1.0}), "private-training"),
     "manifest_version": (_manifest(schema_version=2), "manifest-version"),
     "manifest_no_files": (_manifest(files=None), "manifest-invalid"),
     "manifest_no_version": (_manifest(schema_version=None), "manifest-invalid"),

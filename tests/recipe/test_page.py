@@ -44,9 +44,9 @@ def test_example_and_commands(example: Path, digits: Path) -> None:
 
 
 def test_example_is_complete(example: Path) -> None:
-    """Every table is in it but the head's, which its network has, and the adapter's."""
+    """Every table is in it but those of which the page has further examples."""
     table = read_recipe(example).table
-    assert table.model_fields_set == set(type(table).model_fields) - {"head", "adapter"}
+    assert table.model_fields_set == set(type(table).model_fields) - {"head", "adapter", "privacy"}
 
 
 def test_example_of_a_head(run: Run, tmp_path: Path) -> None:
@@ -68,6 +68,15 @@ def test_example_of_an_adapter(run: Run, digits: Path) -> None:
     trained = {p.name: p.shape for p in manifest.parameters if p.role == "trainable"}
     assert set(trained) == {*manifest.adapter.parameters, "fc.bias"}
     assert trained["base_model.model.fc.lora_A.weight"][0] == 4
+
+
+def test_example_of_private_training(run: Run, digits: Path) -> None:
+    path = digits / "recipe.toml"
+    path.write_text(blocks(PAGE, "toml")[3])
+    assert run("build", "--recipe", path).code == 0
+    privacy = Package.open(digits / "private").manifest.privacy
+    assert privacy is not None
+    assert (privacy.clip_norm, privacy.noise_multiplier) == (1.0, 1.1)
 
 
 def test_options_of_the_page_exist(run: Run) -> None:

@@ -29,7 +29,7 @@ from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer
 from odtpack_runtime.training import optimizer as runtime_optimizer
-from odtpack_runtime.training.optimizer import gradient_norm
+from odtpack_runtime.training.gradient_norm import gradient_norm
 from tests import zoo
 from tests.packaging_tools import batch
 from tests.training.formulas import FORMULAS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters import ia3, low_rank
+from odtpack.adapters import ia3, look_up, low_rank
 from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.peft_files import PREFIX
 from odtpack.adapters.spec import AdapterSpec
@@ -51,8 +52,9 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
         OdtpackError: A pattern matches no layer (``unknown-layer``), or the layers have no
             biases to train (``nothing-to-train``).
     """
-    layers = _chosen(model.graph, spec)
-    names = tuple(layer.name for layer in layers)
+    tables = look_up.find_tables(model.graph) if spec.kind == "lora" else []
+    layers, tables = _chosen(model.graph, spec, tables)
+    names = (*(layer.name for layer in layers), *(table.name for table in tables))
     if spec.kind == "bitfit":
         biases = [use.bias for layer in layers for use in layer.uses if use.bias is not None]
         if not biases:
@@ -71,24 +73,44 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
         parameters += [str(value.name) for value in given.values()]
         for use in layer.uses:
             _apply(op, layer, use, given, spec)
+    for table in tables:
+        arrays = look_up.parameters(table, spec, random)
+        dtype = table.uses[0][1].dtype or ir.DataType.FLOAT
+        given = _register(model.graph, table.name, arrays, dtype)
+        parameters += [str(value.name) for value in given.values()]
+        look_up.apply(op, table, given, spec)
     feedforward = tuple(layer.name for layer in layers if layer.matches(spec.feedforward))
     return Inserted(spec, infer_shapes(model, new_only=True), tuple(parameters), names, feedforward)
 
 
-def _chosen(graph: ir.Graph, spec: AdapterSpec) -> list[Layer]:
-    layers = find_layers(graph)
+def _chosen(
+    graph: ir.Graph, spec: AdapterSpec, tables: Sequence[look_up.Table]
+) -> tuple[list[Layer], list[look_up.Table]]:
+    """The layers, and the tables of embeddings that a pattern names that matches no layer.
+
+    A product with a table, which a language model ends in, is no layer beside the table: it has
+    the same name.
+    """
+    sources = {id(table.source) for table in tables}
+    layers = [layer for layer in find_layers(graph) if id(layer.source) not in sources]
+    wanted = [
+        pattern for pattern in spec.on if not any(layer.matches([pattern]) for layer in layers)
+    ]
+    found = [table for table in tables if table.matches(wanted)]
     for flag, patterns in (("--on", spec.on), ("--feedforward", spec.feedforward)):
         for pattern in patterns:
-            if not any(layer.matches([pattern]) for layer in layers):
+            known = any(layer.matches([pattern]) for layer in layers)
+            if not known and not any(table.matches([pattern]) for table in found):
                 near = ", ".join(repr(layer.name) for layer in layers[:6])
                 raise UnknownNameError(
                     "unknown-layer",
-                    f"{flag} {pattern!r} matches no linear layer of the model",
+                    f"{flag} {pattern!r} matches no linear layer of the model, and no embedding "
+                    f"that {spec.kind} goes on",
                     hint=f"its layers are {near}{', ...' if layers[6:] else ''}"
                     if layers
                     else "the model has none: MatMul, Gemm or Conv with a stored weight",
                 )
-    return [layer for layer in layers if not spec.on or layer.matches(spec.on)]
+    return [layer for layer in layers if not spec.on or layer.matches(spec.on)], found
 
 
 def _parameters(
@@ -104,10 +126,16 @@ def _parameters(
         arrays = low_rank.parameters(layer, spec, random, weight)
     else:
         arrays = ia3.parameters(layer, spec)
-    dtype = first.data.dtype or ir.DataType.FLOAT
+    return _register(graph, layer.name, arrays, first.data.dtype or ir.DataType.FLOAT)
+
+
+def _register(
+    graph: ir.Graph, layer: str, arrays: Mapping[str, np.ndarray], dtype: ir.DataType
+) -> dict[str, ir.Value]:
+    """Make initializers of first values, by the end of their names."""
     given = {}
     for end, array in arrays.items():
-        name = f"{PREFIX}{layer.name}.{end}"
+        name = f"{PREFIX}{layer}.{end}"
         if name in graph.initializers:
             raise OdtpackError(
                 "adapter-name-taken",

@@ -20,7 +20,7 @@ _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 _LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape", "Sub")
 
 # What exporters and quantizers append to the name of a layer.
-_ENDINGS = re.compile(r"(_quantized|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
+_ENDINGS = re.compile(r"(_quantized|_bytes|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
 _WEIGHT = re.compile(r"(\.MatMul(NBits|4Bits)?)?\.(q?weight|kernel)$")
 
 # How onnxruntime-genai's builder shortens the name of Hugging Face's attention modules.
@@ -110,7 +110,7 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
         shapes = {_shape(use) for use in uses}
         shape = shapes.pop() if len(shapes) == 1 else None
         if shape is not None:
-            layers.append(Layer(_name(str(source.name), modules), source, shape, tuple(uses)))
+            layers.append(Layer(layer_name(str(source.name), modules), source, shape, tuple(uses)))
     return layers
 
 
@@ -176,7 +176,7 @@ def _end(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
     return end, None
 
 
-def _name(weight: str, modules: dict[str, str]) -> str:
+def layer_name(weight: str, modules: dict[str, str]) -> str:
     """Name of a layer by that of its weight."""
     plain = _ENDINGS.sub("", modules.get(weight, weight))
     end = _WEIGHT.search(plain)

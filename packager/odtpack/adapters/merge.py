@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import onnx.checker
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
+from odtpack.adapters import look_up
 from odtpack.adapters.ia3 import FACTORS
 from odtpack.adapters.layers import Layer, find_layers
 from odtpack.adapters.low_rank import MAGNITUDE, A, B
@@ -18,7 +19,7 @@ from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.loading import load_model
 
-_ENDS = (A, B, MAGNITUDE, FACTORS)
+_ENDS = (A, B, MAGNITUDE, FACTORS, look_up.A, look_up.B)
 
 
 def merge_adapter(path: Path, adapter: PeftAdapter) -> bytes:
@@ -48,7 +49,11 @@ def merge_adapter(path: Path, adapter: PeftAdapter) -> bytes:
             whole[name] = value
         else:
             pending.setdefault(name.removesuffix(f".{end}"), {})[end] = value
+    tables = {table.name: table for table in look_up.find_tables(model.graph)}
     for name, given in pending.items():
+        if name in tables and look_up.A in given:
+            _merge_table(tables[name], given, adapter, path)
+            continue
         if name not in layers:
             raise UnknownNameError(
                 "unknown-layer",
@@ -77,14 +82,7 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
         or any(id(node) not in nodes for node, _ in layer.source.uses())
         or len({(use.outputs_first, use.swapped) for use in layer.uses}) > 1
     ):
-        raise OdtpackError(
-            "adapter-not-mergeable",
-            f"the weight {layer.source.name!r} of {layer.name!r} is quantized, or read in other "
-            "places too",
-            where=str(path),
-            hint="merge into the model in float32, and quantize that; or let ONNX Runtime apply "
-            "the adapter (odtpack adapter export --onnxruntime)",
-        )
+        raise _not_mergeable(layer.source, layer.name, path)
     transposes = len(layer.shape) == 2 and first.outputs_first == first.swapped
     stored = tensor.numpy().astype(np.float64)
     weight = stored.T if transposes else stored
@@ -102,6 +100,29 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
     else:
         merged = _low_rank(layer, weight, given, adapter, path)
     _set(layer.source, merged.T if transposes else merged)
+
+
+def _not_mergeable(source: ir.Value, name: str, path: Path) -> OdtpackError:
+    return OdtpackError(
+        "adapter-not-mergeable",
+        f"the weight {source.name!r} of {name!r} is quantized, or read in other places too",
+        where=str(path),
+        hint="merge into the model in float32, and quantize that; or let ONNX Runtime apply "
+        "the adapter (odtpack adapter export --onnxruntime)",
+    )
+
+
+def _merge_table(
+    table: look_up.Table, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
+) -> None:
+    """Replace the table of an embedding by W + s (B A)^T."""
+    if len(table.source.uses()) != len(table.uses) or table.source.is_graph_output():
+        raise _not_mergeable(table.source, table.name, path)
+    a, b = given[look_up.A], given.get(look_up.B, np.empty(0))
+    if a.shape[1:] != (table.rows,) or b.shape != (table.width, len(a)):
+        raise _mismatch(table.name, (table.rows, table.width), path)
+    added = a.T.astype(np.float64) @ b.T.astype(np.float64)
+    _set(table.source, _array(table.source) + adapter.scaling * added)
 
 
 def _low_rank(
@@ -128,12 +149,16 @@ def _low_rank(
 
 def _check(fits: bool, layer: Layer, path: Path) -> None:
     if not fits:
-        raise OdtpackError(
-            "adapter-mismatch",
-            f"the adapter does not fit {layer.name!r}, whose weight is {list(layer.shape)}",
-            where=str(path),
-            hint="merge it into the model that it was trained on",
-        )
+        raise _mismatch(layer.name, layer.shape, path)
+
+
+def _mismatch(name: str, shape: Sequence[int], path: Path) -> OdtpackError:
+    return OdtpackError(
+        "adapter-mismatch",
+        f"the adapter does not fit {name!r}, whose weight is {list(shape)}",
+        where=str(path),
+        hint="merge it into the model that it was trained on",
+    )
 
 
 def _replace(graph: ir.Graph, name: str, value: np.ndarray, path: Path) -> None:

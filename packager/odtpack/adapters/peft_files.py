@@ -20,6 +20,7 @@ TENSORS: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
 """Begins the names of the parameters of an adapter."""
 
+_TABLE = ".base_layer.weight"
 _MAX_CONFIG_BYTES: Final = 2**20
 _LARGEST_ALPHA: Final = 1e30
 _TYPES: Final = {"lora": "LORA", "dora": "LORA", "ia3": "IA3"}
@@ -130,7 +131,9 @@ def read_peft(folder: Path) -> PeftAdapter:
         raise OdtpackError(
             "peft-invalid", f"{TENSORS} cannot be read: {error}", where=str(folder / TENSORS)
         ) from error
-    tensors = {name: value.astype(np.float32) for name, value in sorted(found.items())}
+    # Beside an embedding's adapter PEFT saves its table.
+    kept = {name: found[name] for name in sorted(found) if not name.endswith(_TABLE)}
+    tensors = {name: value.astype(np.float32) for name, value in kept.items()}
     where = str(folder / CONFIG)
     kind = config.get("peft_type")
     saved = _names(config.get("modules_to_save"))

@@ -24,6 +24,7 @@ from odtpack.cli.device.demo import demo
 from odtpack.cli.device.devices import devices
 from odtpack.cli.device.fit import fit
 from odtpack.cli.device.judge import judge
+from odtpack.cli.device.privacy import privacy
 from odtpack.cli.device.simulate import simulate
 from odtpack.cli.device.train import train
 from odtpack.cli.fleet import fleet
@@ -134,6 +135,9 @@ app.command(
         "odtpack init model.onnx --out training/recipe.toml",
     )
 )(init)
+app.command(
+    epilog=_examples("odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15")
+)(privacy)
 app.command(name="cache-key", epilog=_examples("odtpack cache-key --recipe recipe.toml"))(cache_key)
 app.command(
     epilog=_examples(

@@ -47,6 +47,11 @@ def update_lines(manifest: Manifest) -> list[str]:
     if manifest.clip is not None:
         kind, bound = next((k, v) for k, v in manifest.clip.as_dict().items() if v is not None)
         lines.append(f"clip        gradients by {kind}, {bound:g}")
+    if (privacy := manifest.privacy) is not None:
+        lines.append(
+            f"private     samples' gradients clipped to {privacy.clip_norm:g}, noise of "
+            f"{privacy.noise_multiplier:g} times that"
+        )
     if manifest.accumulation_steps > 1:
         lines.append(f"accumulate  {manifest.accumulation_steps} batches per optimizer step")
     for group in manifest.groups:

@@ -14,6 +14,7 @@ from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, 
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop as training_loop
 from odtpack_runtime.training.loop import Evaluation
+from odtpack_runtime.training.private import poisson_batches
 from odtpack_simulator.replay.accuracy import accuracy_inputs
 
 Indices = npt.NDArray[np.int64]
@@ -121,7 +122,8 @@ def fit(
 
     The order of the samples depends on the seed and the number of the epoch alone, so
     that a resumed training goes on as if it had not been interrupted. It is the order in
-    which the simulator replays.
+    which the simulator replays. Where the package asks for privacy, each sample is drawn for each
+    batch independently, from what nobody knows, and neither order nor noise can be had again.
 
     Args:
         module: Module in training mode.
@@ -147,29 +149,35 @@ def fit(
             "too-few-samples",
             f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
         )
-    done, total = 0, 0.0
+    done, losses = 0, list[float]()
+    drawn = np.random.default_rng()  # whoever knows which samples are drawn is promised less
 
     def seen(loss: float) -> None:
-        nonlocal done, total
+        nonlocal done
         if not math.isfinite(loss):
             raise OdtpackError(
                 "diverged",
                 f"the loss is {loss} in epoch {number}: the training diverged",
                 hint="pass a smaller --lr",
             )
-        total += loss
+        losses.append(loss)
         done += 1
         on_step(done, count * epochs)
 
     for number in range(first_epoch + 1, first_epoch + epochs + 1):
-        order = np.random.default_rng([seed, number]).permutation(indices)
-        cut = batches(order, batch_size, whole=whole)
-        total, steps = 0.0, 0
+        if optimizer.privacy is None:
+            order = np.random.default_rng([seed, number]).permutation(indices)
+            cut = batches(order, batch_size, whole=whole)
+        else:
+            cut = poisson_batches(indices, min(1.0, batch_size / len(indices)), count, drawn)
+        losses, steps = [], 0
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):
             fed = ([data[name][batch] for name in names] for batch in of_step)
-            training_loop.train_step(module, optimizer, fed, scheduler, on_loss=seen)
+            training_loop.train_step(
+                module, optimizer, fed, scheduler, on_loss=seen, expected=batch_size
+            )
             steps += 1
-        yield Epoch(number, total / count, steps)
+        yield Epoch(number, sum(losses) / max(len(losses), 1), steps)
 
 
 def batch_count(samples: int, batch_size: int, *, whole: bool) -> int:

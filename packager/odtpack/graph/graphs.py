@@ -11,6 +11,9 @@ import onnx_ir as ir
 
 Dims = tuple[int | str | None, ...]
 
+LOOK_UP = "odtpack.look-up"
+"""Metadata of the node that ends a look-up of rows that are stored as codes."""
+
 _LIFTED = "odtpack.lifted_constant"
 
 

@@ -11,10 +11,13 @@ from typing import Any, Final, Protocol
 
 import onnx_ir as ir
 
+from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import dims_of
 from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_model, resolve_groups
 from odtpack.optimizers.common.groups import memory_order
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.package.training import Graphs
+from odtpack_runtime.training.private import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
 
 
@@ -28,12 +31,14 @@ class Update:
         decay_vectors: Whether parameters with less than two axes (biases, the scales of
             normalizations) decay as matrices do.
         schedule: Schedule of the learning rate that the package proposes.
+        privacy: What gradients are made private with; None leaves them as they are.
     """
 
     clip: Clip = NO_CLIP
     groups: tuple[GroupRule, ...] = ()
     decay_vectors: bool = True
     schedule: ScheduleSpec | None = None
+    privacy: Privacy | None = None
 
 
 PLAIN_UPDATE: Final = Update()
@@ -58,11 +63,17 @@ class ResolvedUpdate:
     clip: Clip
     groups: tuple[Group, ...]
     schedule: ScheduleSpec | None
+    privacy: Privacy | None = None
 
     def model(self, graphs: Graphs) -> ir.Model:
         """The optimizer model; see :func:`odtpack.optimizers.optimizer_model`."""
         return optimizer_model(
-            self.optimizer, graphs.opset, clip=self.clip, groups=self.groups, dtype=graphs.master
+            self.optimizer,
+            graphs.opset,
+            clip=self.clip,
+            groups=self.groups,
+            privacy=self.privacy,
+            dtype=graphs.master,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -73,6 +84,8 @@ class ResolvedUpdate:
         }
         if self.clip != NO_CLIP:
             content["clip"] = dataclasses.asdict(self.clip)
+        if self.privacy is not None:
+            content["privacy"] = dataclasses.asdict(self.privacy)
         if self.schedule is not None:
             content["schedule"] = dataclasses.asdict(self.schedule)
         return content
@@ -85,8 +98,11 @@ def resolve_update(optimizer: Optimizer, update: Update, graphs: Graphs) -> Reso
     parameters out group by group, so that each group is one stretch of memory.
 
     Raises:
-        OdtpackError: A group's pattern holds for no parameter.
+        OdtpackError: A group's pattern holds for no parameter; the model has no gradients of single
+            samples (``private-training``).
     """
+    if update.privacy is not None:
+        _check_private(update, graphs)
     ranks = {
         parameter.name: len(parameter.tensor.shape)
         for parameter in graphs.parameters
@@ -99,4 +115,40 @@ def resolve_update(optimizer: Optimizer, update: Update, graphs: Graphs) -> Reso
         graphs.training.metadata_props["odtpack.parameter_order"] = memory_order(groups)
     elif groups and groups[0] == Group(1.0, optimizer.weight_decay, tuple(ranks)):
         groups = ()
-    return ResolvedUpdate(optimizer, update.clip, groups, update.schedule)
+    return ResolvedUpdate(optimizer, update.clip, groups, update.schedule, update.privacy)
+
+
+def _check_private(update: Update, graphs: Graphs) -> None:
+    """Check that gradients of single samples can be had, and that nothing else tells of samples."""
+    parameters = {parameter.name for parameter in graphs.parameters}
+    shapes = {
+        value.name: dims_of(value) or ()
+        for value in graphs.evaluation.graph.inputs
+        if value.name not in parameters
+    }
+    fixed = [
+        name
+        for name, dims in shapes.items()
+        if not dims or (isinstance(dims[0], int) and dims[0] != 1)
+    ]
+    statistics = [p.name for p in graphs.parameters if p.role == "state"]
+    problem, hint = None, ""
+    if update.privacy is None or not update.privacy.valid:
+        problem = "privacy-clip must be above 0, and privacy-noise 0 or more"
+    elif not graphs.backend.is_stock:
+        problem = "private gradients need stock ONNX Runtime"
+        hint = "leave --target out"
+    elif statistics:
+        problem = f"{statistics[0]!r} is a statistic of whole batches, which no noise protects"
+        hint = "use group or layer normalization, or freeze the batch normalizations"
+    elif fixed:
+        problem = f"the model's input {fixed[0]!r} does not take single samples"
+        hint = "export the model with a free batch size"
+    elif graphs.accumulation_steps > 1:
+        problem = "a private step goes through its batch sample by sample as it is"
+        hint = "leave --accumulate out"
+    elif update.clip != NO_CLIP:
+        problem = "gradients are clipped sample by sample, and not once more"
+        hint = "leave --clip-norm and --clip-value out"
+    if problem is not None:
+        raise OdtpackError("private-training", problem, hint=hint or None)

@@ -11,6 +11,7 @@ from odtpack.adapters.layers import Layer, find_layers
 from odtpack.autodiff.unpack_late import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import LOOK_UP
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import matching, module_names
@@ -112,6 +113,9 @@ def _replace(
             rows.type = ir.TensorType(op.FLOAT)
             factors = op.emit("Gather", [scales, ids], axis=0)[0]
             unpacked = op.Mul(rows, op.unsqueeze(factors, -1))
+        end = unpacked.producer()
+        assert end is not None  # noqa: S101 - a Mul
+        end.metadata_props[LOOK_UP] = layer
         unpacked.shape, unpacked.type = node.outputs[0].shape, ir.TensorType(op.FLOAT)
         old = node.outputs[0]
         name, old.name = old.name, None

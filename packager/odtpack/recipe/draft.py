@@ -44,6 +44,10 @@ kind = "adamw"               # {optimizers}
 # [clip]
 # norm = 1.0                 # or: value = 0.5
 
+# [privacy]                  # clip each sample's gradient, and add noise
+# clip_norm = 1.0
+# noise_multiplier = 1.0
+
 # [[groups]]                 # the first group whose pattern matches counts
 # parameters = {pattern}
 # learning_rate_scale = 10.0

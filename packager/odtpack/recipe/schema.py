@@ -114,6 +114,14 @@ class BatchTable(Table):
         return self.size // self.at_once
 
 
+@declared("privacy")
+class PrivacyTable(Table):
+    """Private training (DP-SGD): each sample's gradient is clipped, and noise is added.
+
+    Without `clip_norm` training is not private.
+    """
+
+
 @declared("memory")
 class MemoryTable(Table):
     """How much memory training may take; what it keeps less of, it computes again."""
@@ -191,6 +199,8 @@ class RecipeFile(_AboveAll):
     """How parameters are updated."""
     clip: ClipTable | None = None
     """How gradients are clipped."""
+    privacy: PrivacyTable = PrivacyTable()
+    """How gradients are made private."""
     groups: tuple[GroupTable, ...] = ()
     """Parameters with numbers of their own."""
     schedule: ScheduleTable | None = None

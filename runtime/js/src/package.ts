@@ -50,6 +50,11 @@ export class TrainingPackage {
         'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',
         name, 'odtpack build without --target');
     }
+    if (manifest.privacy !== undefined) {
+      throw new OdtpackError('private-training',
+        'The package is trained with private gradients, which this kit does not make.',
+        name, 'train it with Python, or build it without privacy');
+    }
     const opened = new TrainingPackage(manifest, await sha256(bytes), source, read);
     if (options.verify !== 'used') for (const entry of entries(manifest)) await opened.file(entry);
     return opened;

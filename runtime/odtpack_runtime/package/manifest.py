@@ -39,6 +39,7 @@ from odtpack_runtime.package.manifest_training import (
     ClipInfo,
     GroupInfo,
     OptimizerInfo,
+    PrivacyInfo,
     ScheduleInfo,
 )
 from odtpack_runtime.session.graph_signature import TensorSpec
@@ -46,8 +47,8 @@ from odtpack_runtime.session.graph_signature import TensorSpec
 __all__ = [
     "MEANINGS", "SCHEMA_VERSION", "AdapterInfo", "ClipInfo", "ExtraFile", "GroupInfo",
     "InferenceInfo", "InputInfo", "LayoutInfo", "Manifest", "Operators", "OptimizerInfo",
-    "OutputInfo", "PackageFile", "PackageFiles", "ParameterInfo", "ScheduleInfo", "SelfCheckInfo",
-    "SessionInfo",
+    "OutputInfo", "PackageFile", "PackageFiles", "ParameterInfo", "PrivacyInfo", "ScheduleInfo",
+    "SelfCheckInfo", "SessionInfo",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -177,6 +178,7 @@ class Manifest(Part):
         digest: SHA-256 of everything else in the manifest, see :meth:`sealed`. It detects damage
             from content; who must fear intent needs a signature.
         clip: How the optimizer model clips gradients, if it does.
+        privacy: How gradients are made private; a runtime that cannot must refuse the package.
         groups: Parameter groups; none if all parameters are updated alike.
         accumulation_steps: Batches whose gradients make one optimizer step.
         schedule: Schedule of the learning rate that the recipe proposes.
@@ -207,6 +209,7 @@ class Manifest(Part):
     roles: dict[Name, Name] = field(default_factory=dict)
     recipe_digest: SHA256 | None = None
     clip: ClipInfo | None = None
+    privacy: PrivacyInfo | None = None
     groups: tuple[GroupInfo, ...] = ()
     accumulation_steps: PositiveInt = 1
     schedule: ScheduleInfo | None = None

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from odtpack_runtime.files.records import InvalidRecordError, Part, Path, read_value
 from odtpack_runtime.package.manifest_base import Kind, Name, PositiveInt
+from odtpack_runtime.training.private import Privacy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,24 @@ class ClipInfo(Part):
 
     norm: float | None = None
     value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyInfo(Part):
+    """How gradients are made private: each sample's is clipped, and noise is added to their sum.
+
+    Attributes:
+        clip_norm: The norm that the gradient of one sample is scaled down to.
+        noise_multiplier: Standard deviation of the noise as a multiple of it.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+
+    def check(self, path: Path) -> None:
+        """Check that both are in their range."""
+        if not Privacy(self.clip_norm, self.noise_multiplier).valid:
+            raise InvalidRecordError("clip_norm must be above 0, noise_multiplier 0 or more", path)
 
 
 @dataclass(frozen=True, kw_only=True)

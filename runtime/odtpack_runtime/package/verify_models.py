@@ -25,6 +25,7 @@ from odtpack_runtime.session.graph_signature import (
     UPDATE_SUFFIX,
 )
 from odtpack_runtime.training.optimizer_contract import read_contract
+from odtpack_runtime.training.private import Privacy
 
 if TYPE_CHECKING:
     import onnx
@@ -248,6 +249,8 @@ def _check_device_parts(
     inputs = [value.name for value in optimizer.graph.input]
     about = {entry.key: entry.value for entry in optimizer.metadata_props}
     contract = read_contract(about, inputs, str(package.optimizer_model))
+    privacy = manifest.privacy and Privacy(**manifest.privacy.as_dict())
+    _same(package.optimizer_model, "privacy", contract.privacy, privacy)
     trained = {item.name: item for item in manifest.parameters if item.role == "trainable"}
     try:
         order = json.loads(metadata.get("odtpack.parameter_order", "[]")) or list(trained)

@@ -30,7 +30,7 @@ from odtpack_runtime.package.self_check import (
     self_check,
 )
 from odtpack_runtime.session.session import first_line, open_session
-from odtpack_runtime.training.loop import loss_of
+from odtpack_runtime.training.loop import loss_of, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
@@ -121,9 +121,7 @@ def _steps(package: Package, chosen: Sequence[SelfCheckInput]) -> StepFigures:
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = Module(package.training_model, state, package.eval_model)
     optimizer = Optimizer(package.optimizer_model, module)
-    loss = loss_of(module(*batch))
-    optimizer.step()
-    module.lazy_reset_grad()
+    loss = train_step(module, optimizer, [batch])
     module.eval()
     return StepFigures(
         onnxruntime.__version__,

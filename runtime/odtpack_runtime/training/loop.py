@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_runtime.training.private import Normal, private_gradient, secure_normal
 
 
 def train_step(
@@ -22,8 +24,13 @@ def train_step(
     *,
     on_loss: Callable[[float], None] = lambda loss: None,
     before_update: Callable[[], None] = lambda: None,
+    noise: Normal = secure_normal,
+    expected: int | None = None,
 ) -> float:
     """Make one optimizer step from the gradients of some batches.
+
+    If the package asks for privacy, gradients are computed sample by sample, clipped, and noise is
+    added (:mod:`odtpack_runtime.training.private`).
 
     Args:
         module: Module in training mode, without accumulated gradients.
@@ -31,22 +38,34 @@ def train_step(
         batches: The inputs of each batch. The next one is asked for when the last one is done,
             so it may take the same memory.
         scheduler: Sets the learning rate after the step.
-        on_loss: Called with each batch's loss, before the step is made.
+        on_loss: Called with each batch's loss, before the step is made, but for a private batch
+            without samples.
         before_update: Called once the gradients are complete, which it may change.
+        noise: Draws the noise of private gradients.
+        expected: Expected samples of a batch whose gradients are private, where the batches differ
+            because samples are drawn independently; the samples of the batch if None.
 
     Returns:
-        The mean of the batches' losses.
+        The mean of the batches' losses; NaN of a private batch without samples.
+
+    Raises:
+        OdtpackError: What calls of the module and steps raise; ``private-batch``.
     """
     losses = []
     for batch in batches:
-        losses.append(loss_of(module(*batch)))
-        on_loss(losses[-1])
+        if optimizer.privacy is None:
+            own = [loss_of(module(*batch))]
+        else:
+            own = private_gradient(module, batch, optimizer.privacy, expected, noise)
+        if own:
+            losses.append(sum(own) / len(own))
+            on_loss(losses[-1])
     before_update()
-    optimizer.step()
+    optimizer.step(privatized=optimizer.privacy is not None)
     module.lazy_reset_grad()
     if scheduler is not None:
         scheduler.step()
-    return sum(losses) / len(losses)
+    return sum(losses) / len(losses) if losses else math.nan
 
 
 @dataclass(frozen=True, slots=True)

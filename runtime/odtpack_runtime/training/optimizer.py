@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Array, Layout, Slot, address, view
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.training.gradient_norm import gradient_norm
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer_contract import (
     Group,
@@ -21,10 +20,7 @@ from odtpack_runtime.training.optimizer_contract import (
     read_contract,
 )
 from odtpack_runtime.training.optimizer_state import place_state, to_float32
-
-_NORM_ELEMENTS = 32 * 1024
-"""Elements whose squares are summed at once: few enough for a cache, and for one thread, so that
-the sum is the same in every run."""
+from odtpack_runtime.training.private import Privacy
 
 
 class Optimizer:
@@ -100,13 +96,30 @@ class Optimizer:
             f"Optimizer({self._contract.kind or 'custom'}, {rate}, {self._state.step:,} steps made)"
         )
 
-    def step(self) -> None:
+    @property
+    def privacy(self) -> Privacy | None:
+        """What gradients must be made private with before a step; None if they need not."""
+        return self._contract.privacy
+
+    def step(self, *, privatized: bool = False) -> None:
         """Make one step with the accumulated gradients; they remain as they are.
+
+        Args:
+            privatized: The gradients are those of
+                :func:`~odtpack_runtime.training.private.private_gradient`; where the package
+                asks for them, others are refused.
 
         Raises:
             OdtpackError: ``run-failed`` with ONNX Runtime's reason, ``nominal-state`` if the
-                parameters have no values yet.
+                parameters have no values yet, ``private-training``.
         """
+        if self.privacy is not None and not privatized:
+            raise OdtpackError(
+                "private-training",
+                "The package asks for gradients that are clipped sample by sample and noisy.",
+                hint="make steps with train_step(module, optimizer, [batch]) of "
+                "odtpack_runtime.training.loop",
+            )
         self._module.require_values()
         with self._checkpoint_state.lock:
             self._make_step()
@@ -205,25 +218,6 @@ class Optimizer:
                     f"{name}.out", "cpu", 0, array.dtype.type, array.shape, address(array)
                 )
         return binding
-
-
-def gradient_norm(gradients: npt.NDArray[Any]) -> float:
-    """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes.
-
-    Squares and sum are float64, so that every language has the same float32, whatever the
-    order in which it adds.
-
-    Args:
-        gradients: All gradients, float32 or float64; the gaps between them are zero.
-    """
-    wide = np.empty(min(gradients.size, _NORM_ELEMENTS))
-    total = 0.0
-    for start in range(0, gradients.size, _NORM_ELEMENTS):
-        part = gradients[start : start + _NORM_ELEMENTS]
-        values = wide[: part.size]
-        np.copyto(values, part)
-        total += float(np.dot(values, values))
-    return math.sqrt(total)
 
 
 def _owners(groups: tuple[Group, ...]) -> dict[str, int]:

@@ -9,6 +9,8 @@ anything is bound to memory. Metadata:
   :func:`matrix_axis`), and these of its two axes are kept. Without the key the moments are
   those of :data:`MOMENT_NAMES` that the model has as inputs.
 - ``odtpack.elementwise``: ``false`` if a model over flat vectors must see them whole.
+- ``odtpack.privacy``: ``{"clip_norm": ..., "noise_multiplier": ...}`` if a step may only be made
+  with private gradients (:mod:`odtpack_runtime.training.private`).
 - ``odtpack.groups``: a JSON list of ``{"learning_rate_scale": ..., "weight_decay": ...,
   "parameters": [...]}``; every trainable parameter is in one of them.
 """
@@ -25,8 +27,11 @@ import numpy as np
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec
+from odtpack_runtime.training.private import Privacy
 
 MOMENT_NAMES = ("first_order_moments", "second_order_moments")
+
+PRIVACY = "odtpack.privacy"
 
 _RESERVED = ("params", "gradients", "learning_rate", "step", "factored", "gradient_norm",
              "weight_decay")  # fmt: skip
@@ -80,6 +85,7 @@ class OptimizerContract:
         clips_norm: Whether it takes the norm of all gradients, ``gradient_norm``.
         takes_decay: Whether it takes ``weight_decay``, that of the group.
         kind: Kind of the optimizer; None if the model does not say.
+        privacy: What gradients must be made private with; None if they need not.
     """
 
     state: tuple[StateVector, ...]
@@ -89,6 +95,7 @@ class OptimizerContract:
     clips_norm: bool
     takes_decay: bool
     kind: str | None = None
+    privacy: Privacy | None = None
 
     @property
     def run(self) -> Literal["chunks", "whole", "parameters"]:
@@ -159,6 +166,7 @@ def read_contract(
         clips_norm="gradient_norm" in inputs,
         takes_decay="weight_decay" in inputs,
         kind=metadata.get("odtpack.optimizer"),
+        privacy=_read_privacy(metadata, where),
     )
 
 
@@ -254,6 +262,19 @@ def _read_groups(metadata: Mapping[str, str], where: str) -> tuple[Group, ...]:
         seen |= set(names)
         groups.append(Group(float(numbers[0]), float(numbers[1]), tuple(names)))
     return tuple(groups)
+
+
+def _read_privacy(metadata: Mapping[str, str], where: str) -> Privacy | None:
+    if PRIVACY not in metadata:
+        return None
+    try:
+        content = json.loads(metadata[PRIVACY])
+        found = Privacy(*(float(content[key]) for key in ("clip_norm", "noise_multiplier")))
+    except (ValueError, RecursionError, TypeError, KeyError, OverflowError):
+        found = None
+    if found is None or not found.valid:
+        _refuse(f"{PRIVACY} is {metadata[PRIVACY][:80]!r}", where)
+    return found
 
 
 def _read_list(metadata: Mapping[str, str], key: str, where: str) -> list[dict[str, Any]]:

@@ -155,7 +155,7 @@ class Federation:
                 self.run,
                 self.initial,
                 self.server.begin(self.initial),
-                self.fleet.federation.staleness_limit,
+                self.fleet,
             )
             if len(state.record.devices) != len(self.devices):
                 raise OdtpackError(

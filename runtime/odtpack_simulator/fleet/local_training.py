@@ -32,8 +32,9 @@ Indices = npt.NDArray[np.int64]
 Arrays = dict[str, Array]
 """Parameters by name."""
 
-_ORDER, _DROPOUT = 2, 4
-"""Which streams of random numbers of a seed give the order of samples, and what Dropout draws."""
+_ORDER, _DROPOUT, _NOISE = 2, 4, 5
+"""Which streams of random numbers of a seed give the order of samples, what Dropout draws, and the
+noise of private gradients, which a simulation must be able to repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +208,14 @@ class LocalTrainer:
                 position = (settings.seed, _DROPOUT, round_number, client, steps)
                 onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
                 fed = ([data[name][batch] for name in self._names] for batch in of_step)
+                noise = np.random.default_rng([settings.seed, _NOISE, round_number, client, steps])
                 train_step(
-                    self.module, self.optimizer, fed, on_loss=losses.append, before_update=pull
+                    self.module,
+                    self.optimizer,
+                    fed,
+                    on_loss=losses.append,
+                    before_update=pull,
+                    noise=noise.standard_normal,
                 )
                 steps += 1
         loss = sum(losses) / len(losses) if losses else math.nan

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.fleet.devices import FleetDevice
+from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.local_training import Arrays, mismatch
 from odtpack_simulator.fleet.outcome.result import RoundRecord
 from odtpack_simulator.fleet.round_clock import ENDS, Flight, Visit
@@ -100,7 +101,7 @@ class FleetState:
 
     @classmethod
     def load(
-        cls, path: Path, run: str, initial: Arrays, server: Arrays, staleness_limit: int
+        cls, path: Path, run: str, initial: Arrays, server: Arrays, fleet: FleetFile
     ) -> FleetState:
         """Read a state.
 
@@ -109,7 +110,7 @@ class FleetState:
             run: Digest of what the federation is of.
             initial: The parameters' names, shapes and types.
             server: The same of the state of the server's optimizer.
-            staleness_limit: Of how many rounds ago models are still needed.
+            fleet: The fleet file.
 
         Raises:
             OdtpackError: ``fleet-state``: absent, not a state, or that of something else.
@@ -138,8 +139,12 @@ class FleetState:
             problem = problem or mismatch(initial, model)
         ages = {len(record.rounds) - flight.version: flight.version for flight in record.flights}
         for age, version in ages.items():
-            if age < 1 or (age <= staleness_limit and version not in models):
+            needed = age <= fleet.federation.staleness_limit
+            if age < 1 or (needed and version not in models):
                 problem = problem or f"it lacks the model after round {version}"
+        for flight in record.flights:
+            if flight.client >= fleet.population.clients or flight.start > record.now:
+                problem = problem or "clients are at work that do not exist, or have not begun"
         if problem is None and (visits.dtype != VISIT or visits.ndim != 1):
             problem = "it has no visits"
         if problem is None and not _in_range(visits, len(record.devices)):

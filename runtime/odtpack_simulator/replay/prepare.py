@@ -98,7 +98,18 @@ def make_job(
         rate: The learning rate.
         threads: Intra-operator threads.
         folder: Where the child may write.
+
+    Raises:
+        OdtpackError: ``private-training``: its steps go sample by sample, for which there is
+            neither a plan of memory nor a time.
     """
+    if package.manifest.privacy is not None:
+        raise OdtpackError(
+            "private-training",
+            "Memory and time of private steps, which go sample by sample, are not simulated.",
+            where=str(package.path),
+            hint="simulate the package built without privacy and with a batch size of 1",
+        )
     logits, labels = accuracy_inputs(package.manifest)
     return Job(
         task="train",

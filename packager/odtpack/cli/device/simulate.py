@@ -154,6 +154,7 @@ def simulate(
     """
     from odtpack.cli import _fit
     from odtpack.cli._files import check_reports, write_reports
+    from odtpack.cli._personal import of_simulation
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
@@ -229,6 +230,8 @@ def simulate(
     print_result(result, _console.console())
     if result.data.extrapolated:
         _console.warn(result.data.extrapolated)
+    for sentence in of_simulation(result):
+        _console.warn(sentence)
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,10 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli._options import DATA, EPOCHS, PACKAGE
+from odtpack.errors import OdtpackError
 
 if TYPE_CHECKING:
-    from odtpack_runtime import CheckpointState
+    from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.training.loop import Evaluation
 
 EPOCHS_PROPERTY = "odtpack.epochs"
@@ -61,6 +63,14 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(metavar="CK", help="Checkpoint to go on from.  [default: the package's]"),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Private training: probability of failure that the epsilon is printed for.  "
+            "[default: a tenth of 1 / training samples]",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -159,6 +169,7 @@ def train(
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
     save()
+    promise = _promise(optimizer, len(parts.train), size, delta)
     _console.say(f"wrote {destination}")
     if as_json:
         _console.print_json(
@@ -172,6 +183,7 @@ def train(
                 "schedule": None if scheduler is None else scheduler.schedule.kind,
                 "seed": seed,
                 "steps": optimizer.step_count,
+                **({} if promise is None else {"privacy": promise}),
                 "epochs": [{"epoch": epoch.number, "loss": epoch.loss} for epoch in history],
                 "eval_loss_before": before.loss,
                 "eval_loss_after": after.loss,
@@ -179,6 +191,35 @@ def train(
                 "accuracy_after": after.accuracy,
             }
         )
+
+
+def _promise(
+    optimizer: Optimizer, samples: int, size: int, delta: float | None
+) -> dict[str, float | None] | None:
+    """What a private training promises, said and returned; None for others.
+
+    The steps before ``--resume`` count as if they had been made on the same data.
+    """
+    if optimizer.privacy is None:
+        return None
+    from odtpack.privacy import epsilon
+
+    rate, allowed = min(1.0, size / samples), delta or 0.1 / samples
+    found = None
+    try:
+        found = epsilon(optimizer.privacy.noise_multiplier, rate, optimizer.step_count, allowed)
+    except OdtpackError as error:
+        if error.code != "privacy-not-installed":
+            raise
+        _console.say(f"privacy      {error.what}: {error.hint}")
+    else:
+        _console.say(
+            f"privacy      epsilon {found:.4g} at delta {allowed:g} for each sample "
+            f"({optimizer.step_count} steps, {rate:.3g} of the samples in each); the losses above "
+            "are not private"
+        )
+    finite = found is not None and math.isfinite(found)
+    return {"epsilon": found if finite else None, "delta": allowed, "sampling_rate": rate}
 
 
 def _epochs_made(state: CheckpointState) -> int:

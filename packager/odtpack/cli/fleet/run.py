@@ -85,6 +85,7 @@ def run(
     bits.
     """
     from odtpack.cli._files import check_not_input
+    from odtpack.cli._personal import of_fleet
     from odtpack.errors import OdtpackError
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.availability import make_availability
@@ -150,6 +151,8 @@ def run(
             results.append(judge_fleet(measured, settings.budgets))
     result = join_seeds(results)
     _print(result)
+    for sentence in of_fleet(result):
+        _console.warn(sentence)
     _console.say(f"wrote {folder / CHECKPOINT}")
     for form, path in destinations:
         write_out(render_fleet_report(result, form), path)

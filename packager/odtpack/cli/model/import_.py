@@ -44,10 +44,15 @@ def import_(
     Parameters, the optimizer's state and properties come from the checkpoint. Inputs, outputs
     and parameters keep their names.
     """
+    from odtpack.cli._personal import of_properties
     from odtpack.cli.package.build import print_built
     from odtpack.ort_training.importing import import_artifacts
+    from odtpack_runtime.checkpoint.format import read_checkpoint
 
     manifest = import_artifacts(artifacts, out, checkpoint=checkpoint, prefix=prefix)
     print_built(manifest, out)
+    saved = read_checkpoint(out / manifest.files.checkpoint.path)
+    for sentence in of_properties(saved.properties):
+        _console.warn(sentence)
     if as_json:
         _console.print_json({"path": str(out), **manifest.as_dict()})

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from odtpack.errors import OdtpackError
 from odtpack.optimizers.common.base import Optimizer
 from odtpack.optimizers.common.groups import Group
+from odtpack_runtime.training.optimizer_contract import PRIVACY
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from odtpack.graph.ops import Ops
+    from odtpack_runtime.training.private import Privacy
 
 NORM_EPSILON = 1e-6
 """Of ``torch.nn.utils.clip_grad_norm_``."""
@@ -66,6 +68,7 @@ def optimizer_model(
     *,
     clip: Clip = NO_CLIP,
     groups: tuple[Group, ...] = (),
+    privacy: Privacy | None = None,
     dtype: ir.DataType | None = None,
 ) -> ir.Model:
     """Build the optimizer model.
@@ -75,6 +78,7 @@ def optimizer_model(
         opset: Opset of the training model, so that one runtime loads both.
         clip: How gradients are clipped.
         groups: Parameter groups; their decays take the place of the optimizer's.
+        privacy: What the runtime makes gradients private with.
         dtype: Element type of parameters, gradients and state, FLOAT (the default) or DOUBLE.
 
     Returns:
@@ -130,6 +134,8 @@ def optimizer_model(
         aliases.verify(graph, values[name], value)
     model = ir.Model(graph, ir_version=8, producer_name="odtpack")
     model.metadata_props.update(_metadata(optimizer, groups))
+    if privacy is not None:
+        model.metadata_props[PRIVACY] = json.dumps(dataclasses.asdict(privacy))
     targets.stamp(model)
     return compact(model, keep_names=False)
 

@@ -87,6 +87,11 @@ class Package {
       throw Error("package-target", "The package was built for onnxruntime-training.", folder,
                   "odtpack build without --target ort-training");
     }
+    if (package.manifest_["privacy"]) {
+      throw Error("private-training",
+                  "The package is trained with private gradients, which this kit does not make.",
+                  folder, "train it with Python, or build it without privacy");
+    }
     const auto read = [&package](const char* key, std::vector<detail::Spec>& specs) {
       for (const Json& json : package.manifest_.Get<Json::List>(key)) specs.emplace_back(json);
     };

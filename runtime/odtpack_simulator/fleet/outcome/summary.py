@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from odtpack_simulator.fleet.round_clock import ANSWERED, ENDS
 from odtpack_simulator.fleet.state import FleetState, StateRecord, Visits
 from odtpack_simulator.host_result import tool_version
 from odtpack_simulator.result.origin import find_origin
+from odtpack_simulator.values.paths import shown_path
 
 _FAIRNESS_CLIENTS: Final = 1000
 
@@ -60,7 +62,7 @@ def summarize(federation: Simulated, state: FleetState) -> FleetResult:
         tool_version=tool_version(),
         origin=find_origin(federation.package.path),
         package=FleetPackage(
-            path=federation.given,
+            path=shown_path(Path(federation.given)),
             manifest_sha256=federation.package.manifest_sha256,
             loss=manifest.loss,
             optimizer=manifest.optimizer.kind,

@@ -69,6 +69,12 @@ public final class TrainingPackage {
         "package-target", "The package was built for onnxruntime-training.", place: folder,
         hint: "odtpack build without --target ort-training")
     }
+    if try manifest["privacy"].isPresent {
+      throw OdtpackError(
+        "private-training",
+        "The package is trained with private gradients, which this kit does not make.",
+        place: folder, hint: "train it with Python, or build it without privacy")
+    }
     inputs = try manifest["inputs"].list().map(Spec.init)
     outputs = try manifest["outputs"].list().map(Spec.init)
     evaluationOutputs = outputs + (try manifest["evaluation_outputs"].list([]).map(Spec.init))

@@ -249,6 +249,13 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                     "odtpack build without --target ort-training",
                 )
             }
+            if (!manifest["privacy"].absent) {
+                fail(
+                    "private-training",
+                    "The package is trained with private gradients, which this kit does not make.",
+                    folder, "train it with Python, or build it without privacy",
+                )
+            }
             return TrainingPackage(folder, manifest).apply { check() }
         }
 

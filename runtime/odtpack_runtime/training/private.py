@@ -1,0 +1,141 @@
+"""Training that hides each sample: gradients are clipped one by one, and noise is added (DP-SGD).
+
+A step over a batch B of expected size L, with the clipping norm C and the noise multiplier s::
+
+    g = 1/L (sum over i in B of g_i min(1, C / |g_i|)  +  s C N(0, I))
+
+is that of Abadi et al., Deep Learning with Differential Privacy, 2016, algorithm 1: g_i is the
+gradient of sample i alone, of all trainable parameters together. What that promises depends on how
+batches are drawn; the accountants that there are assume that each sample is in a batch with the
+same probability, independently of the others (:func:`poisson_batches`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from odtpack_runtime.checkpoint.layout import Array, view
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.training.gradient_norm import gradient_norm
+
+if TYPE_CHECKING:
+    from odtpack_runtime.training.module import Module
+
+Normal = Callable[[int], npt.NDArray[np.float64]]
+"""Draws so many numbers from the standard normal distribution."""
+
+_CHUNK = 2**16
+_BITS = 53
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """What a package asks for.
+
+    Attributes:
+        clip_norm: C, the norm that the gradient of one sample is scaled down to.
+        noise_multiplier: s, standard deviation of the noise as a multiple of C.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+
+    @property
+    def valid(self) -> bool:
+        """Whether both are numbers that make sense."""
+        return 0 < self.clip_norm < math.inf and 0 <= self.noise_multiplier < math.inf
+
+
+def secure_normal(count: int) -> npt.NDArray[np.float64]:
+    """Draw standard normal numbers from the system's secure generator.
+
+    By the formula of Box and Muller. Each is half the sum of four, so that what floating-point
+    numbers can be tells less of the sum that it is added to (Holohan and Braghin, Secure Random
+    Sampling in Differential Privacy, 2021).
+    """
+    uniform = np.frombuffer(os.urandom(32 * count), np.uint64) >> np.uint64(64 - _BITS)
+    first, second = (uniform.reshape(2, -1) + 1.0) * 2.0**-_BITS  # above 0, at most 1
+    radius, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
+    pairs = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
+    return np.asarray(pairs.reshape(4, count).sum(axis=0) / 2)
+
+
+def poisson_batches(
+    indices: npt.NDArray[np.int64], rate: float, steps: int, random: np.random.Generator
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield a batch for each step: every sample with the same probability, independently.
+
+    Batches differ in size, and may be empty.
+
+    Args:
+        indices: The samples.
+        rate: The probability.
+        steps: How many batches.
+        random: What is drawn from.
+    """
+    for _ in range(steps):
+        yield indices[random.random(len(indices)) < rate]
+
+
+def private_gradient(
+    module: Module,
+    batch: Sequence[Array],
+    privacy: Privacy,
+    expected: int | None = None,
+    normal: Normal = secure_normal,
+) -> list[float]:
+    """Compute the private gradient of a batch, in place of the accumulated one.
+
+    A sample whose gradient is not finite counts as one without a gradient.
+
+    Args:
+        module: Module in training mode.
+        batch: Its inputs; the first axis of each counts samples. None are allowed.
+        privacy: How to clip, and how much noise.
+        expected: L, the expected number of samples; those of the batch if None.
+        normal: Draws the noise.
+
+    Returns:
+        The loss of each sample, which is not private.
+
+    Raises:
+        OdtpackError: ``private-batch``: an input has no axis of samples, or they have different
+            ones; what a call of the module raises.
+    """
+    sizes = {len(array) if np.ndim(array) else None for array in batch}
+    if len(sizes) != 1 or None in sizes:
+        raise OdtpackError(
+            "private-batch",
+            "Inputs of a private step are arrays whose first axis counts the same samples.",
+        )
+    flat = module.flat
+    gradients = flat.gradients.view(flat.dtype)
+    with module.state.lock:
+        total = np.zeros_like(gradients)
+        losses = []
+        for index in range(len(batch[0])):
+            module.lazy_reset_grad()
+            results: Any = module(*(array[index : index + 1] for array in batch))
+            losses.append(float(np.ravel(results[0] if isinstance(results, tuple) else results)[0]))
+            norm = gradient_norm(gradients)
+            if math.isfinite(norm):
+                total += gradients * flat.dtype.type(
+                    min(1.0, privacy.clip_norm / norm) if norm else 1.0
+                )
+        deviation = privacy.clip_norm * privacy.noise_multiplier
+        sums = total.view(np.uint8)
+        for slot in flat.trainable.slots:
+            place, own = (view(memory, slot).reshape(-1) for memory in (flat.gradients, sums))
+            for start in range(0, own.size, _CHUNK):
+                part = own[start : start + _CHUNK].astype(np.float64)
+                if deviation:
+                    part += deviation * normal(part.size)
+                place[start : start + _CHUNK] = part / (expected or max(len(batch[0]), 1))
+    return losses

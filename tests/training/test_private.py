@@ -1,0 +1,316 @@
+"""Private steps against PyTorch's gradients of single samples, and what they promise."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack.optimizers import SGD, AdamW, Clip
+from odtpack.package.optimizer_update import Update
+from odtpack.privacy import epsilon
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.verify import verify_package
+from odtpack_runtime.training.loop import train_step
+from odtpack_runtime.training.private import (
+    Privacy,
+    poisson_batches,
+    private_gradient,
+    secure_normal,
+)
+from tests import zoo
+from tests.cli.conftest import Run, run
+from tests.packaging_tools import open_training
+
+__all__ = ["run"]
+
+SIZES = (6, 5, 3)
+RATE = 0.5
+
+
+def package(folder: Path, clip: float = 0.2, noise: float = 0.0, **more: Any) -> Path:
+    path = folder / "package"
+    options = {"optimizer": SGD(), "update": Update(privacy=Privacy(clip, noise))} | more
+    build_package(zoo.mlp(SIZES), path, loss="cross_entropy", **options)
+    return path
+
+
+def batch(count: int = 7) -> list[np.ndarray]:
+    random = np.random.default_rng(3)
+    scale = np.geomspace(0.01, 30, count)[:, None]  # some gradients above the norm, some below
+    data = (random.standard_normal((count, SIZES[0])) * scale).astype(np.float32)
+    return [data, random.integers(0, SIZES[-1], count)]
+
+
+def values(state: CheckpointState) -> dict[str, np.ndarray]:
+    return {name: parameter.data.copy() for name, parameter in state.parameters}
+
+
+def by_hand(start: dict[str, np.ndarray], samples: list[np.ndarray], clip: float) -> Any:
+    """The mean of clipped gradients of single samples, by PyTorch; and their norms."""
+    weights = {name: torch.tensor(value, dtype=torch.float64) for name, value in start.items()}
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(x @ weights["fc1.weight"].T + weights["fc1.bias"])
+        scores = hidden @ weights["fc2.weight"].T + weights["fc2.bias"]
+        return torch.nn.functional.cross_entropy(scores[None], y[None])
+
+    x, y = torch.tensor(samples[0], dtype=torch.float64), torch.tensor(samples[1])
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, x, y)
+    norms = torch.sqrt(sum(g.reshape(len(x), -1).square().sum(1) for g in each.values()))
+    factor = torch.clamp(clip / norms, max=1.0)
+    return {
+        name: torch.einsum("n,n...->...", factor, g).numpy() / len(x) for name, g in each.items()
+    }, norms.numpy()
+
+
+def test_a_step_without_noise_is_pytorch_s(tmp_path: Path) -> None:
+    state, module, optimizer = open_training(package(tmp_path, clip=1.5))
+    optimizer.set_learning_rate(RATE)
+    for _ in range(3):
+        before = values(state)
+        wanted, norms = by_hand(before, batch(), 1.5)
+        assert norms.min() < 1.5 < norms.max()
+        train_step(module, optimizer, [batch()])
+        for name, value in values(state).items():
+            np.testing.assert_allclose(value, before[name] - RATE * wanted[name], atol=2e-6)
+    assert optimizer.step_count == 3
+
+
+def test_one_sample_changes_a_step_by_no_more_than_the_norm(tmp_path: Path) -> None:
+    _, module, optimizer = open_training(package(tmp_path, clip=0.1))
+    samples = batch()
+    found = []
+    for count in (7, 6):
+        private_gradient(module, [a[:count] for a in samples], optimizer.privacy, 7)  # type: ignore[arg-type]
+        found.append(module.flat.gradients.view(np.float32).copy())
+    assert 0.09 < 7 * np.linalg.norm(found[0] - found[1]) < 0.1 + 1e-6
+
+
+def test_a_sample_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None:
+    _, module, optimizer = open_training(package(tmp_path))
+    samples = batch()
+    assert optimizer.privacy is not None
+    private_gradient(module, [a[1:] for a in samples], optimizer.privacy, 7)
+    without = module.flat.gradients.copy()
+    samples[0][0] = np.nan
+    private_gradient(module, samples, optimizer.privacy, 7)
+    np.testing.assert_array_equal(module.flat.gradients, without)
+
+
+def test_noise_has_the_deviation_that_it_should(tmp_path: Path) -> None:
+    options = {"loss": "cross_entropy", "update": Update(privacy=Privacy(0.5, 3.0))}
+    build_package(zoo.mlp((50, 400, 3)), tmp_path / "package", **options)
+    _, module, optimizer = open_training(tmp_path / "package")
+    assert optimizer.privacy is not None
+    samples = [np.empty((0, 50), np.float32), np.empty(0, np.int64)]
+    assert private_gradient(module, samples, optimizer.privacy, 10) == []
+    slots = module.flat.trainable.slots
+    drawn = np.concatenate([module.state.parameters[s.name].grad.ravel() for s in slots])  # type: ignore[union-attr]
+    assert drawn.std() == pytest.approx(0.5 * 3.0 / 10, rel=5 / np.sqrt(2 * drawn.size))
+    assert abs(drawn.mean()) < 5 * 0.15 / np.sqrt(drawn.size)
+    gaps = module.flat.gradients.view(np.float32).size - drawn.size
+    assert np.count_nonzero(module.flat.gradients.view(np.float32) == 0) >= gaps
+
+
+def test_secure_numbers_are_normal() -> None:
+    from scipy import stats
+
+    drawn = secure_normal(40_001)
+    assert drawn.shape == (40_001,)
+    assert stats.kstest(drawn, "norm").pvalue > 1e-6
+    assert stats.kstest(np.abs(drawn[::2]) * np.abs(drawn[1::2][0]), "norm").pvalue < 1e-6
+    halves = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 : -1]
+    assert abs(np.corrcoef(*halves)[0, 1]) < 0.05
+    assert not np.array_equal(secure_normal(5), secure_normal(5))
+
+
+def test_samples_are_drawn_independently() -> None:
+    indices = np.arange(1000) + 5
+    batches = list(poisson_batches(indices, 0.02, 2000, np.random.default_rng(1)))
+    sizes = np.array([len(each) for each in batches])
+    assert sizes.mean() == pytest.approx(20, rel=0.03)
+    assert sizes.var() == pytest.approx(1000 * 0.02 * 0.98, rel=0.2)
+    counts = np.bincount(np.concatenate(batches), minlength=1005)
+    assert counts[:5].sum() == 0
+    assert counts[5:].var() == pytest.approx(2000 * 0.02 * 0.98, rel=0.2)
+
+
+def test_noise_is_another_in_each_run_unless_it_is_seeded(tmp_path: Path) -> None:
+    path = package(tmp_path, noise=1.0)
+    ends = []
+    for seed in (None, None, 4, 4):
+        state, module, optimizer = open_training(path)
+        normal = secure_normal if seed is None else np.random.default_rng(seed).standard_normal
+        train_step(module, optimizer, [batch()], noise=normal)
+        ends.append(b"".join(value.tobytes() for value in values(state).values()))
+    assert len(set(ends)) == 3
+    assert ends[2] == ends[3]
+
+
+def test_a_step_with_gradients_that_are_not_private_is_refused(tmp_path: Path) -> None:
+    path = package(tmp_path)
+    manifest = Package.open(path).manifest
+    assert manifest.privacy is not None
+    assert manifest.self_check is not None
+    assert "private" in str(manifest.self_check.reason)
+    state, module, optimizer = open_training(path)
+    before = values(state)
+    module(*batch())
+    with pytest.raises(OdtpackError) as caught:
+        optimizer.step()
+    assert caught.value.code == "private-training"
+    for name, value in values(state).items():
+        np.testing.assert_array_equal(value, before[name])
+    with pytest.raises(OdtpackError) as caught:
+        train_step(module, optimizer, [[batch()[0], batch()[1][:3]]])
+    assert caught.value.code == "private-batch"
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("mlp", {"update": Update(privacy=Privacy(0.0, 1.0))}, "above 0"),
+        ("mlp", {"update": Update(privacy=Privacy(1.0, float("nan")))}, "0 or more"),
+        ("mlp", {"update": Update(Clip(1.0), privacy=Privacy(1.0, 1.0))}, "not once more"),
+        ("mlp", {"accumulation_steps": 2}, "sample by sample"),
+        ("batch norm", {}, "statistic of whole batches"),
+        ("mlp", {"runtime": "ort-training"}, "stock ONNX Runtime"),
+        ("fixed", {}, "single samples"),
+    ],
+)
+def test_what_cannot_be_private_is_an_error(
+    model: str, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    made = zoo.mobilenet_v2(batch_norm="train") if model == "batch norm" else zoo.mlp(SIZES)
+    if model == "fixed":
+        made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    chosen = {"update": Update(privacy=Privacy(1.0, 1.0))} | options
+    with pytest.raises(OdtpackError) as caught:
+        build_package(made, tmp_path / "package", loss="cross_entropy", **chosen)
+    assert caught.value.code == "private-training"
+    assert words in caught.value.what
+    assert not (tmp_path / "package").exists()
+
+
+def test_verify_sees_whether_manifest_and_model_agree(tmp_path: Path) -> None:
+    path = package(tmp_path, noise=1.0)
+    verify_package(path)
+    manifest = Package.open(path).manifest
+    other = dataclasses.replace(manifest, privacy=None, digest=None)
+    (path / "manifest.json").write_text(other.to_json())
+    with pytest.raises(OdtpackError) as caught:
+        verify_package(path)
+    assert (caught.value.code, "privacy" in caught.value.what) == ("manifest-contradicts", True)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"clip_norm": 0, "noise_multiplier": 1}',
+                                  '{"clip_norm": 1, "noise_multiplier": -1}',
+                                  '{"clip_norm": [1], "noise_multiplier": 1}'])  # fmt: skip
+def test_bad_metadata_is_an_error(text: str, tmp_path: Path) -> None:
+    import onnx
+
+    path = package(tmp_path)
+    model = onnx.load(path / "optimizer_model.onnx")
+    for entry in model.metadata_props:
+        if entry.key == "odtpack.privacy":
+            entry.value = text
+    onnx.save(model, tmp_path / "optimizer.onnx")
+    opened = Package.open(path)
+    module = Module(opened.training_model, CheckpointState.load_checkpoint(opened.checkpoint))
+    with pytest.raises(OdtpackError) as caught:
+        Optimizer(tmp_path / "optimizer.onnx", module)
+    assert caught.value.code == "bad-metadata"
+    content = json.loads((path / "manifest.json").read_text())
+    content.pop("digest")
+    content["privacy"]["clip_norm"] = -1.0
+    with pytest.raises(OdtpackError) as caught:
+        Manifest.from_json(json.dumps(content).encode(), "manifest.json")
+    assert caught.value.code == "manifest-invalid"
+
+
+def test_adamw_steps_along_the_private_gradient(tmp_path: Path) -> None:
+    """The optimizer sees nothing else: the same as a plain package that is given it."""
+    state, module, optimizer = open_training(package(tmp_path, optimizer=AdamW()))
+    train_step(module, optimizer, [batch()])
+    build_package(zoo.mlp(SIZES), tmp_path / "plain", loss="cross_entropy", optimizer=AdamW())
+    other, plain, plain_optimizer = open_training(tmp_path / "plain")
+    wanted, _ = by_hand(values(other), batch(), 0.2)
+    plain(*batch())
+    for name, gradient in wanted.items():
+        other.parameters[name].grad[...] = gradient  # type: ignore[index]
+    plain_optimizer.step()
+    for name, value in values(other).items():
+        np.testing.assert_allclose(value, values(state)[name], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "noise", "epochs", "delta", "published"),
+    [(60_000, 150, 1.3, 15, 1e-5, 0.7242234026109595), (100_000, 100, 1.0, 30, 1e-7, 1.4154988495)],
+)
+def test_epsilon_is_what_tensorflow_privacy_publishes(
+    samples: int, size: int, noise: float, epochs: int, delta: float, published: float
+) -> None:
+    """Cases of its compute_dp_sgd_privacy_test.py."""
+    pytest.importorskip("dp_accounting")
+    found = epsilon(noise, size / samples, epochs * samples // size, delta)
+    assert found == pytest.approx(published, rel=1e-6)
+
+
+def test_epsilon_at_its_limits() -> None:
+    pytest.importorskip("dp_accounting")
+    assert epsilon(0.0, 0.1, 5, 1e-5) == np.inf
+    assert epsilon(1.0, 0.1, 0, 1e-5) == 0
+    for numbers in ((-1, 0.1, 5, 1e-5), (1, 0, 5, 1e-5), (1, 2, 5, 1e-5), (1, 0.1, 5, 1.0)):
+        with pytest.raises(OdtpackError) as caught:
+            epsilon(*numbers)
+        assert caught.value.code == "bad-argument"
+
+
+def test_command_line(tmp_path: Path, run: Run) -> None:
+    import onnx
+
+    onnx.save(zoo.mlp(SIZES), tmp_path / "model.onnx")
+    random = np.random.default_rng(2)
+    labels = random.integers(0, 3, 300)
+    data = random.standard_normal((300, 6)).astype(np.float32) + 2 * np.eye(3, 6)[labels]
+    np.savez(tmp_path / "data.npz", input=data.astype(np.float32), labels=labels)
+    path = tmp_path / "package"
+    asked = ("--loss", "cross_entropy", "--privacy-clip", "1", "--privacy-noise", "0.8")
+    outcome = run("build", tmp_path / "model.onnx", "--out", path, *asked)
+    assert outcome.code == 0, outcome.err
+    assert "clipped to 1, noise of 0.8 times that" in run("inspect", path).out
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'model = "model.onnx"\n[loss]\nkind = "cross_entropy"\n'
+        "[privacy]\nclip_norm = 1.0\nnoise_multiplier = 0.8\n"
+    )
+    same = tmp_path / "same"
+    assert run("build", "--recipe", recipe, "--out", same).code == 0
+    assert Package.open(path).manifest.recipe_digest == Package.open(same).manifest.recipe_digest
+    outcome = run(
+        "train", path, "--data", tmp_path / "data.npz", "--lr", "0.02", "--epochs", "4", "--json"
+    )
+    assert outcome.code == 0, outcome.err
+    result = json.loads(outcome.out)
+    assert result["eval_loss_after"] < result["eval_loss_before"]
+    assert result["privacy"]["sampling_rate"] == pytest.approx(32 / 240)
+    outcome = run("simulate", path, "--data", tmp_path / "data.npz", "--device", "pi-5")
+    assert (outcome.code, "private-training" in outcome.err) == (2, True)
+    outcome = run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *asked[:2], *asked[4:])
+    assert (outcome.code, "option-not-used" in outcome.err) == (2, True)
+    pytest.importorskip("dp_accounting")
+    assert result["privacy"]["epsilon"] == pytest.approx(
+        epsilon(0.8, 32 / 240, result["steps"], 0.1 / 240)
+    )
+    outcome = run("privacy", "--noise", "1.3", "--samples", "60000", "--batch-size", "150",
+                  "--epochs", "15", "--delta", "1e-5")  # fmt: skip
+    assert (outcome.code, outcome.out) == (0, "epsilon 0.7242 at delta 1e-05, 6000 steps\n")
