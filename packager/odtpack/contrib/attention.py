@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -17,7 +18,6 @@ from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
 _FILTER = -10000.0
-LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +96,11 @@ def _projections(ctx: Context) -> _Heads | None:
     return _Heads(q, k, v, hidden // count)
 
 
+def lowest(op: Ops, scores: ir.Value) -> float:
+    """A score that no softmax sees: the lowest number of its type."""
+    return float(ml_dtypes.finfo(op.type_of(scores).numpy()).min)
+
+
 def heads_first(op: Ops, value: ir.Value, count: int) -> ir.Value:
     """[B, S, N H] as [B, N, S, H]."""
     return op.transpose(op.reshape(value, 0, 0, count, -1), 0, 2, 1, 3)
@@ -111,7 +116,7 @@ def _attend(ctx: Context, heads: _Heads, mask: ir.Value | None, bias: ir.Value |
     if mask is not None:
         scores = op.Add(scores, _masked(ctx, mask, heads))
     if ctx.int("unidirectional", 0):
-        scores = op.Where(_causal(op, heads), scores, LOWEST)
+        scores = op.Where(_causal(op, heads), scores, lowest(op, scores))
     mixed = op.MatMul(op.Softmax(scores, axis=3), heads.v)
     return op.reshape(op.transpose(mixed, 0, 2, 1, 3), 0, 0, -1)
 
