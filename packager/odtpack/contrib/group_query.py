@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.contrib.attention import LOWEST, heads_first
+from odtpack.contrib.attention import heads_first, lowest
 from odtpack.contrib.embedding import buffer, turn
 from odtpack.contrib.table import (
     Outputs,
@@ -81,7 +81,7 @@ def group_query_attention(ctx: Context) -> Outputs | None:
     if bias is not None:
         scores = op.Add(scores, _by_rows(op, bias, shared, groups))
     seen = _seen(op, q, ctx.int("local_window_size", -1))
-    scores = op.Where(_repeated(op, seen, groups, 0), scores, LOWEST)
+    scores = op.Where(_repeated(op, seen, groups, 0), scores, lowest(op, scores))
     mixed = op.MatMul(op.Softmax(scores, axis=3), v)
     if groups > 1:
         mixed = op.reshape(mixed, 0, count, -1, size)
