@@ -68,6 +68,8 @@ def _arguments() -> argparse.Namespace:
     only.add_argument("--memory-only", action="store_true")
     only.add_argument("--latency-only", action="store_true")
     parser.add_argument("--no-limits", action="store_true", help="memory: only compare the peaks")
+    parser.add_argument("--own-arenas", action="store_true",
+                        help="memory: as kits have it that cannot share an arena")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="one batch size, one thread")
     parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="memory: only so many")
     parser.add_argument("--jobs", type=int, default=2, help="memory: trainings at once")
@@ -90,7 +92,7 @@ def _memory(
         say: Callable[[str], None] = status.update
         for row in memory.measure(
             cases, limits=limits, quick=arguments.quick, threads=arguments.threads,
-            jobs=arguments.jobs, say=say,
+            jobs=arguments.jobs, own_arenas=arguments.own_arenas, say=say,
         ):  # fmt: skip
             rows.append(row)
             table.add_row(*_memory_cells(row))

@@ -93,6 +93,7 @@ def measure(
     quick: bool = False,
     threads: Sequence[int] | None = None,
     jobs: int = 2,
+    own_arenas: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Row]:
     """Plan and measure cases, and hold them to limits; rows come in order.
@@ -103,16 +104,20 @@ def measure(
         quick: Only the first batch size and one thread of each.
         threads: Numbers of threads; the cases' own if None.
         jobs: Trainings at once.
+        own_arenas: Give each session an arena of its own, as Kotlin and JavaScript have to.
         say: Called with what begins.
     """
     tasks = []
-    for case in cases:
-        say(f"building {case.name}")
-        built = build(case)
-        batches, counts = (case.batches[:1], (1,)) if quick else (case.batches, case.threads)
-        tasks += [(built, n, size, limits) for n in threads or counts for size in batches]
-    with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda task: _row(*task), tasks)
+    with tempfile.TemporaryDirectory(prefix="odtpack-own-") as folder:
+        for case in cases:
+            say(f"building {case.name}")
+            built = build(case)
+            if own_arenas:
+                built = built.with_own_arenas(Path(folder) / case.name)
+            batches, counts = (case.batches[:1], (1,)) if quick else (case.batches, case.threads)
+            tasks += [(built, n, size, limits) for n in threads or counts for size in batches]
+        with ThreadPoolExecutor(jobs) as pool:
+            yield from pool.map(lambda task: _row(*task), tasks)
 
 
 def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -> Row:

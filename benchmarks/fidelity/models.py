@@ -113,6 +113,19 @@ class Built:
         names = (spec.name for spec in self.package.manifest.input_specs())
         return {name: str(self.folder / f"{name}.npy") for name in names}
 
+    def with_own_arenas(self, folder: Path) -> Built:
+        """The same for a kit that cannot let sessions share an arena, in another folder.
+
+        Its manifest says so, and whoever opens it follows: the plan, the app, the replay.
+        """
+        session = self.package.manifest.session
+        assert session is not None
+        own = dataclasses.replace(session, shared_allocator=False)
+        shutil.copytree(self.folder, folder)
+        changed = dataclasses.replace(self.package.manifest, session=own).to_json()
+        (folder / "package" / "manifest.json").write_text(changed)
+        return dataclasses.replace(self, folder=folder)
+
     def shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         """Shape of one batch of each user input."""
         return {

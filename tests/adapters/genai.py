@@ -234,6 +234,19 @@ def decoder(
     return found
 
 
+def to_float16(path: Path) -> None:
+    """Store and compute in float16, as the builder writes models for GPUs."""
+    proto = onnx.load(path)
+    for each in proto.graph.initializer:
+        if each.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(each).astype(np.float16)
+            each.CopyFrom(numpy_helper.from_array(array, each.name))
+    for info in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        if info.type.tensor_type.elem_type == TensorProto.FLOAT:
+            info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(proto, path)
+
+
 def feeds(ids: np.ndarray) -> dict[str, np.ndarray]:
     """Inputs for ONNX Runtime, with an empty cache."""
     empty = np.zeros((len(ids), SHAPE.shared, 0, SHAPE.size), np.float32)

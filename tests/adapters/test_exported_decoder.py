@@ -21,6 +21,7 @@ from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
 from tests.cli.conftest import Run, run
+from tests.packaging_tools import open_training
 
 __all__ = ["run"]
 
@@ -70,6 +71,27 @@ def test_dora_sees_the_stored_weights(tmp_path: Path) -> None:
     module = genai.decoder(tmp_path / "model.onnx", symmetric=False)
     spec = AdapterSpec("dora", ("*.self_attn.v_proj", "*.up_proj"), (), RANK, ALPHA)
     follow(module, tmp_path / "model.onnx", tmp_path / "package", spec, LOSS, llama.batch())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_decoder_in_float16_learns_from_the_same_loss(symmetric: bool, tmp_path: Path) -> None:
+    module = genai.decoder(tmp_path / "model.onnx", symmetric=symmetric)
+    genai.to_float16(tmp_path / "model.onnx")
+    ids, labels = llama.batch()
+    with torch.no_grad():
+        wanted = next_token(module(torch.from_numpy(ids)), torch.from_numpy(labels))
+    spec = AdapterSpec("lora", ("*.q_proj", "*.down_proj"))
+    build_package(tmp_path / "model.onnx", tmp_path / "package", loss="next_token", adapter=spec)
+    _, trainer, optimizer = open_training(tmp_path / "package")
+    optimizer.set_learning_rate(0.01)
+    losses = []
+    for _ in range(4):
+        losses.append(float(trainer(ids, labels)))
+        optimizer.step()
+        trainer.lazy_reset_grad()
+    assert losses[0] == pytest.approx(wanted.item(), rel=1e-3)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.97 * losses[0]
 
 
 def test_codes_stay_codes(run: Run, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from odtpack import contrib
+from odtpack.autodiff.backward import REASON
 from odtpack.graph.inference import infer_shapes
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
@@ -159,6 +160,48 @@ def test_what_is_not_covered_stays_as_it_is(node: str) -> None:
     after = contrib.decompose(model)
     assert [str(each) for each in after.graph] == before
     assert "com.microsoft" in after.graph.opset_imports
+
+
+def _stored_matrix(**changes: object) -> onnx.ModelProto:
+    """A product with a matrix [7, 32] of 4 bits in blocks of 16, and zero points."""
+    kept = stored(7, 32, 16, 4, "whole")
+    attributes: dict[str, object] = {"K": 32, "N": 7, "bits": 4, "block_size": 16}
+    arrays = {"w": kept["codes"], "s": kept["scales"], "z": kept["zeros"]}
+    attributes |= {name: value for name, value in changes.items() if name not in arrays}
+    arrays |= {name: value for name, value in changes.items() if name in arrays}
+    proto = parse("g (float[2, 32] a) => (float[n, m] y) { y = Identity(a) }", opset=21)
+    node = onnx.helper.make_node("MatMulNBits", ["a", *arrays], ["y"], **attributes)
+    node.domain = "com.microsoft"
+    proto.graph.node[0].CopyFrom(node)
+    for name, array in arrays.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return proto
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"K": 48},
+        {"N": 0},
+        {"block_size": 0},
+        {"block_size": -16},
+        {"bits": 2},
+        {"w": np.zeros((7, 31), np.uint8)},
+        {"w": np.zeros((7, 16), np.float32)},
+        {"s": np.ones(3, np.float32)},
+        {"z": np.zeros(5, np.uint8)},
+        {"z": np.zeros((7, 3), np.float32)},
+        {"weight_prepacked": 1},
+    ],
+    ids=str,
+)
+def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
+    changes: dict[str, object],
+) -> None:
+    assert {node.domain for node in load_model(_stored_matrix()).graph} == {""}
+    (node,) = load_model(_stored_matrix(**changes)).graph
+    assert node.op_type == "MatMulNBits"
+    assert node.metadata_props[REASON].startswith("its ")
 
 
 OPTIMIZED = """

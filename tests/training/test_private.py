@@ -26,6 +26,7 @@ from odtpack_runtime.training.private import (
     private_gradient,
     secure_normal,
 )
+from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
 from tests import zoo
 from tests.cli.conftest import Run, run
 from tests.packaging_tools import open_training
@@ -250,6 +251,20 @@ def test_adamw_steps_along_the_private_gradient(tmp_path: Path) -> None:
     plain_optimizer.step()
     for name, value in values(other).items():
         np.testing.assert_allclose(value, values(state)[name], atol=2e-4)
+
+
+def test_clients_of_a_fleet_train_privately(tmp_path: Path) -> None:
+    """With noise that a simulation can repeat."""
+    trainer = LocalTrainer(Package.open(package(tmp_path, noise=1.0)))
+    start = trainer.initial()
+    data = dict(zip(("input", "labels"), batch(12), strict=True))
+    ends = []
+    for seed in (1, 1, 2):
+        settings = LocalSettings(4, 1, 0.1, seed=seed)
+        update = trainer.train(start, data, np.arange(12), settings, round_number=1, client=2)
+        ends.append(b"".join(array.tobytes() for array in update.arrays.values()))
+        assert update.steps == 3
+    assert ends[0] == ends[1] != ends[2]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def _copy(
             None if each is None else _copy(op, each, chains, one, made) for each in node.inputs
         ]
         if node.op_type == "DequantizeLinear" and inputs[1] is not None:
-            inputs[1] = op.Mul(inputs[1], one)
+            inputs[1] = op.Mul(inputs[1], op.cast(one, op.type_of(inputs[1])))
         attributes = {key: each.value for key, each in node.attributes.items()}
         outputs = op.emit(node.op_type, inputs, **attributes)
         for old, new in zip(node.outputs, outputs, strict=True):

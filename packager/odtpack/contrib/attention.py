@@ -17,7 +17,6 @@ from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
 _FILTER = -10000.0
-LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +95,11 @@ def _projections(ctx: Context) -> _Heads | None:
     return _Heads(q, k, v, hidden // count)
 
 
+def lowest(op: Ops, scores: ir.Value) -> float:
+    """A score that no softmax sees, as low as its type has one."""
+    return -65504.0 if op.type_of(scores) == ir.DataType.FLOAT16 else -3e38
+
+
 def heads_first(op: Ops, value: ir.Value, count: int) -> ir.Value:
     """[B, S, N H] as [B, N, S, H]."""
     return op.transpose(op.reshape(value, 0, 0, count, -1), 0, 2, 1, 3)
@@ -111,7 +115,7 @@ def _attend(ctx: Context, heads: _Heads, mask: ir.Value | None, bias: ir.Value |
     if mask is not None:
         scores = op.Add(scores, _masked(ctx, mask, heads))
     if ctx.int("unidirectional", 0):
-        scores = op.Where(_causal(op, heads), scores, LOWEST)
+        scores = op.Where(_causal(op, heads), scores, lowest(op, scores))
     mixed = op.MatMul(op.Softmax(scores, axis=3), heads.v)
     return op.reshape(op.transpose(mixed, 0, 2, 1, 3), 0, 0, -1)
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.contrib.attention import LOWEST, heads_first
+from odtpack.contrib.attention import heads_first, lowest
 from odtpack.contrib.embedding import buffer, turn
 from odtpack.contrib.table import (
     Outputs,
@@ -47,10 +47,20 @@ def group_query_attention(ctx: Context) -> Outputs | None:
     op, count, shared = ctx.op, ctx.int("num_heads", 0), ctx.int("kv_num_heads", 0)
     why = _why_not(ctx)
     width = known_size(ctx.x(), 2)
-    if why is not None or width is None or count < 1 or shared < 1:
+    if why is not None or width is None:
         return not_covered(ctx, why or "the width of its queries is not known")
     packed = ctx.maybe_x(1) is None
-    size = width // (count + 2 * shared if packed else count)
+    parts = count + 2 * shared if packed else count
+    if (
+        min(count, shared) < 1
+        or count % shared
+        or width % parts
+        or packed != (ctx.maybe_x(2) is None)
+    ):
+        return not_covered(ctx, f"{width} numbers do not fit {count} and {shared} heads")
+    size = width // parts
+    if ctx.int("do_rotary", 0) and 2 * (known_size(ctx.maybe_x(7), 1) or 0) > size:
+        return not_covered(ctx, f"it turns more than the {size} numbers of a head")
     if packed:
         q, k, v = op.split(ctx.x(), 2, [count * size, shared * size, shared * size])
     else:
@@ -71,7 +81,7 @@ def group_query_attention(ctx: Context) -> Outputs | None:
     if bias is not None:
         scores = op.Add(scores, _by_rows(op, bias, shared, groups))
     seen = _seen(op, q, ctx.int("local_window_size", -1))
-    scores = op.Where(_repeated(op, seen, groups, 0), scores, LOWEST)
+    scores = op.Where(_repeated(op, seen, groups, 0), scores, lowest(op, scores))
     mixed = op.MatMul(op.Softmax(scores, axis=3), v)
     if groups > 1:
         mixed = op.reshape(mixed, 0, count, -1, size)

@@ -73,7 +73,8 @@ def matmul_nbits(ctx: Context) -> Outputs | None:
     if codes is None or scales is None or (zeros is None and ctx.maybe_x(3) is not None):
         return not_covered(ctx, "its weight is not stored in the model")
     blocks, width = math.ceil(columns / max(block, 1)), block * bits // 8
-    if not codes.size or codes.size != rows * blocks * width or scales.size != rows * blocks:
+    fits = codes.dtype == np.uint8 and codes.size == rows * blocks * width > 0
+    if not (fits and scales.size == rows * blocks and _fits(zeros, rows, blocks, bits)):
         return not_covered(ctx, f"its codes are not those of a weight [{rows}, {columns}]")
     codes = codes.reshape(rows, -1)
     if columns * bits % 8 == 0:
@@ -113,15 +114,19 @@ def gather_block_quantized(ctx: Context) -> Outputs | None:
         return not_covered(ctx, "it does not look up rows that are cut into blocks")
     signed = data.dtype == ir.DataType.INT4
     packed = _pack(codes.astype(np.int8).view(np.uint8) & 15) if halves else codes
+    if not len(scales) or packed.size % len(scales):
+        return not_covered(ctx, "it has not as many rows of codes as of scales")
     packed = (packed ^ np.uint8(0x88 if signed else 0)).reshape(len(scales), -1)
-    columns = packed.shape[1] * 8 // bits
-    if scales.shape[1] * block != columns:
+    columns, blocks = packed.shape[1] * 8 // bits, scales.shape[1]
+    whole = blocks * block == columns > 0 and packed.size * 8 == len(scales) * columns * bits
+    points_fit = zeros is None or zeros.shape == scales.shape or not halves
+    if not (whole and points_fit and (halves or _fits(zeros, len(scales), blocks, bits))):
         return not_covered(ctx, f"its rows of {columns} are not whole blocks of {block}")
     points: np.ndarray | int = 0 if data.dtype == ir.DataType.UINT4 else 1 << bits - 1
     if zeros is not None and halves:
         points = (zeros.astype(np.int8).view(np.uint8) & 15) ^ np.uint8(8 if signed else 0)
     elif zeros is not None:
-        points = _unpack(zeros, bits)[:, : scales.shape[1]]
+        points = _unpack(zeros.reshape(len(scales), -1), bits)[:, :blocks]
     matrix = _Matrix(str(data.name), packed, scales, points, bits, columns, block)
     return _rows(ctx.op, matrix, ctx.x(1), places or 0)
 
@@ -190,7 +195,21 @@ def _stored(value: ir.Value | None) -> np.ndarray | None:
     if node is None:
         return array
     shape = node.inputs[1].const_value if node.inputs[1] is not None else None
-    return None if shape is None else array.reshape(shape.numpy())
+    sizes = [] if shape is None else [int(size) for size in shape.numpy().reshape(-1)]
+    known = math.prod(size for size in sizes if size > 0)
+    if shape is None or min(sizes, default=0) < -1 or 0 in sizes or sizes.count(-1) > 1:
+        return None
+    if array.size % known or (-1 not in sizes and array.size != known):
+        return None
+    return array.reshape(sizes)
+
+
+def _fits(zeros: np.ndarray | None, rows: int, blocks: int, bits: int) -> bool:
+    """Whether there are as many zero points as blocks."""
+    if zeros is None:
+        return True
+    whole = zeros.dtype == np.uint8
+    return bool(zeros.size == rows * (math.ceil(blocks * bits / 8) if whole else blocks))
 
 
 def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:

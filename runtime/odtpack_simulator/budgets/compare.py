@@ -261,6 +261,12 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("sessions a day", base.policy.sessions_per_day, head.policy.sessions_per_day),
         ("steps between saves", base.policy.save_every, head.policy.save_every),
         ("pieces of data", base.policy.pieces, head.policy.pieces),
+        ("kit", base.policy.kit or "the usual", head.policy.kit or "the usual"),
+        (
+            "arenas of the sessions",
+            base.memory.sharing or "not said",
+            head.memory.sharing or "not said",
+        ),
     ]
     notes += [
         f"{name}: {_value(before)} before, {_value(now)} now"

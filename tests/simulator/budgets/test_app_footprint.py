@@ -6,6 +6,7 @@ import pytest
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.budgets.compare import compare
 from odtpack_simulator.device.app_footprint import (
     APP_FOOTPRINTS,
     RUNTIME_LIBRARY_BYTES,
@@ -147,3 +148,12 @@ def test_every_report_shows_app_library_training_and_limit() -> None:
     text = render_report(result, "markdown").decode()
     assert drawn.drawn().replace("|", r"\|") in text
     assert '"app_bytes": 150000000' in render_report(result, "json").decode()
+
+
+def test_a_comparison_says_that_the_kit_is_another() -> None:
+    base = make_result([PIXEL], app=True)
+    own = base.memory.model_copy(update={"sharing": "own"})
+    policy = base.policy.model_copy(update={"kit": "kotlin"})
+    notes = compare(base, base.model_copy(update={"memory": own, "policy": policy})).notes
+    assert "arenas of the sessions: not said before, own now" in notes
+    assert "kit: the usual before, kotlin now" in notes

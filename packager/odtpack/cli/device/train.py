@@ -10,7 +10,6 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli._options import DATA, EPOCHS, PACKAGE
-from odtpack.errors import OdtpackError
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -202,6 +201,7 @@ def _promise(
     """
     if optimizer.privacy is None:
         return None
+    from odtpack.errors import OdtpackError
     from odtpack.privacy import epsilon
 
     rate, allowed = min(1.0, size / samples), delta or 0.1 / samples
