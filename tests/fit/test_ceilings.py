@@ -6,6 +6,7 @@ import pytest
 
 from odtpack.fit.ceilings import Ceiling, memory_ceiling, size_ceiling
 from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import load_profile
 from tests.simulator.factory import make_result
 
@@ -62,8 +63,10 @@ def test_a_limit_of_nothing_is_exceeded_by_anything() -> None:
 
 
 def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
-    """At a share other than half, and where no other limit is lower."""
+    """At a share other than half, and where no other limit is lower; the app is in it, too."""
     profile = load_profile("google/pixel-8a")
-    ceiling = memory_ceiling([profile], parse_budgets(b'[budgets]\nmemory_headroom = "20 %"'))
+    budgets = parse_budgets(b'[budgets]\nmemory_headroom = "20 %"\napp_footprint = "50 MB"')
+    ceiling = memory_ceiling([profile], budgets)
     assert ceiling is not None
-    assert ceiling.limit == pytest.approx(0.8 * (profile.memory_limit_bytes() or 0))
+    left = 0.8 * (profile.memory_limit_bytes() or 0) - 50e6 - RUNTIME_LIBRARY_BYTES
+    assert ceiling.limit == pytest.approx(left)

@@ -18,12 +18,16 @@ from benchmarks.memory_prediction import make_job
 from odtpack import losses
 from odtpack.artifacts import OptimType
 from odtpack.memory import compile as memory_compile
+from odtpack.memory.compile import input_shapes
 from odtpack.memory.spec import MemorySpec
+from odtpack.memory.timeline import Step, reads
 from odtpack.model.loading import load_model
 from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.allocation import allocate
+from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, load_runtime_graph
 from odtpack_simulator.replay.replay import run_training_child
 from tests import zoo
 from tests.memory.test_control_edge import LEVELS
@@ -221,6 +225,60 @@ def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
     assert compiled.memory is not None
     assert abs(peak / compiled.memory.after - 1) < 0.03
     assert dataclasses.asdict(compiled.memory)["before"] > peak
+
+
+def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path: Path) -> None:
+    graphs = build(MODELS["transformer"](), MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
+    graph = written(graphs, tmp_path)
+    forward = Step(graph).forward
+    shared = 0
+    for buffer in allocate(graph).buffers:
+        for name, index in buffer.tensors.items():
+            node, size = graph.nodes[index], (graph.values[name].dims or (1,))[0]
+            if index not in forward and name != buffer.name and not isinstance(size, int):
+                assert node.op_type in ALIASES | IN_PLACE, (name, buffer)
+                shared += node.op_type in IN_PLACE
+    assert shared  # what an operator may overwrite, it does
+
+
+def test_forms_of_weights_wait_until_they_are_read(tmp_path: Path) -> None:
+    model = MODELS["mobilenet"]()
+    kept = build(model, MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
+    graphs = build(model, least(0.5, kept))
+    graph = written(graphs, tmp_path)
+    known = {p.name for p in graphs.parameters} | set(graph.initializers) | {""}
+    waiting: set[str] = set()
+    forms = 0
+    for node in graph.nodes:
+        if not node.subgraphs and all(name in known for name in reads(node)):
+            known.update(node.outputs)
+            waiting.update(node.outputs)
+            forms += 1
+        else:
+            assert not waiting - consumed_by(node, graph), node.name
+            waiting.clear()
+    assert forms > 10
+
+
+def consumed_by(node: Node, graph: RuntimeGraph) -> set[str]:
+    """What a node reads, and what that is computed from."""
+    producer = {name: each for each in graph.nodes for name in each.outputs}
+    found: set[str] = set()
+    stack = [*reads(node)]
+    while stack:
+        name = stack.pop()
+        if name not in found:
+            found.add(name)
+            stack += reads(producer[name]) if name in producer else ()
+    return found
+
+
+def written(graphs: Graphs, folder: Path) -> RuntimeGraph:
+    """The training model as ONNX Runtime executes it."""
+    ir.save(graphs.training, folder / "training.onnx")
+    return load_runtime_graph(
+        folder / "training.onnx", input_shapes(graphs.training.graph, MemorySpec(batch=BATCH))
+    )
 
 
 def test_casts_are_computed_again() -> None:

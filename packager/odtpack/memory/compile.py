@@ -21,7 +21,7 @@ from odtpack.graph.ops import Ops
 from odtpack.memory import clone_writer, own_buffers
 from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors, nameable
-from odtpack.memory.order import gradients_at_once
+from odtpack.memory.order import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import Schedule
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
@@ -70,7 +70,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
     Schedule(trial.graph, before.timeline(), {}).arrange()
-    step = Step(gradients_at_once(_load(trial, shapes)))
+    step = Step(weights_late(gradients_at_once(_load(trial, shapes)), parameters))
     choice = choose(
         step,
         limit=spec.limit,

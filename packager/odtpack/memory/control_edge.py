@@ -12,11 +12,15 @@ not merged by its elimination of common subexpressions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
+
+_OWN = "again "
 
 
 def zeros_of(op: Ops, late: ir.Value, rank: int) -> ir.Value:
@@ -42,11 +46,20 @@ class SizeNames:
         self._last += 1
         return SizeNames(self._graph, self._last)
 
+    @staticmethod
+    def is_own(size: object) -> bool:
+        """Whether a size has such a name."""
+        return isinstance(size, str) and size.startswith(_OWN)
+
     def shape(self, value: ir.Value) -> ir.Shape:
         """The shape of a value whose first axis has a name of its own."""
-        dims = list(dims_of(value) or ())
+        return self.named(dims_of(value) or ())
+
+    def named(self, shape: Sequence[int | str | None]) -> ir.Shape:
+        """A shape whose first axis has a name of its own."""
+        dims = list(shape)
         if dims and dims[0] != 1:
-            dims[0] = f"{dims[0] or '?'} again {self._number}"
+            dims[0] = f"{_OWN}{self._number} {dims[0] or '?'}"
         return ir.Shape(dims)
 
 

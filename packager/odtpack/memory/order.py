@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Collection
 
 from odtpack.memory.timeline import reads
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
@@ -44,6 +45,44 @@ def gradients_at_once(graph: RuntimeGraph) -> RuntimeGraph:
     for index, own in enumerate(owner):
         if own is None:
             ran(index)
+    return dataclasses.replace(graph, nodes=tuple(nodes[index] for index in order))
+
+
+def weights_late(graph: RuntimeGraph, parameters: Collection[str]) -> RuntimeGraph:
+    """The graph with the nodes that only need parameters right before what reads them.
+
+    ONNX Runtime computes them as soon as it can: the weights of all layers in the form that a
+    product takes, long before the last layers run.
+
+    Args:
+        graph: The graph in the order of execution.
+        parameters: Names of those of its inputs that are parameters.
+    """
+    known = {*parameters, *graph.initializers, ""}
+    nodes = graph.nodes
+    early: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if not node.subgraphs and all(name in known for name in reads(node)):
+            known.update(node.outputs)
+            early.update(dict.fromkeys(node.outputs, index))
+    order: list[int] = []
+    placed: set[int] = set()
+
+    def place(index: int) -> None:
+        if index in placed:
+            return
+        placed.add(index)
+        for name in reads(nodes[index]):
+            if name in early:
+                place(early[name])
+        order.append(index)
+
+    waiting = set(early.values())
+    for index in range(len(nodes)):
+        if index not in waiting:
+            place(index)
+    for index in sorted(waiting):
+        place(index)  # what nothing else reads
     return dataclasses.replace(graph, nodes=tuple(nodes[index] for index in order))
 
 

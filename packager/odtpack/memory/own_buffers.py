@@ -5,7 +5,9 @@ the same size, by number or by the name of a size, and the buffer stays allocate
 gradient has the size of its value: it would get the buffer of some activation that was freed long
 ago, or of the one that is computed again. Names are compared as names, so the backward pass reads
 values under another name of the same size: through a view (:mod:`.control_edge`) whose first axis
-has a name of its own. What it computes from that has a size that is known when the model runs.
+has a name of its own. What it computes has names of its own, too: else the gradients of one layer
+would hold their memory for those of the next. Only what an operator may write over its input, as
+activations may, keeps the name of that input.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from odtpack.graph.ops import Ops
 from odtpack.memory.control_edge import SizeNames, zeros_of
 from odtpack.memory.forward import ancestors
 from odtpack.memory.timeline import Step
+from odtpack_simulator.memory.kernel_memory import IN_PLACE
 
 _LARGE = 1 << 14
 """Bytes from which on a buffer is worth a view."""
@@ -48,7 +51,7 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
             continue
         if any(value in renamed for value in reads(node)):
             renamed.update(node.outputs)
-            _forget_first_axis(node)
+            _own_sizes(node, step, names)
             continue
         large = any(_nbytes(step, value) >= _LARGE for value in node.outputs)
         source = next(_sources(node, step), None) if large else None
@@ -65,16 +68,23 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
             if value is source:
                 node.replace_input_with(index, views[source])
         renamed.update(node.outputs)
-        _forget_first_axis(node)
+        _own_sizes(node, step, names)
     return len(views)
 
 
-def _forget_first_axis(node: ir.Node) -> None:
-    """Leave the first axis of what a node computes to ONNX Runtime's own inference."""
+def _own_sizes(node: ir.Node, step: Step, names: SizeNames) -> None:
+    """Give what a node computes sizes that nothing else has but what it may overwrite."""
+    source = dims_of(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    overwrites = not node.domain and node.op_type in IN_PLACE  # its result has its input's shape
     for value in node.outputs:
-        dims = dims_of(value)
-        if dims and dims[0] != 1 and not value.is_graph_output():
-            value.shape = ir.Shape([None, *dims[1:]])
+        known = step.graph.values.get(value.name or "")
+        dims = dims_of(value) or (known.dims if known is not None else None)
+        if not dims or isinstance(dims[0], int) or value.is_graph_output():
+            continue
+        if overwrites and source and SizeNames.is_own(source[0]):
+            value.shape = ir.Shape([source[0], *dims[1:]])
+        else:
+            value.shape = names.another().named(dims)
 
 
 def _sources(node: ir.Node, step: Step) -> Iterator[ir.Value]:

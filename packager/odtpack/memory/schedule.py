@@ -44,15 +44,23 @@ class Schedule:
         self._graph.extend(nodes[index] for index in order)
 
     def _keys(self, nodes: Sequence[ir.Node], needs: Sequence[set[int]]) -> list[float]:
-        """When each node runs: what the runtime makes a part of another runs with that."""
+        """When each node runs.
+
+        What the runtime makes a part of another comes right after what it needs, and what needs
+        nothing with what reads it.
+        """
         keys = [
             min(
                 (self._places[v.name] for v in node.outputs if v.name in self._places), default=-1.0
             )
             for node in nodes
         ]
+        sorted_nodes = _from_the_end(needs, [0.0] * len(nodes))
+        for index in sorted_nodes:
+            if keys[index] < 0:
+                keys[index] = max((keys[source] for source in needs[index]), default=-1.0)
         unknown = [key < 0 for key in keys]
-        for index in reversed(_from_the_end(needs, [0.0] * len(nodes))):
+        for index in reversed(sorted_nodes):
             for source in needs[index]:
                 if unknown[source] and (keys[source] < 0 or keys[index] < keys[source]):
                     keys[source] = keys[index]

@@ -24,7 +24,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input, workspaces
+from odtpack_simulator.memory.kernel_memory import (
+    ALIASES,
+    FROM_HEAP,
+    in_place_input,
+    workspaces,
+)
 from odtpack_simulator.memory.process_memory import MAPPED_FROM
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
@@ -73,13 +78,15 @@ class NodeUse:
     """Memory while one node runs: all buffers that exist, and the node's working memory.
 
     ``small`` is the part of ``live`` that lies in the heap: buffers below :data:`LARGE`.
-    ``scratch`` are the buffers of the working memory, in bytes that the kernel asks for.
+    ``scratch`` are the buffers of the working memory, in bytes that the kernel asks for, and
+    ``outside`` is the part of it that comes from the heap even where there is an arena.
     """
 
     live: int
     working: int
     small: int = 0
     scratch: tuple[int, ...] = ()
+    outside: int = 0
 
     @property
     def total(self) -> int:
@@ -279,15 +286,18 @@ class _Planner:
         lives, smalls = itertools.accumulate(change), itertools.accumulate(small_change)
         uses = []
         for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False):
-            scratch = self._scratch(node)
-            # What a subgraph takes counts what its allocations add already.
-            working = scratch if node.subgraphs else map(allocated_size, scratch)
-            uses.append(NodeUse(live, sum(working), small, scratch))
+            if node.subgraphs:  # which count what their allocations add already
+                working, outside = self._subgraphs(node)
+                scratch: tuple[int, ...] = (working - outside,)
+            else:
+                scratch = self._scratch(node)
+                working, outside = sum(map(allocated_size, scratch)), 0
+                if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
+                    scratch, outside = (), working
+            uses.append(NodeUse(live, working, small, scratch, outside))
         return uses
 
     def _scratch(self, node: Node) -> tuple[int, ...]:
-        if node.subgraphs:
-            return (self._subgraphs(node),)
         inputs = [self._values[name] for name in node.inputs if name]
         outputs = [self._values[name] for name in node.outputs if name]
         return workspaces(
@@ -299,19 +309,22 @@ class _Planner:
             domain=node.domain,
         )
 
-    def _subgraphs(self, node: Node) -> int:
+    def _subgraphs(self, node: Node) -> tuple[int, int]:
         """Memory inside the subgraphs of a node: one branch, or one iteration and its results.
 
         A branch of ``If`` writes straight into the node's outputs. A loop keeps
         what an iteration returns while it computes the next; ``Loop`` also keeps
         the slices of its scan outputs until it joins them.
+
+        Returns:
+            Bytes in all, and those of them that no arena gives.
         """
         subgraphs = node.subgraphs
         taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
         if taken is not None:
             branch = "then_branch" if taken else "else_branch"
             subgraphs = {branch: subgraphs[branch]}
-        peak = 0
+        peak = outside = 0
         for graph in subgraphs.values():
             inner = _Planner(graph, self._threads, self._values, self._conditions).run()
             self._unknown += inner.unknown
@@ -324,4 +337,5 @@ class _Planner:
                     allocated_size(self._values[name].nbytes or 0) for name in node.outputs if name
                 )
             peak = max(peak, own)
-        return peak
+            outside = max(outside, *(use.outside for use in inner.uses), 0)
+        return peak, outside

@@ -47,8 +47,13 @@ class Arenas:
         """Bytes of the system's memory that they hold, whatever of it is in use."""
         return sum(arena.resident for arena in (self._one, *self._own.values()))
 
-    def run(self, session: str, plan: Allocation) -> None:
-        """Run a session once: buffers come and go, a kernel's working memory with its node."""
+    def run(self, session: str, plan: Allocation) -> int:
+        """Run a session once: buffers come and go, a kernel's working memory with its node.
+
+        Returns:
+            Bytes that kernels take from the heap at the worst, beyond what the arenas come to hold.
+        """
+        most = 0
         arena = self._of(session)
         held: dict[str, Chunk | None] = {}
         begun: dict[int, list[str]] = {}
@@ -63,8 +68,11 @@ class Arenas:
                 held[name] = arena.allocate(sizes[name])
             for scratch in [arena.allocate(nbytes) for nbytes in use.scratch]:
                 arena.release(scratch)
+            if use.outside:
+                most = max(most, self.resident + use.outside)
             for name in ended.get(index, ()):
                 arena.release(held.pop(name))
+        return max(0, most - self.resident)
 
     def _of(self, session: str) -> Arena:
         if self.sharing == "shared":

@@ -33,6 +33,9 @@ Sizes must agree. Elementwise operators with two inputs are not among them, and
 of those with one only what ONNX Runtime counts as activations.
 """
 
+FROM_HEAP: Final = frozenset({"ScatterElements"})
+"""Operators that keep their working memory in a vector of C++: no arena gives it, nor keeps it."""
+
 _SUM_INPUT: Final = 3
 """The input of a fused convolution that is added to its result, and may become it."""
 

@@ -184,15 +184,17 @@ class _Life:
         labels: Labels | None = None,
     ) -> None:
         """Run a session once, with ``items`` around it."""
-        self._arenas.run(session.name, plan)
-        self.add(name, items, _alive_at_peak(session.graph, plan, self._heap, labels))
+        outside = self._arenas.run(session.name, plan)
+        self.add(name, items, _alive_at_peak(session.graph, plan, self._heap, labels), outside)
 
-    def add(self, name: str, items: Sequence[Item], buffers: Sequence[Item] = ()) -> None:
+    def add(
+        self, name: str, items: Sequence[Item], buffers: Sequence[Item] = (), outside: int = 0
+    ) -> None:
         """Add a phase, or replace what it was like the first time."""
         kept: list[Item] = []
         if self._heap is None:
-            used = sum(item.nbytes for item in buffers)
-            kept.append(Item("kept by the arena", self._arenas.resident - used, "activations"))
+            held = self._arenas.resident + outside - sum(item.nbytes for item in buffers)
+            kept.append(Item("kept by the arena", held, "activations"))
         self.phases[name] = (*items, *buffers, *kept)
 
 
