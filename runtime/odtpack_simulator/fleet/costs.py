@@ -9,11 +9,14 @@ from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.fleet.dataset import FleetData
 from odtpack_simulator.fleet.devices import FleetDevice, carried_device
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.latency.latency import carry, measure_host
+from odtpack_simulator.memory.arena_use import sharing_of
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.prepare import choose_rate, make_job, write_data
@@ -62,7 +65,12 @@ def measure_devices(
     )
     shapes = {name: (plan.largest_batch, *a.shape[1:]) for name, a in data.arrays.items()}
     on_stage("predict the memory")
-    peak = int(plan_memory(package, shapes).peak.nbytes * (1 + MARGIN))
+    session = package.manifest.session
+    sharing = {profile.os: sharing_of(session, kit_of(profile.os)) for profile in profiles}
+    peaks = {
+        each: int(plan_memory(package, shapes, sharing=each).peak.nbytes * (1 + MARGIN))
+        for each in dict.fromkeys(sharing.values())
+    }
     on_stage("time the operators")
     with tempfile.TemporaryDirectory(prefix="odtpack-fleet-") as folder:
         files = write_data(data.arrays, Path(folder))
@@ -73,7 +81,8 @@ def measure_devices(
         carried_device(
             profile,
             carry(timing, profile),
-            peak,
+            peaks[sharing[profile.os]],
+            default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
             share=device.share,
             state=fleet.population.state,
             times=fleet.population.times,
@@ -113,6 +122,7 @@ def devices_of_result(
                 profile,
                 known.latency,
                 known.memory.peak_bytes,
+                known.memory.others_bytes,
                 share=wanted.share,
                 state=fleet.population.state,
                 times=fleet.population.times,

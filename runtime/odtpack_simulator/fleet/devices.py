@@ -11,6 +11,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
 from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session
 from odtpack_simulator.device.profile import AppState, DeviceProfile
+from odtpack_simulator.measure.waiting import BUSY
 from odtpack_simulator.result.base import Bytes, NonNegative, Text
 from odtpack_simulator.result.latency import DeviceLatency
 from odtpack_simulator.values.part import Part
@@ -28,7 +29,8 @@ class FleetDevice(Part):
         share: Its share of the population.
         validated: Whether the profile's times were compared with the device.
         peak_bytes: Peak of the training there; null for an ideal device.
-        limit_bytes: What the app may hold; null if unknown: then nothing is too much.
+        limit_bytes: What the device leaves a training, beside the app and ONNX Runtime's library;
+            null if unknown: then nothing is too much.
         creation: Creating the sessions.
         load: Reading a checkpoint.
         first_step: The first step of a session.
@@ -94,6 +96,10 @@ def _session(device: FleetDevice, steps: int) -> Session:
     return play_session(pace, steps, None)
 
 
+_WAIT: Final = (
+    "run it again when the machine has less to do, or with --times and a result of odtpack simulate"
+)
+
 IDEAL: Final = FleetDevice(name="ideal", title="Ideal device")
 """Takes no time and has memory for everything."""
 
@@ -102,6 +108,7 @@ def carried_device(
     profile: DeviceProfile,
     latency: DeviceLatency,
     peak_bytes: int,
+    others_bytes: int,
     *,
     share: float,
     state: AppState,
@@ -113,6 +120,7 @@ def carried_device(
         profile: The device.
         latency: Times carried to it.
         peak_bytes: Peak of the training.
+        others_bytes: What the app's process holds besides the training.
         share: Its share of the population.
         state: Where the app trains.
         times: Which end of the intervals to take.
@@ -127,8 +135,9 @@ def carried_device(
             "fleet-device",
             f"{profile.name} cannot be part of a fleet: {paces}.",
             where=profile.name,
+            hint=_WAIT if BUSY in paces else None,
         )
-    which = _SCENARIOS.index(times)
+    which, granted = _SCENARIOS.index(times), profile.memory_limit_bytes(state)
     pace = paces[which]
     watts, battery = watts_above_idle(profile), profile.battery_joules()
     return FleetDevice(
@@ -137,7 +146,7 @@ def carried_device(
         share=share,
         validated=profile.validated,
         peak_bytes=peak_bytes,
-        limit_bytes=profile.memory_limit_bytes(state),
+        limit_bytes=None if granted is None else max(0, granted - others_bytes),
         creation=pace.creation,
         load=pace.load,
         first_step=pace.first_step,

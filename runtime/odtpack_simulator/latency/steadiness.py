@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from odtpack_simulator.measure.waiting import ENOUGH_STEPS, QUIET_SHARE
+from odtpack_simulator.measure.waiting import BUSY, ENOUGH_STEPS, QUIET_SHARE
 
 MOST_WAITING: Final = 0.5
 """Share of waiting above which even processor times say nothing: caches were lost too often."""
@@ -101,7 +101,7 @@ def steadiness(
     few = len(freed) < min(LEAST_STEPS, len(steps_ms))
     disturbed = not enough and (waited > MOST_WAITING or few or threads > 1)
     if disturbed or drift > MOST_DRIFT or stolen > MOST_WAITING:
-        busy = f"this machine was busy: {seen}{told}"
+        busy = f"{BUSY}: {seen}{told}"
     elif threads > 1 and gain < 1 + LEAST_GAIN * (threads - 1):
         busy = (
             f"{threads} threads computed only {gain:.2g} times as fast as one: the virtual "
@@ -119,5 +119,5 @@ def steadiness(
         low=1 / (spoilt * spread * shared),
         high=spread,
         busy=busy,
-        note=f"this machine was busy, which widens the interval: {seen}{told}" if seen else "",
+        note=f"{BUSY}, which widens the interval: {seen}{told}" if seen else "",
     )

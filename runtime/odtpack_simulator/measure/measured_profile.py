@@ -21,9 +21,8 @@ from odtpack_simulator.measure.figures import (
 )
 from odtpack_simulator.measure.host_info import OS_NAMES, Machine
 from odtpack_simulator.measure.storage import StorageTiming
+from odtpack_simulator.measure.waiting import BUSY
 
-BUSY: Final = "this machine was busy"
-"""What a source says of rates that other programs disturbed."""
 _MOST_WAITED: Final = 0.05
 _RESERVE: Final = 512 * 2**20
 _SHORT: Final = "a measurement of two minutes does not show throttling"

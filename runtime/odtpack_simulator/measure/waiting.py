@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+BUSY: Final = "this machine was busy"
+"""Says why a time is not judged, or is uncertain."""
 QUIET_SHARE: Final = 0.02
 """Share of its time that a step may wait and still count as undisturbed."""
 ENOUGH_STEPS: Final = 8

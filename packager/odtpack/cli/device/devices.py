@@ -211,7 +211,7 @@ def measure_devices(
     from odtpack_simulator.device.profile_check import check_profile
     from odtpack_simulator.device.profile_toml import profile_toml
     from odtpack_simulator.measure.device import measure_device
-    from odtpack_simulator.measure.measured_profile import BUSY
+    from odtpack_simulator.measure.waiting import BUSY
 
     if out.suffix != ".toml":
         raise OdtpackError(

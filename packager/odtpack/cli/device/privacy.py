@@ -35,6 +35,6 @@ def privacy(
 
     rate = min(1.0, batch_size / samples)
     steps = epochs * math.ceil(samples / batch_size)
-    chosen = delta or 0.1 / samples
+    chosen = 0.1 / samples if delta is None else delta
     found = epsilon(noise, rate, steps, chosen)
     sys.stdout.write(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps\n")

@@ -204,7 +204,7 @@ def _promise(
     from odtpack.errors import OdtpackError
     from odtpack.privacy import epsilon
 
-    rate, allowed = min(1.0, size / samples), delta or 0.1 / samples
+    rate, allowed = min(1.0, size / samples), 0.1 / samples if delta is None else delta
     found = None
     try:
         found = epsilon(optimizer.privacy.noise_multiplier, rate, optimizer.step_count, allowed)
