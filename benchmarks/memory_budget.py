@@ -1,0 +1,106 @@
+"""What computing again saves, and what it costs: activations and time of training models.
+
+``python -m benchmarks.memory_budget [NAME ...] [--rounds 5]`` builds each workload of
+:mod:`benchmarks.workloads` with all kept, by default, and with limits of a half and of a quarter of
+the activations, and runs the four training models in turns, one thread. Shown are the megabytes of
+activations at the peak of a step, as planned for the model as written, and the processor time of a
+run beside that of the model with all kept: the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from benchmarks.workloads import WORKLOADS, Workload
+from odtpack import losses
+from odtpack.memory.spec import MemorySpec
+from odtpack.model.loading import load_model
+from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from tests.packaging_tools import batch, trainable_names
+
+_ANY_TIME = 2.0
+_SECONDS = 1.0
+
+
+def _build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
+    names = tuple(trainable_names(model))
+    spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
+    return build_graphs(load_model(model), spec)
+
+
+class _Runner:
+    """A training model with its inputs, which replaces its gradients in every run."""
+
+    def __init__(self, graphs: Graphs, model: onnx.ModelProto, samples: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False
+        content = ir.to_proto(graphs.training).SerializeToString()
+        self._session = onnxruntime.InferenceSession(content, options)
+        data, labels = batch(model, samples)
+        self._feeds = {p.name: p.value() for p in graphs.parameters}
+        for node in self._session.get_inputs():
+            if node.name == "lazy_reset_grad":
+                self._feeds[node.name] = np.ones(1, np.bool_)
+            elif node.name.endswith(".accumulation.buffer"):
+                self._feeds[node.name] = np.zeros(node.shape, np.float32)
+            elif node.name not in self._feeds:
+                self._feeds[node.name] = labels if node.name == "labels" else data
+
+    def seconds(self) -> float:
+        """Processor seconds of a run, over about a second of runs."""
+        end, runs, start = time.perf_counter() + _SECONDS, 0, time.process_time()
+        while not runs or time.perf_counter() < end:
+            self._session.run(None, self._feeds)
+            runs += 1
+        return (time.process_time() - start) / runs
+
+
+def measure(workload: Workload, rounds: int) -> list[str]:
+    """The cells of a workload's line."""
+    model = workload.build()
+    plain = _build(model, None)
+    usual = _build(model, MemorySpec(batch=workload.batch))
+    if usual.memory is None:  # too small to be looked at without a limit
+        usual = _build(model, MemorySpec(batch=workload.batch, limit=0, slowdown=0.0))
+    assert usual.memory is not None
+    kept = usual.memory.before
+    limited = [
+        _build(
+            model,
+            MemorySpec(batch=workload.batch, limit=int(share * kept), slowdown=_ANY_TIME),
+        )
+        for share in (0.5, 0.25)
+    ]
+    built = [usual, *limited]
+    runners = [_Runner(graphs, model, workload.batch) for graphs in (plain, *built)]
+    times = [[runner.seconds() for runner in runners] for _ in range(rounds)]
+    cells = [f"{kept / 1e6:.1f}"]
+    for index, graphs in enumerate(built, 1):
+        ratio = statistics.median(each[index] / each[0] for each in times)
+        after = kept if graphs.memory is None else graphs.memory.after
+        cells.append(f"{after / 1e6:.1f} ({ratio:.2f})")
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    print("| network | all kept | default | limit of a half | limit of a quarter |")
+    print("|---|---:|---:|---:|---:|")
+    for name in options.names or WORKLOADS:
+        workload = WORKLOADS[name]
+        print(f"| {workload.title} | {' | '.join(measure(workload, options.rounds))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
