@@ -18,13 +18,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import mark_constant
 from odtpack.losses.common.base import dims, shaped
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from odtpack.graph.ops import Ops
 
 _LOWEST = float(np.finfo(np.float32).min)
@@ -174,6 +174,11 @@ def _blocks(op: Ops, head: Head, start: int, end: int, one: ir.Value) -> ir.Valu
     No kernel cuts values of 4 bits. The scales are computed, so that numbers are made of a part
     once, for all that read it, and when it is their turn.
     """
+    # Here, so that recipes can read the declarations of losses without onnx_ir.
+    import onnx_ir as ir
+
+    from odtpack.graph.graphs import mark_constant
+
     assert head.codes is not None  # noqa: S101 - which has the blocks
     values = []
     for each in head.codes.inputs:
