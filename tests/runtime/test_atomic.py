@@ -139,3 +139,21 @@ def test_a_checkpoint_survives_a_kill_in_the_middle_of_a_save(
     data = read_checkpoint(path)
     (value,) = set(data.trainable["w"]) | set(data.trainable["v"])
     assert value in (done, done + 1)
+
+
+def test_a_signal_while_the_file_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python raises it when the call returns: the file is there, and nobody has its number."""
+    make = os.open
+
+    def interrupted(path: Path, flags: int, mode: int) -> int:
+        os.close(make(path, flags, mode))
+        raise KeyboardInterrupt
+
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "file"):
+        pytest.fail("there is nothing to write to")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"

@@ -57,8 +57,8 @@ def atomic_write(
         # The usual mode less the umask is what an ordinary open() gives; mkstemp's
         # 0600 would make a checkpoint unreadable to the app's other processes.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(temporary, flags, mode)
-        try:
+        try:  # a signal that comes while the file is made is raised once it is there
+            descriptor = os.open(temporary, flags, mode)
             with os.fdopen(descriptor, "w+b") as stream:
                 yield stream
                 stream.flush()

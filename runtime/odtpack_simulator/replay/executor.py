@@ -143,11 +143,12 @@ class RayExecutor:
             raise OdtpackError("ray-missing", "Ray is not installed.") from error
         self._ray: Any = ray
         _check_address(address)
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        # "local" is said as well: else Ray goes to a cluster that runs on this machine.
+        options: dict[str, Any] = {
+            "address": address, "log_to_driver": False, "logging_level": "ERROR"
+        }  # fmt: skip
         if address == "local":
             options |= {"num_cpus": jobs, "include_dashboard": False}
-        else:
-            options["address"] = address
         if not ray.is_initialized():
             try:
                 ray.init(**options)
