@@ -11,7 +11,7 @@ from odtpack_simulator.values.units import format_bytes
 _WIDTH: Final = 24
 _SHARING: Final = {"shared": "one arena", "own": "an arena for each session", "none": "no arena"}
 
-LEGEND: Final = "a the app, r ONNX Runtime's library, t the training, . free, | the limit"
+LEGEND: Final = "a = the app, r = ONNX Runtime, t = the training, . = free, | = the limit"
 """What the characters of a drawn bar are."""
 
 
