@@ -102,7 +102,7 @@ def compare(
     nothing = float("nan")
     return Row(
         *configuration,
-        predicted_ms=statistics.median(predictions),
+        predicted_ms=statistics.median(predictions) if predictions else nothing,
         measured_ms=statistics.median(compared) if compared else nothing,
         error=statistics.median(errors) if errors else nothing,
         within=within / len(compared) if compared else nothing,
