@@ -31,6 +31,7 @@ GIVEN = {
     "adapter_alpha": ("adapter.alpha = 4.0", {"adapter_alpha": 4.0}, 4.0),
     "adapter_dropout": ("adapter.dropout = 0.5", {"adapter_dropout": 0.5}, 0.5),
     "adapter_seed": ("adapter.seed = 4", {"adapter_seed": 4}, 4),
+    "adapter_tokens": ("adapter.tokens = 4", {"adapter_tokens": 4}, 4),
     "outputs": ("outputs = ['y']", {"outputs": ["y"]}, ("y",)),
     "prediction": ("prediction = false", {"prediction": True}, False),
     "loss_inputs": ("loss.inputs = ['y']", {"loss_inputs": ["y"]}, ("y",)),

@@ -212,6 +212,7 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
         kind=spec.kind,
         rank=spec.rank if spec.low_rank else None,
         alpha=float(spec.alpha) if spec.low_rank else None,
+        tokens=spec.tokens if spec.kind == "prompt" else None,
         layers=inserted.layers,
         feedforward=inserted.feedforward,
         parameters=inserted.parameters,

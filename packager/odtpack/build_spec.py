@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from odtpack_runtime.package.manifest import Manifest
     from odtpack_runtime.training.schedules import ScheduleSpec
 
-_ADAPTER_SETTINGS = ("on", "feedforward", "rank", "alpha", "dropout", "seed")
+_ADAPTER_SETTINGS = ("on", "feedforward", "rank", "alpha", "dropout", "seed", "tokens")
 
 
 class ReadRecipe(Protocol):
@@ -106,9 +106,11 @@ class BuildSpec:
             "adapter.kind",
             "--adapter",
             "Train a small adapter and freeze the model: low-rank matrices beside layers (lora), "
-            "with magnitudes (dora), factors (ia3), or the biases alone (bitfit).",
+            "with magnitudes (dora), factors (ia3), the biases alone (bitfit), or vectors before "
+            "the tokens (prompt).",
             "What the adapter is: low-rank matrices beside layers (`lora`), with magnitudes "
-            "(`dora`), factors of layers (`ia3`), or the biases that layers have (`bitfit`).",
+            "(`dora`), factors of layers (`ia3`), the biases that layers have (`bitfit`), or "
+            "vectors before the tokens of every sequence (`prompt`).",
         ),
     )
     adapter_on: tuple[str, ...] = dataclasses.field(
@@ -118,7 +120,7 @@ class BuildSpec:
             "--on",
             "Layers that the adapter goes on, by name without .weight; may be repeated.",
             "Patterns of the layers that it goes on, by their names without `.weight`. Without "
-            "any, `bitfit` takes all.",
+            "any, `bitfit` takes all. `prompt` goes on none.",
             metavar="GLOB",
         ),
     )
@@ -168,9 +170,21 @@ class BuildSpec:
         metadata=given(
             "adapter.seed",
             "--adapter-seed",
-            "lora, dora: seed of the first matrix; the second begins as zero.",
-            "`lora`, `dora`: seed of the first matrix; the second begins as zero.",
+            "lora, dora: seed of the first matrix, the second begins as zero; prompt: of the "
+            "vectors.",
+            "`lora`, `dora`: seed of the first matrix, the second begins as zero; `prompt`: of the "
+            "vectors.",
             metavar="S",
+        ),
+    )
+    adapter_tokens: int = dataclasses.field(
+        default=8,
+        metadata=given(
+            "adapter.tokens",
+            "--prompt-tokens",
+            "prompt: vectors before the tokens of every sequence.  [default: 8]",
+            "`prompt`: vectors before the tokens of every sequence.",
+            metavar="N",
         ),
     )
     loss_inputs: tuple[str, ...] = dataclasses.field(

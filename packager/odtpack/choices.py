@@ -17,7 +17,7 @@ Sessions = Literal["fast", "small"]
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 
-AdapterKind = Literal["lora", "dora", "ia3", "bitfit"]
+AdapterKind = Literal["lora", "dora", "ia3", "bitfit", "prompt"]
 """What is trained beside a frozen model."""
 
 BaseKind = Literal["int8", "int4", "nf4"]

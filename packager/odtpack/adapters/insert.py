@@ -11,6 +11,7 @@ import onnx_ir as ir
 from odtpack.adapters import ia3, look_up, low_rank
 from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.peft_files import PREFIX
+from odtpack.adapters.prompt import insert_prompt
 from odtpack.adapters.spec import AdapterSpec
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
@@ -42,16 +43,19 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
 
     Its parameters become initializers, in the type of the layer's data, under the names that
     they have in a file of PEFT: ``base_model.model.<layer>.lora_A.weight``. ``bitfit`` adds none:
-    the biases of the layers are its parameters.
+    the biases of the layers are its parameters. ``prompt`` adds one, before the tokens.
 
     Args:
         model: As :func:`odtpack.model.loading.load_model` returns it; changed in place.
         spec: The adapter.
 
     Raises:
-        OdtpackError: A pattern matches no layer (``unknown-layer``), or the layers have no
-            biases to train (``nothing-to-train``).
+        OdtpackError: A pattern matches no layer (``unknown-layer``), the layers have no
+            biases to train (``nothing-to-train``), or the model takes no prompt (``no-tokens``).
     """
+    if spec.kind == "prompt":
+        name, embedding = insert_prompt(model, spec)
+        return Inserted(spec, model, (name,), (embedding,), ())
     tables = look_up.find_tables(model.graph) if spec.kind == "lora" else []
     layers, tables = _chosen(model.graph, spec, tables)
     names = (*(layer.name for layer in layers), *(table.name for table in tables))

@@ -36,6 +36,13 @@ def merge_adapter(path: Path, adapter: PeftAdapter) -> bytes:
             of another shape (``adapter-mismatch``), or one whose weight is quantized or read
             elsewhere too (``adapter-not-mergeable``); or the result would exceed 2 GB.
     """
+    if adapter.kind == "prompt":
+        raise OdtpackError(
+            "adapter-not-mergeable",
+            "vectors before the tokens are part of the data, and of no weight",
+            where=str(path),
+            hint="write the model that puts them there: odtpack export",
+        )
     load_model(path)  # says what is wrong with it
     model = infer_shapes(ir.load(path))
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)

@@ -23,7 +23,7 @@ PREFIX: Final = "base_model.model."
 _TABLE = ".base_layer.weight"
 _MAX_CONFIG_BYTES: Final = 2**20
 _LARGEST_ALPHA: Final = 1e30
-_TYPES: Final = {"lora": "LORA", "dora": "LORA", "ia3": "IA3"}
+_TYPES: Final = {"lora": "LORA", "dora": "LORA", "ia3": "IA3", "prompt": "PROMPT_TUNING"}
 
 # Settings that change what the tensors mean, with the value that they have without them.
 _PLAIN: Final[dict[str, Any]] = {
@@ -39,7 +39,7 @@ class PeftAdapter:
     """An adapter as PEFT's files hold it.
 
     Attributes:
-        kind: ``lora``, ``dora`` or ``ia3``.
+        kind: ``lora``, ``dora``, ``ia3`` or ``prompt``.
         tensors: Values by name, in float32.
         rank: ``lora``, ``dora``: rows of A.
         scaling: ``lora``, ``dora``: how often B A counts.
@@ -88,7 +88,19 @@ def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tupl
         "modules_to_save": list(adapter.saved) or None,
         "fan_in_fan_out": False,
     }
-    if adapter.kind == "ia3":
+    if adapter.kind == "prompt":
+        (vectors,) = adapter.tensors.values()
+        content = {
+            "peft_type": _TYPES["prompt"],
+            "base_model_name_or_path": None,
+            "task_type": "CAUSAL_LM",
+            "inference_mode": True,
+            "num_virtual_tokens": len(vectors),
+            "token_dim": vectors.shape[1],
+            "num_transformer_submodules": 1,
+            "prompt_tuning_init": "RANDOM",
+        }
+    elif adapter.kind == "ia3":
         content |= {"feedforward_modules": list(adapter.feedforward), "init_ia3_weights": True}
     else:
         content |= {
@@ -148,6 +160,8 @@ def read_peft(folder: Path) -> PeftAdapter:
             )
     if kind == "IA3":
         return PeftAdapter("ia3", tensors, 0, 1.0, layers, feedforward, saved)
+    if kind == "PROMPT_TUNING":
+        return PeftAdapter("prompt", tensors)
     if kind != "LORA":
         raise OdtpackError(
             "peft-unsupported", f"the adapter is of PEFT's type {kind!r}", where=where

@@ -20,15 +20,16 @@ class AdapterSpec:
     """An adapter, and the layers that it goes on.
 
     Attributes:
-        kind: ``lora`` (Hu et al., 2021), ``dora`` (Liu et al., 2024), ``ia3`` (Liu et al., 2022)
-            or ``bitfit`` (Ben Zaken et al., 2021).
+        kind: ``lora`` (Hu et al., 2021), ``dora`` (Liu et al., 2024), ``ia3`` (Liu et al., 2022),
+            ``bitfit`` (Ben Zaken et al., 2021) or ``prompt`` (Lester et al., 2021).
         on: Patterns of the layers, by their names without ``.weight``; all if empty, which only
-            ``bitfit`` takes.
+            ``bitfit`` takes. ``prompt`` goes on none.
         feedforward: ``ia3``: of those layers, patterns of the ones whose input is scaled.
         rank: ``lora``, ``dora``: rows of A and columns of B.
         alpha: ``lora``, ``dora``: B A counts ``alpha / rank`` times.
         dropout: ``lora``: share of the inputs that A does not see in a training step.
-        seed: ``lora``, ``dora``: seed of A.
+        seed: ``lora``, ``dora``: seed of A; ``prompt``: of its vectors.
+        tokens: ``prompt``: vectors before the tokens of every sequence.
 
     Raises:
         OdtpackError: ``bad-adapter``: a value out of range, or one that the kind does not have;
@@ -42,6 +43,7 @@ class AdapterSpec:
     alpha: float = 16.0
     dropout: float = 0.0
     seed: int = 0
+    tokens: int = 8
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(AdapterKind))
@@ -49,6 +51,7 @@ class AdapterSpec:
         check_names("feedforward", self.feedforward)
         check_type("rank", self.rank, int, "8")
         check_type("seed", self.seed, int, "0")
+        check_type("tokens", self.tokens, int, "8")
         check_type("alpha", self.alpha, (int, float), "16")
         check_type("dropout", self.dropout, (int, float), "0.1")
         if not 1 <= self.rank < 2**31:
@@ -62,7 +65,11 @@ class AdapterSpec:
             )
         if not 0 <= self.seed <= _LARGEST_SEED:
             raise _bad(f"the seed is {self.seed}; it must be 0 or more", "--adapter-seed 0")
-        if not self.on and self.kind != "bitfit":
+        if not 1 <= self.tokens < 2**31:
+            raise _bad(f"a prompt of {self.tokens} vectors trains nothing", "--prompt-tokens 8")
+        if self.on and self.kind == "prompt":
+            raise _bad("prompt goes before the tokens, and on no layer", "--adapter prompt")
+        if not self.on and self.kind not in ("bitfit", "prompt"):
             raise _bad(f"{self.kind} needs to know on which layers it goes", "--on '*.q_proj'")
         if self.feedforward and self.kind != "ia3":
             raise _bad(f"{self.kind} has no feedforward layers, only ia3 has", "--adapter ia3")

@@ -36,7 +36,7 @@ kind = "adamw"               # {optimizers}
 # decay_vectors = false      # no decay for biases and scales of normalizations
 
 # [adapter]                  # a small adapter in place of the model's own parameters
-# kind = "lora"              # lora, dora, ia3 or bitfit
+# kind = "lora"              # lora, dora, ia3, bitfit or prompt
 # on = [{pattern}]
 # rank = 8
 # alpha = 16

@@ -103,14 +103,17 @@ class AdapterInfo(Part):
         kind: What it is.
         rank: ``lora``, ``dora``: rows of A and columns of B.
         alpha: ``lora``, ``dora``: B A counts ``alpha / rank`` times.
-        layers: The layers that it is on, as the exported module names them.
+        tokens: ``prompt``: vectors before the tokens of a sequence.
+        layers: The layers that it is on, as the exported module names them; of ``prompt`` the
+            embedding.
         feedforward: ``ia3``: those of them whose input is scaled.
         parameters: The parameters that are the adapter's; others may be trained besides.
     """
 
-    kind: Literal["lora", "dora", "ia3", "bitfit"]
+    kind: Literal["lora", "dora", "ia3", "bitfit", "prompt"]
     rank: PositiveInt | None = None
     alpha: float | None = None
+    tokens: PositiveInt | None = None
     layers: tuple[Name, ...]
     feedforward: tuple[Name, ...] = ()
     parameters: tuple[Name, ...]

@@ -1,0 +1,210 @@
+"""Vectors before the tokens: against PyTorch, and to and from PEFT's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from odtpack.adapters import AdapterSpec
+from odtpack.adapters.peft_files import CONFIG
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack.optimizers import AdamW
+from odtpack_runtime import CheckpointState, Package
+from tests.adapters.conftest import needs_peft
+from tests.cli.conftest import Run, run
+from tests.exported.export import Exporter, export
+from tests.packaging_tools import open_training
+
+__all__ = ["run"]
+
+VOCABULARY, WIDTH, LONGEST, TOKENS = 23, 8, 16, 3
+SPEC = AdapterSpec("prompt", tokens=TOKENS, seed=5)
+
+
+class Decoder(nn.Module):
+    """Learned positions, one head, a mask; sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(LONGEST, WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+        return self.of_vectors(self.embed(input_ids), attention_mask, position_ids)
+
+    def of_vectors(self, x: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+        x = x + self.places(position_ids)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        length = torch.arange(x.shape[1])
+        hidden = (length[:, None] < length) | (attention_mask[:, None] == 0)
+        scores = (q @ k.transpose(1, 2)).masked_fill(hidden, -1e4)
+        return self.head(x + self.out(scores.softmax(-1) @ v))
+
+
+def exported(folder: Path, exporter: Exporter = "torchscript") -> tuple[Decoder, Path]:
+    module = Decoder().eval()
+    names = ("input_ids", "attention_mask", "position_ids")
+    free = {name: {0: "batch", 1: "tokens"} for name in names}
+    inputs = {name: torch.ones(2, 5, dtype=torch.int64) for name in names}
+    path = folder / "model.onnx"
+    return module, export(
+        module, inputs, path, exporter, dynamic=free, output="logits", opset=18
+    )  # fmt: skip
+
+
+def batch(length: int = 7) -> list[np.ndarray]:
+    random = np.random.default_rng(1)
+    ids = random.integers(0, VOCABULARY, (3, length))
+    mask = (np.arange(length) < [[length], [length - 2], [length - 1]]).astype(np.int64)
+    places = np.tile(np.arange(length), (3, 1))
+    return [ids, mask, places, np.where(mask, ids, -100)]
+
+
+def by_hand(module: Decoder, vectors: Tensor, data: list[Tensor]) -> Tensor:
+    """What PEFT does: vectors and ones before the tokens and the mask; the tokens' logits."""
+    ids, mask, places = data
+    count = len(vectors)
+    x = torch.cat([vectors.expand(len(ids), -1, -1), module.embed(ids)], 1)
+    mask = torch.cat([torch.ones(len(ids), count, dtype=mask.dtype), mask], 1)
+    first = torch.arange(count).expand(len(ids), -1)
+    return module.of_vectors(x, mask, torch.cat([first, places + count], 1))[:, count:]
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_ten_steps_are_pytorch_s(tmp_path: Path, exporter: Exporter) -> None:
+    module, model = exported(tmp_path, exporter)
+    optimizer = AdamW(epsilon=1e-3, weight_decay=0.01, formula="pytorch")
+    manifest = build_package(
+        model, tmp_path / "package", loss="next_token", adapter=SPEC, optimizer=optimizer
+    )
+    assert manifest.adapter is not None
+    assert manifest.adapter.parameters == ("prompt_embeddings",)
+    assert (manifest.adapter.kind, manifest.adapter.tokens) == ("prompt", TOKENS)
+    state, trainer, ours = open_training(tmp_path / "package")
+    parameter = state.parameters["prompt_embeddings"]
+    vectors = torch.tensor(parameter.data.astype(np.float64), requires_grad=True)
+    theirs = torch.optim.AdamW([vectors], 0.05, eps=1e-3, weight_decay=0.01)
+    ours.set_learning_rate(0.05)
+    module = module.double()
+    losses = []
+    for step in range(10):
+        data = batch(5 + step % 3)  # of different lengths
+        inputs = [torch.from_numpy(each) for each in data]
+        logits = by_hand(module, vectors, inputs[:3])
+        expected = nn.functional.cross_entropy(
+            logits[:, :-1].reshape(-1, VOCABULARY), inputs[3][:, 1:].reshape(-1)
+        )
+        theirs.zero_grad()
+        expected.backward()
+        theirs.step()
+        losses.append(float(trainer(*data)))
+        assert losses[-1] == pytest.approx(expected.item(), rel=2e-5)
+        ours.step()
+        trainer.lazy_reset_grad()
+        np.testing.assert_allclose(parameter.data, vectors.detach().numpy(), rtol=2e-4, atol=2e-5)
+    assert losses[-1] < losses[1]
+
+
+def test_it_is_drawn_from_a_normal_distribution_by_its_seed(tmp_path: Path) -> None:
+    _, model = exported(tmp_path)
+    first = []
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        spec = AdapterSpec("prompt", tokens=400, seed=seed)
+        build_package(model, tmp_path / name, loss="next_token", adapter=spec, self_check=False)
+        state = CheckpointState.load_checkpoint(Package.open(tmp_path / name).checkpoint)
+        first.append(state.parameters["prompt_embeddings"].data.copy())
+    np.testing.assert_array_equal(first[0], first[1])
+    assert not np.array_equal(first[0], first[2])
+    assert first[0].shape == (400, WIDTH)
+    assert abs(first[0].mean()) < 0.1
+    assert first[0].std() == pytest.approx(1, abs=0.1)
+
+
+def test_the_exported_model_takes_tokens_as_before(tmp_path: Path, run: Run) -> None:
+    module, model = exported(tmp_path)
+    build_package(model, tmp_path / "package", loss="next_token", adapter=SPEC)
+    run("export", tmp_path / "package", "--out", tmp_path / "inference.onnx")
+    data = batch()[:3]
+    names = ("input_ids", "attention_mask", "position_ids")
+    session = onnxruntime.InferenceSession(str(tmp_path / "inference.onnx"))
+    (logits,) = session.run(["logits"], dict(zip(names, data, strict=True)))
+    package = Package.open(tmp_path / "package")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    vectors = torch.from_numpy(state.parameters["prompt_embeddings"].data.copy())
+    expected = by_hand(module, vectors, [torch.from_numpy(each) for each in data])
+    np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@needs_peft
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about itself
+def test_peft_reads_what_is_written_and_the_other_way_round(tmp_path: Path, run: Run) -> None:
+    import peft
+    import transformers
+
+    _, model = exported(tmp_path)
+    package = tmp_path / "package"
+    build_package(model, package, loss="next_token", adapter=SPEC)
+    run("adapter", "export", package, "--out", tmp_path / "ours")
+    settings = {"hidden_size": WIDTH, "intermediate_size": 8, "vocab_size": VOCABULARY}
+    tiny = transformers.LlamaConfig(num_hidden_layers=1, num_attention_heads=2, **settings)
+    theirs = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM(tiny), tmp_path / "ours")
+    state = CheckpointState.load_checkpoint(Package.open(package).checkpoint)
+    own = state.parameters["prompt_embeddings"].data
+    found = peft.get_peft_model_state_dict(theirs)["prompt_embeddings"]
+    np.testing.assert_array_equal(found.detach().numpy(), own)
+
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=TOKENS)
+    other = peft.get_peft_model(transformers.LlamaForCausalLM(tiny), config)
+    other.save_pretrained(tmp_path / "theirs")
+    run("adapter", "import", package, tmp_path / "theirs", "--out", tmp_path / "start.ckpt")
+    start = CheckpointState.load_checkpoint(tmp_path / "start.ckpt")
+    wanted = peft.get_peft_model_state_dict(other)["prompt_embeddings"].detach().numpy()
+    np.testing.assert_array_equal(start.parameters["prompt_embeddings"].data, wanted)
+    assert json.loads((tmp_path / "ours" / CONFIG).read_text())["num_virtual_tokens"] == TOKENS
+
+
+def test_a_model_that_takes_no_prompt_is_refused(tmp_path: Path) -> None:
+    fixed = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        fixed (int64[batch, 5] input_ids) => (float[batch, 5, 2] y)
+            <float[3, 2] table = {1, 2, 3, 4, 5, 6}> { y = Gather(table, input_ids) }""")
+    strange = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        strange (int64[batch, tokens] input_ids, float[batch, tokens] weights)
+            => (float[batch, tokens, 2] y)
+            <float[3, 2] table = {1, 2, 3, 4, 5, 6}, int64[1] two = {2}>
+        { rows = Gather(table, input_ids) w = Unsqueeze(weights, two) y = Mul(rows, w) }""")
+    for model, word in ((fixed, "fixed"), (strange, "weights")):
+        onnx.save(model, tmp_path / "model.onnx")
+        with pytest.raises(OdtpackError, match=word) as refused:
+            build_package(
+                tmp_path / "model.onnx", tmp_path / "out", loss="next_token", adapter=SPEC
+            )
+        assert refused.value.code == "no-tokens"
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": 0}, {"on": ("*.q_proj",)}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(OdtpackError) as refused:
+        AdapterSpec("prompt", **wrong)  # type: ignore[arg-type]
+    assert refused.value.code == "bad-adapter"
+
+
+def test_it_cannot_be_merged(tmp_path: Path, run: Run) -> None:
+    _, model = exported(tmp_path)
+    build_package(model, tmp_path / "package", loss="next_token", adapter=SPEC, self_check=False)
+    assert run("adapter", "export", tmp_path / "package", "--out", tmp_path / "ours").code == 0
+    done = run("adapter", "merge", model, tmp_path / "ours", "--out", tmp_path / "m.onnx")
+    assert done.code == 2
+    assert "adapter-not-mergeable" in done.err
+    assert not (tmp_path / "m.onnx").exists()
