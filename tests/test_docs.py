@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from odtpack.cli import main
 from odtpack.losses import LOSSES
 from scripts.generate_docs import PAGES
 from tests import zoo
@@ -70,6 +72,12 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
+def odtpack(command: str, folder: Path) -> None:
+    """Run a command of the command line in this process, in a folder."""
+    with contextlib.chdir(folder):
+        assert main(shlex.split(command)) == 0, command
+
+
 def prepare_artifacts(folder: Path) -> None:
     """What an app that used onnxruntime-training has: its artifacts, and a device's checkpoint."""
     reason = client.peer_available()
@@ -83,21 +91,21 @@ def prepare_artifacts(folder: Path) -> None:
     ])  # fmt: skip
 
 
+# The longest: a search, simulations, many builds. tests/cli has a test of every command.
+LONG = {"ci", "federated", "language-models", "ml-engineer", "updates", "minimal-build"}
+MARKS = {"from-onnxruntime-training": pytest.mark.peer} | dict.fromkeys(LONG, pytest.mark.sweep)
+
+
 @pytest.mark.parametrize(
     "guide",
     [
-        pytest.param(
-            page,
-            id=page.stem,
-            marks=[pytest.mark.peer] if page.stem == "from-onnxruntime-training" else [],
-        )
+        pytest.param(page, id=page.stem, marks=[MARKS[page.stem]] if page.stem in MARKS else [])
         for page in GUIDES
     ],
 )
 def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None:
     if guide.stem in ("app-developer", "simulation"):
-        build = "build factory.onnx --out package --loss cross_entropy --optimizer adamw"
-        run([sys.executable, "-m", "odtpack", *shlex.split(build)], folder)
+        odtpack("build factory.onnx --out package --loss cross_entropy --optimizer adamw", folder)
     if guide.stem == "from-onnxruntime-training":
         prepare_artifacts(folder)
     if guide.stem == "federated":
@@ -115,7 +123,7 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path) -> None
         if line.startswith("odtpack ")
     ]
     for command in commands:
-        run([sys.executable, "-m", "odtpack", *shlex.split(command)[1:]], folder)
+        odtpack(command.removeprefix("odtpack "), folder)
     programs = [p for p in blocks(guide, "python") if "torch.onnx.export" not in p]
     programs = [p for p in programs if "odtpack.flower" not in p]  # run by tests/federated
     for program in programs:
@@ -158,12 +166,12 @@ def test_readme_shows_the_commands_that_the_makefile_has() -> None:
 
 def test_readme_options_exist(folder: Path) -> None:
     """Every option that the README names is one of that command."""
-    odtpack = shutil.which("odtpack", path=str(Path(sys.executable).parent))
-    assert odtpack is not None
+    script = shutil.which("odtpack", path=str(Path(sys.executable).parent))
+    assert script is not None
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     for command, rest in re.findall(r"^odtpack ((?:fleet )?\w+)(.*)$", text, re.M):
         help_text = subprocess.run(
-            [odtpack, *command.split(), "--help"], capture_output=True, text=True, check=True
+            [script, *command.split(), "--help"], capture_output=True, text=True, check=True
         ).stdout
         for option in re.findall(r"(?<!\S)--[\w-]+", rest):
             assert option in help_text, f"odtpack {command} {option}"

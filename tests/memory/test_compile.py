@@ -113,10 +113,10 @@ def test_gradients_are_the_same_on_every_level(name: str) -> None:
         for each in compiled:
             found = run(each, level, given)
             assert found.keys() == wanted.keys()
-            for name, value in wanted.items():
+            for output, value in wanted.items():
                 scale = max(1e-3, float(np.abs(value).max()))
                 np.testing.assert_allclose(
-                    found[name], value, rtol=0, atol=2e-5 * scale, err_msg=f"{level} {name}"
+                    found[output], value, rtol=0, atol=2e-5 * scale, err_msg=f"{level} {output}"
                 )
 
 
