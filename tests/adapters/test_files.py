@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,9 @@ def test_merged_weights(
 ) -> None:
     folder = trained(kind)
     file = "dynamo_file" if exporter == "dynamo" else "llama_file"
-    model: Path = request.getfixturevalue(file)
+    original: Path = request.getfixturevalue(file)
+    shutil.copytree(original.parent, tmp_path, dirs_exist_ok=True)  # with its data beside it
+    model = tmp_path / original.name
     out = tmp_path / "merged.onnx"
     outcome = run("adapter", "merge", model, exported(folder, run), "--out", out)
     assert outcome.code == 0, outcome.err
