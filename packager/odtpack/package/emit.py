@@ -81,7 +81,9 @@ def write_package(
     name = f"{prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
         staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
-        segments = None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
+        segments = (
+            None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
+        )
         if optimizer is None:
             return None
         manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest, sessions)
@@ -292,9 +294,7 @@ def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
     return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
 
 
-def _operators(
-    graphs: Graphs, models: dict[str, ir.Model]
-) -> dict[str, dict[str, dict[str, int]]]:
+def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[str, dict[str, int]]]:
     """Operators of each model; those of all segments are the training and evaluation model's."""
     found = {key: operators(model.graph) for key, model in models.items() if key != _TEMPLATE}
     for name, model in () if graphs.segments is None else graphs.segments.models.items():

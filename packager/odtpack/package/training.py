@@ -405,9 +405,7 @@ def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
         aliases.verify(graph, inputs[update.name], update.update)
 
 
-def require_reached(
-    trained: Iterable[ir.Value], gradients: Collection[ir.Value]
-) -> None:
+def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]) -> None:
     """Check that each of some parameters has a gradient.
 
     Raises:

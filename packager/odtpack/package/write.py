@@ -142,9 +142,7 @@ def write_artifacts(
         files=dataclasses.replace(files, custom_op_library=None),
         custom_op_library=None if library is None else file_sha256(library),
     )
-    oldest = backend.oldest_runtime(
-        [*graphs.models, *(() if pair is None else pair[1:])]
-    )
+    oldest = backend.oldest_runtime([*graphs.models, *(() if pair is None else pair[1:])])
     if onnxruntime is not None and backend.is_stock:
         kernel_needs.require(onnxruntime, oldest)
     write = functools.partial(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -137,9 +137,7 @@ class Segments:
         self.forward = [_Part(sessions[each.forward], each) for each in info.segments]
         last = SegmentInfo(forward=training.name)
         self.last = _Part(self.training, last)
-        self.last_evaluated = (
-            None if self.evaluation is None else _Part(self.evaluation, last)
-        )
+        self.last_evaluated = None if self.evaluation is None else _Part(self.evaluation, last)
         self.backward = [
             None if each.backward is None else _Part(sessions[each.backward], each)
             for each in info.segments
@@ -165,6 +163,16 @@ class Segments:
             for name, node in () if part is None else part.inputs.items():
                 if name in self.weights:
                     self._check_weight(name, node)
+
+    def check_inputs(self, found: Iterable[Sequence[TensorSpec]]) -> None:
+        """Check that what no segment makes, no parameter is and no weight, a caller feeds.
+
+        Raises:
+            OdtpackError: ``segments-invalid``.
+        """
+        for spec in (spec for specs in found for spec in specs):
+            if spec.name not in self.inputs:
+                raise segments_invalid(f"nothing gives '{spec.name}' to a segment", self.where)
 
     def _check_weight(self, name: str, node: Any) -> None:
         info = self.weights[name]
@@ -215,7 +223,9 @@ class _Part:
     def __init__(self, session: onnxruntime.InferenceSession, info: SegmentInfo) -> None:
         self.session = session
         self._names = info.names
-        self.inputs = {self.name(n.name): _renamed(n, self.name(n.name)) for n in session.get_inputs()}
+        self.inputs = {
+            self.name(n.name): _renamed(n, self.name(n.name)) for n in session.get_inputs()
+        }
         self.outputs = {
             self.name(n.name): _renamed(n, self.name(n.name)) for n in session.get_outputs()
         }
@@ -431,4 +441,6 @@ def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[
 
 def segments_invalid(problem: str, where: str) -> OdtpackError:
     """Return the error for segments that contradict themselves or their files."""
-    return OdtpackError("segments-invalid", f"The package's segments are not valid: {problem}.", where=where)
+    return OdtpackError(
+        "segments-invalid", f"The package's segments are not valid: {problem}.", where=where
+    )

@@ -96,6 +96,8 @@ class Module:
                 models.append((str(self._eval_path), *nodes))
         shapes = _shapes(state, models) if state.is_nominal else {}
         signature, *others = (_read(state, shapes, *model) for model in models)
+        if self._segments is not None:
+            self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None
         extra = set(eval_signature.parameters if eval_signature else ())
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
@@ -339,7 +341,10 @@ class Module:
     ) -> BoundGraph | SegmentedGraph:
         """A model, or a list of them, that reads the parameters where they lie."""
         ends = signature.inputs, signature.outputs
-        labels = {"class_count": metadata.class_count, "ignored_label": metadata.ignored_label}
+        labels: dict[str, Any] = {
+            "class_count": metadata.class_count,
+            "ignored_label": metadata.ignored_label,
+        }
         graph: BoundGraph | SegmentedGraph
         if self._segments is None:
             graph = BoundGraph(session, *ends, **labels)

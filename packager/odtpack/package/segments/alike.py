@@ -1,4 +1,4 @@
-"""Tells which pieces of a graph are alike: the same operators in the same places, on other weights."""
+"""Tells which pieces of a graph are alike: they have the same operators, on other weights."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def outline(graph: ir.Graph, piece: Piece, trained: Sequence[str]) -> Outline:
                 note("own", str(node.outputs[0].name))
             else:
                 note(*sorted(_attribute(each) for each in node.attributes.values()))
-            note(node.domain, node.op_type, [None if v is None else numbers[v] for v in node.inputs])
+            note(
+                node.domain, node.op_type, [None if v is None else numbers[v] for v in node.inputs]
+            )
             for value in node.outputs:
                 numbers[value] = len(numbers)
         if output not in numbers:

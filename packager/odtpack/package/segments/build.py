@@ -35,7 +35,9 @@ _RANDOM = {
 
 
 def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> Graphs:
-    """Differentiate a loaded model piece by piece, see :func:`odtpack.package.training.build_graphs`.
+    """Differentiate a loaded model piece by piece.
+
+    What is built is what :func:`odtpack.package.training.build_graphs` builds in one piece.
 
     Returns:
         ``training`` and ``evaluation`` are those of the last segment.
@@ -53,12 +55,16 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
     names = set(recipe.train)
     trained = [value for value in graph.inputs if value.name in names]
     *body, last = cut(graph, trained)
-    maker = _Maker(ready.forward, recipe, backend, {p.name for p in parameters})
+    # What a caller feeds and nothing reads is an input all the same.
+    unread = [v for v in graph.inputs if not v.uses() and v.name not in names]
+    maker = _Maker(ready.forward, recipe, backend, {value.name for value in unread})
     models: dict[str, ir.Model] = {}
     plan: dict[int, SegmentInfo] = {}
     stored: dict[int, list[str]] = {}
     graphs = [_extract(graph, piece.inputs, piece.outputs) for piece in body]
-    outlines = [outline(each, piece, recipe.train) for each, piece in zip(graphs, body, strict=True)]
+    outlines = [
+        outline(each, piece, recipe.train) for each, piece in zip(graphs, body, strict=True)
+    ]
     groups: dict[str, list[int]] = {}
     for index, each in enumerate(outlines):
         groups.setdefault(each.key, []).append(index)
@@ -83,13 +89,14 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
                 names=_renamed(outlines[first], outlines[index], outside),
             )
             stored[index] = _chosen(outlines[index], outside)
-    head = _extract(graph, last.inputs, [graph.outputs[0]])
+    head = _extract(graph, [*last.inputs, *unread], [graph.outputs[0]])
     apart = [name for name, v in head.initializers.items() if _tensor(v).size >= SMALLEST]
     properties = training.properties_of(ready.info)
     level = training.optimization_level(graph, parameters)
     result = ready.evaluation.graph
     lift_parameters(result, parameters)
-    ending = _extract(result, [str(v.name) for v in last.inputs], [*result.outputs])
+    given = [str(value.name) for value in (*last.inputs, *unread)]
+    ending = _extract(result, given, [*result.outputs])
     order = [name for index in sorted(stored) for name in stored[index]]
     return Graphs(
         maker.last(head, apart, last.start, properties | training.of_training(recipe, level)),
@@ -179,7 +186,7 @@ class _Maker:
     source: ir.Model
     recipe: TrainingGraphSpec
     backend: Backend
-    parameters: Collection[str]
+    unread: Collection[str | None]
 
     def forward(
         self,
@@ -253,7 +260,7 @@ class _Maker:
         training.finish(model, name, dict(properties))
         graph = model.graph
         _lift(graph, apart, early=False)
-        graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
+        graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.name in self.unread]
         return pipeline.on_writing(model, keep_names=False)
 
 

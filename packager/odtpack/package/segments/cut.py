@@ -161,7 +161,9 @@ def _stream(
         nodes = [node for node in graph if any(y in reached for y in node.outputs)]
         inside = set(nodes)
         successors = {
-            node: [r for y in node.outputs if y in reached for r in readers.get(y, ()) if r in inside]
+            node: [
+                r for y in node.outputs if y in reached for r in readers.get(y, ()) if r in inside
+            ]
             for node in nodes
         }
         following = _post_dominators(nodes, successors, position)
@@ -233,7 +235,7 @@ def _is_matrix(value: ir.Value) -> bool:
     return (
         value.is_initializer()
         and tensor is not None
-        and len(tensor.shape) >= 2  # noqa: PLR2004 - rows and columns
+        and len(tensor.shape) >= 2
         and math.prod(tensor.shape.numpy()) >= SMALLEST
     )
 

@@ -53,12 +53,14 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
             for name, tensor in segments.tensors.items():
                 stream.write(bytes(-stream.tell() % ALIGNMENT))
                 tensors.append(
-                    WeightInfo.read({
-                        "name": name,
-                        "dtype": _TYPES.get(tensor.dtype) or tensor.dtype.numpy().name,
-                        "shape": list(tensor.shape.numpy()),
-                        "offset": stream.tell(),
-                    })
+                    WeightInfo.read(
+                        {
+                            "name": name,
+                            "dtype": _TYPES.get(tensor.dtype) or tensor.dtype.numpy().name,
+                            "shape": list(tensor.shape.numpy()),
+                            "offset": stream.tell(),
+                        }
+                    )
                 )
                 stream.write(tensor.tobytes())
         files.append(_listed(weights, "segment_weights"))
