@@ -1,4 +1,4 @@
-"""What whoever runs a package must know beside its models: sessions, memory, segments, a check."""
+"""What a runtime must know beside the models: sessions, memory, segments, a check."""
 
 from __future__ import annotations
 
