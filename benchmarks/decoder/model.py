@@ -89,8 +89,9 @@ class _Writer:
             "logits", TensorProto.FLOAT, ["batch", "tokens", s.words]
         )
         graph = helper.make_graph(self.nodes, "decoder", [ids], [logits], self.initializers)
-        opsets = [helper.make_opsetid("", 21)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        return onnx.ModelProto(
+            ir_version=10, graph=graph, opset_import=[onnx.OperatorSetIdProto(version=21)]
+        )
 
     def __call__(self, op_type: str, inputs: list[str], name: str = "", **attributes) -> str:
         output = f"{name}_output_0" if name else f"value_{len(self.nodes)}"
