@@ -19,7 +19,7 @@ FEW = {
     "save a checkpoint": 4, "sign": 8, "resume": 19, "train, data outside": 27, "export": 25,
     "update in place": 35, "build": 47,
 }  # fmt: skip
-"""Of so many calls one fails. Numbers that are not multiples hit other calls by each fault."""
+"""Each fault happens at one of so many calls, every fault at others."""
 
 
 @pytest.fixture(scope="session")
