@@ -35,11 +35,13 @@ class Embedding:
         table: It.
         ids: The model's input [batch, tokens] that is looked up.
         rows: What is found, [batch, tokens, width].
+        length: Name of the number of tokens.
     """
 
     table: Table
     ids: ir.Value
     rows: ir.Value
+    length: str
 
 
 def find_embedding(graph: ir.Graph) -> Embedding:
@@ -50,7 +52,7 @@ def find_embedding(graph: ir.Graph) -> Embedding:
             of one length only (``no-tokens``).
     """
     found = [
-        Embedding(table, ids, rows)
+        (table, ids, rows)
         for table in find_tables(graph)
         for ids, rows in table.uses
         if ids.is_graph_input()
@@ -62,13 +64,14 @@ def find_embedding(graph: ir.Graph) -> Embedding:
             f"{len(found)} of its inputs are tokens [batch, tokens] of which an embedding looks up "
             "vectors, and must be one"
         )
-    length = (dims_of(found[0].ids) or (None, None))[1]
+    table, ids, rows = found[0]
+    length = (dims_of(ids) or (None, None))[1]
     if not isinstance(length, str):
         raise _no_tokens(
-            f"its input {found[0].ids.name!r} has the fixed or unnamed length {length}",
+            f"its input {ids.name!r} has the fixed or unnamed length {length}",
             "export it with a free, named number of tokens (dynamic_axes, dynamic_shapes)",
         )
-    return found[0]
+    return Embedding(table, ids, rows, length)
 
 
 def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
@@ -87,7 +90,7 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
     """
     graph = model.graph
     embedding = find_embedding(graph)
-    count, length = spec.tokens, (dims_of(embedding.ids) or ())[1]
+    count, length = spec.tokens, embedding.length
     along = [v for v in graph.inputs if length in (dims_of(v) or ()) or v.name == _MASK]
     results = [v for v in graph.outputs if _is_along(v, length)]
     vectors = np.random.default_rng(spec.seed).standard_normal((count, embedding.table.width))
@@ -143,7 +146,7 @@ def _lengthened(op: Ops, value: ir.Value, embedding: Embedding, count: int) -> i
             f"its input {value.name!r} has an axis of tokens, and is not [batch, tokens]"
         )
     if value is embedding.ids or value.name == _TYPES:
-        own = np.zeros(count)  # of the first what is looked up is not read
+        own: np.ndarray = np.zeros(count)  # of the first what is looked up is not read
     elif value.name == _MASK:
         own = np.ones(count)
     elif value.name == _POSITIONS:
