@@ -23,13 +23,14 @@ def train_step(
     scheduler: LRScheduler | None = None,
     *,
     on_loss: Callable[[float], None] = lambda loss: None,
-    before_update: Callable[[], None] = lambda: None,
+    before_update: Callable[[], None] | None = None,
     noise: Normal = secure_normal,
     expected: int | None = None,
 ) -> float:
     """Make one optimizer step from the gradients of some batches.
 
-    If the package asks for privacy, gradients are computed sample by sample, clipped, and noise is
+    One batch, given in a sequence, makes the step in the step model if the module has one and nothing
+    asks for its gradients. If the package asks for privacy, gradients are computed sample by sample, clipped, and noise is
     added (:mod:`odtpack_runtime.training.private`).
 
     Args:
@@ -51,7 +52,19 @@ def train_step(
     Raises:
         OdtpackError: What calls of the module and steps raise; ``private-batch``.
     """
-    losses = []
+    losses: list[float] = []
+    if (
+        isinstance(batches, Sequence)
+        and len(batches) == 1
+        and before_update is None
+        and optimizer.has_step_model
+        and not module.accumulated_batches
+    ):
+        losses.append(loss_of(optimizer.step_on(*batches[0])))
+        on_loss(losses[0])
+        if scheduler is not None:
+            scheduler.step()
+        return losses[0]
     for batch in batches:
         if optimizer.privacy is None:
             own = [loss_of(module(*batch))]
@@ -60,7 +73,8 @@ def train_step(
         if own:
             losses.append(sum(own) / len(own))
             on_loss(losses[-1])
-    before_update()
+    if before_update is not None:
+        before_update()
     optimizer.step(privatized=optimizer.privacy is not None)
     module.lazy_reset_grad()
     if scheduler is not None:

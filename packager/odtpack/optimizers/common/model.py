@@ -123,7 +123,7 @@ def optimizer_model(
     given = {
         **values,
         "learning_rate": op.cast(values["learning_rate"], dtype),
-        "gradients": _clipped(op, values, clip),
+        "gradients": clipped(op, values, clip),
     }
     results = optimizer.write(op, given, values.get("weight_decay", next(iter(decays))))
     for name in ("params", *(vector.name for vector in optimizer.state)):
@@ -140,7 +140,7 @@ def optimizer_model(
     return compact(model, keep_names=False)
 
 
-def _clipped(op: Ops, values: dict[str, ir.Value], clip: Clip) -> ir.Value:
+def clipped(op: Ops, values: dict[str, ir.Value], clip: Clip) -> ir.Value:
     gradients = values["gradients"]
     if clip.value is not None:
         dtype = op.type_of(gradients).numpy()
