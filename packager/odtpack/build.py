@@ -194,7 +194,10 @@ def build_package(
             optimizer or optimizers.AdamW(),
             destination,
             FilesSpec(
-                ort_format=ort_format, nominal=nominal, self_check=self_check, sessions=sessions,
+                ort_format=ort_format,
+                nominal=nominal,
+                self_check=self_check,
+                sessions=sessions,
                 step_model=step_model,
             ),
             update=update,

@@ -63,7 +63,8 @@ class Schedule:
         """
         keys = [
             min(
-                (self._places[v.name] for v in node.outputs if v.name in self._places), default=-1.0
+                (self._places[v.name] for v in node.outputs if v.name and v.name in self._places),
+                default=-1.0,
             )
             for node in nodes
         ]

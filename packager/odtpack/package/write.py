@@ -156,7 +156,8 @@ def write_artifacts(
         kernel_needs.require(onnxruntime, oldest)
     write = functools.partial(
         write_package, graphs, pair, prefix=files.prefix, nominal=files.nominal,
-        recipe_digest=digest, self_check=files.self_check, oldest=oldest, sessions=files.sessions, step=step,
+        recipe_digest=digest, self_check=files.self_check, oldest=oldest, sessions=files.sessions,
+        step=step,
     )  # fmt: skip
     if files.ort_format is None:
         return write(folder=folder)

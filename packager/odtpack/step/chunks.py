@@ -148,5 +148,3 @@ def _hoist(op: Ops, body: ir.Graph) -> None:
             continue
         body.remove(node)
         op.graph.append(node)
-
-

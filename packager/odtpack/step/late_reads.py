@@ -7,13 +7,14 @@ An update that is written over the parameter has to wait for all of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
+import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph.graphs import reads, static_dims
 from odtpack.graph.ops import Ops
-from odtpack.memory.control_edge import zeros_of
 from odtpack.passes import aliases
 
 
@@ -67,15 +68,13 @@ def ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
 
 def after(op: Ops, nodes: Iterable[ir.Node], value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
     """A view of a parameter, of the shape ``dims``, that exists once some nodes have run."""
-    zeros: ir.Value | None = None
-    for node in sorted(nodes, key=lambda each: str(each.outputs[0].name)):
-        late = next(output for output in node.outputs if output.name)
-        more = zeros_of(op, late, len(dims))
-        zeros = more if zeros is None else op.Add(zeros, more)
-    if zeros is None:
-        shape = op.ints(*dims)
-    else:  # a zero stands for the size that the axis has
-        shape = zeros if dims == static_dims(value) else op.Add(zeros, op.ints(*dims))
+    found = [next(value for value in node.outputs if value.name) for node in nodes]
+    shape = op.ints(*dims)
+    if found:
+        sizes = [op.Size(late) for late in sorted(found, key=lambda each: str(each.name))]
+        zeros = op.Mul(functools.reduce(op.Add, sizes), op.constant(np.zeros(len(dims), np.int64)))
+        # A zero stands for the size that the axis has.
+        shape = zeros if dims == static_dims(value) else op.Add(zeros, shape)
     view: ir.Value = op.Reshape(value, shape)
     view.type, view.shape = value.type, ir.Shape(dims)
     return view

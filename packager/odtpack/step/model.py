@@ -14,8 +14,9 @@ input X and may lie in its memory: whoever else reads X is an ancestor of the no
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -37,7 +38,7 @@ from odtpack.step.late_reads import Readers, after, ancestors
 from odtpack_runtime.session.graph_signature import RATE_NAME, RESET_NAME, STEP_NAME, UPDATE_SUFFIX
 from odtpack_simulator.memory.execution_order import execution_order
 
-OWN: Final = 1 << 15
+OWN: Final = 1 << 16
 """Elements from which on a parameter's gradient is worth the nodes of an update of its own."""
 
 _PREFIX: Final = "update/"
@@ -77,7 +78,7 @@ def step_model(
     reset = next(value for value in graph.inputs if value.name == RESET_NAME)
     writer = _Writer(op, optimizer, clip, groups)
     gradients = fresh_gradients(op, graph, reset)
-    writer.write(gradients, [value for value in graph.inputs if value.name in parameters])
+    writer.write(gradients, [value for value in graph.inputs if value.name in parameters], places)
     common_passes.RemoveUnusedNodesPass()(model)
     writer.take_place_of(reset)
     common_passes.DeduplicateInitializersPass()(model)
@@ -112,17 +113,63 @@ def _execution_places(training: ir.Model) -> dict[str, float]:
     """When each value of the training model is computed."""
     nodes = ir.to_proto(training).graph.node
     order = execution_order(ir.to_proto(training).graph)
-    return {
-        name: float(place) for place, i in enumerate(order) for name in nodes[i].output if name
-    }
+    return {name: float(place) for place, i in enumerate(order) for name in nodes[i].output if name}
+
+
+def join(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
+    """Values of known shapes, one after the other, as a vector."""
+    flat = [
+        value if len(static_dims(value) or ()) == 1 else op.reshape(value, -1) for value in values
+    ]
+    if len(flat) == 1:
+        return flat[0]
+    vector: ir.Value = op.Concat(*flat, axis=0)
+    size = sum(math.prod(static_dims(value) or ()) for value in values)
+    vector.type, vector.shape = values[0].type, ir.Shape([size])
+    return vector
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None  # noqa: S101 - a gradient is computed
+    return node
+
+
+@dataclasses.dataclass
+class _Joined:
+    """Parameters that are updated as one vector.
+
+    Attributes:
+        parameters: In the order in which their gradients are computed.
+        gradients: Their gradients, or several of them as one vector.
+        late: What reads one of them and is not needed for its gradient.
+    """
+
+    parameters: list[ir.Value] = dataclasses.field(default_factory=list)
+    gradients: list[ir.Value] = dataclasses.field(default_factory=list)
+    late: set[ir.Node] = dataclasses.field(default_factory=set)
+
+    def add(self, parameter: ir.Value, gradient: ir.Value, late: set[ir.Node]) -> None:
+        """Add a parameter."""
+        self.parameters.append(parameter)
+        self.gradients.append(gradient)
+        self.late |= late
+
+    def add_all(self, other: _Joined, vector: ir.Value) -> None:
+        """Add those of ``other``, whose gradients are joined in ``vector``."""
+        self.parameters += other.parameters
+        self.gradients.append(vector)
+        self.late |= other.late
+
+    def vector(self, op: Ops) -> ir.Value:
+        """All gradients, joined."""
+        return join(op, self.gradients)
 
 
 class _Writer:
     """Writes updates to the end of a graph."""
 
-    def __init__(
-        self, op: Ops, optimizer: Optimizer, clip: Clip, groups: Sequence[Group]
-    ) -> None:
+    def __init__(self, op: Ops, optimizer: Optimizer, clip: Clip, groups: Sequence[Group]) -> None:
         self._op, self._optimizer, self._clip = op, optimizer, clip
         self._groups = groups or (Group(1.0, optimizer.weight_decay, ()),)
         self._rate = ir.val(RATE_NAME, dtype=ir.DataType.FLOAT, shape=[len(self._groups)])
@@ -142,34 +189,50 @@ class _Writer:
             reset.replace_all_uses_with(fresh)
         graph.inputs.remove(reset)
 
-    def write(self, gradients: Mapping[str, ir.Value], inputs: Sequence[ir.Value]) -> None:
+    def write(
+        self,
+        gradients: Mapping[str, ir.Value],
+        inputs: Sequence[ir.Value],
+        places: Mapping[str, float],
+    ) -> None:
         """Write the updates of all parameters, and name inputs and outputs.
+
+        ONNX Runtime would compute what only the update at the end needs at the end, and keep until
+        then what it is computed from. So small gradients are joined as they come, and the next
+        update of a large parameter waits for those before it.
 
         Args:
             gradients: The gradient of each trainable parameter.
             inputs: All parameters, trained or not.
+            places: When each value of the training model is computed, by name.
         """
         graph = self._op.graph
         readers = Readers(graph, inputs)
         parameters = {str(value.name): value for value in inputs}
-        small: dict[int, list[str]] = defaultdict(list)
-        for name, gradient in gradients.items():
-            parameter = parameters[name]
-            dims = static_dims(parameter) or ()
+        sizes = {name: math.prod(static_dims(parameters[name]) or ()) for name in gradients}
+        large = {name for name, size in sizes.items() if size >= OWN}
+        groups = {name: self._group.get(name, 0) for name in gradients}
+        counts = Counter(groups[name] for name in gradients if name not in large)
+        large |= {name for name in gradients if counts[groups[name]] == 1}
+        waiting: dict[int, _Joined] = defaultdict(_Joined)
+        done: dict[int, _Joined] = defaultdict(_Joined)
+        for name in sorted(gradients, key=lambda each: places[str(gradients[each].name)]):
+            parameter, gradient = parameters[name], gradients[name]
             gradient.type, gradient.shape = parameter.type, parameter.shape
-            if math.prod(dims) < OWN:
-                small[self._group.get(name, 0)].append(name)
-                continue
             late = readers.of(parameter) - ancestors([gradient])
-            self._alone(name, parameter, gradient, late)
-        for index, names in small.items():
-            if len(names) == 1:
-                late = readers.of(parameters[names[0]]) - ancestors([gradients[names[0]]])
-                self._alone(names[0], parameters[names[0]], gradients[names[0]], late)
+            if name not in large:
+                waiting[groups[name]].add(parameter, gradient, late)
                 continue
-            late = {node for name in names for node in readers.of(parameters[name])}
-            late -= ancestors(gradients[name] for name in names)
-            self._together(index, [parameters[n] for n in names], [gradients[n] for n in names], late)
+            for index, part in waiting.items():
+                vector = part.vector(self._op)
+                late.add(_producer(vector))
+                done[index].add_all(part, vector)
+            waiting.clear()
+            self._alone(name, parameter, gradient, late)
+        for index, part in waiting.items():
+            done[index].add_all(part, part.vector(self._op))
+        for index, part in done.items():
+            self._together(index, part)
         graph.inputs.extend([*self._inputs, self._rate, self._step])
         graph.outputs.extend(self._outputs)
 
@@ -194,32 +257,23 @@ class _Writer:
         for key, value in results.items():
             self._output(value, name, key, shape)
 
-    def _together(
-        self, index: int, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value],
-        late: set[ir.Node],
-    ) -> None:  # fmt: skip
+    def _together(self, index: int, joined: _Joined) -> None:
         """Update small parameters of a group as one vector."""
-        op = self._op
+        op, parameters = self._op, joined.parameters
         sizes = [math.prod(static_dims(parameter) or ()) for parameter in parameters]
-
-        def joined(values: Sequence[ir.Value]) -> ir.Value:
-            flat = [
-                value if len(static_dims(value) or ()) == 1 else op.reshape(value, -1)
-                for value in values
-            ]
-            vector: ir.Value = op.Concat(*flat, axis=0)
-            vector.type, vector.shape = parameters[0].type, ir.Shape([sum(sizes)])
-            return vector
-
-        vectors = {"params": joined(parameters), "gradients": joined(gradients)}
-        if late:
-            vectors["params"] = after(op, late, vectors["params"], (sum(sizes),))
+        late = joined.late - ancestors(joined.gradients)
+        params = join(op, parameters)
+        vectors = {
+            "params": after(op, late, params, (sum(sizes),)) if late else params,
+            "gradients": joined.vector(op),
+        }
         for state in self._optimizer.state:
-            vectors[state.name] = joined(
+            vectors[state.name] = join(
+                op,
                 [
                     self._state(str(p.name), state.name, p, (size,))
                     for p, size in zip(parameters, sizes, strict=True)
-                ]
+                ],
             )
         for key, value in self._formula(index)(op, vectors).items():
             pieces = op.split(value, 0, sizes)
@@ -253,9 +307,7 @@ class _Writer:
             self._rates[index, dtype] = op.cast(rate, dtype)
         return self._rates[index, dtype]
 
-    def _state(
-        self, name: str, key: str, parameter: ir.Value, shape: Sequence[int]
-    ) -> ir.Value:
+    def _state(self, name: str, key: str, parameter: ir.Value, shape: Sequence[int]) -> ir.Value:
         value = ir.val(f"{name}.{key}", type=parameter.type, shape=shape)
         self._inputs.append(value)
         return value

@@ -29,9 +29,9 @@ def train_step(
 ) -> float:
     """Make one optimizer step from the gradients of some batches.
 
-    One batch, given in a sequence, makes the step in the step model if the module has one and nothing
-    asks for its gradients. If the package asks for privacy, gradients are computed sample by sample, clipped, and noise is
-    added (:mod:`odtpack_runtime.training.private`).
+    One batch, given in a sequence, makes the step in the step model if the module has one and
+    nothing asks for its gradients. If the package asks for privacy, gradients are computed sample
+    by sample, clipped, and noise is added (:mod:`odtpack_runtime.training.private`).
 
     Args:
         module: Module in training mode, without accumulated gradients.
@@ -41,7 +41,8 @@ def train_step(
         scheduler: Sets the learning rate after the step.
         on_loss: Called with each batch's loss, before the step is made, but for a private batch
             without samples.
-        before_update: Called once the gradients are complete, which it may change.
+        before_update: Called once the gradients are complete, which it may change; None if nothing
+            looks at them.
         noise: Draws the noise of private gradients.
         expected: Expected samples of a batch whose gradients are private, where the batches differ
             because samples are drawn independently; the samples of the batch if None.

@@ -354,9 +354,7 @@ class Module:
         for name in signature.updates:
             graph.bind_output(name + UPDATE_SUFFIX, self.state.parameters.items[name].data)
 
-    def _check(
-        self, trained: Sequence[str], evaluation: GraphSignature | None, where: str
-    ) -> None:
+    def _check(self, trained: Sequence[str], evaluation: GraphSignature | None, where: str) -> None:
         """Check that models and checkpoint speak of the same parameters."""
         missing = self.state.arrays(trainable=True).keys() - set(trained)
         unused = self.state.arrays(trainable=False).keys() - set(self._order)
