@@ -54,8 +54,8 @@ def train(
         step_model: Whether to train with the step model of a package that has one.
 
     Returns:
-        ``train_ms`` and ``optimizer_ms``, a figure per timed step, the second 0 with a step model; ``peak_bytes``: the highest
-        resident set above that before the model was loaded; ``losses``.
+        ``train_ms`` and ``optimizer_ms``, a figure per timed step, the second 0 with a step model;
+        ``peak_bytes``: the highest resident set above that before the model was loaded; ``losses``.
     """
     feeds = _load(inputs)
     root = Path(folder)

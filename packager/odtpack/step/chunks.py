@@ -21,10 +21,10 @@ from odtpack.graph.ops import Ops
 LARGE: Final = 1 << 18
 """Elements from which on a parameter is updated in parts."""
 
-_PART: Final = 1 << 17
+PART: Final = 1 << 17
 """Most elements of a part, see ``CHUNK_ELEMENTS``: half a MiB of each vector."""
 
-_LEAST_PART: Final = 1 << 14
+LEAST_PART: Final = 1 << 14
 """Fewest elements of a part: running a body costs some ten microseconds."""
 
 Write = Callable[[Ops, Mapping[str, ir.Value]], dict[str, ir.Value]]
@@ -51,9 +51,9 @@ def cut(dims: Sequence[int]) -> Cut | None:
     if size < LARGE or len(dims) < 2:
         return None
     width = size // dims[0]
-    fitting = [n for n in range(1, dims[0] + 1) if dims[0] % n == 0 and n * width <= _PART]
+    fitting = [n for n in range(1, dims[0] + 1) if dims[0] % n == 0 and n * width <= PART]
     rows = max(fitting, default=0)
-    if rows * width < _LEAST_PART:
+    if rows * width < LEAST_PART:
         return None
     return Cut(dims[0] // rows, rows, width)
 

@@ -9,12 +9,13 @@ input X and may lie in its memory: whoever else reads X is an ancestor of the no
 - A matrix of :data:`.chunks.LARGE` elements or more is updated in parts.
 - What has :data:`OWN` elements or more is updated as soon as its gradient is complete.
 - The others are joined to one vector for each group, and updated at the end: a node takes more
-  memory in a session than their gradients.
+  memory in a session than their gradients. ONNX Runtime would compute these gradients at the end,
+  too, and keep until then what they are computed from. It starts from nodes that nothing reads: so
+  each has such a node, its Size, which is an output ``update.order.N`` that nobody asks for.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +36,13 @@ from odtpack.passes.compact import compact
 from odtpack.step import chunks
 from odtpack.step.fresh import fresh_gradients
 from odtpack.step.late_reads import Readers, after, ancestors
-from odtpack_runtime.session.graph_signature import RATE_NAME, RESET_NAME, STEP_NAME, UPDATE_SUFFIX
+from odtpack_runtime.session.graph_signature import (
+    ORDER_PREFIX,
+    RATE_NAME,
+    RESET_NAME,
+    STEP_NAME,
+    UPDATE_SUFFIX,
+)
 from odtpack_simulator.memory.execution_order import execution_order
 
 OWN: Final = 1 << 16
@@ -129,43 +136,6 @@ def join(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
     return vector
 
 
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
-    assert node is not None  # noqa: S101 - a gradient is computed
-    return node
-
-
-@dataclasses.dataclass
-class _Joined:
-    """Parameters that are updated as one vector.
-
-    Attributes:
-        parameters: In the order in which their gradients are computed.
-        gradients: Their gradients, or several of them as one vector.
-        late: What reads one of them and is not needed for its gradient.
-    """
-
-    parameters: list[ir.Value] = dataclasses.field(default_factory=list)
-    gradients: list[ir.Value] = dataclasses.field(default_factory=list)
-    late: set[ir.Node] = dataclasses.field(default_factory=set)
-
-    def add(self, parameter: ir.Value, gradient: ir.Value, late: set[ir.Node]) -> None:
-        """Add a parameter."""
-        self.parameters.append(parameter)
-        self.gradients.append(gradient)
-        self.late |= late
-
-    def add_all(self, other: _Joined, vector: ir.Value) -> None:
-        """Add those of ``other``, whose gradients are joined in ``vector``."""
-        self.parameters += other.parameters
-        self.gradients.append(vector)
-        self.late |= other.late
-
-    def vector(self, op: Ops) -> ir.Value:
-        """All gradients, joined."""
-        return join(op, self.gradients)
-
-
 class _Writer:
     """Writes updates to the end of a graph."""
 
@@ -176,6 +146,7 @@ class _Writer:
         self._step = ir.val(STEP_NAME, dtype=ir.DataType.INT64, shape=[1])
         self._inputs: list[ir.Value] = []
         self._outputs: list[ir.Value] = []
+        self._orders: list[ir.Value] = []
         self._group = {name: i for i, g in enumerate(self._groups) for name in g.parameters}
         self._rates: dict[tuple[int, ir.DataType], ir.Value] = {}
 
@@ -197,10 +168,6 @@ class _Writer:
     ) -> None:
         """Write the updates of all parameters, and name inputs and outputs.
 
-        ONNX Runtime would compute what only the update at the end needs at the end, and keep until
-        then what it is computed from. So small gradients are joined as they come, and the next
-        update of a large parameter waits for those before it.
-
         Args:
             gradients: The gradient of each trainable parameter.
             inputs: All parameters, trained or not.
@@ -214,27 +181,24 @@ class _Writer:
         groups = {name: self._group.get(name, 0) for name in gradients}
         counts = Counter(groups[name] for name in gradients if name not in large)
         large |= {name for name in gradients if counts[groups[name]] == 1}
-        waiting: dict[int, _Joined] = defaultdict(_Joined)
-        done: dict[int, _Joined] = defaultdict(_Joined)
+        joined: dict[int, list[str]] = defaultdict(list)
         for name in sorted(gradients, key=lambda each: places[str(gradients[each].name)]):
             parameter, gradient = parameters[name], gradients[name]
             gradient.type, gradient.shape = parameter.type, parameter.shape
-            late = readers.of(parameter) - ancestors([gradient])
-            if name not in large:
-                waiting[groups[name]].add(parameter, gradient, late)
-                continue
-            for index, part in waiting.items():
-                vector = part.vector(self._op)
-                late.add(_producer(vector))
-                done[index].add_all(part, vector)
-            waiting.clear()
-            self._alone(name, parameter, gradient, late)
-        for index, part in waiting.items():
-            done[index].add_all(part, part.vector(self._op))
-        for index, part in done.items():
-            self._together(index, part)
+            if name in large:
+                late = readers.of(parameter) - ancestors([gradient])
+                self._alone(name, parameter, gradient, late)
+            else:
+                joined[groups[name]].append(name)
+                self._compute_at_once(gradient)
+        for index, names in joined.items():
+            late = {node for name in names for node in readers.of(parameters[name])}
+            late -= ancestors(gradients[name] for name in names)
+            self._together(
+                index, [parameters[n] for n in names], [gradients[n] for n in names], late
+            )
         graph.inputs.extend([*self._inputs, self._rate, self._step])
-        graph.outputs.extend(self._outputs)
+        graph.outputs.extend([*self._outputs, *self._orders])
 
     def _alone(
         self, name: str, parameter: ir.Value, gradient: ir.Value, late: set[ir.Node]
@@ -257,15 +221,26 @@ class _Writer:
         for key, value in results.items():
             self._output(value, name, key, shape)
 
-    def _together(self, index: int, joined: _Joined) -> None:
+    def _compute_at_once(self, gradient: ir.Value) -> None:
+        """Let a gradient that is used at the end be computed as soon as it can be."""
+        value = self._op.Size(gradient)
+        value.name, value.shape = f"{ORDER_PREFIX}{len(self._orders)}", ir.Shape([])
+        self._orders.append(value)
+
+    def _together(
+        self,
+        index: int,
+        parameters: Sequence[ir.Value],
+        gradients: Sequence[ir.Value],
+        late: set[ir.Node],
+    ) -> None:
         """Update small parameters of a group as one vector."""
-        op, parameters = self._op, joined.parameters
+        op = self._op
         sizes = [math.prod(static_dims(parameter) or ()) for parameter in parameters]
-        late = joined.late - ancestors(joined.gradients)
         params = join(op, parameters)
         vectors = {
             "params": after(op, late, params, (sum(sizes),)) if late else params,
-            "gradients": joined.vector(op),
+            "gradients": join(op, gradients),
         }
         for state in self._optimizer.state:
             vectors[state.name] = join(

@@ -21,6 +21,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
+    ORDER_PREFIX,
     RATE_NAME,
     RESET_NAME,
     STEP_NAME,
@@ -252,7 +253,8 @@ def _check_step(
     state = {f"{name}.{vector.name}" for name in trained for vector in vectors}
     names = [name for name, _, _ in inputs[len(shared) :]]
     _same(where, "inputs", set(names), {*state, RATE_NAME, STEP_NAME})
-    updated = [name for name, _, _ in outputs[len(given) :]]
+    rest = (name for name, _, _ in outputs[len(given) :])
+    updated = [name for name in rest if not name.startswith(ORDER_PREFIX)]
     moved = {name for name, _, _ in _read(training.graph.output) if name.endswith(UPDATE_SUFFIX)}
     expected = {f"{name}{UPDATE_SUFFIX}" for name in (*trained, *state)} | moved
     _same(where, "outputs", set(updated), expected)

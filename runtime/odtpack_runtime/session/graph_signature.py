@@ -35,6 +35,8 @@ UNSCALED_SUFFIX = ".unscaled"
 RESET_NAME = "lazy_reset_grad"
 RATE_NAME = "update.learning_rate"
 STEP_NAME = "update.step"
+ORDER_PREFIX = "update.order."
+"""Begins the names of a step graph's outputs that only order its nodes, and are not asked for."""
 
 Dim = int | str | None
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.session.graph_signature import (
+    ORDER_PREFIX,
     RATE_NAME,
     STEP_NAME,
     UPDATE_SUFFIX,
@@ -56,7 +57,7 @@ class StepSignature:
                 ``unsupported-type``.
         """
         nodes = {node.name: node for node in inputs}
-        given = {node.name: node for node in outputs}
+        given = {node.name: node for node in outputs if not node.name.startswith(ORDER_PREFIX)}
         updated = {
             name.removesuffix(UPDATE_SUFFIX): TensorSpec.of_node(node, where)
             for name, node in given.items()
