@@ -9,7 +9,7 @@ this is safe. It is, in whatever order the runtime executes, if
    at the same place, or adds to places of it that other inputs give; a Scan does so part by part
    if its body does.
 
-Whoever reads a view of the input, the result of a Reshape that shares its memory, counts as a
+A node that reads a view of the input, the result of a Reshape that shares its memory, counts as a
 reader of the input.
 """
 
