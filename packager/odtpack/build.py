@@ -66,6 +66,7 @@ def build_package(
     runtime: choices.Runtime = choices.STOCK,
     sessions: choices.Sessions = "fast",
     step_model: choices.StepModel = "auto",
+    segments: bool = False,
 ) -> Manifest:
     """Build a package.
 
@@ -109,6 +110,8 @@ def build_package(
             :data:`odtpack_runtime.session.options.SETTINGS`.
         step_model: Whether to write a training model that also updates the parameters, see
             :mod:`odtpack.step.model`.
+        segments: Cut the network into models that run one after the other, see
+            :mod:`odtpack.package.segments`.
 
     Returns:
         The manifest as written.
@@ -126,6 +129,7 @@ def build_package(
     check_type("accumulation_steps", accumulation_steps, int, "4")
     check_type("ort_format", ort_format, (OrtFormat, NoneType), "odtpack.ort.choices.OrtFormat()")
     check_type("nominal", nominal, bool, "True")
+    check_type("segments", segments, bool, "True")
     check_type("onnxruntime", onnxruntime, (str, NoneType), "'1.20'")
     check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
     check_choice("base", base, (*get_args(BaseKind), None))
@@ -187,6 +191,7 @@ def build_package(
             prediction=prediction,
             memory=memory,
             adapter=None if inserted is None else _adapter_info(inserted),
+            segments=segments,
         )
         manifest = write_artifacts(
             loaded,

@@ -23,6 +23,7 @@ from odtpack.package.backend import STOCK, Backend
 from odtpack.package.digest import model_digest, recipe_digest
 from odtpack.package.emit import listed_files, write_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, OptimizerStep, Update, resolve_update
+from odtpack.package.segments.build import build_segments, check_options
 from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
@@ -98,6 +99,8 @@ def write_artifacts(
             hint="convert with onnxruntime-training: "
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
+    if recipe.segments:
+        check_options(recipe, backend, ort_format=files.ort_format is not None)
     backend.require_opset(model.graph.opset_imports[""])
 
     def make_optimizer(graphs: Graphs) -> tuple[OptimizerStep, ir.Model] | None:
@@ -123,6 +126,8 @@ def write_artifacts(
         if graphs.memory is not None and remark is not None:
             for sentence in sentences(graphs.memory):
                 remark(sentence)
+    elif recipe.segments:
+        graphs = build_segments(model, recipe, backend)
     else:
         graphs = build_graphs(model, recipe, backend)
     if onnxruntime is not None:
@@ -146,8 +151,7 @@ def write_artifacts(
     )
     oldest = backend.oldest_runtime(
         [
-            graphs.training,
-            graphs.evaluation,
+            *graphs.models,
             *(() if pair is None else pair[1:]),
             *(() if step is None else (step,)),
         ]
@@ -182,7 +186,11 @@ def write_artifacts(
 def _step_model(update: OptimizerStep, graphs: Graphs, choice: StepModel) -> ir.Model | None:
     """The step model, if the package is to have one and the update allows it."""
     trained = sum(p.tensor.size for p in graphs.parameters if p.role == "trainable")
-    if choice == "never" or (choice == "auto" and trained < _WORTH_A_STEP_MODEL):
+    if (
+        graphs.segments is not None
+        or choice == "never"
+        or (choice == "auto" and trained < _WORTH_A_STEP_MODEL)
+    ):
         return None
     return update.step_model(graphs)
 

@@ -37,6 +37,8 @@ RATE_NAME = "update.learning_rate"
 STEP_NAME = "update.step"
 ORDER_PREFIX = "update.order."
 """Begins the names of a step graph's outputs that only order its nodes, and are not asked for."""
+COTANGENT_SUFFIX = ".cotangent"
+"""Ends the name of the gradient of a value between two segments."""
 
 Dim = int | str | None
 

@@ -25,6 +25,7 @@ from odtpack_runtime.session.graph_signature import (
 )
 from odtpack_runtime.session.model_metadata import ModelMetadata
 from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_beside
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
 from odtpack_runtime.session.step_signature import StepSignature
 from odtpack_runtime.training.step_graph import StepGraph
@@ -82,22 +83,40 @@ class Module:
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
         self._train_path = Path(train_model_uri)
-        first = self._train_path if step_model_uri is None else Path(step_model_uri)
-        session = open_session(first, self.session_options)
-        models = [(str(first), session)]
-        if self._eval_path is not None:
-            evaluation = open_session(self._eval_path, self.session_options)
-            models.append((str(self._eval_path), evaluation))
+        beside = segments_beside(train_model_uri)
+        # A network in segments has no step model.
+        whole = None if beside is not None or step_model_uri is None else Path(step_model_uri)
+        first = whole or self._train_path
+        models: list[tuple[str, list[Any], list[Any]]] = []
+        self._segments: Segments | None = None
+        if beside is not None:
+            self._segments = Segments(
+                Path(train_model_uri), beside[0], self.session_options, self._eval_path, beside[1]
+            )
+            session, evaluation = self._segments.training, self._segments.evaluation
+            models.append((str(train_model_uri), *self._segments.nodes(training=True)))
+            if evaluation is not None:
+                models.append((str(self._eval_path), *self._segments.nodes(training=False)))
+        else:
+            session = open_session(first, self.session_options)
+            models.append((str(first), session.get_inputs(), session.get_outputs()))
+            if self._eval_path is not None:
+                evaluation = open_session(self._eval_path, self.session_options)
+                nodes = evaluation.get_inputs(), evaluation.get_outputs()
+                models.append((str(self._eval_path), *nodes))
         shapes = _shapes(state, models) if state.is_nominal else {}
         step = None
-        if step_model_uri is None:
+        if whole is None:
             signature = _read(state, shapes, *models[0])
             trained = signature.gradients
         else:
-            step = _read_step(state, shapes, *models[0])
+            step = StepSignature.read(*models[0], *_roles(state, shapes))
             signature = step.graph
             trained = tuple(name for name in signature.parameters if name in step.updates)
-        eval_signature = _read(state, shapes, *models[1]) if models[1:] else None
+        others = [_read(state, shapes, *model) for model in models[1:]]
+        if self._segments is not None:
+            self._segments.check_inputs(each.inputs for each in (signature, *others))
+        eval_signature = others[0] if others else None
         extra = set(eval_signature.parameters if eval_signature else ())
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
         self._check(trained, eval_signature, str(first))
@@ -111,15 +130,17 @@ class Module:
         # The buffers are zero: starting afresh gives the same, with a pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
-        self._train = self._step = None
+        self._train: BoundGraph | SegmentedGraph | None = None
+        self._step: StepGraph | None = None
         if step is None:
             self._train = self._bind_training(session, signature, metadata)
         else:
-            self._step = StepGraph(self._bound(session, signature, metadata), step)
+            graph = self._bound(session, signature, metadata)
+            self._step = StepGraph(graph, step)
             for name in trained:
                 self._step.bind_updated(name, state.parameters.items[name].data)
-            self._bind_updates(self._step.graph, signature)
-        self._eval: BoundGraph | None = None
+            self._bind_updates(graph, signature)
+        self._eval: BoundGraph | SegmentedGraph | None = None
         if eval_signature is not None:
             self._eval = self._bound(evaluation, eval_signature, metadata)
 
@@ -275,6 +296,12 @@ class Module:
         if self._eval_path is None:
             raise _no_eval_model("A model can be exported only")
         self.require_values()
+        if self._segments is not None:
+            raise OdtpackError(
+                "segments-unsupported",
+                "A package of segments holds no model that could be exported as one.",
+                hint="export the adapter: odtpack adapter export",
+            )
         from odtpack_runtime.export.inference_model import export_inference_model
 
         parameters = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
@@ -309,13 +336,13 @@ class Module:
         if self.state.is_nominal:
             raise nominal_error("nothing can be computed without its parameters' values")
 
-    def _described(self) -> BoundGraph:
+    def _described(self) -> BoundGraph | SegmentedGraph:
         """A graph with the user inputs and outputs of the current mode."""
         if self.training and self._train is None and self._step is not None:
             return self._step.graph
         return self._graph()
 
-    def _graph(self) -> BoundGraph:
+    def _graph(self) -> BoundGraph | SegmentedGraph:
         if self.training:
             if self._train is None:
                 self._train = self._open_training()
@@ -324,11 +351,12 @@ class Module:
             raise _no_eval_model("Evaluation mode works only")
         return self._eval
 
-    def _open_training(self) -> BoundGraph:
+    def _open_training(self) -> BoundGraph | SegmentedGraph:
         """The training model, beside a step model."""
         where = str(self._train_path)
         session = open_session(self._train_path, self.session_options)
-        signature = _read(self.state, {}, where, session)
+        nodes = session.get_inputs(), session.get_outputs()
+        signature = _read(self.state, {}, where, *nodes)
         self._check(signature.gradients, None, where)
         metadata = ModelMetadata.read(session, set(signature.gradients), where)
         return self._bind_training(session, signature, metadata)
@@ -338,7 +366,7 @@ class Module:
         session: onnxruntime.InferenceSession,
         signature: GraphSignature,
         metadata: ModelMetadata,
-    ) -> BoundGraph:
+    ) -> BoundGraph | SegmentedGraph:
         graph = self._bound(session, signature, metadata)
         for slot in self._flat.trainable.slots:
             gradient = view(self._flat.gradients, slot)
@@ -349,7 +377,7 @@ class Module:
             graph.bind_input(RESET_NAME, self._reset)
         return graph
 
-    def _bind_updates(self, graph: BoundGraph, signature: GraphSignature) -> None:
+    def _bind_updates(self, graph: BoundGraph | SegmentedGraph, signature: GraphSignature) -> None:
         """Let running statistics be updated where they lie."""
         for name in signature.updates:
             graph.bind_output(name + UPDATE_SUFFIX, self.state.parameters.items[name].data)
@@ -372,15 +400,19 @@ class Module:
         session: onnxruntime.InferenceSession,
         signature: GraphSignature,
         metadata: ModelMetadata,
-    ) -> BoundGraph:
-        """A model that reads the parameters where they lie."""
-        graph = BoundGraph(
-            session,
-            signature.inputs,
-            signature.outputs,
-            class_count=metadata.class_count,
-            ignored_label=metadata.ignored_label,
-        )
+    ) -> BoundGraph | SegmentedGraph:
+        """A model, or a list of them, that reads the parameters where they lie."""
+        ends = signature.inputs, signature.outputs
+        labels: dict[str, Any] = {
+            "class_count": metadata.class_count,
+            "ignored_label": metadata.ignored_label,
+        }
+        graph: BoundGraph | SegmentedGraph
+        if self._segments is None:
+            graph = BoundGraph(session, *ends, **labels)
+        else:
+            training = session is self._segments.training
+            graph = SegmentedGraph(self._segments, *ends, training=training, **labels)
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters.items[name].data)
         return graph
@@ -409,20 +441,10 @@ def _read(
     state: CheckpointState,
     shapes: Mapping[str, tuple[int, ...]],
     where: str,
-    session: onnxruntime.InferenceSession,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
 ) -> GraphSignature:
-    inputs, outputs = session.get_inputs(), session.get_outputs()
     return GraphSignature.read(where, inputs, outputs, *_roles(state, shapes))
-
-
-def _read_step(
-    state: CheckpointState,
-    shapes: Mapping[str, tuple[int, ...]],
-    where: str,
-    session: onnxruntime.InferenceSession,
-) -> StepSignature:
-    inputs, outputs = session.get_inputs(), session.get_outputs()
-    return StepSignature.read(where, inputs, outputs, *_roles(state, shapes))
 
 
 def _roles(
@@ -438,12 +460,12 @@ def _roles(
 
 
 def _shapes(
-    state: CheckpointState, models: Sequence[tuple[str, onnxruntime.InferenceSession]]
+    state: CheckpointState, models: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of a nominal state, which only the models know."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for where, session in models:
-        for node in session.get_inputs():
+    for where, inputs, _ in models:
+        for node in inputs:
             if node.name in state.parameters:
                 if not all(isinstance(size, int) for size in node.shape):
                     raise model_mismatch(where, f"the shape of '{node.name}' is not known")

@@ -14,6 +14,7 @@ from odtpack_runtime.session.graph_signature import (
     UPDATE_SUFFIX,
     model_mismatch,
 )
+from odtpack_runtime.session.segments import SegmentedGraph
 from odtpack_runtime.session.session import BoundGraph
 from odtpack_runtime.session.step_signature import StepSignature
 
@@ -26,7 +27,7 @@ class StepGraph:
         signature: Its inputs and outputs by role.
     """
 
-    def __init__(self, graph: BoundGraph, signature: StepSignature) -> None:
+    def __init__(self, graph: BoundGraph | SegmentedGraph, signature: StepSignature) -> None:
         self.graph = graph
         self._signature = signature
 

@@ -68,6 +68,8 @@ class Job:
         step_model: Path of the step model, if it makes the steps; None for the other two.
         own_arenas: Each session has an arena of its own, as in kits that cannot share one, even
             where the package asks for one of all.
+        calibration_seconds: How long a timing measures each rate of this machine; None for
+            :data:`~odtpack_simulator.measure.calibration.CALIBRATION_SECONDS`.
     """
 
     task: Literal["train", "time"]
@@ -103,6 +105,7 @@ class Job:
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
     step_model: str | None = None
     own_arenas: bool = False
+    calibration_seconds: float | None = None
 
     @property
     def steps(self) -> int:
