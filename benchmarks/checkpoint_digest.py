@@ -1,20 +1,24 @@
 """What the digest of a checkpoint costs when it is saved and when it is loaded.
 
-Saves alternate with and without hashing, so that whatever else the disk does falls on both.
+A save ends when file and folder are on the disk (fsync), as it must to survive a power cut. Saves
+alternate with and without hashing, so that whatever else the disk does falls on both; the same
+without fsync, which ends in the system's memory, shows what of it is the disk's.
 
-    python -m benchmarks.checkpoint_digest --folder /path/on/the/disk
+    python -m benchmarks.checkpoint_digest --folder /path/on/the/disk [--one-core] [--busy]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import multiprocessing
 import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -43,40 +47,74 @@ def without_hashing() -> Iterator[None]:
         yield
 
 
-def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+@contextmanager
+def without_disk() -> Iterator[None]:
+    """Nothing waits for the disk."""
+    with mock.patch.object(os, "fsync"):
+        yield
+
+
+def timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds, and those of the processor, all threads."""
+    wall, processor = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - start
+    return (time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3
 
 
-def compare(path: Path, data: CheckpointData, rounds: int) -> tuple[float, float, float]:
-    """Medians in seconds: saved without hashing, saved, loaded."""
-    plain, hashed = [], []
-    for _ in range(rounds):
-        with without_hashing():
-            plain.append(seconds(lambda: write_checkpoint(path, data)))
-        hashed.append(seconds(lambda: write_checkpoint(path, data)))
-    loads = [seconds(lambda: read_checkpoint(path)) for _ in range(5)]
-    return statistics.median(plain), statistics.median(hashed), statistics.median(loads)
+WAYS: dict[str, tuple[Callable[[], AbstractContextManager[None]], ...]] = {
+    "in memory": (without_disk, without_hashing),
+    "in memory, digest": (without_disk,),
+    "saved": (without_hashing,),
+    "saved, digest": (),
+}
+
+
+def compare(path: Path, data: CheckpointData, rounds: int) -> dict[str, tuple[float, float]]:
+    """Medians of both times, of each way to save and of loading."""
+    found = defaultdict(list)
+    for number in range(rounds):
+        # Who comes first takes turns as well: the disk may still be busy with the one before.
+        for way in list(WAYS)[:: 1 if number % 2 else -1]:
+            with ExitStack() as stack:
+                for each in WAYS[way]:
+                    stack.enter_context(each())
+                found[way].append(timed(lambda: write_checkpoint(path, data)))
+    write_checkpoint(path, data)
+    found["loaded"] = [timed(lambda: read_checkpoint(path)) for _ in range(5)]
+    medians = {}
+    for way in (*WAYS, "loaded"):
+        wall, processor = zip(*found[way], strict=True)
+        medians[way] = statistics.median(wall), statistics.median(processor)
+    return medians
+
+
+def spin() -> None:
+    while True:
+        pass
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--megabytes", type=float, nargs="+", default=MEGABYTES)
     parser.add_argument("--one-core", action="store_true", help="leave the process one core")
+    parser.add_argument("--busy", action="store_true", help="keep every core busy besides")
     arguments = parser.parse_args()
+    others = [multiprocessing.Process(target=spin, daemon=True) for _ in os.sched_getaffinity(0)]
+    for other in others if arguments.busy else []:
+        other.start()
     if arguments.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    print(f"{'MB':>8}{'plain ms':>12}{'digest ms':>12}{'cost':>8}{'load ms':>10}")
-    for megabytes in MEGABYTES:
+    print("milliseconds, and in brackets those of the processor")
+    print(f"{'MB':>6}" + "".join(f"{way:>24}" for way in [*WAYS, "loaded"]) + f"{'cost':>9}")
+    for megabytes in arguments.megabytes:
         data = content(megabytes)
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            plain, hashed, load = compare(Path(folder) / "ck", data, arguments.rounds)
-        print(
-            f"{megabytes:>8g}{plain * 1e3:>12.2f}{hashed * 1e3:>12.2f}{hashed / plain - 1:>8.1%}"
-            f"{load * 1e3:>10.2f}"
-        )
+            found = compare(Path(folder) / "ck", data, arguments.rounds)
+        cells = "".join(f"{f'{wall:.2f} ({cpu:.2f})':>24}" for wall, cpu in found.values())
+        cost = found["saved, digest"][0] / found["saved"][0] - 1
+        print(f"{megabytes:>6g}{cells}{cost:>9.1%}", flush=True)
 
 
 if __name__ == "__main__":

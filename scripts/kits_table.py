@@ -42,8 +42,7 @@ the kit's own, without empty ones, comments and what is generated; 900 was the a
 
 {networks}
 
-A binding spends some microseconds on each tensor that it is given, and that of Node.js copies what
-a run has written in place once more: in the short step of the MLP that shows.
+{installed}
 """
 
 
@@ -78,7 +77,19 @@ def kits_page() -> str:
         ran="\n".join(ran),
         times="\n".join(times),
         networks="\n".join(f"- {key}: {title}" for key, title in NETWORKS.items()),
+        installed=_installed(content),
     )
+
+
+def _installed(content: dict[str, Any]) -> str:
+    """The ratios to the Python of the project where a kit has another ONNX Runtime."""
+    found = []
+    for name, each in content["platforms"].items():
+        ratios = {key: step.get("installed_ratio") for key, step in each.get("steps", {}).items()}
+        if any(ratios.values()):
+            listed = ", ".join(f"{ratio:.2f} ({key})" for key, ratio in ratios.items() if ratio)
+            found.append(f"{name} {listed}")
+    return f"Beside Python with ONNX Runtime {content['installed']}: {'; '.join(found)}."
 
 
 def _step(step: dict[str, float] | None) -> str:

@@ -4,9 +4,7 @@ import Foundation
 #if canImport(CryptoKit)
 import CryptoKit
 
-func sha256(_ data: Data) -> String {
-  SHA256.hash(data: data).map { String(format: "%02x", $0) }.joined()
-}
+func sha256(_ data: Data) -> [UInt8] { Array(SHA256.hash(data: data)) }
 
 func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
   guard let key = try? Curve25519.Signing.PublicKey(rawRepresentation: key) else { return false }
@@ -61,8 +59,8 @@ private func isGreater(_ one: [UInt32], than two: [UInt32]) -> Bool {
 private let keys = primes.prefix(64).map { fraction($0, cube: true) }
 private let initial = primes.prefix(8).map { fraction($0, cube: false) }
 
-/// SHA-256 (FIPS 180-4) in hex.
-func sha256(_ data: Data) -> String {
+/// SHA-256 (FIPS 180-4).
+func sha256(_ data: Data) -> [UInt8] {
   var tail = Array(data.suffix(data.count % 64)) + [0x80]
   tail += [UInt8](repeating: 0, count: (119 - data.count % 64) % 64)
   tail += withUnsafeBytes(of: UInt64(data.count * 8).bigEndian, Array.init)
@@ -95,6 +93,6 @@ func sha256(_ data: Data) -> String {
     data.withUnsafeBytes { digest(UnsafeRawBufferPointer(rebasing: $0[..<($0.count / 64 * 64)])) }
     tail.withUnsafeBytes { digest($0) }
   }
-  return state.map { String(format: "%08x", $0) }.joined()
+  return state.flatMap { withUnsafeBytes(of: $0.bigEndian, Array.init) }
 }
 #endif
