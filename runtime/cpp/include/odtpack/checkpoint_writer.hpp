@@ -69,12 +69,19 @@ class CheckpointWriter {
   /// Write the tensors' bytes: each with its length in front, or one after the other.
   void WritePayload(const File& file) const {
     const uint8_t zeros[16] = {};
+    off_t begun = ::ftello(file.get());
     for (size_t i = 0; i < payload_.size(); ++i) {
-      const auto size = static_cast<flatbuffers::uoffset_t>(payload_[i].second->Bytes());
+      const Tensor& tensor = *payload_[i].second;
+      const auto size = static_cast<flatbuffers::uoffset_t>(tensor.Bytes());
       if (!external_) Write(file, zeros, gaps_[i]);
       if (!external_) Write(file, &size, sizeof size);
-      Write(file, payload_[i].second->data.get(), payload_[i].second->Bytes());
+      for (size_t done = 0; done < tensor.Bytes(); done += kAtOnce) {
+        Write(file, tensor.data.get() + done, std::min(kAtOnce, tensor.Bytes() - done));
+        if (::ftello(file.get()) - begun >= static_cast<off_t>(kAtOnce))
+          begun = StartWriting(file, begun);
+      }
     }
+    StartWriting(file, begun);
   }
 
   /// Write the digests, at the end of the file; once.
@@ -169,6 +176,8 @@ class CheckpointWriter {
       end += 4 + kDigestTextBytes + 1;
     }
   }
+
+  static constexpr size_t kAtOnce = size_t{1} << 23;  // bytes before the disk begins with them
 
   flatbuffers::FlatBufferBuilder to_;
   bool nominal_, external_;
