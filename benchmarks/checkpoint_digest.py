@@ -5,6 +5,10 @@ alternate with and without hashing, so that whatever else the disk does falls on
 without fsync, which ends in the system's memory, shows what of it is the disk's.
 
     python -m benchmarks.checkpoint_digest --folder /path/on/the/disk [--one-core] [--busy]
+    python -m benchmarks.checkpoint_digest --kits
+
+The second is what the training kits hash a second: processor time of programs that load a file
+with digests, less that of programs that load one without, as onnxruntime-training writes it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import hashlib
 import multiprocessing
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections import defaultdict
@@ -27,6 +32,8 @@ import numpy as np
 from odtpack_runtime.checkpoint import digest
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
+from tests.runtime.checkpoint_samples import Foreign
 
 MEGABYTES = (0.25, 2.0, 16.0, 64.0, 256.0)
 
@@ -93,6 +100,58 @@ def spin() -> None:
         pass
 
 
+KITS: dict[str, tuple[Callable[[], str | None], Callable[[Path], list[str]]]] = {
+    "C++": (cpp_kit.unavailable, lambda path: [str(cpp_kit.built("trust")), "load", str(path)]),
+    "Kotlin": (
+        kotlin_kit.unavailable,
+        lambda path: kotlin_kit.command("load", path, options=("-XX:+UseSerialGC",)),
+    ),
+    "Node.js": (
+        javascript.unavailable,
+        lambda path: [str(javascript.NODE), str(javascript.SCRIPTS / "trust.mjs"),
+                      str(javascript.KIT), "load", str(path)],
+    ),
+    "Swift": (
+        swift_kit.unavailable,
+        lambda path: swift_kit.command(swift_kit.built(), "load", path),
+    ),
+}  # fmt: skip
+"""Why a kit cannot be run, and what loads a checkpoint with it."""
+
+
+def speeds(rounds: int, megabytes: float = 300.0) -> None:
+    """Print how many megabytes a second each kit hashes, the median of some rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = content(megabytes)
+        data.optimizer = None
+        write_checkpoint(Path(folder) / "checked", data)
+        f = Foreign()
+        tensors = [f.tensor(name, array.shape, raw=array.tobytes())
+                   for name, array in data.trainable.items()]  # fmt: skip
+        (Path(folder) / "unchecked").write_bytes(f.finish(tensors))
+        hashed = sum(array.nbytes for array in data.trainable.values()) / 1e6
+        for kit, (unavailable, command) in KITS.items():
+            if reason := unavailable():
+                print(f"{kit}: {reason}")
+                continue
+            found = []
+            for _ in range(rounds):
+                took = {name: _processor(command(Path(folder) / name), name)
+                        for name in ("unchecked", "checked")}  # fmt: skip
+                found.append(hashed / (took["checked"] - took["unchecked"]))
+            print(f"{kit}: {statistics.median(found):.0f} MB/s", flush=True)
+
+
+def _processor(command: list[str], expected: str) -> float:
+    """Seconds of processor time of a program that says how it loaded a file."""
+    before = os.times()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = os.times()
+    if expected not in done.stdout.replace('"', " ").split():
+        raise RuntimeError(f"it said {done.stdout}")
+    return after[2] + after[3] - before[2] - before[3]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one")
@@ -100,7 +159,11 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, nargs="+", default=MEGABYTES)
     parser.add_argument("--one-core", action="store_true", help="leave the process one core")
     parser.add_argument("--busy", action="store_true", help="keep every core busy besides")
+    parser.add_argument("--kits", action="store_true", help="what the training kits hash a second")
     arguments = parser.parse_args()
+    if arguments.kits:
+        speeds(arguments.rounds)
+        return
     others = [multiprocessing.Process(target=spin, daemon=True) for _ in os.sched_getaffinity(0)]
     for other in others if arguments.busy else []:
         other.start()
