@@ -75,7 +75,7 @@ def _forked(work: Callable[[int], None]) -> tuple[int, int]:
 
 
 def _undisturbed(name: str, folder: Path, steps: int) -> list[str]:
-    """The state after each step of a training that nobody ends; builds its package."""
+    """The state after each step of a training that is not ended; builds its package."""
 
     def work(out: int) -> None:
         build(CASES[name], folder / "package")

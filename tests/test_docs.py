@@ -62,11 +62,14 @@ def prepare_encoder(folder: Path) -> None:
     onnx.save(model, folder / "encoder.onnx")
 
 
-def run(command: list[str], folder: Path) -> None:
+def run(command: list[str], folder: Path, tries: int = 5) -> None:
     environment = os.environ | {"COLUMNS": "100", "PYTHONWARNINGS": "default"}
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, env=environment
     )
+    if tries > 1 and done.returncode == 2 and "run it again when the machine has" in done.stderr:
+        run(command, folder, tries - 1)  # as it says: other tests kept this machine busy
+        return
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 

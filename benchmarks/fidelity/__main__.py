@@ -96,7 +96,7 @@ def _memory(
         ):  # fmt: skip
             rows.append(row)
             table.add_row(*_memory_cells(row))
-            if not console.is_terminal:  # the status is not shown; whoever waits sees what came
+            if not console.is_terminal:  # the status is not shown; a reader sees what came
                 print(*_memory_cells(row), file=sys.stderr, flush=True)
             say(f"peak memory: {len(rows)} done, the last was {row.model}")
     console.print(table)
@@ -157,7 +157,7 @@ def _latency(
     for line in comparison.table(rows):
         console.print(line, soft_wrap=True)
     groups = comparison.summarize(rows)
-    document["latency"] = [dataclasses.asdict(row) for row in rows]
+    document["latency"] = [comparison.as_document(row) for row in rows]
     document["latency_summary"] = [dataclasses.asdict(group) for group in groups]
     targets: Targets = []
     for group in groups:
@@ -166,6 +166,7 @@ def _latency(
             (f"latency, {group.group}: median error", error, "at most 5 %", error <= 0.05)
         )
         for name, within in (
+            ("cases within 10 %", group.cases_within),
             ("steps within 10 %", group.steps_within),
             ("the same, cases alike", group.alike_within),
         ):
@@ -211,6 +212,9 @@ def _markdown(document: dict[str, Any], targets: Targets) -> list[str]:
             f"| {row['model']} | {row['group']} | {row['batch_size']} | {row['threads']} "
             f"| {row['predicted_ms']:.2f} ms | {row['measured_ms']:.2f} ms "
             f"| {100 * row['error']:+.1f} % | {100 * row['within']:.0f} % |"
+            if row["steps"]
+            else f"| {row['model']} | {row['group']} | {row['batch_size']} | {row['threads']} "
+            "| | not judged: every step was disturbed | | |"
             for row in document["latency"]
         ]
     return lines

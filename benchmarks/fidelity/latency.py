@@ -46,6 +46,7 @@ from benchmarks.fidelity.latency_comparison import (
     compare,
     summary_lines,
     table,
+    times,
     typical,
     which_clock,
 )
@@ -59,6 +60,13 @@ from benchmarks.fidelity.latency_prediction import (
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.replay.job import Job
+
+CALIBRATED_BY: dict[Group, tuple[str, ...]] = {
+    "process": ("calibrated",),
+    "between": ("calibrated", "small"),
+    "threads": ("calibrated", "small", "two"),
+}
+"""Processes that a prediction rests on: a round in which one had no quiet step is not judged."""
 
 WORKER = Path(__file__).with_name("latency_worker.py")
 
@@ -139,11 +147,16 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
                 for who in ("calibrated", name)
                 for step in turns[who]["steps"]
             )
+        judged = [
+            turns
+            for turns in rounds
+            if all(times(turns[who]["steps"], clock) for who in CALIBRATED_BY[group])
+        ]
         rows.append(
             compare(
                 (built.case.name, group, *configurations[name], clock),
-                [prediction.of(group, name, turns, clock) for turns in rounds],
-                [turns[name]["steps"] for turns in rounds],
+                [prediction.of(group, name, turns, clock) for turns in judged],
+                [turns[name]["steps"] for turns in judged],
                 _drift([turns["calibrated"] for turns in rounds]),
             )
         )

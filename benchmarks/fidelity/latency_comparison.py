@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 Group = Literal["process", "between", "threads"]
 GROUPS: tuple[Group, ...] = ("process", "between", "threads")
@@ -101,7 +102,7 @@ def compare(
     nothing = float("nan")
     return Row(
         *configuration,
-        predicted_ms=statistics.median(predictions),
+        predicted_ms=statistics.median(predictions) if predictions else nothing,
         measured_ms=statistics.median(compared) if compared else nothing,
         error=statistics.median(errors) if errors else nothing,
         within=within / len(compared) if compared else nothing,
@@ -109,6 +110,14 @@ def compare(
         interrupted=sum(waited(step) for steps in measured for step in steps),
         drift=drift,
     )
+
+
+def as_document(row: Row) -> dict[str, Any]:
+    """The row for JSON: figures are null where no step was compared."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in dataclasses.asdict(row).items()
+    }
 
 
 def waited(step: tuple[float, float]) -> bool:

@@ -116,7 +116,7 @@ class Built:
     def with_own_arenas(self, folder: Path) -> Built:
         """The same for a kit that cannot let sessions share an arena, in another folder.
 
-        Its manifest says so, and whoever opens it follows: the plan, the app, the replay.
+        Its manifest says so, and all that open it follow: the plan, the app, the replay.
         """
         session = self.package.manifest.session
         assert session is not None

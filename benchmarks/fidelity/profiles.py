@@ -20,19 +20,32 @@ from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.latency.latency import carry, measure_host
 from odtpack_simulator.measure.device import Effort, measure_device
 
-SHEET = Path(__file__).with_name("epyc-7003.toml")
+SHEETS = {("25", "1"): "epyc-7003.toml", ("25", "17"): "epyc-9004.toml"}
+"""Data sheets of processors by family and model, as the kernel names them."""
 MODELS = ("tabular", "lstm", "resnet18", "bert", "mobilenet-v3", "transfer-int8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.profiles")
-    parser.add_argument("--sheet", default=str(SHEET), help="data sheet of this machine")
+    parser.add_argument("--sheet", help="data sheet of this machine, if it is not a known one")
     parser.add_argument("--models", nargs="+", choices=list(CASES), default=MODELS)
     arguments = parser.parse_args()
+    sheet = arguments.sheet or _known_sheet()
+    if sheet is None:
+        parser.error("no data sheet of this processor is known; --sheet FILE.toml names one")
     quick = Effort(repeats=3, convolution_seconds=0.05, file_bytes=2**20, syncs=2)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure_device(Path(folder), threads=1, effort=quick)
-    compare(arguments.models, load_profile(arguments.sheet), measured)
+    compare(arguments.models, load_profile(sheet), measured)
+
+
+def _known_sheet() -> str | None:
+    lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    fields = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    name = SHEETS.get((fields.get("cpu family", ""), fields.get("model", "")))
+    return name and str(Path(__file__).with_name(name))
 
 
 def compare(models: Sequence[str], sheet: DeviceProfile, measured: DeviceProfile) -> None:

@@ -21,7 +21,7 @@ def paused_collector() -> Iterator[None]:
     alive. Each collection walks through them to find nothing, ever more often as the graph
     grows: a third of the time of a build, and the reason why it was not linear.
 
-    What is left behind is handed to the collector as old objects. As young ones all of them
+    What is left is handed to the collector as old objects. As young ones all of them
     would be walked through at the next allocation, a fifth of the time of a build. Most
     processes end before it matters; in others the next build frees what this one left.
 

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import onnx
 
+from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest_device import SessionInfo
 from odtpack_runtime.package.package import Package
@@ -68,6 +69,8 @@ MOST_STEPS: Final = 10_000
 _STAGES: Final = 4
 _SAVES: Final = 5
 """Checkpoints of the interrupted training where the policy does not say how often to save."""
+_INPUT_IDS: Final = "input_ids"
+"""Input with the numbers of a text's tokens, as exporters of language models name it."""
 
 
 def simulate(
@@ -144,15 +147,16 @@ def simulate(
     rate = choose_rate(manifest, learning_rate, whole_schedule.steps)
     schedule = whole_schedule.sample(most_steps)
     arrays = evenly_spaced(arrays, schedule.samples)
-    tell = ProgressReporter(progress, runs=_STAGES)
+    reporter = ProgressReporter(progress, runs=_STAGES)
     with tempfile.TemporaryDirectory(prefix="odtpack-simulate-") as folder:
         data = write_data(arrays, Path(folder))
         job = make_job(package, data, schedule, rate, threads, Path(folder))
         shapes = {
             name: (schedule.largest_batch, *array.shape[1:]) for name, array in arrays.items()
         }
+        tokens = _tokens_per_sample(arrays)
         del arrays
-        tell.begin("predicting")
+        reporter.begin("predicting")
         apps = [
             _app_on(profile, policy, footprint(profile), manifest.session) for profile in profiles
         ]
@@ -162,14 +166,14 @@ def simulate(
             for sharing in sharings
         }
         most = max(plans, key=lambda sharing: plans[sharing].peak.nbytes)
-        tell.begin("timing")  # alone on the machine: nothing else of this runs beside it
-        timing = measure_host(dataclasses.replace(job, task="time"), on_message=tell.message)
-        tell.begin("measuring", steps=schedule.steps)
-        # Whoever interrupts a training compares its end with that of this one.
+        reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
+        timing = measure_host(dataclasses.replace(job, task="time"), on_message=reporter.message)
+        reporter.begin("measuring", steps=schedule.steps)
+        # The end of an interrupted training is compared with the end of this one.
         whole = _sharing(
             dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), most
         )
-        free = _free_run(whole, tell)
+        free = _free_run(whole, reporter)
         trained = Peaks(free.peak_bytes, free.phase_peaks)
         tasks: list[Task] = [
             SettleTask(
@@ -182,9 +186,9 @@ def simulate(
         if interruptions:
             every = policy.save_every or max(1, schedule.steps // _SAVES)
             tasks.append(InterruptTask(_within(whole, "kills"), seed, interruptions, every))
-        tell.begin("replaying", steps=len(tasks))
+        reporter.begin("replaying", steps=len(tasks))
         done = (executor or LocalExecutor()).map(
-            run_task, tasks, files=[package.path, Path(folder)], on_done=tell.done
+            run_task, tasks, files=[package.path, Path(folder)], on_done=reporter.done
         )
     peaks = {sharing: task.peaks or trained for sharing, task in zip(plans, done, strict=False)}
     if interruptions:
@@ -195,7 +199,7 @@ def simulate(
         tool_version=tool_version(),
         origin=find_origin(package.path),
         package=_package_info(package, Path(package_path)),
-        data=_data_info(whole_schedule, schedule),
+        data=_data_info(whole_schedule, schedule, tokens),
         policy=policy,
         host=host_info(timing, threads),
         training=_training_info(free, job),
@@ -252,8 +256,8 @@ def _check_arguments(
         )
 
 
-def _free_run(job: Job, tell: ProgressReporter) -> ReplayResult:
-    free = run_training_child(job, on_message=tell.message)
+def _free_run(job: Job, reporter: ProgressReporter) -> ReplayResult:
+    free = run_training_child(job, on_message=reporter.message)
     if free.outcome == "killed":
         raise OdtpackError(
             "replay-killed", f"The training was killed without any limit set: {free.detail}."
@@ -284,6 +288,7 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
     manifest = package.manifest
     manifest_bytes = (package.path / package.manifest_name).stat().st_size
     counts = [(p.role, math.prod(p.shape)) for p in manifest.parameters]
+    sizes = {p.name: math.prod(p.shape) * np.dtype(p.dtype).itemsize for p in manifest.parameters}
     training = onnx.load(str(package.training_model), load_external_data=False)
     return PackageInfo(
         path=shown_path(given),
@@ -291,16 +296,25 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
         trainable_parameters=sum(count for role, count in counts if role == "trainable"),
         total_parameters=sum(count for _, count in counts),
         trained_layers=len(trained_layers(training.graph, manifest)),
-        parameter_bytes=sum(
-            math.prod(p.shape) * np.dtype(p.dtype).itemsize for p in manifest.parameters
-        ),
+        parameter_bytes=sum(sizes.values()),
         package_bytes=manifest_bytes + sum(file.size_bytes for file in manifest.files.all()),
+        adapter_bytes=(
+            None
+            if manifest.adapter is None
+            else sum(sizes[name] for name in manifest.adapter.parameters)
+        ),
         loss=manifest.loss,
         optimizer=manifest.optimizer.kind,
     )
 
 
-def _data_info(schedule: SamplePlan, trained: SamplePlan) -> DataInfo:
+def _tokens_per_sample(arrays: Mapping[str, Array]) -> int | None:
+    """Tokens of a sequence [samples, tokens], by the name that exporters give it; None without."""
+    ids = arrays.get(_INPUT_IDS)
+    return ids.shape[1] if ids is not None and ids.ndim == 2 else None
+
+
+def _data_info(schedule: SamplePlan, trained: SamplePlan, tokens: int | None) -> DataInfo:
     return DataInfo(
         samples=schedule.samples,
         train_samples=schedule.train_samples,
@@ -312,6 +326,7 @@ def _data_info(schedule: SamplePlan, trained: SamplePlan) -> DataInfo:
         seed=schedule.seed,
         trained_steps=trained.steps,
         trained_samples=trained.samples,
+        tokens_per_sample=tokens,
     )
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack_runtime import OdtpackError
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack_runtime import OdtpackError, Package
 from odtpack_simulator import simulation as module
 from odtpack_simulator.budgets import judge
 from odtpack_simulator.replay import limits_search
@@ -19,8 +21,10 @@ from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.progress import Progress
 from odtpack_simulator.replay.replay import ReplayResult
+from odtpack_simulator.reports.view.view import key_figures
 from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import simulate
+from tests.adapters import llama
 from tests.simulator.packages import Case, make_profile
 
 PROFILES = [
@@ -330,3 +334,26 @@ def test_a_million_epochs_are_extrapolated_from_a_part(mlp: Case) -> None:
     assert device.campaign.active_s is not None
     least = 4e6 * device.latency.step_ms.low / 1e3
     assert device.campaign.active_s.low == pytest.approx(least, rel=0.01)
+
+
+def test_a_language_model_has_tokens_and_an_adapter(tmp_path: Path) -> None:
+    model = llama.exported(llama.llama(), tmp_path / "model.onnx")
+    adapter = AdapterSpec("lora", on=("*.q_proj",), rank=2)
+    build_package(model, tmp_path / "package", loss="next_token", adapter=adapter)
+    ids = np.random.default_rng(0).integers(0, llama.VOCABULARY, (12, llama.LENGTH))
+    np.savez(tmp_path / "tokens.npz", input_ids=ids, labels=ids)
+    result = simulate(
+        tmp_path / "package", tmp_path / "tokens.npz", [make_profile("large", 10**9)],
+        batch_size=3, epochs=1, seed=0,
+    )  # fmt: skip
+    assert result.data.tokens_per_step == 3 * llama.LENGTH
+    rows = llama.WIDTH + llama.WIDTH  # of A and of B, each of rank numbers of four bytes
+    layers = len(Package.open(tmp_path / "package").manifest.adapter.layers)  # type: ignore[union-attr]
+    assert result.package.adapter_bytes == layers * 2 * 4 * rows
+    figures = {name: figure for name, figure, _ in key_figures(result)}
+    step = result.devices[0].latency.step_ms
+    if step is None:
+        assert "busy" in str(result.devices[0].latency.not_judged)
+    else:
+        shown = float(figures["Tokens a second, slowest device"].replace(",", ""))
+        assert shown == pytest.approx(3 * llama.LENGTH / step.typical * 1e3, rel=0.01)

@@ -329,3 +329,14 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     outcome = run("privacy", "--noise", "1.3", "--samples", "60000", "--batch-size", "150",
                   "--epochs", "15", "--delta", "1e-5")  # fmt: skip
     assert (outcome.code, outcome.out) == (0, "epsilon 0.7242 at delta 1e-05, 6000 steps\n")
+
+
+def test_a_second_batch_is_refused_and_no_step_is_made(tmp_path: Path) -> None:
+    state, module, optimizer = open_training(package(tmp_path))
+    before = values(state)
+    with pytest.raises(OdtpackError) as refused:
+        train_step(module, optimizer, [batch(), batch()])
+    assert refused.value.code == "private-batch"
+    assert optimizer.step_count == 0
+    for name, value in values(state).items():
+        np.testing.assert_array_equal(value, before[name])

@@ -96,7 +96,7 @@ def parameters(
 
 
 def apply(op: Ops, table: Table, given: Mapping[str, ir.Value], spec: AdapterSpec) -> None:
-    """Let whoever reads rows of the table read the sum."""
+    """Let the nodes that read rows of the table read the sum."""
     for ids, rows in table.uses:
         last = rows.producer()
         assert last is not None  # noqa: S101 - a look-up

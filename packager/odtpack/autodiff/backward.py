@@ -194,9 +194,9 @@ def _unknown_operator_before(
     node: ir.Node, graph: ir.Graph, needed: set[ir.Value], registry: Registry
 ) -> ir.Node | None:
     """A node without a rule whose outputs' shapes are unknown: what follows it suffers."""
-    behind = ancestors([v for v in node.inputs if v is not None], graph)
+    before_node = ancestors([v for v in node.inputs if v is not None], graph)
     for before in reversed(list(graph)):
-        if before not in behind:
+        if before not in before_node:
             continue
         rule = registry.lookup(before.domain, before.op_type, opset_of(before, graph))
         unknown = any(y.shape is None or y.dtype is None for y in before.outputs)

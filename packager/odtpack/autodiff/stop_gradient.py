@@ -15,7 +15,7 @@ _OP_TYPE = "StopGradient"
 
 
 def stop(op: Ops, value: ir.Value) -> ir.Value:
-    """The same value, a constant to whoever differentiates."""
+    """The same value, a constant to differentiation."""
     (held,) = op.emit(_OP_TYPE, [value], domain=INTERNAL_DOMAIN)
     held.type, held.shape = value.type, value.shape
     return held

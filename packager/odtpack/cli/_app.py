@@ -320,7 +320,7 @@ def _terminated(_number: int, _frame: object) -> None:
 
 
 def _closed_pipe() -> int:
-    """Whoever read the output has seen enough: nothing more is written, also not at exit."""
+    """The reader closed the pipe: nothing more is written, also not at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output
     return CLOSED_PIPE
 

@@ -18,7 +18,7 @@ from odtpack.spec_fields import Group
 def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
     """What to build: each option that was given takes the place of the recipe's key.
 
-    Another loss or optimizer than the recipe's leaves the options of the recipe's behind.
+    Another loss or optimizer than the recipe's drops the options of the recipe's.
 
     Args:
         given: Options as typer reads them, by parameter; None, empty or false if not given.

@@ -123,7 +123,7 @@ def fit(
     The order of the samples depends on the seed and the number of the epoch alone, so
     that a resumed training goes on as if it had not been interrupted. It is the order in
     which the simulator replays. Where the package asks for privacy, each sample is drawn for each
-    batch independently, from what nobody knows, and neither order nor noise can be had again.
+    batch independently, from the system's entropy, and neither order nor noise can be repeated.
 
     Args:
         module: Module in training mode.
@@ -150,7 +150,7 @@ def fit(
             f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
         )
     done, losses = 0, list[float]()
-    drawn = np.random.default_rng()  # whoever knows which samples are drawn is promised less
+    drawn = np.random.default_rng()  # the privacy guarantee assumes that the draw is secret
 
     def seen(loss: float) -> None:
         nonlocal done

@@ -1,4 +1,4 @@
-"""What reports and packages would carry of the samples or of the person behind them."""
+"""What reports and packages would carry of the samples or of the user."""
 
 from __future__ import annotations
 

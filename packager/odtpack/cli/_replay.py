@@ -20,8 +20,8 @@ _WORDS = {
 def teller(shown: Shown) -> Callable[[Progress], None]:
     """A callback for ``simulate`` that reports its progress."""
 
-    def tell(now: Progress) -> None:
+    def report(now: Progress) -> None:
         what = f"{_WORDS[now.stage]} {now.detail}".rstrip()
         shown.update(now.step, now.steps, f"{now.run}/{now.runs} {what}")
 
-    return tell
+    return report

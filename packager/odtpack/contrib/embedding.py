@@ -86,7 +86,7 @@ def rotary_embedding(ctx: Context) -> Outputs | None:
 
 
 def buffer(table: ir.Value) -> ir.Value:
-    """Cosines or sines, which nobody trains if the model stores them."""
+    """Cosines or sines; where the model stores them, they are not trained."""
     if table.is_initializer():
         mark_constant(table)
     return table

@@ -232,7 +232,7 @@ def _tensor(packed: np.ndarray, dtype: ir.DataType, rows: int, columns: int) -> 
 
 
 def _constant(op: Ops, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """An initializer of that name, which nobody trains; one for all that read the same codes."""
+    """An initializer of that name, which is not trained; one for all that read the same codes."""
     known = op.graph.initializers.get(name)
     if known is not None:
         return known

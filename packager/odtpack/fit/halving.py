@@ -105,26 +105,26 @@ def halve(
     Returns:
         Those left, in their order; the others; and the rounds.
     """
-    here, behind, made = list(runners), list[Dropped](), list[Rung]()
+    kept, dropped, made = list(runners), list[Dropped](), list[Rung]()
     for index, count in enumerate(epochs):
-        begun = len(here)
-        here = [
+        started = len(kept)
+        kept = [
             dataclasses.replace(runner, trained=trained)
-            for runner, trained in zip(here, train(here, count), strict=True)
+            for runner, trained in zip(kept, train(kept, count), strict=True)
         ]
-        here, dropped = _without_failures(here, count, ceiling)
-        behind += dropped
+        kept, failed = _without_failures(kept, count, ceiling)
+        dropped += failed
         last = index == len(epochs) - 1
         if last:
-            here, dropped = _best_rates(here, count)
-            behind += dropped
-        wanted = finalists if last else max(finalists, math.ceil(begun / REDUCTION))
-        here, dropped = _cut(here, wanted, count)
-        behind += dropped
-        made.append(Rung(epochs=count, trained=begun, kept=len(here)))
-        if not here:
+            kept, slower = _best_rates(kept, count)
+            dropped += slower
+        wanted = finalists if last else max(finalists, math.ceil(started / REDUCTION))
+        kept, worse = _cut(kept, wanted, count)
+        dropped += worse
+        made.append(Rung(epochs=count, trained=started, kept=len(kept)))
+        if not kept:
             break
-    return here, behind, made
+    return kept, dropped, made
 
 
 def _without_failures(

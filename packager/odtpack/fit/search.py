@@ -167,10 +167,10 @@ class _Search:
             for epochs in rungs(len(runners), request.epochs, request.finalists)
             if not any(self._problem(runner.candidate, epochs) for runner in runners)
         ] or [request.epochs]
-        ahead, behind, made = halve(
+        ahead, dropped, made = halve(
             runners, levels, request.finalists, self._memory_ceiling, self._train
         )
-        self.left += behind
+        self.left += dropped
         simulated = self._simulate(ahead)
         around = Surroundings(
             request.folder, "package", request.device_names, request.budget_source
@@ -261,7 +261,7 @@ class _Search:
 
         A package that is built for a memory budget takes the place of the one without.
         """
-        plans = packages.plan(batch, self.local, on_done=self._teller("build and plan"))
+        plans = packages.plan(batch, self.local, on_done=self._reporter("build and plan"))
         found = dict(zip(batch, plans, strict=True))
         ceiling = self._memory_ceiling
         if ceiling is None or self.ground.base.memory_budget is not None:
@@ -272,8 +272,8 @@ class _Search:
             for candidate, planned in found.items()
             if planned.problem is None and ceiling.excess(planned.peak_bytes) > 0
         }
-        tell = self._teller("build for the memory that there is")
-        smaller = packages.plan([*large.values()], self.local, on_done=tell)
+        report = self._reporter("build for the memory that there is")
+        smaller = packages.plan([*large.values()], self.local, on_done=report)
         fits = {
             candidate: planned
             for candidate, planned in zip(large, smaller, strict=True)
@@ -323,7 +323,7 @@ class _Search:
             train,
             trials,
             files=[self.folder / "packages", self.folder / "data"],
-            on_done=self._teller(f"train for {epochs} of {self.request.epochs} epochs"),
+            on_done=self._reporter(f"train for {epochs} of {self.request.epochs} epochs"),
         )
 
     def _simulate(self, runners: Sequence[Runner]) -> list[tuple[Candidate, SimulationResult]]:
@@ -338,10 +338,10 @@ class _Search:
             request.seed,
             request.threads,
         )
-        tell = self._teller("train to the end, and time")
+        report = self._reporter("train to the end, and time")
         found = []
         for index, runner in enumerate(runners):
-            tell(index, len(runners))
+            report(index, len(runners))
             folder = self.folder / f"finalist-{runner.candidate.number}"
             try:
                 result = finalists.run(runner.candidate, simulation, folder)
@@ -352,7 +352,7 @@ class _Search:
                 found.append((runner.candidate, result))
         return found
 
-    def _teller(self, title: str) -> Callable[[int, int], None]:
+    def _reporter(self, title: str) -> Callable[[int, int], None]:
         return lambda done, count: self.progress(FitProgress(title, done, count))
 
 

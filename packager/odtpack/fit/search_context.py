@@ -76,7 +76,7 @@ class SearchContext:
 
 
 def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int) -> SearchContext:
-    """Build what the recipe says, so that its errors are told, and read the data.
+    """Build what the recipe says, so that its errors show, and read the data.
 
     Args:
         settings: What recipe and options say.

@@ -144,7 +144,7 @@ def drop_unused_constants(graph: ir.Graph) -> None:
 
 
 def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
-    """Whether every node stands behind those that it reads from; sorting leaves it as it is then.
+    """Whether every node stands after those that it reads from, so that sorting changes nothing.
 
     Args:
         graph: The graph; its subgraphs are looked into.

@@ -72,7 +72,7 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
         step: The step.
         limit: Bytes of activations at the peak to come to; as few as the time allows if None.
         seconds: Time that computing again may take.
-        nameable: Names of values that whoever writes the model can find in it.
+        nameable: Names of values that the model's author can find in it.
 
     Returns:
         The choice with the lowest peak within the time; with a limit, the cheapest that was found

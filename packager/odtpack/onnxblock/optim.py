@@ -297,7 +297,7 @@ class BlockOptimizer:
                 self.clip = optimizers.Clip(norm=None if clip is None else clip.max_norm)
 
     def describe(self) -> dict[str, Any]:
-        """The parts of a manifest that tell of a block of the user's."""
+        """The parts of a manifest that describe a user's block."""
         return {"optimizer": {"kind": "custom"}, "groups": []}
 
     def model(self, graphs: Graphs) -> ir.Model:

@@ -25,10 +25,10 @@ def count_kernels(config: OperatorConfig) -> tuple[int, int] | None:
     """
     from onnxruntime.capi import onnxruntime_pybind11_state
 
-    tell = getattr(onnxruntime_pybind11_state, "get_all_opkernel_def", None)
-    if tell is None:
+    kernel_defs = getattr(onnxruntime_pybind11_state, "get_all_opkernel_def", None)
+    if kernel_defs is None:
         return None
-    kernels = [kernel for kernel in tell() if kernel.provider == "CPUExecutionProvider"]
+    kernels = [kernel for kernel in kernel_defs() if kernel.provider == "CPUExecutionProvider"]
     versions: dict[tuple[str, str], list[Operator]] = {}
     for each in config.operators:
         versions.setdefault((each.domain, each.name), []).append(each)

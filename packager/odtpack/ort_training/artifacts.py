@@ -33,7 +33,7 @@ class Artifacts:
         training: Training model.
         evaluation: Evaluation model.
         optimizer: Optimizer model.
-        checkpoint: Parameters, and what training left behind.
+        checkpoint: Parameters, and what training left.
         checkpoint_path: Where it was read.
         nominal: Whether a nominal checkpoint lies beside.
     """

@@ -1,9 +1,9 @@
 """The forward model inside artifacts.
 
 The evaluation model holds the nodes of the forward model as they were exported, with its
-loss behind; only modes are changed: Dropout has lost its ``training_mode`` input, and
+loss after them; only modes are changed: Dropout has lost its ``training_mode`` input, and
 BatchNormalization its attribute of that name. The training model has them, among nodes that
-were fused and with gradients behind. So the evaluation model is taken, and the modes are
+were fused and with gradients after them. So the evaluation model is taken, and the modes are
 taken over from the training model, where a value has kept its name.
 """
 

@@ -1,7 +1,7 @@
 """What a package is to run on, and how its models are written for it.
 
 :class:`Backend` writes plain operators for stock ONNX Runtime. A subclass writes for another
-runtime; whoever asks for a package chooses one, and what is in between only calls it.
+runtime; the caller that asks for a package chooses one, and what is in between only calls it.
 """
 
 from __future__ import annotations

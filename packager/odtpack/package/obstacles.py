@@ -87,9 +87,9 @@ def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]
     # After an unknown operator shapes are unknown too: that is its fault.
     unknown = [y for node in refusals for y in node.outputs if y.shape is None]
     hidden = dependents(graph, unknown) if unknown else set()
-    behind = {source: dependents(graph, [source]) for source in sources} if refusals else {}
+    reached_from = {source: dependents(graph, [source]) for source in sources} if refusals else {}
     return [
-        _obstacle(node, refusals[node], graph, behind)
+        _obstacle(node, refusals[node], graph, reached_from)
         for node in nodes
         if node in refusals
         and not (refusals[node].code == "unknown-rank" and hidden.intersection(reads(node)))
@@ -97,7 +97,7 @@ def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]
 
 
 def _obstacle(
-    node: ir.Node, error: OdtpackError, graph: ir.Graph, behind: dict[ir.Value, set[ir.Value]]
+    node: ir.Node, error: OdtpackError, graph: ir.Graph, reached_from: dict[ir.Value, set[ir.Value]]
 ) -> Obstacle:
     why = error.what.partition(": ")[2] or error.what
     if error.code == "no-gradient":
@@ -111,7 +111,7 @@ def _obstacle(
         why,
         tuple(
             str(source.name)
-            for source, reached in behind.items()
+            for source, reached in reached_from.items()
             if any(value in reached for value in reads(node))
         ),
         _ADVICE.get(node.op_type) or error.hint or "",

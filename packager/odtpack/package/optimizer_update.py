@@ -49,7 +49,7 @@ class OptimizerStep(Protocol):
     """What an optimizer step does: a formula of the packager's, or a model that others write."""
 
     def describe(self) -> dict[str, Any]:
-        """The parts of a manifest that tell of it."""
+        """The parts of a manifest that describe it."""
 
     def model(self, graphs: Graphs) -> ir.Model:
         """The optimizer model for the parameters of a training model."""
@@ -119,7 +119,7 @@ def resolve_update(optimizer: Optimizer, update: Update, graphs: Graphs) -> Reso
 
 
 def _check_private(update: Update, graphs: Graphs) -> None:
-    """Check that gradients of single samples can be had, and that nothing else tells of samples."""
+    """Check that gradients of single samples can be had, and that nothing else reveals samples."""
     parameters = {parameter.name for parameter in graphs.parameters}
     shapes = {
         value.name: dims_of(value) or ()

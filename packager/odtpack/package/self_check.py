@@ -56,7 +56,8 @@ def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
         except OdtpackError as error:
             if error.code != "model-not-loadable":
                 raise
-            info = _measured(manifest, files)  # ONNX Runtime may not tell a failed read from this
+            # To ONNX Runtime a failed read may be the same.
+            info = _measured(manifest, files)
     except OdtpackError as error:
         if error.code in ("checkpoint-unreadable", "checkpoint-not-found", "model-not-readable"):
             raise  # the files were just written: the disk is to blame, and not the models

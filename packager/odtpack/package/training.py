@@ -61,7 +61,7 @@ class TrainingGraphSpec:
         attached: What is known of a loss that the model already ends in.
         input_gradients: Names of inputs whose gradients the training model accumulates,
             like those of parameters.
-        newest_opset: The newest opset that whoever loads the models knows.
+        newest_opset: The newest opset that the loading runtime knows.
         frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
         prediction: Whether the evaluation model also returns what the loss compares with
             labels, so that the share of right ones can be computed.
@@ -188,7 +188,7 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
         shown = {p.name: p.module or p.name for p in parameters}
         memory = compile_memory(forward, shown, recipe.memory)
     return Graphs(
-        # The reference tells values by name.
+        # The reference distinguishes values by name.
         pipeline.on_writing(forward, keep_names=not backend.is_stock),
         pipeline.on_writing(_finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,

@@ -8,7 +8,7 @@ this is safe. It is, in whatever order the runtime executes, if
 2. the writer either does not read the input, or reads and writes it element by element
    at the same place, or adds to places of it that other inputs give.
 
-Whoever reads a view of the input, the result of a Reshape that shares its memory, counts as a
+A node that reads a view of the input, the result of a Reshape that shares its memory, counts as a
 reader of the input.
 """
 

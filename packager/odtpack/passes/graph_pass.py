@@ -20,7 +20,7 @@ class GraphPass(passes.InPlacePass):
     """A pass over the main graph, in place.
 
     Args:
-        rewrite: Changes the graph, which it takes, behind the writer if there is one. It
+        rewrite: Changes the graph, which it takes after the writer if there is one. It
             returns whether it changed something; None counts as yes.
         op: Writer, which several passes may share: they share its constants then.
         lowers: Internal operator, or :data:`ALL`, of which no node is left afterwards.

@@ -36,7 +36,7 @@ def quantize_base(
         model: As :func:`odtpack.model.loading.load_model` returns it; changed in place.
         kind: ``int8``, ``int4`` or ``nf4``.
         trained: Patterns of parameters that stay as they are, for training.
-        newest_opset: The newest opset that whoever loads the models knows.
+        newest_opset: The newest opset that the loading runtime knows.
 
     Returns:
         The model, with shapes inferred.

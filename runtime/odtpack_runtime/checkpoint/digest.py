@@ -17,7 +17,8 @@ order of the file::
 Where a file leaves out a field its default counts, and a negative zero counts as zero, because
 a writer may take it for the default.
 
-It protects against damage, not against forgery: whoever can change a file can change its digest.
+It protects against damage, not against forgery: a program that can change a file can change its
+digest.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def _describe_outputs(model: _Model, data: bytes, where: str) -> None:
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         specs = [TensorSpec.of_node(node, where) for node in session.get_outputs()]
     except Exception:  # ONNX Runtime's exceptions have no common base
-        return  # a bare name is enough for whoever loads the model
+        return  # a bare name is enough to load the model
     for spec in specs:
         if not model.outputs[spec.name] and spec.dtype in wire.ONNX_TYPES:
             model.outputs[spec.name] = wire.value_info(spec.name, spec.dtype, spec.shape)

@@ -4,7 +4,7 @@ The bytes go to a temporary file in the destination's own folder, reach the
 disk (``fsync``), and take the destination's name in one ``rename``; then the
 folder itself is synced, so that the new name survives a power cut. A process
 killed at any moment leaves the old file, or the new one, and never a mixture.
-What such a process leaves behind under a temporary name is removed by the next
+What such a process leaves under a temporary name is removed by the next
 write to the same destination.
 """
 

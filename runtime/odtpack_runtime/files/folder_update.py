@@ -4,7 +4,7 @@ New files are written into a stage, a folder of its own. Where the system can sw
 folders in one step (Linux, macOS) and the old folder holds nothing else, the stage then
 takes the folder's place. Elsewhere the stage is moved into the folder under the name
 :data:`UPDATE_NAME`, with a plan of what is to be moved and removed: from that moment on the
-update counts as made, and whoever opens the folder next carries on where a killed process
+update counts as made, and the next process to open the folder carries on where a killed process
 stopped. See docs/adr/0005-packages-are-replaced-whole.md.
 """
 
@@ -116,7 +116,7 @@ def remove_stages(folder: Path) -> None:
 
 
 def is_stage(name: str) -> bool:
-    """Whether a file name is that of a stage, which a killed process may leave behind."""
+    """Whether a file name is that of a stage, which a killed process may leave."""
     return _STAGE.fullmatch(name) is not None
 
 
@@ -220,7 +220,7 @@ def _copy(stage: Path, inside: Path) -> None:
 
 
 def _read_plan(path: Path) -> tuple[list[str], list[str]]:
-    """Read what is to be removed and moved: plain names, whoever wrote them."""
+    """Read what is to be removed and moved: plain names, also in a file by a stranger."""
     with path.open("rb") as stream:
         data = stream.read(_MOST_PLAN_BYTES + 1)
     try:

@@ -8,7 +8,7 @@ from odtpack_runtime.files.records import Rule
 
 Name = Annotated[str, Rule(minLength=1)]
 Kind = Annotated[str, Rule(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
-"""Name of a loss or an optimizer: whoever builds packages may have more of them."""
+"""Name of a loss or an optimizer: a builder may have more of them."""
 SHA256 = Annotated[str, Rule(pattern=r"^[0-9a-f]{64}$")]
 DType = Literal[
     "float16", "float32", "float64", "int8", "int16", "int32", "int64",

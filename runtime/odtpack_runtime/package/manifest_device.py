@@ -1,4 +1,4 @@
-"""What whoever runs a package must know beside its models: sessions, memory, export, a check."""
+"""What a runtime must know beside the models: sessions, memory, export, a check."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whether training is right on this device: five steps whose losses are known.
 
-A package's manifest holds the losses that its builder saw with a made-up batch. Whoever gets
+A package's manifest holds the losses that its builder saw with a made-up batch. A device that gets
 the same losses, within a tolerance, has an ONNX Runtime and a loop that train rightly.
 """
 

@@ -1,4 +1,4 @@
-"""What the builder notes in a training model for whoever runs it: its ``odtpack.`` metadata."""
+"""What the builder notes in a training model for the runtime: its ``odtpack.`` metadata."""
 
 from __future__ import annotations
 

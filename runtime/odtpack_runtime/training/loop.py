@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -49,12 +50,19 @@ def train_step(
         The mean of the batches' losses; NaN of a private batch without samples.
 
     Raises:
-        OdtpackError: What calls of the module and steps raise; ``private-batch``.
+        OdtpackError: What calls of the module and steps raise; ``private-batch``: also if a private
+            step is given a second batch.
     """
     losses = []
-    for batch in batches:
+    for index, batch in enumerate(batches):
         if optimizer.privacy is None:
             own = [loss_of(module(*batch))]
+        elif index:
+            raise OdtpackError(
+                "private-batch",
+                "A private step takes one batch: it clips and adds noise to the whole of it.",
+                hint="give the samples as one batch; they are computed one by one anyway",
+            )
         else:
             own = private_gradient(module, batch, optimizer.privacy, expected, noise)
         if own:

@@ -144,7 +144,7 @@ def for_first_step(result: SimulationResult, device: DeviceResult) -> str:
         return f"it is no slower than the others: {for_step_latency(result, 0.0, None)}"
     return (
         f"it takes {times:.1f} times a later one: keep the sessions open between trainings, "
-        "or make one step ahead, before anybody waits for it"
+        "or make one step before the user waits for it"
     )
 
 
@@ -164,6 +164,12 @@ def for_package_size(result: SimulationResult) -> str:
             f'"int8" about {format_bytes(stored * 0.75)}'
         )
     return f"{text}: a smaller model is the way to a smaller package"
+
+
+def for_adapter_size(result: SimulationResult) -> str:
+    """What an adapter's bytes depend on."""
+    count = format_number(result.package.trainable_parameters)
+    return f"{count} parameters are trained: take a lower rank, or put it on fewer layers"
 
 
 def for_learning(result: SimulationResult) -> str:

@@ -220,7 +220,7 @@ def _shown(value: float, metric: BudgetMetric) -> str:
 
 
 def _small_data(result: SimulationResult, placed: PlacedLimit, floor: float) -> list[Check]:
-    """Whether the held-out samples are enough to tell the metric from its floor."""
+    """Whether the held-out samples are enough to distinguish the metric from its floor."""
     interval, metric = result.training.metric_interval, result.training.metric_after
     if interval is None or metric is None:
         return []

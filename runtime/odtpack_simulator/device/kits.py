@@ -34,5 +34,5 @@ _OF_SYSTEM: Final[dict[OsClass, Kit]] = {
 
 
 def kit_of(system: OsClass) -> Kit:
-    """The kit that an app of this system is taken to train with, where nobody says which."""
+    """The kit that an app of this system is taken to train with, unless the user names one."""
     return _OF_SYSTEM[system]

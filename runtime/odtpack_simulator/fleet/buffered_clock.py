@@ -79,7 +79,7 @@ class BufferedClock(RoundClock):
             if not times:
                 break
             now = min(times)
-        # The next look would come too late: from then on nobody begins any more.
+        # The next look would come too late: from then on no client begins.
         now = max(now, period.look_at)
         period.ended += [replace(visit, end="given up") for visit in period.buffer]
         period.buffer = []

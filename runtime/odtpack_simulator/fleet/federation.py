@@ -231,14 +231,14 @@ class Federation:
         )
         day = played.start / NS / 86_400
 
-        def tell(trained: int, of: int) -> None:
+        def report(trained: int, of: int) -> None:
             if progress is not None:
                 progress(FleetProgress(number, federation.rounds, day, trained, of, accuracy))
 
         answers = played.averaged
-        tell(0, len(answers))
+        report(0, len(answers))
         models = {**state.models, number - 1: state.arrays}
-        trained = pool.train(_groups(self.population, number, answers, models), tell)
+        trained = pool.train(_groups(self.population, number, answers, models), report)
         updates = [
             replace(
                 update,

@@ -2,7 +2,7 @@
 
 One trainer serves any number of clients, one after the other: they share its sessions. What a
 client computes is a function of the parameters it is sent, its samples, the settings, the round
-and its number, whoever trained before it.
+and its number, whichever client trained before it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Client:
         """After which share of its work it falls silent; None where it does not.
 
         Args:
-            when: Number of the round, and whatever else tells one try of it from another.
+            when: Number of the round, and whatever else distinguishes one try of it from another.
         """
         seed, lost = self.population.fleet.seed, self.population.fleet.population.lost
         if not lost or uniform((seed, _LOST, *when), self.number) >= lost:

@@ -210,7 +210,7 @@ class RoundClock:
             there = free.copy()
             for gone in reasons.values():
                 there &= ~gone
-            # Whoever comes after the last one needed is not looked at.
+            # Clients after the last one needed are not looked at.
             enough = np.flatnonzero(np.cumsum(there) == wanted - len(chosen))
             seen = int(enough[0]) + 1 if len(enough) else len(clients)
             chosen += clients[:seen][there[:seen]].tolist()
@@ -248,7 +248,8 @@ class RoundClock:
         """What becomes of a client by itself; ``averaged`` if it answers in time.
 
         Args:
-            draw: The round, and what tells one try of it from another, by which it may be lost.
+            draw: The round, and what distinguishes one try of it from another, by which
+                it may be lost.
             now: When it is chosen.
             index: Its number.
             until: When the federation ends.

@@ -138,20 +138,20 @@ class ClientPool:
         Raises:
             OdtpackError: ``worker-lost`` if a process died.
         """
-        tell = on_client or (lambda done, of: None)
+        report = on_client or (lambda done, of: None)
         updates: list[LocalUpdate] = []
         count = sum(len(group.clients) for group in groups)
         if self._pool is None and self._sent is None:
             for group in groups:
                 for update in _updates(self._trainer, self._data, self._settings, group):
                     updates.append(update)
-                    tell(len(updates), count)
+                    report(len(updates), count)
             return updates
         size = max(1, -(-count // (self._jobs * _PIECES)))
         pieces = [piece for group in groups for piece in group.pieces(size)]
         for found in self._in_processes(pieces):
             updates += found
-            tell(len(updates), count)
+            report(len(updates), count)
         return updates
 
     def _in_processes(self, pieces: Sequence[Group]) -> Iterator[list[LocalUpdate]]:

@@ -88,7 +88,7 @@ def steadiness(
         seen += f"{', ' if seen else ''}other programs had {min(others, 1):.0%} of the other cores"
     if drift > 1.1:
         seen += f"{', ' if seen else ''}it computed {drift:.2g} times as fast at other moments"
-    told = f" (load average {load:.1f})" if load is not None and seen else ""
+    loaded = f" (load average {load:.1f})" if load is not None and seen else ""
     enough = len(quiet) >= min(ENOUGH_STEPS, len(steps_ms))
     busy = None
     gain = statistics.fmean(rates[0]) / single if rates and single else float(threads)
@@ -101,7 +101,7 @@ def steadiness(
     few = len(freed) < min(LEAST_STEPS, len(steps_ms))
     disturbed = not enough and (waited > MOST_WAITING or few or threads > 1)
     if disturbed or drift > MOST_DRIFT or stolen > MOST_WAITING:
-        busy = f"{BUSY}: {seen}{told}"
+        busy = f"{BUSY}: {seen}{loaded}"
     elif threads > 1 and gain < 1 + LEAST_GAIN * (threads - 1):
         busy = (
             f"{threads} threads computed only {gain:.2g} times as fast as one: the virtual "
@@ -119,5 +119,5 @@ def steadiness(
         low=1 / (spoilt * spread * shared),
         high=spread,
         busy=busy,
-        note=f"{BUSY}, which widens the interval: {seen}{told}" if seen else "",
+        note=f"{BUSY}, which widens the interval: {seen}{loaded}" if seen else "",
     )

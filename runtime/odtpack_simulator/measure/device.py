@@ -78,7 +78,7 @@ def measure_device(
     """
     _check(name, title, threads)
     effort = effort or Effort()
-    tell = on_progress or (lambda done, total, what: None)
+    report = on_progress or (lambda done, total, what: None)
     machine = this_machine()
     measured = Measurements(threads or machine.training_threads(), file_bytes=effort.file_bytes)
     total = effort.repeats + 2
@@ -88,16 +88,16 @@ def measure_device(
         if done and time.perf_counter() > end:
             break
         # In turns, so that a slow minute of the machine shows in the bounds of each.
-        tell(done, total, "matrix products, convolutions and memory")
+        report(done, total, "matrix products, convolutions and memory")
         measured.gemm.append(gemm_flops(measured.threads))
         measured.gemm_single.append(gemm_flops(1))
         measured.convolution.append(conv_flops(measured.threads, effort))
         measured.copy.append(copy_bandwidth(1))
     measured.waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
     clock.close()
-    tell(effort.repeats, total, "allocator")
+    report(effort.repeats, total, "allocator")
     measured.arena, measured.heap = allocator_overhead("arena"), allocator_overhead("heap")
-    tell(effort.repeats + 1, total, "storage")
+    report(effort.repeats + 1, total, "storage")
     measured.storage = measure_storage(
         folder,
         size=effort.file_bytes,
@@ -105,7 +105,7 @@ def measure_device(
         syncs=effort.syncs,
         seconds=effort.storage_seconds,
     )
-    tell(total, total, "done")
+    report(total, total, "done")
     return measured_profile(machine, measured, name=name, title=title)
 
 

@@ -128,7 +128,7 @@ def _memory(measured: DeviceMeasurements, source: str) -> Figure:
         "ram": unknown("the system does not report it")
         if ram is None
         else whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
-        "app_limit_foreground": unknown("the system does not tell an app its limit")
+        "app_limit_foreground": unknown("the system does not report an app its limit")
         if limit is None
         else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
         "bandwidth": _rate(measured.copy_bytes_per_second, "GB/s", 1e9, text),

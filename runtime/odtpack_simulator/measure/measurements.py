@@ -76,7 +76,7 @@ class DeviceMeasurements(Part):
         write_bytes_per_second: With fsync.
         read_bytes_per_second: After its pages were dropped from the page cache.
         sync_seconds: Of a write of 4 KiB with fsync.
-        memory_bytes: Of the device; null where the system does not tell.
+        memory_bytes: Of the device; null where the system does not report it.
         memory_limit_bytes: What the system grants the app; null where it does not tell.
     """
 

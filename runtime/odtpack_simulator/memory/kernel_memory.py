@@ -18,7 +18,7 @@ import numpy as np
 from odtpack_simulator.memory.missing_shapes import Shape
 
 ALIASES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators whose first output is their first input's buffer, whoever else reads that."""
+"""Operators whose first output is their first input's buffer, whatever else reads that."""
 
 IN_PLACE: Final = frozenset(
     {

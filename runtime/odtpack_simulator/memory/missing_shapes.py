@@ -3,7 +3,7 @@
 Its optimizers create nodes without inferring what they return: most in its own
 blocked layout for convolutions (NCHWc), whose operators have no shape inference
 at all. Most of these behave like an ONNX operator of the same name. What comes
-behind them is inferred again, sizes that the graph itself computes included.
+after them is inferred again, sizes that the graph itself computes included.
 """
 
 from __future__ import annotations

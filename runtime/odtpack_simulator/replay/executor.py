@@ -103,12 +103,12 @@ class LocalExecutor:
         on_done: OnDone | None = None,
     ) -> list[R]:
         """See :class:`Executor`."""
-        tell = on_done or (lambda done, count: None)
+        report = on_done or (lambda done, count: None)
         if self.jobs == 1 or len(items) < 2:
             results = []
             for item in items:
                 results.append(function(item))
-                tell(len(results), len(items))
+                report(len(results), len(items))
             return results
         # A fork would copy the threads' locks of ONNX Runtime without the threads.
         context = multiprocessing.get_context("spawn")
@@ -117,7 +117,7 @@ class LocalExecutor:
             futures: list[Future[R]] = [pool.submit(guarded, function, item) for item in items]
             for done, future in enumerate(as_completed(futures), 1):
                 unwrapped(future.result())
-                tell(done, len(items))
+                report(done, len(items))
             return [unwrapped(future.result()) for future in futures]
         except BrokenExecutor as error:
             raise worker_lost(error) from error

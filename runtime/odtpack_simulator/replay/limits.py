@@ -204,7 +204,7 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
         membership: The groups of this process, ``/proc/self/cgroup``.
 
     Raises:
-        OSError: It is not permitted, or there are no such groups. Nothing is left behind.
+        OSError: It is not permitted, or there are no such groups. Nothing is left.
     """
     root = _unified_root(mounts)
     own = next(

@@ -74,13 +74,13 @@ def _print_bars(result: SimulationResult, console: Console) -> None:
     """The memory of each device's process; devices with the same bar share a line."""
     lines: dict[tuple[str, str], list[str]] = {}
     for bar in process_bars(result):
-        told = f"{bar.words()}; {bar.kit}" if bar.kit else bar.words()
-        lines.setdefault((bar.drawn(), told), []).append(bar.title)
+        words = f"{bar.words()}; {bar.kit}" if bar.kit else bar.words()
+        lines.setdefault((bar.drawn(), words), []).append(bar.title)
     if lines:
         console.print(Text(f"Memory of the process: {LEGEND}", style="dim"))
-    for (drawn, told), titles in lines.items():
+    for (drawn, words), titles in lines.items():
         console.print(Text(f"{drawn}  {clean(view.name_list(titles))}"))
-        console.print(Padding(Text(clean(told), style="dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(clean(words), style="dim"), (0, 0, 0, 2)))
 
 
 def _topics(result: SimulationResult, width: int) -> list[str]:

@@ -113,6 +113,7 @@ class PackageInfo(Part):
     """The training package that was replayed.
 
     ``trained_layers`` counts the trained matrices and filters; null where it was not counted.
+    ``adapter_bytes`` are those of an adapter's parameters, null if the package trains none.
     """
 
     path: Text
@@ -122,6 +123,7 @@ class PackageInfo(Part):
     trained_layers: Count | None = None
     parameter_bytes: Bytes
     package_bytes: Bytes
+    adapter_bytes: Bytes | None = None
     loss: Text
     optimizer: Text
 
@@ -136,6 +138,7 @@ class DataInfo(Part):
 
     ``trained_steps`` and ``trained_samples`` are those that the replay really trained: of a
     very long training a part. Null in results of earlier versions, which trained all.
+    ``tokens_per_sample`` are the tokens of one sequence, padding included; null of other data.
     """
 
     samples: Count
@@ -148,6 +151,14 @@ class DataInfo(Part):
     seed: int
     trained_steps: Count | None = None
     trained_samples: Count | None = None
+    tokens_per_sample: Count | None = None
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of one optimizer step, the batches that it accumulates together."""
+        if not self.tokens_per_sample:
+            return None
+        return self.tokens_per_sample * self.batch_size * self.accumulation_steps
 
     @property
     def made_steps(self) -> int:

@@ -69,6 +69,7 @@ def test_locations_are_lines_of_the_file() -> None:
 # Key -> a value in the file, the figure in the metric's unit, kind of limit.
 VALUES = [
     ("package_size", '"1.5 kB"', 1500.0, "absolute"),
+    ("adapter_size", '"4 KiB"', 4096.0, "absolute"),
     ("final_loss", "-3", -3.0, "absolute"),
     ("final_loss", '"+0.01"', 0.01, "difference"),
     ("final_loss", '" + 2.5 % "', 2.5, "percent"),
@@ -79,6 +80,7 @@ VALUES = [
     ("step_latency", '"+500 us"', 0.5, "difference"),
     ("step_latency_p90", '"0.1 s"', 100.0, "absolute"),
     ("first_step", '"+0 %"', 0.0, "percent"),
+    ("time_per_1000_tokens", '"500 ms"', 0.5, "absolute"),
     ("time_to_finish", '"+1 min"', 60.0, "difference"),
     ("energy", '"20 kJ"', 20_000.0, "absolute"),
     ("energy", '"+1 Wh"', 3600.0, "difference"),

@@ -149,6 +149,38 @@ def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) ->
     assert check(at, "package_size").status == "pass"
 
 
+@pytest.mark.parametrize(
+    ("budget", "metric", "status"),
+    [
+        ('time_per_1000_tokens = "30 s"', "time_per_1000_tokens", "pass"),
+        ('time_per_1000_tokens = "29 s"', "time_per_1000_tokens", "fail"),
+        ('adapter_size = "4096 B"', "adapter_size", "pass"),
+        ('adapter_size = "4095 B"', "adapter_size", "fail"),
+    ],
+)
+def test_a_language_model_is_judged_by_tokens_and_adapter(
+    budget: str, metric: str, status: str
+) -> None:
+    result = with_latency(20_480.0, 25_000.0, 61_440.0)  # ms for 4 x 2 x 256 tokens
+    data = {"tokens_per_sample": 256, "batch_size": 4, "accumulation_steps": 2}
+    result = result.model_copy(
+        update={
+            "data": result.data.model_copy(update=data),
+            "package": result.package.model_copy(update={"adapter_bytes": 4096}),
+        }
+    )
+    assert check(judged(result, f"[budgets]\n{budget}"), metric).status == status
+
+
+def test_other_data_have_no_tokens_and_other_packages_no_adapter() -> None:
+    budgets = '[budgets]\ntime_per_1000_tokens = "30 s"\nadapter_size = "1 MB"'
+    result = judged(make_result([DEVICE]), budgets)
+    tokens, adapter = check(result, "time_per_1000_tokens"), check(result, "adapter_size")
+    assert (tokens.status, adapter.status) == ("not judged", "not judged")
+    assert "no tokens" in tokens.message
+    assert "no adapter" in adapter.message
+
+
 @pytest.mark.parametrize("free", range(1, 100))
 def test_headroom_at_its_limit_keeps_it(free: int) -> None:
     for unit in (1, 1_000_000):

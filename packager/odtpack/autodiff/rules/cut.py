@@ -52,10 +52,10 @@ def _length(ctx: Context, value: ir.Value) -> int:
 
 def _spread(op: Ops, dx: ir.Value, rank: int, axis: int, size: int, picked: range) -> ir.Value:
     """Element k of ``dx`` goes to ``picked[k]``; the others read a zero put after the last."""
-    behind = [int(i == axis) for i in range(rank)]
+    after = [int(i == axis) for i in range(rank)]
     source = np.full(size, len(picked), np.int64)
     source[list(picked)] = np.arange(len(picked))
-    return op.Gather(op.pad(dx, [0] * rank, behind), op.constant(source), axis=axis)
+    return op.Gather(op.pad(dx, [0] * rank, after), op.constant(source), axis=axis)
 
 
 def _pads_at_run_time(ctx: Context, axes: list[int]) -> ir.Value:

@@ -76,8 +76,8 @@ class OpenWindows:
         """Scatter ``dy`` [N, O, out...] through ``w`` [O, C/G, k...] to [N, C, size...]."""
         op, none = self.op, self.op.ints(0, 0)
         full = op.ConvTranspose(dy, w, group=groups, strides=self.strides, dilations=self.dilations)
-        behind = op.Neg(self.after)
-        return op.Pad(full, op.Concat(none, op.Neg(self.before), none, behind, axis=0))
+        end = op.Neg(self.after)
+        return op.Pad(full, op.Concat(none, op.Neg(self.before), none, end, axis=0))
 
 
 def is_open(ctx: Context, value: ir.Value) -> bool:
@@ -235,9 +235,9 @@ def counts(ctx: Context, win: OpenWindows) -> ir.Value:
         starts = op.Sub(op.Mul(steps, win.strides[axis]), first)
         low = op.Neg(first) if include else op.ints(0)
         limit = op.slice(high, [0], [axis], [axis + 1])
-        behind, ahead = (_taps_until(win, axis, starts, bound) for bound in (limit, low))
+        to_limit, to_low = (_taps_until(win, axis, starts, bound) for bound in (limit, low))
         others = [other for other in range(win.rank) if other != axis]
-        count = op.Sub(behind, ahead)
+        count = op.Sub(to_limit, to_low)
         axes.append(op.unsqueeze(count, *others) if others else count)
     return op.cast(functools.reduce(op.Mul, axes), ctx.dtype(ctx.x()))
 

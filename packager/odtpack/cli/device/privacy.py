@@ -27,7 +27,7 @@ def privacy(
 ) -> None:
     """Print the epsilon of a private training, without training.
 
-    The promise is to each sample: who sees the trained parameters cannot tell well whether it was
+    The promise is to each sample: from the trained parameters one can hardly say whether it was
     trained on. It holds for samples that are drawn independently, as odtpack train does, by
     Rényi differential privacy (dp-accounting).
     """

@@ -164,7 +164,7 @@ def train(
         ):
             history.append(epoch)
             progress.line(f"epoch {epoch.number:>4}   loss {epoch.loss:.4f}")
-            save()  # whoever stops the training keeps the epochs that are over
+            save()  # a training that is stopped keeps its finished epochs
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
     save()

@@ -111,7 +111,7 @@ def fit(
 
 
 def _show(result: FleetFitResult) -> None:
-    """Print what keeps the budgets, what it beats, and what was left behind."""
+    """Print what keeps the budgets, what it beats, and what was dropped."""
     finished = len(result.best) + len(result.beaten) + len(result.over_budget)
     way = [f"{rung.played} played for {_rounds(rung.rounds)}" for rung in result.rungs]
     _console.say(", ".join([*way, f"{finished} to the end, of {result.candidates} candidates"]))

@@ -122,7 +122,7 @@ def run(
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
 
-        def tell(now: FleetProgress) -> None:
+        def show(now: FleetProgress) -> None:
             # Said once a day: a log has a line for each title.
             day, played = int(now.day), len(results)
             known = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
@@ -144,7 +144,7 @@ def run(
                 ray=cluster,
                 state_path=path,
                 resume=resume and (first or path.is_file()),
-                progress=tell,
+                progress=show,
             )
             if first:
                 federation.save_checkpoint(state, folder / CHECKPOINT)

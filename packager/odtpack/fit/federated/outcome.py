@@ -94,7 +94,7 @@ class FleetFitResult(Part):
         fleet_digest: Of the fleet file.
         candidates: Settings in the space.
         seeds: Seeds with which those that were played to the end were.
-        rungs: How the others were left behind.
+        rungs: How the others were dropped.
         best: The best accuracy first.
         beaten: They keep every budget as well.
         over_budget: Played to the end, and over a budget.

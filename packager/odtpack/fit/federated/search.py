@@ -170,7 +170,7 @@ class _Search:
         ]
 
     def _cut(self, race: Sequence[_Played], *, last: bool) -> list[FleetSettings]:
-        """Leave behind what is over a budget already, and what others are better than."""
+        """Drop what is over a budget already, and what others are better than."""
         over = [self._already_over(played) for played in race]
         if all(over):  # so that there is an answer to how far off they are
             over = [""] * len(race)

@@ -59,7 +59,7 @@ class Loss(abc.ABC):
         reads: What it reads of the model, in this order.
         prediction: The same with its shape, for the documentation.
         target: The graph inputs that it compares with, for the documentation.
-        classifies: Whether labels are classes of whole samples, so that accuracy can be told.
+        classifies: Whether labels are classes of whole samples, so that accuracy is defined.
     """
 
     name: ClassVar[str]

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from odtpack_simulator.budgets import advice
 from odtpack_simulator.budgets.budget_metric import BudgetMetric, Reading, Subject, estimated
-from odtpack_simulator.result.result import HostLatency
+from odtpack_simulator.result.result import CheckUnit, HostLatency
 from odtpack_simulator.values.units import Interval
 
 Sample = Literal["median", "p90", "single"]
@@ -74,17 +74,28 @@ def _reader(field: Literal["step_ms", "p90_ms", "first_step_ms"]) -> Callable[[S
     return read
 
 
+def _per_1000_tokens(subject: Subject) -> Reading:
+    tokens = subject.result.data.tokens_per_step
+    if tokens is None:
+        return Reading(None, "the data have no tokens")
+    latency = subject.on.latency
+    if latency.step_ms is None:
+        return Reading(None, latency.not_judged or "the result has no such time")
+    return estimated(latency.step_ms.scaled(1.0 / tokens), "s", "")
+
+
 _step, _p90, _first = _reader("step_ms"), _reader("p90_ms"), _reader("first_step_ms")
 
 
 def _metric(
     key: str, title: str, read: Callable[[Subject], Reading], sample: Sample, meaning: str,
-    example: str, advise: Callable[[Subject, float], str], *, suggested: bool = True,
+    example: str, advise: Callable[[Subject, float], str], *, unit: CheckUnit = "ms",
+    suggested: bool = True,
 ) -> BudgetMetric:  # fmt: skip
     return BudgetMetric(
         key=key,
         title=title,
-        unit="ms",
+        unit=unit,
         scope="device",
         topic="Step",
         headline=key == "step_latency",
@@ -120,5 +131,12 @@ METRICS: Final = (
         "Time of the first training step on the device, which allocates what later ones find.",
         "200 ms",
         lambda subject, _: advice.for_first_step(subject.result, subject.on),
+    ),
+    _metric(
+        "time_per_1000_tokens", "Time for 1,000 tokens", _per_1000_tokens, "median",
+        "Time in which a language model trains on a thousand tokens, padding included: the median "
+        "step over the tokens of `input_ids` in it.", "20 s",
+        lambda subject, _: advice.for_step_latency(subject.result, 0.0, None),
+        unit="s", suggested=False,
     ),
 )  # fmt: skip

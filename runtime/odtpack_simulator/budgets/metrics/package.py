@@ -14,6 +14,13 @@ def _package_size(subject: Subject) -> Reading:
     return Reading(size, f"the package takes {format_bytes(size)}")
 
 
+def _adapter_size(subject: Subject) -> Reading:
+    size = subject.result.package.adapter_bytes
+    if size is None:
+        return Reading(None, "the package trains no adapter")
+    return Reading(size, f"the adapter takes {format_bytes(size)}")
+
+
 def _final_loss(subject: Subject) -> Reading:
     training = subject.result.training
     where = "on held-out samples"
@@ -58,6 +65,19 @@ METRICS: Final = (
         example="12 MB",
         read=_package_size,
         advise=lambda subject, _: advice.for_package_size(subject.result),
+    ),
+    BudgetMetric(
+        key="adapter_size",
+        title="Adapter size",
+        unit="B",
+        scope="package",
+        topic="Package",
+        meaning="Bytes of the adapter's parameters: what a device saves beside the optimizer's "
+        "state, and sends.",
+        example="5 MB",
+        read=_adapter_size,
+        advise=lambda subject, _: advice.for_adapter_size(subject.result),
+        suggested=False,
     ),
     BudgetMetric(
         key="final_loss",

@@ -20,6 +20,7 @@ from odtpack_simulator.values.units import (
     format_duration,
     format_interval,
     format_limit,
+    format_number,
     format_percent,
     format_value,
 )
@@ -334,7 +335,15 @@ def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
         step, device = max(timed, key=lambda pair: (pair[0].typical, pair[1].name))
         ends = f"{format_interval(step, 'ms')} on {device.title}"
         figure = format_duration(step.typical / 1e3)
-        return [("Step, slowest device", figure, "; ".join(filter(None, (ends, own))))]
+        figures = [("Step, slowest device", figure, "; ".join(filter(None, (ends, own))))]
+        tokens = result.data.tokens_per_step
+        if tokens and step.typical:
+            each = step.scaled(1.0 / tokens)  # ms a token, and so s for 1,000 tokens
+            ends = f"{format_interval(each, 's')} for 1,000 tokens on {device.title}"
+            figures.append(
+                ("Tokens a second, slowest device", format_number(1e3 / each.typical), ends)
+            )
+        return figures
     if not host:
         return []
     first = result.latency_host.first_step_ms
@@ -346,6 +355,11 @@ def _parameters(result: SimulationResult) -> str:
     trainable, total = result.package.trainable_parameters, result.package.total_parameters
     if trainable == total:
         return f"{_count(total)} parameters, all trained"
+    if (adapter := result.package.adapter_bytes) is not None:
+        return (
+            f"{_count(trainable)} of {_count(total)} parameters trained, "
+            f"the adapter is {format_bytes(adapter)}"
+        )
     return f"{_count(trainable)} of {_count(total)} parameters trained"
 
 
