@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import multiprocessing
 import os
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -77,11 +78,11 @@ WAYS: dict[str, tuple[Callable[[], AbstractContextManager[None]], ...]] = {
 
 
 def compare(path: Path, data: CheckpointData, rounds: int) -> dict[str, tuple[float, float]]:
-    """Medians of both times, of each way to save and of loading."""
+    """Medians of both times, of each way to save, in turns, and of loading."""
     found = defaultdict(list)
     for number in range(rounds):
-        # Who comes first takes turns as well: the disk may still be busy with the one before.
         for way in list(WAYS)[:: 1 if number % 2 else -1]:
+            os.sync()  # the disk has nothing left to write of the one before
             with ExitStack() as stack:
                 for each in WAYS[way]:
                     stack.enter_context(each())
@@ -144,12 +145,12 @@ def speeds(rounds: int, megabytes: float = 300.0) -> None:
 
 def _processor(command: list[str], expected: str) -> float:
     """Seconds of processor time of a program that says how it loaded a file."""
-    before = os.times()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    after = os.times()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if expected not in done.stdout.replace('"', " ").split():
         raise RuntimeError(f"it said {done.stdout}")
-    return after[2] + after[3] - before[2] - before[3]
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 NETWORKS: dict[str, tuple[Any, int, int]] = {
     "mlp": (lambda: zoo.mlp((784, 256, 10)), 32, 3000),
     "cnn": (lambda: zoo.cnn(size=28, width=(16, 32), classes=10), 32, 1000),
-    "transformer": (zoo.transformer_encoder, 4, 60),
+    "transformer": (zoo.transformer_encoder, 4, 30),
 }
 """Model, samples in a batch, steps; the first half of them warms up. A Java machine compiles for
 two seconds and more: in a shorter run that is measured, and not the step."""

@@ -7,7 +7,6 @@ import java.io.RandomAccessFile
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.channels.FileChannel
-import java.util.concurrent.FutureTask
 import kotlin.concurrent.thread
 import org.odtpack.fbs.Checkpoint
 import org.odtpack.fbs.FloatProperty
@@ -120,7 +119,8 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
     private val digested = ArrayList<Int>() // tables; the whole's comes last
     private var lastGap = 0
     private val outline = Outline(state.nominal)
-    private val digests = FutureTask(outline::digests)
+    private var digests = emptyList<String>()
+    private val hashing = thread(start = false, isDaemon = true) { digests = outline.digests() }
 
     init {
         val (trainable, frozen) = listOf(true, false).map { wanted ->
@@ -146,7 +146,7 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         head = ByteBuffer.wrap(to.sizedByteArray()).order(ByteOrder.LITTLE_ENDIAN)
         digested.add(root)
         placeWhatFollows()
-        thread(isDaemon = true, block = digests::run)
+        hashing.start()
     }
 
     /** Write the tensors' bytes: each with its length in front, or one after the other. */
@@ -168,7 +168,8 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         val bytes = ByteBuffer.allocate(lastGap + digested.size * each)
             .order(ByteOrder.LITTLE_ENDIAN)
         bytes.position(lastGap)
-        for (text in digests.get()) {
+        hashing.join()
+        for (text in digests) {
             bytes.putInt(DIGEST_TEXT_BYTES)
             bytes.put(text.toByteArray())
             bytes.put(0)
