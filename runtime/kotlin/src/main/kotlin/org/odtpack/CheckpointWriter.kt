@@ -119,7 +119,7 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
     private val digested = ArrayList<Int>() // tables; the whole's comes last
     private var lastGap = 0
     private val outline = Outline(state.nominal)
-    private var digests = emptyList<String>()
+    private lateinit var digests: List<String>
     private val hashing = thread(start = false, isDaemon = true) { digests = outline.digests() }
 
     init {
