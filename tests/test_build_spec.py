@@ -68,6 +68,7 @@ GIVEN = {
     "base": ("formats.base = 'int4'", {"base": "int4"}, "int4"),
     "nominal": ("formats.nominal = true", {"nominal": True}, True),
     "self_check": ("formats.self_check = false", {"self_check": True}, False),
+    "segments": ("memory.segments = true", {"segments": True}, True),
     "onnxruntime": ("target.onnxruntime = '1.20'", {"onnxruntime": "1.20"}, "1.20"),
 }  # fmt: skip
 

@@ -65,6 +65,7 @@ def build_package(
     remark: Callable[[str], None] | None = None,
     runtime: choices.Runtime = choices.STOCK,
     sessions: choices.Sessions = "fast",
+    segments: bool = False,
 ) -> Manifest:
     """Build a package.
 
@@ -106,6 +107,8 @@ def build_package(
         runtime: What is to run the package.
         sessions: How its sessions come by their memory, see
             :data:`odtpack_runtime.session.options.SETTINGS`.
+        segments: Cut the network into models that run one after the other, see
+            :mod:`odtpack.package.segments`.
 
     Returns:
         The manifest as written.
@@ -123,6 +126,7 @@ def build_package(
     check_type("accumulation_steps", accumulation_steps, int, "4")
     check_type("ort_format", ort_format, (OrtFormat, NoneType), "odtpack.ort.choices.OrtFormat()")
     check_type("nominal", nominal, bool, "True")
+    check_type("segments", segments, bool, "True")
     check_type("onnxruntime", onnxruntime, (str, NoneType), "'1.20'")
     check_choice("frozen_storage", frozen_storage, (*STORAGES, None))
     check_choice("base", base, (*get_args(BaseKind), None))
@@ -183,6 +187,7 @@ def build_package(
             prediction=prediction,
             memory=memory,
             adapter=None if inserted is None else _adapter_info(inserted),
+            segments=segments,
         )
         manifest = write_artifacts(
             loaded,

@@ -326,6 +326,18 @@ class BuildSpec:
             "it reads them; for adapters.",
         ),
     )
+    segments: bool = dataclasses.field(
+        default=False,
+        metadata=given(
+            "memory.segments",
+            "--segments",
+            "Cut the model into segments that run one after the other and are computed a second "
+            "time on the way back, so that memory does not grow with depth; for adapters on large "
+            "models, trained with Python.",
+            "Cut the model into segments that run one after the other and are computed a second "
+            "time on the way back, so that memory does not grow with depth.",
+        ),
+    )
     ort_format: OrtFormat | None = dataclasses.field(
         default=None, metadata=given("formats", read=read_ort_format)
     )

@@ -126,6 +126,7 @@ def simulate(
     """
     package = Package.open(package_path)
     package.require_stock()
+    package.require_one_model("A simulation")
     manifest = package.manifest
     policy = policy or Policy()
     _check_arguments(learning_rate, threads, interruptions, profiles)

@@ -25,7 +25,7 @@ SMALLEST = 256
 
 def rewrite(op: Ops, graph: ir.Graph) -> bool:
     """Give each reader of an unpacked weight its own chain; return whether there were any."""
-    chains = _chains(graph)
+    chains = find_chains(graph)
     readers = [
         (node, index, value)
         for node in graph
@@ -58,7 +58,7 @@ def _is_computed(value: ir.Value, chains: set[ir.Value]) -> bool:
     return value not in chains and not value.is_initializer()
 
 
-def _chains(graph: ir.Graph) -> set[ir.Value]:
+def find_chains(graph: ir.Graph) -> set[ir.Value]:
     """Values that follow from stored codes and other constants alone."""
     found: set[ir.Value] = set()
     constants = {v for v in graph.initializers.values() if not v.is_graph_input()}

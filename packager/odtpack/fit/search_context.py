@@ -88,7 +88,9 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
         OdtpackError: The model, the recipe or the data are wrong.
     """
     settings.build(folder / "recipe")
-    manifest = Package.open(folder / "recipe").manifest
+    package = Package.open(folder / "recipe")
+    package.require_one_model("A search for what fits")
+    manifest = package.manifest
     inputs = tuple(manifest.input_specs())
     arrays = load_dataset(
         data, inputs, class_count=manifest.class_count, ignored_label=manifest.ignored_label

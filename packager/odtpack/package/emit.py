@@ -22,6 +22,7 @@ from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.ort.kernel_needs import Need
 from odtpack.package.optimizer_update import OptimizerStep
 from odtpack.package.parameters import Parameter
+from odtpack.package.segments.files import stage_segments
 from odtpack.package.self_check import with_self_check
 from odtpack.package.training import STATE_SUFFIX, Graphs
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
@@ -80,9 +81,14 @@ def write_package(
     name = f"{prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
         staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
+        segments = (
+            None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
+        )
         if optimizer is None:
             return None
         manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest, sessions)
+        if segments is not None:
+            manifest = segments.listed_in(manifest)
         if self_check and graphs.backend.is_stock:
             manifest = with_self_check(manifest, staged)
         with atomic_write(stage / name) as stream:
@@ -160,7 +166,7 @@ def _manifest(
     graph = graphs.training.graph
     backend = graphs.backend
     template = graphs.inference if backend.is_stock else None
-    lowest = (oldest or backend.oldest_runtime(models.values())).name
+    lowest = (oldest or backend.oldest_runtime((*graphs.models, *models.values()))).name
     inputs, outputs = _inputs(graphs), _outputs(graph)
     predictions = [
         _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
@@ -208,9 +214,7 @@ def _manifest(
             for p in graphs.parameters
         ],
         "roles": {role: MEANINGS[role] for role in roles},
-        "operators": {
-            key: operators(model.graph) for key, model in models.items() if key != _TEMPLATE
-        },
+        "operators": _operators(graphs, models),
         "recipe_digest": recipe_digest,
         "session": (
             _session(graphs.training, sessions).as_dict(defaults=False)
@@ -265,11 +269,8 @@ def _value(value: ir.Value, role: str) -> dict[str, object]:
 
 def _inputs(graphs: Graphs) -> list[dict[str, object]]:
     """The inputs that the caller feeds: neither parameters nor gradient buffers."""
-    parameters = {p.name for p in graphs.parameters}
     inputs = []
-    for value in graphs.evaluation.graph.inputs:
-        if value.name in parameters:
-            continue
+    for value in graphs.user_inputs:
         role = graphs.loss.roles.get(value.name or "", "data")
         entry = _value(value, role)
         for key in ("class_count", "ignore_index"):
@@ -291,6 +292,17 @@ def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
         if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX))
     ]
     return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
+
+
+def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[str, dict[str, int]]]:
+    """Operators of each model; those of all segments are the training and evaluation model's."""
+    found = {key: operators(model.graph) for key, model in models.items() if key != _TEMPLATE}
+    for name, model in () if graphs.segments is None else graphs.segments.models.items():
+        for domain, versions in operators(model.graph).items():
+            for key in ("training_model", *(() if "backward" in name else ("eval_model",))):
+                known = found[key].get(domain, {}) | versions
+                found[key][domain] = dict(sorted(known.items()))
+    return {key: dict(sorted(domains.items())) for key, domains in found.items()}
 
 
 def operators(graph: ir.Graph) -> dict[str, dict[str, int]]:

@@ -70,6 +70,8 @@ def _none(reason: str) -> SelfCheckInfo:
 
 
 def _measured(manifest: Manifest, files: Mapping[str, Path]) -> SelfCheckInfo:
+    if manifest.segments is not None:
+        return _none("it is trained segment by segment")
     if any(item.dtype == "string" for item in manifest.inputs):
         return _none("an input is text")
     if set(manifest.opsets) - {"", "ai.onnx", "com.microsoft", "ai.onnx.ml"}:

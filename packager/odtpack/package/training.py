@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -33,14 +33,18 @@ from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
 from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
-from odtpack_runtime.package.manifest import AdapterInfo
-from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
+from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
+from odtpack_runtime.session.graph_signature import (
+    COTANGENT_SUFFIX,
+    OWN_TYPE_SUFFIX,
+    UNSCALED_SUFFIX,
+)
 
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
 _RESERVED = (
     *(BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX),
-    *(OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, SCALE_SUFFIX),
+    *(OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, SCALE_SUFFIX, COTANGENT_SUFFIX),
 )
 
 
@@ -68,6 +72,7 @@ class TrainingGraphSpec:
         memory: For which shapes, and how far, the training model's memory is made small; None to
             leave it as it is differentiated.
         adapter: What the manifest says of the adapter that the model was given.
+        segments: Whether the network is cut into models that run one after the other.
 
     Raises:
         OdtpackError: ``accumulation_steps`` is not 1 or more.
@@ -86,6 +91,7 @@ class TrainingGraphSpec:
     prediction: bool = False
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
     adapter: AdapterInfo | None = None
+    segments: bool = False
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -96,12 +102,30 @@ class TrainingGraphSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Segments:
+    """The models that compute a network up to its last segment, see :mod:`.segments.build`.
+
+    Attributes:
+        models: Each model by its name in the package.
+        plan: Which of them run for which segment, in order.
+        tensors: Weights outside of the models, by name, in the order in which they are stored.
+        inputs: What a caller feeds.
+    """
+
+    models: Mapping[str, ir.Model]
+    plan: tuple[SegmentInfo, ...]
+    tensors: Mapping[str, ir.TensorProtocol]
+    inputs: tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Graphs:
     """The training and evaluation models, the parameters that both take, and their loss.
 
     ``returns_prediction``: whether the evaluation model returns it besides what both return.
     ``inference`` is the forward model without them; None if it computes nothing but its loss.
     ``memory``: what was done to keep the training model's memory small; None if nothing was.
+    ``segments``: what runs before ``training`` and ``evaluation``, which are then the last segment.
     """
 
     training: ir.Model
@@ -114,6 +138,21 @@ class Graphs:
     inference: InferenceTemplate | None = None
     memory: MemoryReport | None = None
     adapter: AdapterInfo | None = None
+    segments: Segments | None = None
+
+    @property
+    def user_inputs(self) -> list[ir.Value]:
+        """What a caller feeds: neither parameters nor gradient buffers."""
+        if self.segments is not None:
+            return list(self.segments.inputs)
+        known = {parameter.name for parameter in self.parameters}
+        return [value for value in self.evaluation.graph.inputs if value.name not in known]
+
+    @property
+    def models(self) -> tuple[ir.Model, ...]:
+        """Every model that a step or an evaluation runs, but for the optimizer's."""
+        more = () if self.segments is None else self.segments.models.values()
+        return (self.training, self.evaluation, *more)
 
     @property
     def opset(self) -> int:
@@ -130,12 +169,33 @@ def _master(dtypes: Collection[ir.DataType]) -> ir.DataType:
     return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
 
 
-def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = STOCK) -> Graphs:
-    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`) for a runtime.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A forward graph with its loss, ready to be differentiated.
+
+    Attributes:
+        forward: Ends in the loss; its parameters are inputs.
+        evaluation: The same, with the prediction among its outputs if that is returned; its
+            parameters are still initializers.
+        plain: The forward model as it was before.
+        parameters: What became inputs.
+        info: What is known of the loss.
+        returned: Whether the evaluation returns the prediction.
+    """
+
+    forward: ir.Model
+    evaluation: ir.Model
+    plain: ir.Model
+    parameters: tuple[Parameter, ...]
+    info: LossInfo
+    returned: bool
+
+
+def prepare(model: ir.Model, recipe: TrainingGraphSpec) -> Prepared:
+    """Attach the loss to a loaded model, and make inputs of its parameters.
 
     Raises:
-        OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
-            trained, or is not reached from the loss; or an operator has no gradient.
+        OdtpackError: As :func:`build_graphs`.
     """
     forward = model.clone()
     pipeline.on_reading(forward, recipe.newest_opset)
@@ -171,16 +231,26 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
+    lift_parameters(forward.graph, parameters)
+    return Prepared(forward, evaluation, plain, parameters, info, returned)
+
+
+def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = STOCK) -> Graphs:
+    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`) for a runtime.
+
+    Raises:
+        OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
+            trained, or is not reached from the loss; or an operator has no gradient.
+    """
+    ready = prepare(model, recipe)
+    forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
     pipeline.for_evaluation(evaluation)
-    for each in (forward, evaluation):
-        lift_parameters(each.graph, parameters)
+    lift_parameters(evaluation.graph, parameters)
     pipeline.before_gradient(forward)
     _differentiate(forward, recipe, backend)
-    properties = {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
-    training = {"odtpack.optimization_level": _optimization_level(forward.graph, parameters)}
-    if recipe.accumulation_steps > 1:
-        training["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
-    _finish(forward, "training", properties | training)
+    properties = properties_of(ready.info)
+    level = optimization_level(forward.graph, parameters)
+    finish(forward, "training", properties | of_training(recipe, level))
     memory = None
     if recipe.memory is not None and backend.is_stock:
         from odtpack.memory.compile import compile_memory
@@ -190,16 +260,29 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
     return Graphs(
         # The reference distinguishes values by name.
         pipeline.on_writing(forward, keep_names=not backend.is_stock),
-        pipeline.on_writing(_finish(evaluation, "evaluation", properties), keep_names=True),
+        pipeline.on_writing(finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
         recipe.accumulation_steps,
-        info,
+        ready.info,
         backend,
-        returned,
-        _inference(plain, forward.graph, recipe, parameters),
+        ready.returned,
+        _inference(ready.plain, forward.graph, recipe, parameters),
         memory,
         recipe.adapter,
     )
+
+
+def properties_of(info: LossInfo) -> dict[str, str]:
+    """What models tell of their loss in their metadata."""
+    return {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
+
+
+def of_training(recipe: TrainingGraphSpec, level: str) -> dict[str, str]:
+    """What a training model tells besides."""
+    found = {"odtpack.optimization_level": level}
+    if recipe.accumulation_steps > 1:
+        found["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
+    return found
 
 
 def _inference(
@@ -215,7 +298,7 @@ def _inference(
         return None
     pipeline.for_evaluation(plain)
     inputs, used = inference_template.detach(plain.graph, names, [p.name for p in parameters])
-    model = pipeline.on_writing(_finish(plain, "inference", {}), keep_names=True)
+    model = pipeline.on_writing(finish(plain, "inference", {}), keep_names=True)
     return InferenceTemplate(model, inputs, tuple(names), used)
 
 
@@ -310,16 +393,10 @@ def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
         dtype = (loss.dtype or ir.DataType.FLOAT).numpy()
         seed = op.constant(np.full(static_dims(loss) or (), share, dtype))
         gradients = differentiate(graph, {loss: seed}, trained, op)
-    for parameter in trained:
-        if parameter not in gradients:
-            raise OdtpackError(
-                "not-reached",
-                f"{parameter.name!r} is to be trained, but the loss does not depend on it",
-                hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
-            )
+    require_reached(trained, gradients)
     updates = pipeline.after_gradient(op, model, backend.lower_batch_norms)
     if trained:
-        _accumulate(graph, op, trained, gradients, backend)
+        accumulate_gradients(graph, op, trained, gradients, backend)
     for update in updates:
         # A layer used twice updates its statistics twice, the second time from the first.
         update.update.name = update.name + STATE_SUFFIX
@@ -328,13 +405,29 @@ def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
         aliases.verify(graph, inputs[update.name], update.update)
 
 
-def _accumulate(
+def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]) -> None:
+    """Check that each of some parameters has a gradient.
+
+    Raises:
+        OdtpackError: ``not-reached``.
+    """
+    for parameter in trained:
+        if parameter not in gradients:
+            raise OdtpackError(
+                "not-reached",
+                f"{parameter.name!r} is to be trained, but the loss does not depend on it",
+                hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
+            )
+
+
+def accumulate_gradients(
     graph: ir.Graph,
     op: Ops,
     trained: Sequence[ir.Value],
     gradients: dict[ir.Value, ir.Value],
     backend: Backend,
 ) -> None:
+    """Let a graph add the gradients of parameters to buffers, which become inputs and outputs."""
     buffers = [ir.val(f"{p.name}{BUFFER_SUFFIX}", dtype=p.dtype, shape=p.shape) for p in trained]
     reset = ir.val(RESET, dtype=ir.DataType.BOOL, shape=[1])
     graph.inputs.extend([*buffers, reset])
@@ -355,7 +448,7 @@ def _accumulate(
     sparse_gradients.zeros_at_run_time(op, graph, reset)
 
 
-def _optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
+def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
     """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
     if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
         # Beyond it scales become attributes of fused products, which are float32.
@@ -371,7 +464,7 @@ def _has_constant_weight(node: ir.Node) -> bool:
     return weight is not None and weight.is_initializer()
 
 
-def _finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
+def finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
     pipeline.finish(model)
     model.graph.name = name

@@ -22,6 +22,7 @@ from odtpack.package.backend import STOCK, Backend
 from odtpack.package.digest import model_digest, recipe_digest
 from odtpack.package.emit import listed_files, write_package
 from odtpack.package.optimizer_update import PLAIN_UPDATE, OptimizerStep, Update, resolve_update
+from odtpack.package.segments.build import build_segments, check_options
 from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
@@ -92,6 +93,8 @@ def write_artifacts(
             hint="convert with onnxruntime-training: "
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
+    if recipe.segments:
+        check_options(recipe, backend, ort_format=files.ort_format is not None)
     backend.require_opset(model.graph.opset_imports[""])
 
     def make_optimizer(graphs: Graphs) -> tuple[OptimizerStep, ir.Model] | None:
@@ -117,6 +120,8 @@ def write_artifacts(
         if graphs.memory is not None and remark is not None:
             for sentence in sentences(graphs.memory):
                 remark(sentence)
+    elif recipe.segments:
+        graphs = build_segments(model, recipe, backend)
     else:
         graphs = build_graphs(model, recipe, backend)
     if onnxruntime is not None:
@@ -137,9 +142,7 @@ def write_artifacts(
         files=dataclasses.replace(files, custom_op_library=None),
         custom_op_library=None if library is None else file_sha256(library),
     )
-    oldest = backend.oldest_runtime(
-        [graphs.training, graphs.evaluation, *(() if pair is None else pair[1:])]
-    )
+    oldest = backend.oldest_runtime([*graphs.models, *(() if pair is None else pair[1:])])
     if onnxruntime is not None and backend.is_stock:
         kernel_needs.require(onnxruntime, oldest)
     write = functools.partial(

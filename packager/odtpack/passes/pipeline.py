@@ -97,6 +97,11 @@ def after_gradient(
     return updates
 
 
+def drop_unused(model: ir.Model) -> None:
+    """Drop what no output needs."""
+    run(model, common_passes.RemoveUnusedNodesPass())
+
+
 def finish(model: ir.Model) -> None:
     """Drop what no output needs, and write what ONNX Runtime would misread or lacks."""
     run(

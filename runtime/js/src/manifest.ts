@@ -88,6 +88,7 @@ const schema = object({
   }),
   target: optional(text, undefined),
   privacy: optional(check<object>('an object', isRecord), undefined),
+  segments: optional(check<object>('an object', isRecord), undefined),
   inputs: list(object({
     name: text, dtype, shape: list(size), role: oneOf('data', 'labels', 'target'),
     class_count: optional(positive, undefined), ignore_index: optional(label, undefined),

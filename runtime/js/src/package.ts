@@ -55,6 +55,11 @@ export class TrainingPackage {
         'The package is trained with private gradients, which this kit does not make.',
         name, 'train it with Python, or build it without privacy');
     }
+    if (manifest.segments !== undefined) {
+      throw new OdtpackError('segments-unsupported',
+        'The package is trained segment by segment, which this kit does not do.',
+        name, 'train it with Python, or build it without --segments');
+    }
     const opened = new TrainingPackage(manifest, await sha256(bytes), source, read);
     if (options.verify !== 'used') for (const entry of entries(manifest)) await opened.file(entry);
     return opened;

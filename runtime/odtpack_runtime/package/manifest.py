@@ -30,8 +30,11 @@ from odtpack_runtime.package.manifest_base import (
 from odtpack_runtime.package.manifest_device import (
     InferenceInfo,
     LayoutInfo,
+    SegmentInfo,
+    SegmentsInfo,
     SelfCheckInfo,
     SessionInfo,
+    WeightInfo,
 )
 from odtpack_runtime.package.manifest_files import ExtraFile, PackageFile, PackageFiles
 from odtpack_runtime.package.manifest_training import (
@@ -48,7 +51,7 @@ __all__ = [
     "MEANINGS", "SCHEMA_VERSION", "AdapterInfo", "ClipInfo", "ExtraFile", "GroupInfo",
     "InferenceInfo", "InputInfo", "LayoutInfo", "Manifest", "Operators", "OptimizerInfo",
     "OutputInfo", "PackageFile", "PackageFiles", "ParameterInfo", "PrivacyInfo", "ScheduleInfo",
-    "SelfCheckInfo", "SessionInfo",
+    "SegmentInfo", "SegmentsInfo", "SelfCheckInfo", "SessionInfo", "WeightInfo",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -186,6 +189,8 @@ class Manifest(Part):
         layout: The flat vectors of the parameters, and how the optimizer runs over them.
         inference: What the inference template takes, gives and lacks.
         adapter: The adapter that is trained in place of the model's parameters, if there is one.
+        segments: The models that run before the training and the evaluation model; a runtime that
+            cannot run them must refuse the package.
         self_check: Training steps whose losses are known.
         release: Number that grows from release to release of one package, for apps that
             refuse to go back to an older one.
@@ -217,6 +222,7 @@ class Manifest(Part):
     layout: LayoutInfo | None = None
     inference: InferenceInfo | None = None
     adapter: AdapterInfo | None = None
+    segments: SegmentsInfo | None = None
     self_check: SelfCheckInfo | None = None
     release: NonNegativeInt | None = None
     digest: SHA256 | None = None
@@ -254,6 +260,10 @@ class Manifest(Part):
             return "an inference template needs both its file and the key inference"
         if self.adapter is not None and not set(self.adapter.parameters) <= set(trainable):
             return "adapter names a parameter that is not trainable"
+        if self.segments is not None:
+            listed = {file.path for file in self.files.extra if file.role.startswith("segment_")}
+            if set(self.segments.files()) != listed:
+                return "the files of segments are not those that files.extra lists as such"
         if self.inference is not None and not set(self.inference.parameters) <= known:
             return "inference names a parameter that there is none of"
         return None

@@ -1,9 +1,13 @@
-"""What a runtime must know beside the models: sessions, memory, export, a check."""
+"""What a runtime must know beside the models: sessions, memory, segments, a check."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
+
+import numpy as np
 
 from odtpack_runtime.files.records import InvalidRecordError, Part, Path, Rule
 from odtpack_runtime.package.manifest_base import FixedShape, Name, NonNegativeInt, PositiveInt
@@ -119,3 +123,79 @@ class SelfCheckInfo(Part):
             )
         if not good:
             raise InvalidRecordError("it must hold a reason, or everything else", path)
+
+
+FileName = Annotated[str, Rule(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}$")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightInfo(Part):
+    """A weight in the file of weights, from ``offset`` on; two elements of 4 bits take a byte."""
+
+    name: Name
+    dtype: Literal["float16", "float32", "float64", "int8", "uint8", "int32", "int64",
+                   "bool", "int4", "uint4"]  # fmt: skip
+    shape: FixedShape
+    offset: NonNegativeInt
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        count = math.prod(self.shape)
+        return -(-count // 2) if self.packed else count * np.dtype(self.dtype).itemsize
+
+    @property
+    def packed(self) -> bool:
+        """Whether its elements have 4 bits."""
+        return self.dtype in ("int4", "uint4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentInfo(Part):
+    """A stretch of the network, which ends where the next one begins.
+
+    Attributes:
+        forward: File of the model that computes it.
+        backward: File of the model that computes its gradients; None if it has none.
+        names: What is called differently in this segment from how its models call it, by the
+            name in the models.
+    """
+
+    forward: FileName
+    backward: FileName | None = None
+    names: dict[Name, Name] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentsInfo(Part):
+    """The models that run before the training or the evaluation model, which end the network.
+
+    Attributes:
+        weights: File of the weights; None if there are none.
+        tensors: What lies in it, each where the last one ends or later.
+        segments: In the order in which they compute.
+    """
+
+    weights: FileName | None = None
+    tensors: tuple[WeightInfo, ...] = ()
+    segments: tuple[SegmentInfo, ...]
+
+    def files(self) -> Iterator[str]:
+        """Yield the names of all files, each once."""
+        models = (name for each in self.segments for name in (each.forward, each.backward))
+        yield from dict.fromkeys(name for name in (self.weights, *models) if name is not None)
+
+    def check(self, path: Path) -> None:
+        """Check that weights have names and places of their own, and aligned ones."""
+        end = 0
+        for index, weight in enumerate(self.tensors):
+            at = (*path, "tensors", index)
+            if weight.offset < end or weight.offset % 64:
+                raise InvalidRecordError("it must begin where the last one ends, at 64 n", at)
+            end = weight.offset + weight.nbytes
+        if len({weight.name for weight in self.tensors}) != len(self.tensors):
+            raise InvalidRecordError("two weights have the same name", path)
+        if not self.segments:
+            raise InvalidRecordError("there must be a segment", path)
+        if self.tensors and self.weights is None:
+            raise InvalidRecordError("weights need a file", path)

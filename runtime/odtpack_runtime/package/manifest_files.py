@@ -47,6 +47,8 @@ class ExtraFile(PackageFile):
         "operators_config",
         "operators_and_types_config",
         "recipe",
+        "segment_model",
+        "segment_weights",
     ]
     of: Name | None = None
     style: Literal["fixed", "runtime"] | None = None

@@ -105,6 +105,24 @@ class Package:
                 where=str(self.path),
             )
 
+    def require_one_model(self, task: str) -> None:
+        """Refuse a package of segments.
+
+        Args:
+            task: What works with one training model only, as a sentence begins.
+
+        Raises:
+            OdtpackError: ``segments-unsupported``.
+        """
+        if self.manifest.segments is not None:
+            raise OdtpackError(
+                "segments-unsupported",
+                f"{task} needs a package with one training model, and this one is trained segment "
+                "by segment.",
+                where=str(self.path),
+                hint="build it without --segments",
+            )
+
     def ort_model(
         self,
         of: str,

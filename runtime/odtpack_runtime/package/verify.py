@@ -85,6 +85,7 @@ def verify_package(
     data = read_manifest(manifest_path)
     key = check_signed(manifest_path, data, public_key, require_signature)
     package = Package.open(manifest_path)
+    package.require_one_model("The verification of models")
     if package.manifest_sha256 != hashlib.sha256(data).hexdigest():
         raise OdtpackError(
             "package-changed",

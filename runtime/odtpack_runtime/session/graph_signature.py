@@ -28,6 +28,8 @@ type that it is trained or stored in."""
 UNSCALED_SUFFIX = ".unscaled"
 """Ends the name of a parameter on the way there that is stored as int8, before it is scaled."""
 RESET_NAME = "lazy_reset_grad"
+COTANGENT_SUFFIX = ".cotangent"
+"""Ends the name of the gradient of a value between two segments."""
 
 Dim = int | str | None
 

@@ -159,18 +159,28 @@ def _session_beside(model: Path) -> SessionInfo | None:
 
     It is not the manifest's reader that judges it: a model may be opened without its package.
     """
+    content = manifest_beside(model)
+    if content is not None and "session" in content:
+        with suppress(InvalidRecordError):
+            return SessionInfo.read(content["session"])
+    return None
+
+
+def manifest_beside(model: Path) -> dict[str, Any] | None:
+    """Return the content of the manifest in the folder of a model, unchecked.
+
+    None if there is none that names the model, or it is no JSON.
+    """
     prefix, found, _ = model.name.partition("training_model")
     manifest = model.with_name(f"{prefix if found else ''}manifest.json")
-    try:
+    with suppress(OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
         with manifest.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             content = parse_json(stream.read(min(size, _MAX_MANIFEST_BYTES)))
         files = content["files"]
         named = [files["training_model"], *files.get("extra", ())]
-        if model.name in (entry["path"] for entry in named) and "session" in content:
-            return SessionInfo.read(content["session"])
-    except (OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
-        pass
+        if model.name in (entry["path"] for entry in named):
+            return dict(content)
     return None
 
 

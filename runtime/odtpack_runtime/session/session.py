@@ -64,7 +64,82 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-class BoundGraph:
+class UserInputs:
+    """The user inputs of a graph, and the values that are passed for them.
+
+    Args:
+        inputs: In the order in which they are passed.
+        class_count: If known, labels (the input ``labels``) are checked against it.
+        ignored_label: A label outside that range which is allowed.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        class_count: int | None = None,
+        ignored_label: int | None = None,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self._class_count = class_count
+        self._ignored_label = ignored_label
+        names = [spec.name for spec in inputs if spec.dtype == np.int64]
+        self._labels = (
+            [spec.name for spec in inputs].index("labels")
+            if class_count is not None and "labels" in names
+            else None
+        )
+        self._dtypes = [spec.dtype for spec in inputs]
+        self._shapes: list[tuple[int, ...]] | None = None
+
+    def arrays(self, values: Sequence[object]) -> Sequence[Array] | None:
+        """Return values as arrays that can be bound; None if they are OrtValues all of them.
+
+        Raises:
+            OdtpackError: As :func:`check_tensors` and :func:`check_labels`; ``input-count``.
+        """
+        if len(values) != len(self.inputs):
+            wanted = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
+            raise OdtpackError(
+                "input-count",
+                f"The model takes {len(self.inputs)} inputs and {len(values)} were given.",
+                hint=f"pass, in this order, {wanted}",
+            )
+        arrays: Sequence[Any] = values
+        for value, dtype in zip(values, self._dtypes, strict=True):
+            # Nearly always: an array that can be bound as it is.
+            if (
+                type(value) is not np.ndarray
+                or value.dtype != dtype
+                or not value.flags.c_contiguous
+            ):
+                if all(isinstance(other, onnxruntime.OrtValue) for other in values):
+                    return None
+                arrays = [_array(*pair) for pair in zip(self.inputs, values, strict=True)]
+                self._shapes = None
+                break
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes:  # shapes that passed once need no second look
+            check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
+            self._shapes = shapes
+        if self._labels is not None and self._class_count is not None:
+            check_labels("labels", arrays[self._labels], self._class_count, self._ignored_label)
+        return arrays
+
+    def from_ortvalues(self, values: Sequence[Any]) -> list[Array]:
+        """Return views of OrtValues' own memory.
+
+        Raises:
+            OdtpackError: ``input-type`` for one that is elsewhere, or no tensor.
+        """
+        for spec, value in zip(self.inputs, values, strict=True):
+            if value.device_name() != "cpu" or not value.is_tensor():
+                raise OdtpackError(
+                    "input-type", f"Input '{spec.name}' must be a tensor in the CPU's memory."
+                )
+        return [value.numpy() for value in values]
+
+
+class BoundGraph(UserInputs):
     """A session whose parameters, gradients and state are bound once, by address.
 
     What changes from call to call, the user's inputs and outputs, is bound as it
@@ -94,24 +169,14 @@ class BoundGraph:
         class_count: int | None = None,
         ignored_label: int | None = None,
     ) -> None:
+        super().__init__(inputs, class_count, ignored_label)
         self._session = session
         self._binding = session.io_binding()
-        self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self._class_count = class_count
-        self._ignored_label = ignored_label
-        names = [spec.name for spec in inputs if spec.dtype == np.int64]
-        self._labels = (
-            [spec.name for spec in inputs].index("labels")
-            if class_count is not None and "labels" in names
-            else None
-        )
-        self._dtypes = [spec.dtype for spec in inputs]
         self._text = any(spec.dtype == object for spec in inputs)
         # Also keeps the memory alive: ONNX Runtime holds bare addresses.
         self._memory_in: dict[str, Array] = {}
         self._memory_out: dict[str, Array] = {}
-        self._shapes: list[tuple[int, ...]] | None = None
         self._bound: list[tuple[int, tuple[int, ...]] | None] = [None] * len(inputs)
         first = self.outputs[0]
         self._loss = None
@@ -153,36 +218,13 @@ class BoundGraph:
             OdtpackError: As :func:`check_tensors` and :func:`check_labels`;
                 ``input-count``; ``run-failed`` with ONNX Runtime's reason.
         """
-        if len(values) != len(self.inputs):
-            wanted = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
-            raise OdtpackError(
-                "input-count",
-                f"The model takes {len(self.inputs)} inputs and {len(values)} were given.",
-                hint=f"pass, in this order, {wanted}",
-            )
-        arrays: Sequence[Any] = values
-        for value, dtype in zip(values, self._dtypes, strict=True):
-            # Nearly always: an array that can be bound as it is.
-            if (
-                type(value) is not np.ndarray
-                or value.dtype != dtype
-                or not value.flags.c_contiguous
-            ):
-                if all(isinstance(other, onnxruntime.OrtValue) for other in values):
-                    return self._run_ortvalues(values)
-                arrays = [self._array(*pair) for pair in zip(self.inputs, values, strict=True)]
-                self._shapes = None
-                break
-        shapes = [array.shape for array in arrays]
-        if shapes != self._shapes:  # shapes that passed once need no second look
-            check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
-            self._shapes = shapes
-        if self._labels is not None and self._class_count is not None:
-            check_labels("labels", arrays[self._labels], self._class_count, self._ignored_label)
+        arrays = self.arrays(values)
+        if arrays is None:
+            return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
         if self._text:
             return self._run_text(arrays)
         for index, array in enumerate(arrays):
-            place = (array.ctypes.data, shapes[index])
+            place = (array.ctypes.data, array.shape)
             if place != self._bound[index]:
                 name, dtype = self.inputs[index].name, self._dtypes[index]
                 self._binding.bind_input(name, "cpu", 0, dtype.type, place[1], place[0])
@@ -198,7 +240,7 @@ class BoundGraph:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise _run_failed(error) from error
+            raise run_failed(error) from error
         return self._binding.get_outputs_as_ortvaluevector() if self._fresh else None
 
     def _renew_outputs(self) -> None:
@@ -207,49 +249,42 @@ class BoundGraph:
         for name in self._fresh:
             self._binding.bind_output(name)
 
-    def _run_ortvalues(self, values: Sequence[Any]) -> list[onnxruntime.OrtValue]:
-        for spec, value in zip(self.inputs, values, strict=True):
-            if value.device_name() != "cpu" or not value.is_tensor():
-                raise OdtpackError(
-                    "input-type", f"Input '{spec.name}' must be a tensor in the CPU's memory."
-                )
-        # Views of the OrtValues' own memory.
-        return [owned_ortvalue(result) for result in self([value.numpy() for value in values])]
-
     def _run_text(self, arrays: Sequence[Array]) -> list[Any]:
         feeds = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
         names = [*(spec.name for spec in self.outputs), *self._memory_out]
         try:
             results = self._session.run(names, feeds | self._memory_in)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise _run_failed(error) from error
+            raise run_failed(error) from error
         count = len(self.outputs)
         for memory, result in zip(self._memory_out.values(), results[count:], strict=True):
             np.copyto(memory, result)
         return [np.asarray(result) for result in results[:count]]
 
-    def _array(self, spec: TensorSpec, value: object) -> Array:
-        """Return a value as an array that can be bound."""
-        if not isinstance(value, np.ndarray):
-            if isinstance(value, onnxruntime.OrtValue):
-                value = value.numpy()
-            try:
-                array = np.asarray(value)
-            except ValueError as error:
-                raise OdtpackError(
-                    "input-shape", f"Input '{spec.name}' is not a regular array: {error}."
-                ) from error
-            # A list has no type of its own: integers may become floats, not the reverse.
-            if spec.dtype != object and np.can_cast(array.dtype, spec.dtype, "same_kind"):
-                array = array.astype(spec.dtype)
-        else:
-            array = value
-        if spec.dtype == object and array.dtype.kind in "US":
-            return array.astype(object)
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+def _array(spec: TensorSpec, value: object) -> Array:
+    """Return a value as an array that can be bound."""
+    if not isinstance(value, np.ndarray):
+        if isinstance(value, onnxruntime.OrtValue):
+            value = value.numpy()
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise OdtpackError(
+                "input-shape", f"Input '{spec.name}' is not a regular array: {error}."
+            ) from error
+        # A list has no type of its own: integers may become floats, not the reverse.
+        if spec.dtype != object and np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            array = array.astype(spec.dtype)
+    else:
+        array = value
+    if spec.dtype == object and array.dtype.kind in "US":
+        return array.astype(object)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _run_failed(error: Exception) -> OdtpackError:
+def run_failed(error: Exception) -> OdtpackError:
+    """Return the error for a run that ONNX Runtime broke off."""
     return OdtpackError(
         "run-failed",
         f"ONNX Runtime failed in the middle of a step: {first_line(error)}",

@@ -25,6 +25,7 @@ from odtpack_runtime.session.graph_signature import (
 )
 from odtpack_runtime.session.model_metadata import ModelMetadata
 from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_beside
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
 
 
@@ -75,13 +76,28 @@ class Module:
         self._name = Path(train_model_uri).name
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
-        session = open_session(train_model_uri, self.session_options)
-        models = [(str(train_model_uri), session)]
-        if self._eval_path is not None:
-            evaluation = open_session(self._eval_path, self.session_options)
-            models.append((str(self._eval_path), evaluation))
+        beside = segments_beside(train_model_uri)
+        models: list[tuple[str, list[Any], list[Any]]] = []
+        self._segments: Segments | None = None
+        if beside is not None:
+            self._segments = Segments(
+                Path(train_model_uri), beside[0], self.session_options, self._eval_path, beside[1]
+            )
+            session, evaluation = self._segments.training, self._segments.evaluation
+            models.append((str(train_model_uri), *self._segments.nodes(training=True)))
+            if evaluation is not None:
+                models.append((str(self._eval_path), *self._segments.nodes(training=False)))
+        else:
+            session = open_session(train_model_uri, self.session_options)
+            models.append((str(train_model_uri), session.get_inputs(), session.get_outputs()))
+            if self._eval_path is not None:
+                evaluation = open_session(self._eval_path, self.session_options)
+                nodes = evaluation.get_inputs(), evaluation.get_outputs()
+                models.append((str(self._eval_path), *nodes))
         shapes = _shapes(state, models) if state.is_nominal else {}
         signature, *others = (_read(state, shapes, *model) for model in models)
+        if self._segments is not None:
+            self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None
         extra = set(eval_signature.parameters if eval_signature else ())
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
@@ -105,7 +121,7 @@ class Module:
             self._train.bind_output(name + UPDATE_SUFFIX, state.parameters.items[name].data)
         if signature.gradients:
             self._train.bind_input(RESET_NAME, self._reset)
-        self._eval: BoundGraph | None = None
+        self._eval: BoundGraph | SegmentedGraph | None = None
         if eval_signature is not None:
             self._eval = self._bound(evaluation, eval_signature, metadata)
 
@@ -260,6 +276,12 @@ class Module:
         if self._eval_path is None:
             raise _no_eval_model("A model can be exported only")
         self.require_values()
+        if self._segments is not None:
+            raise OdtpackError(
+                "segments-unsupported",
+                "A package of segments holds no model that could be exported as one.",
+                hint="export the adapter: odtpack adapter export",
+            )
         from odtpack_runtime.export.inference_model import export_inference_model
 
         parameters = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
@@ -289,7 +311,7 @@ class Module:
         if self.state.is_nominal:
             raise nominal_error("nothing can be computed without its parameters' values")
 
-    def _graph(self) -> BoundGraph:
+    def _graph(self) -> BoundGraph | SegmentedGraph:
         if self.training:
             return self._train
         if self._eval is None:
@@ -316,15 +338,19 @@ class Module:
         session: onnxruntime.InferenceSession,
         signature: GraphSignature,
         metadata: ModelMetadata,
-    ) -> BoundGraph:
-        """A model that reads the parameters where they lie."""
-        graph = BoundGraph(
-            session,
-            signature.inputs,
-            signature.outputs,
-            class_count=metadata.class_count,
-            ignored_label=metadata.ignored_label,
-        )
+    ) -> BoundGraph | SegmentedGraph:
+        """A model, or a list of them, that reads the parameters where they lie."""
+        ends = signature.inputs, signature.outputs
+        labels: dict[str, Any] = {
+            "class_count": metadata.class_count,
+            "ignored_label": metadata.ignored_label,
+        }
+        graph: BoundGraph | SegmentedGraph
+        if self._segments is None:
+            graph = BoundGraph(session, *ends, **labels)
+        else:
+            training = session is self._segments.training
+            graph = SegmentedGraph(self._segments, *ends, training=training, **labels)
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters.items[name].data)
         return graph
@@ -353,23 +379,24 @@ def _read(
     state: CheckpointState,
     shapes: Mapping[str, tuple[int, ...]],
     where: str,
-    session: onnxruntime.InferenceSession,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
 ) -> GraphSignature:
     roles = (state.arrays(trainable=True), state.arrays(trainable=False))
     for arrays in roles:
         for name in arrays.keys() & shapes.keys():
             # An array of that shape without memory of its own: only shape and dtype count.
             arrays[name] = np.broadcast_to(arrays[name].dtype.type(), shapes[name])
-    return GraphSignature.read(where, session.get_inputs(), session.get_outputs(), *roles)
+    return GraphSignature.read(where, inputs, outputs, *roles)
 
 
 def _shapes(
-    state: CheckpointState, models: Sequence[tuple[str, onnxruntime.InferenceSession]]
+    state: CheckpointState, models: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of a nominal state, which only the models know."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for where, session in models:
-        for node in session.get_inputs():
+    for where, inputs, _ in models:
+        for node in inputs:
             if node.name in state.parameters:
                 if not all(isinstance(size, int) for size in node.shape):
                     raise model_mismatch(where, f"the shape of '{node.name}' is not known")

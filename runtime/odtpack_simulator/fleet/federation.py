@@ -87,6 +87,7 @@ class Federation:
     ) -> None:
         self.package = Package.open(package)
         self.package.require_stock()
+        self.package.require_one_model("A fleet")
         self.given = os.fspath(package)
         self.fleet = fleet
         self.data: FleetData = load_fleet_data(self.package, data, fleet.seed)

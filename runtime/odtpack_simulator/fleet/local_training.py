@@ -118,6 +118,7 @@ class LocalTrainer:
     """
 
     def __init__(self, package: Package, *, threads: int = 1) -> None:
+        package.require_one_model("A client of a fleet")
         manifest = package.manifest
         state = CheckpointState.load_checkpoint(package.checkpoint)
         options = default_session_options(package.training_model, threads)

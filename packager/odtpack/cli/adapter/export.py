@@ -51,6 +51,8 @@ def export(
 
     opened = Package.open(package)
     info = adapter_of(opened)
+    if onnxruntime:
+        opened.require_one_model("ONNX Runtime's file of an adapter")
     if info.kind == "bitfit" and not onnxruntime:
         raise OdtpackError(
             "peft-without-kind",

@@ -109,6 +109,7 @@ def run(
     make_availability(settings)
     opened = Package.open(package)
     opened.require_stock()
+    opened.require_one_model("A fleet")
     destinations = [check_destination(text) for text in report or []]
     _check_reports(opened, destinations, [data, fleet_file, times], as_json=as_json)
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")

@@ -53,6 +53,7 @@ def export(
     from odtpack_simulator.values.units import format_bytes
 
     opened = Package.open(package)
+    opened.require_one_model("The export of a model")
     formats = read_formats(ort_format, ort_style, ort_platform)
     variants = formats.names(out.stem) if formats is not None else []
     for path in (out, *(out.with_name(name) for name in variants)):

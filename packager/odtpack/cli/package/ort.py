@@ -63,6 +63,7 @@ def ort(
             hint="pass --inference too, or leave them out",
         )
     opened = Package.open(package)
+    opened.require_one_model("The ORT format")
     formats = read_formats(True, style, platform)
     assert formats is not None  # noqa: S101 - they are wanted
     added = inference_of(opened, outputs or [], checkpoint) if inference else None

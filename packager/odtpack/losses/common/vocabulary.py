@@ -113,24 +113,29 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
 
     hidden = head.hidden
     rows = stop(op, hidden)
-    # Positions are computed from the data: parts of a constant would be cut before the model runs.
-    one = op.Min(op.Size(hidden), 1)
     most, total, mixed = op.Mul(op.reduce_sum(rows, [2]), 0.0), None, None
     chosen = None if head.blocks else _chosen(op, head, labels)
     for start in range(0, head.words, words):
         end = min(start + words, head.words)
+        # A part is read once the one before is done: its logits and its weight are gone then.
+        one = op.Min(op.Size(hidden if mixed is None else mixed), 1)
         if head.blocks:
-            part = _blocks(op, head, start, end, one)
-            found = _chosen_of(op, part, labels, start, end)
+            part, scales = _blocks(op, head, start, end, one), None
+            found = _chosen_of(op, head, part, labels, start, end)
             chosen = found if chosen is None else op.Add(chosen, found)
         else:
-            part = _part(op, head, op.Mul(one, start), op.Mul(one, end))
-        logits = op.MatMul(rows, part)
+            part, scales = _part(op, head, op.Mul(one, start), op.Mul(one, end))
+        across = op.transpose(part, 1, 0)
+        logits = op.MatMul(rows, across if head.words_first else part)
+        if scales is not None:
+            logits = op.Mul(logits, scales)
         highest = _highest(op, logits)
         peak = highest if total is None else op.Max(most, highest)
         shares = op.Exp(op.Sub(logits, peak))
         summed = op.reduce_sum(shares, [2])
-        added = op.MatMul(shares, op.transpose(part, 1, 0))
+        if scales is not None:
+            shares = op.Mul(shares, scales)
+        added = op.MatMul(shares, part if head.words_first else across)
         if total is not None and mixed is not None:
             fade = op.Exp(op.Sub(most, peak))
             summed = op.Add(op.Mul(total, fade), summed)
@@ -156,16 +161,17 @@ def _highest(op: Ops, logits: ir.Value) -> ir.Value:
     return op.emit("ReduceMax", [logits], axes=[2], keepdims=1)[0]
 
 
-def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> ir.Value:
-    """Columns of the weight, [K, words of the part]."""
-    axis = head.axis
+def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """A part of the weight's words, as it is stored, and the scale of each.
+
+    Codes become floats by a Cast. After a DequantizeLinear, ONNX Runtime quantizes once more
+    what the Transpose of it gives, which takes ten times as long as the products.
+    """
     bounds = [op.reshape(start, 1), op.reshape(end, 1)]
-    part = op.Slice(head.weight, *bounds, op.ints(axis))
-    if head.scales is not None:
-        scales = op.Slice(head.scales, *bounds, op.ints(0))
-        part = op.DequantizeLinear(part, scales, axis=axis)
-        part.type = head.scales.type
-    return op.transpose(part, 1, 0) if head.words_first else part
+    part = op.Slice(head.weight, *bounds, op.ints(head.axis))
+    if head.scales is None:
+        return part, None
+    return op.cast(part, op.type_of(head.scales)), op.Slice(head.scales, *bounds, op.ints(0))
 
 
 def _blocks(op: Ops, head: Head, start: int, end: int, one: ir.Value) -> ir.Value:
@@ -195,13 +201,17 @@ def _blocks(op: Ops, head: Head, start: int, end: int, one: ir.Value) -> ir.Valu
     block = head.codes.attributes.get_int("block_size")
     part = op.DequantizeLinear(*values, axis=1 - head.axis, block_size=block)
     part.type = values[1].type
-    return op.transpose(part, 1, 0) if head.words_first else part
+    return part
 
 
-def _chosen_of(op: Ops, part: ir.Value, labels: ir.Value, start: int, end: int) -> ir.Value:
-    """The part's column of each token's word, [B, T, K]; zeros for words of other parts."""
+def _chosen_of(
+    op: Ops, head: Head, part: ir.Value, labels: ir.Value, start: int, end: int
+) -> ir.Value:
+    """The part's numbers of each token's word, [B, T, K]; zeros for words of other parts."""
     place = op.Max(op.Min(op.Sub(labels, start), end - start - 1), 0)
-    found = op.transpose(op.emit("Gather", [part, place], axis=1)[0], 1, 2, 0)
+    found = op.emit("Gather", [part, place], axis=head.axis)[0]
+    if not head.words_first:
+        found = op.transpose(found, 1, 2, 0)
     inside = op.And(op.GreaterOrEqual(labels, start), op.Less(labels, end))
     return op.Mul(found, op.unsqueeze(op.cast(inside, op.type_of(part)), 2))
 

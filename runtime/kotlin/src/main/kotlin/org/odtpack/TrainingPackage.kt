@@ -255,6 +255,13 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                     folder, "train it with Python, or build it without privacy",
                 )
             }
+            if (!manifest["segments"].absent) {
+                fail(
+                    "segments-unsupported",
+                    "The package is trained segment by segment, which this kit does not do.",
+                    folder, "train it with Python, or build it without --segments",
+                )
+            }
             return TrainingPackage(folder, manifest).apply { check() }
         }
 

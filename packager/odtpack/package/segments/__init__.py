@@ -1,0 +1,1 @@
+"""Models that hold one stretch of a network each, so that memory does not grow with its depth."""

@@ -1,0 +1,280 @@
+"""Builds the models of a package that trains segment by segment.
+
+Pieces that are alike share two models: one computes their results, the other one computes them
+again and, from the gradient of the result, the gradients of the piece's input and of its
+parameters. Weights are inputs of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff import differentiate, unpack_late
+from odtpack.autodiff.unpack_late import SMALLEST
+from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import nodes_of
+from odtpack.graph.ops import Ops
+from odtpack.package import training
+from odtpack.package.backend import Backend
+from odtpack.package.parameters import Parameter, lift_parameters
+from odtpack.package.segments.alike import Outline, differing, outline
+from odtpack.package.segments.cut import cut
+from odtpack.package.training import Graphs, TrainingGraphSpec
+from odtpack.passes import pipeline
+from odtpack_runtime.package.manifest import SegmentInfo
+from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
+
+_RANDOM = {
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+    "Multinomial",
+}  # fmt: skip
+
+
+def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> Graphs:
+    """Differentiate a loaded model piece by piece.
+
+    What is built is what :func:`odtpack.package.training.build_graphs` builds in one piece.
+
+    Returns:
+        ``training`` and ``evaluation`` are those of the last segment.
+
+    Raises:
+        OdtpackError: As there; ``segments-not-found``, ``segments-unsupported``.
+    """
+    # What is frozen lies in the file of weights, and not in the checkpoint.
+    recipe = dataclasses.replace(recipe, frozen=())
+    ready = training.prepare(model, recipe)
+    parameters = ready.parameters
+    _check(ready.forward.graph, parameters)
+    pipeline.drop_unused(ready.forward)
+    graph = ready.forward.graph
+    names = set(recipe.train)
+    trained = [value for value in graph.inputs if value.name in names]
+    *body, last = cut(graph, trained)
+    # What a caller feeds and nothing reads is an input all the same.
+    unread = [v for v in graph.inputs if not v.uses() and v.name not in names]
+    maker = _Maker(ready.forward, recipe, backend, {value.name for value in unread})
+    models: dict[str, ir.Model] = {}
+    plan: dict[int, SegmentInfo] = {}
+    stored: dict[int, list[str]] = {}
+    graphs = [_extract(graph, piece.inputs, piece.outputs) for piece in body]
+    outlines = [
+        outline(each, piece, recipe.train) for each, piece in zip(graphs, body, strict=True)
+    ]
+    groups: dict[str, list[int]] = {}
+    for index, each in enumerate(outlines):
+        groups.setdefault(each.key, []).append(index)
+    tensors = {name: _tensor(v) for name, v in graph.initializers.items()}
+    first_with_end = next((i for i, piece in enumerate(body) if piece.end is not None), -1)
+    for number, members in enumerate(groups.values()):
+        first = members[0]
+        outside = differing([outlines[index] for index in members], tensors)
+        apart = _chosen(outlines[first], outside)
+        key = f"segment_{number}"
+        models[f"{key}_forward"] = maker.forward(graphs[first], apart)
+        backward = None
+        piece = body[first]
+        if piece.end is not None:
+            backward = f"{key}_backward"
+            start = piece.start if members != [first_with_end] else None
+            models[backward] = maker.backward(graphs[first], apart, piece.end, start)
+        for index in members:
+            plan[index] = SegmentInfo(
+                forward=f"{key}_forward",
+                backward=backward,
+                names=_renamed(outlines[first], outlines[index], outside),
+            )
+            stored[index] = _chosen(outlines[index], outside)
+    head = _extract(graph, [*last.inputs, *unread], [graph.outputs[0]])
+    apart = [name for name, v in head.initializers.items() if _tensor(v).size >= SMALLEST]
+    properties = training.properties_of(ready.info)
+    level = training.optimization_level(graph, parameters)
+    result = ready.evaluation.graph
+    lift_parameters(result, parameters)
+    given = [str(value.name) for value in (*last.inputs, *unread)]
+    ending = _extract(result, given, [*result.outputs])
+    order = [name for index in sorted(stored) for name in stored[index]]
+    return Graphs(
+        maker.last(head, apart, last.start, properties | training.of_training(recipe, level)),
+        maker.forward(ending, apart, "evaluation", properties),
+        parameters,
+        recipe.accumulation_steps,
+        ready.info,
+        backend,
+        ready.returned,
+        adapter=recipe.adapter,
+        segments=training.Segments(
+            models,
+            tuple(plan[index] for index in sorted(plan)),
+            {name: tensors[name] for name in dict.fromkeys([*order, *apart])},
+            tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),
+        ),
+    )
+
+
+def check_options(recipe: TrainingGraphSpec, backend: Backend, *, ort_format: bool) -> None:
+    """Refuse what is not built together with segments.
+
+    Raises:
+        OdtpackError: ``segments-unsupported``.
+    """
+    problem = hint = ""
+    if not backend.is_stock:
+        problem, hint = "onnxruntime-training runs one training model", "leave --target out"
+    elif recipe.memory is not None and recipe.memory.budget is not None:
+        problem = "a memory budget is kept by one training model"
+        hint = "leave --memory-budget out"
+    elif ort_format:
+        problem, hint = "segments are not written in ORT format", "leave --ort out"
+    elif recipe.additional_outputs:
+        problem, hint = "segments return no further outputs", "leave --output out"
+    elif recipe.frozen_storage is not None:
+        problem, hint = "segments map frozen weights as they are", "leave --frozen-dtype out"
+    elif recipe.input_gradients:
+        problem, hint = "segments give no gradients of inputs", "name parameters alone"
+    if problem:
+        raise OdtpackError("segments-unsupported", problem, hint=f"{hint}, or --segments")
+
+
+def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
+    """Refuse what does not give the same when a piece is computed a second time."""
+    problem = hint = ""
+    if any(parameter.role == "state" for parameter in parameters):
+        problem = "a batch normalization in training mode would update its statistics twice"
+        hint = "export the model in evaluation mode"
+    for node in nodes_of(graph):
+        if node.op_type in _RANDOM or (node.op_type == "Dropout" and len(node.inputs) > 2):
+            problem = f"{node.op_type} {node.name!r} draws other numbers when it runs again"
+            hint = "set the dropout to 0"
+    if problem:
+        raise OdtpackError("segments-unsupported", problem, hint=f"{hint}, or --segments")
+
+
+def _extract(
+    graph: ir.Graph, inputs: Sequence[ir.Value | str], outputs: Sequence[ir.Value]
+) -> ir.Graph:
+    return ir.convenience.extract(graph, inputs, outputs)
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol:
+    assert value.const_value is not None  # noqa: S101 - of an initializer
+    return value.const_value
+
+
+def _chosen(outline: Outline, outside: Sequence[bool]) -> list[str]:
+    return [name for name, out in zip(outline.weights, outside, strict=True) if out]
+
+
+def _renamed(first: Outline, other: Outline, outside: Sequence[bool]) -> dict[str, str]:
+    """What a piece calls the inputs and outputs of its group's models, where that differs."""
+    pairs = (
+        *zip(first.inputs, other.inputs, strict=True),
+        *zip(_chosen(first, outside), _chosen(other, outside), strict=True),
+        *zip(first.outputs, other.outputs, strict=True),
+    )
+    return {ours: theirs for ours, theirs in pairs if ours != theirs}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """Makes the models of pieces."""
+
+    source: ir.Model
+    recipe: TrainingGraphSpec
+    backend: Backend
+    unread: Collection[str | None]
+
+    def forward(
+        self,
+        graph: ir.Graph,
+        apart: Sequence[str],
+        name: str = "segment",
+        properties: Mapping[str, str] | None = None,
+    ) -> ir.Model:
+        """The model that computes a piece."""
+        model = self._model(graph)
+        _lift(model.graph, apart, early=True)
+        pipeline.for_evaluation(model)
+        return self._finished(model, apart, name, properties or {})
+
+    def backward(
+        self, graph: ir.Graph, apart: Sequence[str], end: ir.Value, start: ir.Value | None
+    ) -> ir.Model:
+        """The model that computes the gradients of a piece."""
+        model = self._model(graph)
+        result = next(value for value in model.graph.outputs if value.name == end.name)
+        seed = ir.val(f"{end.name}{COTANGENT_SUFFIX}", dtype=result.dtype, shape=result.shape)
+        model.graph.inputs.append(seed)
+        model.graph.outputs[:] = [result]
+        _lift(model.graph, apart, early=True)
+        pipeline.before_gradient(model)
+        self._differentiate(model, seed, start)
+        model.graph.outputs.remove(result)
+        return self._finished(model, apart, "segment", {})
+
+    def last(
+        self,
+        graph: ir.Graph,
+        apart: Sequence[str],
+        start: ir.Value | None,
+        properties: Mapping[str, str],
+    ) -> ir.Model:
+        """The model of the loss and of the gradients of what it follows from."""
+        model = self._model(graph)
+        _lift(model.graph, apart, early=True)
+        pipeline.before_gradient(model)
+        dtype = (model.graph.outputs[0].dtype or ir.DataType.FLOAT).numpy()
+        share = np.full((), 1 / self.recipe.accumulation_steps, dtype)
+        self._differentiate(model, Ops(model.graph, "seed/").constant(share), start)
+        return self._finished(model, apart, "training", properties)
+
+    def _model(self, graph: ir.Graph) -> ir.Model:
+        return ir.Model(graph.clone(), ir_version=self.source.ir_version)
+
+    def _differentiate(self, model: ir.Model, seed: ir.Value, start: ir.Value | None) -> None:
+        """Add the gradients of the trained parameters and of the start to the outputs."""
+        graph = model.graph
+        wanted = {*self.recipe.train, *(() if start is None else (start.name,))}
+        sources = [value for value in graph.inputs if value.name in wanted]
+        op = Ops(graph, "grad/")
+        gradients = differentiate(graph, {graph.outputs[0]: seed}, sources, op)
+        training.require_reached(sources, gradients)
+        trained = [value for value in sources if start is None or value.name != start.name]
+        outward = [op.Identity(gradients[value]) for value in sources if value not in trained]
+        for value in outward:
+            assert start is not None  # noqa: S101 - its gradient
+            value.name = f"{start.name}{COTANGENT_SUFFIX}"
+            value.type, value.shape = start.type, start.shape
+        pipeline.after_gradient(op, model, self.backend.lower_batch_norms)
+        if trained:
+            training.accumulate_gradients(graph, op, trained, gradients, self.backend)
+        graph.outputs.extend(outward)
+
+    def _finished(
+        self, model: ir.Model, apart: Sequence[str], name: str, properties: Mapping[str, str]
+    ) -> ir.Model:
+        training.finish(model, name, dict(properties))
+        graph = model.graph
+        _lift(graph, apart, early=False)
+        graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.name in self.unread]
+        return pipeline.on_writing(model, keep_names=False)
+
+
+def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool) -> None:
+    """Make inputs of weights, so that one model serves pieces with different ones.
+
+    Early, before anything could rest on their values, but for those whose unpacking must be
+    recognized at the end.
+    """
+    late = unpack_late.find_chains(graph) if early else set()
+    for name in names:
+        value = graph.initializers.get(name)
+        if value is None or any(y in late for node, _ in value.uses() for y in node.outputs):
+            continue
+        graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)

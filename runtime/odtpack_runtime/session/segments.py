@@ -1,0 +1,446 @@
+"""Run a network segment by segment: models one after the other, and back in reverse.
+
+Between two segments lies one value, which is kept from the way there for the way back; inside a
+segment everything is computed a second time. Weights are inputs of the models, bound where they
+lie in a file that is mapped, so that a model serves all segments that are alike and the pages of
+weights are the system's to drop. They are given back to it after each run of a segment.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from odtpack_runtime.checkpoint.layout import Array, address, allocate
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.records import InvalidRecordError
+from odtpack_runtime.package.manifest_device import SegmentInfo, SegmentsInfo, WeightInfo
+from odtpack_runtime.session.graph_signature import (
+    BUFFER_SUFFIX,
+    COTANGENT_SUFFIX,
+    GRADIENT_SUFFIX,
+    RESET_NAME,
+    TensorSpec,
+)
+from odtpack_runtime.session.options import manifest_beside
+from odtpack_runtime.session.session import UserInputs, open_session, owned_ortvalue, run_failed
+
+_FOUR_BITS = {"int4": 22, "uint4": 21}
+"""Numbers of the types in ONNX, by which ONNX Runtime binds what numpy does not have."""
+_TYPES = {"tensor(int4)": "int4", "tensor(uint4)": "uint4"}
+
+
+class MappedWeights:
+    """Weights where they lie in a file, read-only.
+
+    Args:
+        path: The file; None if there are no weights.
+        tensors: What lies where in it.
+
+    Raises:
+        OdtpackError: ``segments-invalid`` if the file is too short, ``model-not-readable``.
+    """
+
+    def __init__(self, path: Path | None, tensors: Sequence[WeightInfo]) -> None:
+        self._tensors = {each.name: each for each in tensors}
+        self._map: mmap.mmap | None = None
+        self._start = 0
+        if path is None or not tensors:
+            return
+        try:
+            with path.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size:
+                    self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise OdtpackError(
+                "model-not-readable",
+                f"{path} cannot be read: {error.strerror or error}.",
+                where=str(path),
+                hint="check its permissions, and the disk",
+            ) from error
+        last = tensors[-1]
+        if last.offset + last.nbytes > size:
+            raise segments_invalid(
+                f"the weight '{last.name}' ends after the file of weights", str(path)
+            )
+        if self._map is not None:
+            self._start = address(np.frombuffer(self._map, np.uint8))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> WeightInfo:
+        return self._tensors[name]
+
+    def bind(self, binding: Any, name: str, weight: str) -> None:
+        """Let a model's input ``name`` be a weight."""
+        info = self._tensors[weight]
+        kind = _FOUR_BITS.get(info.dtype) or np.dtype(info.dtype).type
+        binding.bind_input(name, "cpu", 0, kind, list(info.shape), self._start + info.offset)
+
+    def range_of(self, names: Sequence[str]) -> tuple[int, int] | None:
+        """Return start and length, in whole pages, of the part of the file that weights take."""
+        places = [self._tensors[name] for name in names]
+        if not places or self._map is None:
+            return None
+        start = min(each.offset for each in places) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = max(each.offset + each.nbytes for each in places)
+        return start, end - start
+
+    def release(self, part: tuple[int, int] | None) -> None:
+        """Let the system drop pages; whoever reads them again gets them from the file."""
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        if self._map is not None and part is not None and advice is not None:
+            self._map.madvise(advice, *part)
+
+
+class Segments:
+    """The sessions of a package's segments, and what their inputs and outputs are called.
+
+    Args:
+        training: The training model, which ends the network; its manifest lies beside it.
+        info: What that says of segments.
+        options: Options of the sessions.
+        evaluation: The evaluation model, if there is one.
+        inputs: Names of the user inputs in order.
+
+    Raises:
+        OdtpackError: A model is missing or does not load; ``segments-invalid``.
+    """
+
+    def __init__(
+        self,
+        training: Path,
+        info: SegmentsInfo,
+        options: onnxruntime.SessionOptions,
+        evaluation: Path | None,
+        inputs: Sequence[str],
+    ) -> None:
+        self.where = str(training)
+        folder = training.parent
+        self.weights = MappedWeights(
+            None if info.weights is None else folder / info.weights, info.tensors
+        )
+        names = [name for name in info.files() if name != info.weights]
+        sessions = {name: open_session(folder / name, options) for name in names}
+        self.training = open_session(training, options)
+        self.evaluation = None if evaluation is None else open_session(evaluation, options)
+        self.forward = [_Part(sessions[each.forward], each) for each in info.segments]
+        last = SegmentInfo(forward=training.name)
+        self.last = _Part(self.training, last)
+        self.last_evaluated = None if self.evaluation is None else _Part(self.evaluation, last)
+        self.backward = [
+            None if each.backward is None else _Part(sessions[each.backward], each)
+            for each in info.segments
+        ]
+        self.inputs = tuple(inputs)
+        self._check()
+
+    def _check(self) -> None:
+        """Check that every segment reads what there is, and weights as they are stored."""
+        made: set[str] = set(self.inputs)
+        for forward, backward in zip(self.forward, self.backward, strict=True):
+            for part in (forward, *(() if backward is None else (backward,))):
+                for name, node in part.inputs.items():
+                    if name in self.weights:
+                        self._check_weight(name, node)
+                    elif name in made and name.endswith(COTANGENT_SUFFIX):
+                        raise segments_invalid(f"'{name}' is a name of a gradient", self.where)
+            for name in forward.outputs:
+                if name in made or name in self.weights:
+                    raise segments_invalid(f"'{name}' is made twice", self.where)
+                made.add(name)
+        for part in (self.last, self.last_evaluated):
+            for name, node in () if part is None else part.inputs.items():
+                if name in self.weights:
+                    self._check_weight(name, node)
+
+    def check_inputs(self, found: Iterable[Sequence[TensorSpec]]) -> None:
+        """Check that what no segment makes, no parameter is and no weight, a caller feeds.
+
+        Raises:
+            OdtpackError: ``segments-invalid``.
+        """
+        for spec in (spec for specs in found for spec in specs):
+            if spec.name not in self.inputs:
+                raise segments_invalid(f"nothing gives '{spec.name}' to a segment", self.where)
+
+    def _check_weight(self, name: str, node: Any) -> None:
+        info = self.weights[name]
+        kind = _TYPES.get(node.type)
+        if kind is None:
+            kind = TensorSpec.of_node(node, self.where).dtype.name
+        if kind != info.dtype or tuple(node.shape) != info.shape:
+            raise segments_invalid(
+                f"a model takes '{name}' as {node.type}{node.shape}, and the file holds "
+                f"{info.dtype}{list(info.shape)}",
+                self.where,
+            )
+
+    def nodes(self, *, training: bool) -> tuple[list[Any], list[Any]]:
+        """Inputs and outputs of the whole, as of one model that would be all of them.
+
+        Returns:
+            The user inputs, the parameters, and for training their buffers; the outputs of the
+            last segment, and for training all gradients.
+        """
+        ends = self.last if training else self.last_evaluated
+        assert ends is not None  # noqa: S101 - asked for only where there is one
+        parts = [*self.forward, *(b for b in self.backward if b is not None and training), ends]
+        given = {name for part in self.forward for name in part.outputs}
+        found = {name: node for part in parts for name, node in part.inputs.items()}
+        user = [found[name] for name in self.inputs if name in found]
+        own = [
+            node
+            for name, node in found.items()
+            if not (name in given or name in self.weights or name in self.inputs)
+            and not name.endswith(COTANGENT_SUFFIX)
+        ]
+        own.sort(key=lambda node: node.name.endswith((BUFFER_SUFFIX, RESET_NAME)))
+        outputs = [node for name, node in ends.outputs.items() if not _is_gradient(name)]
+        if training:
+            outputs += [
+                node
+                for part in parts
+                for name, node in part.outputs.items()
+                if name.endswith(GRADIENT_SUFFIX)
+            ]
+        return [*user, *own], outputs
+
+
+class _Part:
+    """A session as one segment sees it."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, info: SegmentInfo) -> None:
+        self.session = session
+        self._names = info.names
+        self.inputs = {
+            self.name(n.name): _renamed(n, self.name(n.name)) for n in session.get_inputs()
+        }
+        self.outputs = {
+            self.name(n.name): _renamed(n, self.name(n.name)) for n in session.get_outputs()
+        }
+
+    def name(self, own: str) -> str:
+        """What a name of the model's is called here; what belongs to a name goes with it."""
+        for suffix in (COTANGENT_SUFFIX, BUFFER_SUFFIX, GRADIENT_SUFFIX):
+            if own.endswith(suffix):
+                stem = own.removesuffix(suffix)
+                return self._names.get(stem, stem) + suffix
+        return self._names.get(own, own)
+
+
+def _renamed(node: Any, name: str) -> Any:
+    return SimpleNamespace(name=name, own=node.name, type=node.type, shape=node.shape)
+
+
+def _is_gradient(name: str) -> bool:
+    return name.endswith((GRADIENT_SUFFIX, COTANGENT_SUFFIX))
+
+
+class _Run:
+    """One run of a segment: what never changes is bound once."""
+
+    def __init__(self, part: _Part, weights: MappedWeights) -> None:
+        self.part = part
+        self.binding = part.session.io_binding()
+        self.bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.order: dict[str, int] = {}  # outputs come back in that in which they are bound first
+        used = [name for name in part.inputs if name in weights]
+        for name in used:
+            weights.bind(self.binding, part.inputs[name].own, name)
+        self.pages = weights.range_of(used)
+
+    def bind_input(self, name: str, memory: Array) -> None:
+        place = (address(memory), memory.shape)
+        if self.bound.get(name) != place:
+            own = self.part.inputs[name].own
+            self.binding.bind_input(own, "cpu", 0, memory.dtype.type, memory.shape, place[0])
+            self.bound[name] = place
+
+    def bind_output(self, name: str, memory: Array) -> None:
+        place = (address(memory), memory.shape)
+        key = f"{name} "  # an accumulated gradient's input and output have one memory
+        if self.bound.get(key) != place:
+            own = self.part.outputs[name].own
+            self.binding.bind_output(own, "cpu", 0, memory.dtype.type, memory.shape, place[0])
+            self.bound[key] = place
+            self.order.setdefault(key, len(self.order))
+
+    def let_allocate(self, name: str) -> None:
+        """Let ONNX Runtime find memory for an output."""
+        self.binding.bind_output(self.part.outputs[name].own)
+        self.order.setdefault(f"{name} ", len(self.order))
+
+    def result(self, name: str) -> Array:
+        """Return a copy of an output that ONNX Runtime found memory for."""
+        return np.array(self.binding.get_outputs()[self.order[f"{name} "]].numpy())
+
+    def __call__(self) -> None:
+        try:
+            self.part.session.run_with_iobinding(self.binding)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise run_failed(error) from error
+
+
+class SegmentedGraph(UserInputs):
+    """Segments with the face of :class:`~odtpack_runtime.session.session.BoundGraph`.
+
+    Args:
+        segments: The segments.
+        training: Whether to compute gradients.
+        inputs: The user inputs, in the order in which they are passed.
+        outputs: The user outputs, in the order in which they are returned.
+        class_count: If known, labels (the input ``labels``) are checked against it.
+        ignored_label: A label outside that range which is allowed.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        *,
+        training: bool,
+        class_count: int | None = None,
+        ignored_label: int | None = None,
+    ) -> None:
+        super().__init__(inputs, class_count, ignored_label)
+        self.outputs = tuple(outputs)
+        self._segments = segments
+        weights = segments.weights
+        last = segments.last if training else segments.last_evaluated
+        assert last is not None  # noqa: S101 - the caller looks
+        self._forward = [_Run(part, weights) for part in segments.forward]
+        self._last = _Run(last, weights)
+        self._backward = [
+            None if part is None else _Run(part, weights)
+            for part in (segments.backward if training else ())
+        ]
+        self._memory: dict[str, Array] = {}
+        self._kept: dict[str, Array] = {}
+        self._turn = False
+        self._loss = np.zeros((), self.outputs[0].dtype)
+        self._last.bind_output(self.outputs[0].name, self._loss)
+
+    def bind_input(self, name: str, memory: Array) -> None:
+        """Let the input ``name`` of every segment that has it be ``memory``, from now on."""
+        self._memory[name] = memory
+        for run in self._runs():
+            if name in run.part.inputs:
+                run.bind_input(name, memory)
+
+    def bind_output(self, name: str, memory: Array) -> None:
+        """Let the output ``name`` be written to ``memory``, from now on."""
+        self._memory[f"{name} "] = memory
+        for run in self._runs():
+            if name in run.part.outputs:
+                run.bind_output(name, memory)
+
+    def __call__(self, values: Sequence[object]) -> list[Any]:
+        """Run all segments once, forth and, in training, back.
+
+        Raises:
+            OdtpackError: As :class:`UserInputs`; ``run-failed`` with ONNX Runtime's reason.
+        """
+        arrays = self.arrays(values)
+        if arrays is None:
+            return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
+        given = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
+        for run in self._forward:
+            self._run(run, given)
+        fresh = [spec.name for spec in self.outputs[1:]]
+        self._run(self._last, given, fresh)
+        results = [self._loss.copy(), *(given[name] for name in fresh)]
+        for back in reversed(self._backward):
+            if back is not None:
+                self._run(back, given)
+        return results
+
+    def _runs(self) -> Iterator[_Run]:
+        yield from self._forward
+        yield self._last
+        yield from (run for run in self._backward if run is not None)
+
+    def _run(self, run: _Run, given: dict[str, Array], fresh: Sequence[str] = ()) -> None:
+        """Run a segment; ``given`` takes what it makes."""
+        sizes: dict[str, int] = {}
+        for name, node in run.part.inputs.items():
+            if name in given:
+                run.bind_input(name, given[name])
+                dims = zip(node.shape, given[name].shape, strict=bool(node.shape))
+                sizes |= {dim: size for dim, size in dims if isinstance(dim, str)}
+        unknown = []
+        for name, node in run.part.outputs.items():
+            if f"{name} " in self._memory or name == self.outputs[0].name:
+                continue
+            room = None if name in fresh else self._room(name, node, sizes, given)
+            if room is None:
+                run.let_allocate(name)
+                unknown.append(name)
+            else:
+                given[name] = room
+                run.bind_output(name, room)
+        run()
+        for name in unknown:
+            given[name] = run.result(name)
+        self._segments.weights.release(run.pages)
+
+    def _room(
+        self, name: str, node: Any, sizes: Mapping[str, int], given: Mapping[str, Array]
+    ) -> Array | None:
+        """Memory for a value between segments, the same as the last time if its size is.
+
+        None if the size does not follow from those of the inputs.
+        """
+        key, like = name, None
+        if name.endswith(COTANGENT_SUFFIX):
+            like = given.get(name.removesuffix(COTANGENT_SUFFIX))
+            # The next run reads it, and makes the next one: two take turns.
+            self._turn = not self._turn
+            key = f"{COTANGENT_SUFFIX}{self._turn}"
+        if like is not None:
+            shape = like.shape
+        elif all(isinstance(dim, int) or dim in sizes for dim in node.shape) and node.shape:
+            shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in node.shape)
+        else:
+            return None
+        dtype = TensorSpec.of_node(node, self._segments.where).dtype
+        kept = self._kept.get(key)
+        if kept is None or kept.shape != shape or kept.dtype != dtype:
+            kept = allocate(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+            self._kept[key] = kept
+        return kept
+
+
+def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
+    """Return what the manifest beside a training model says of segments, and its user inputs.
+
+    Raises:
+        OdtpackError: ``segments-invalid`` if that cannot be read.
+    """
+    content = manifest_beside(Path(model))
+    if content is None or content.get("segments") is None:
+        return None
+    try:
+        info = SegmentsInfo.read(content["segments"], ("segments",))
+        inputs = tuple(str(each["name"]) for each in content["inputs"])
+    except (InvalidRecordError, LookupError, TypeError) as error:
+        raise segments_invalid(str(error), str(model)) from error
+    return info, inputs
+
+
+def segments_invalid(problem: str, where: str) -> OdtpackError:
+    """Return the error for segments that contradict themselves or their files."""
+    return OdtpackError(
+        "segments-invalid", f"The package's segments are not valid: {problem}.", where=where
+    )

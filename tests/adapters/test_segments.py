@@ -1,0 +1,254 @@
+"""A package of segments trains as PEFT does, and as the package with one model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from torch import nn
+
+from odtpack import optimizers
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack_runtime import CheckpointState, Package
+from odtpack_runtime import OdtpackError as RuntimeFailure
+from tests.adapters import genai, llama
+from tests.adapters.conftest import needs_peft
+from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked
+from tests.packaging_tools import open_training
+
+LOSS = ("next_token", next_token)
+ADAMW = optimizers.AdamW(weight_decay=0.01)
+
+
+@needs_peft
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("base", [None, "int8", "int4", "nf4"])
+def test_ten_steps_follow_peft(kind: str, base: Any, llama_file: Path, tmp_path: Path) -> None:
+    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
+    follow(module, llama_file, tmp_path, SPECS[kind], LOSS, llama.batch(), base=base, segments=True)
+
+
+@needs_peft
+@pytest.mark.parametrize("base", [None, "int8", "int4"])
+def test_by_parts_of_the_vocabulary(base: Any, tmp_path: Path) -> None:
+    """With a matrix of its own; the test below has one that is tied."""
+    module = llama.llama()
+    module.lm_head.weight = nn.Parameter(0.5 * module.lm_head.weight.detach().flip(0))
+    model = llama.exported(module, tmp_path / "model.onnx")
+    if base is not None:
+        module = unpacked(module, model, base)
+    follow(
+        module, model, tmp_path / "package", SPECS["lora"], LOSS, llama.batch(),
+        base=base, loss_options={"words": 8}, segments=True,
+    )  # fmt: skip
+
+
+@needs_peft
+def test_of_an_exported_decoder(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    module = genai.decoder(model, symmetric=False)
+    spec = AdapterSpec("lora", ("*.v_proj", "*.down_proj"), (), 3, 5.0)
+    follow(
+        module, model, tmp_path / "package", spec, LOSS, llama.batch(),
+        loss_options={"words": 9}, segments=True,
+    )  # fmt: skip
+
+
+def built(model: Path, folder: Path, **more: Any) -> Path:
+    given: dict[str, Any] = {"adapter": SPECS["lora"], "base": "int4", "segments": True} | more
+    build_package(model, folder, loss="next_token", optimizer=ADAMW, **given)
+    return folder
+
+
+def trained(folder: Path, steps: int, checkpoint: Path | None = None) -> tuple[Any, list[float]]:
+    state, module, optimizer = open_training(folder, checkpoint=checkpoint)
+    losses = []
+    for _ in range(steps):
+        losses.append(float(module(*llama.batch())))
+        optimizer.step()
+        module.lazy_reset_grad()
+    module.eval()
+    losses.append(float(module(*llama.batch())))
+    return state, losses
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("more", [{"accumulation_steps": 2}, {"loss_options": {"words": 5}}])
+def test_as_one_model(kind: str, more: dict[str, Any], llama_file: Path, tmp_path: Path) -> None:
+    more = {"adapter": SPECS[kind], **more}
+    whole, losses = trained(built(llama_file, tmp_path / "one", segments=False, **more), 10)
+    cut, again = trained(built(llama_file, tmp_path / "cut", **more), 10)
+    np.testing.assert_allclose(again, losses, rtol=1e-6)
+    for name, parameter in whole.parameters:
+        if parameter.requires_grad:
+            found = cut.parameters[name].data
+            np.testing.assert_allclose(found, parameter.data, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_blocks_share_models_and_weights_are_stored_once(llama_file: Path, tmp_path: Path) -> None:
+    """Two blocks are four segments of two kinds; a segment's models hold no matrix."""
+    folder = built(llama_file, tmp_path, loss_options={"words": 8})
+    info = Package.open(folder).manifest.segments
+    assert info is not None
+    kinds = [each.forward for each in info.segments if each.backward]
+    assert kinds == [kinds[0], kinds[1]] * 2
+    for path in folder.glob("*.onnx"):
+        large = [t.name for t in onnx.load(path).graph.initializer if np.prod(t.dims) >= 256]
+        assert not large, path.name
+    table = [each for each in info.tensors if each.shape == (llama.VOCABULARY, llama.WIDTH)]
+    assert [each.dtype for each in table] == ["int8"]  # the embedding's, and the head's
+
+
+def test_resuming_gives_the_same_bits(llama_file: Path, tmp_path: Path) -> None:
+    folder = built(llama_file, tmp_path / "package")
+    state, through = trained(folder, 6)
+    half, module, optimizer = open_training(folder)
+    for _ in range(3):
+        module(*llama.batch())
+        optimizer.step()
+        module.lazy_reset_grad()
+    CheckpointState.save_checkpoint(half, tmp_path / "half.ckpt", include_optimizer_state=True)
+    again, rest = trained(folder, 3, tmp_path / "half.ckpt")
+    assert rest == through[3:]
+    for name, parameter in state.parameters:
+        np.testing.assert_array_equal(again.parameters[name].data, parameter.data)
+
+
+def test_lengths_change_from_step_to_step(tmp_path: Path) -> None:
+    from benchmarks.decoder.model import SHAPES, write_model
+
+    model = write_model(SHAPES["small"], tmp_path / "model")
+    linears = AdapterSpec("lora", ("*_proj",), (), 4, 8.0)
+    losses = []
+    for segments in (False, True):
+        folder = tmp_path / f"package{segments}"
+        built(model, folder, adapter=linears, loss_options={"words": 300}, segments=segments)
+        _, module, optimizer = open_training(folder)
+        found = []
+        for batch, tokens in ((1, 9), (2, 31), (1, 9), (3, 4)):
+            ids = np.random.default_rng(tokens).integers(0, 1000, (batch, tokens))
+            found.append(float(module(ids, ids)))
+            optimizer.step()
+            module.lazy_reset_grad()
+        losses.append(found)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-6)
+
+
+def test_what_cannot_be_cut_says_so(llama_file: Path, tmp_path: Path) -> None:
+    dropout = AdapterSpec("lora", ("*.q_proj",), (), 3, 5.0, dropout=0.1)
+    for code, more in (
+        ("segments-unsupported", {"adapter": dropout}),
+        ("segments-unsupported", {"memory_budget": "60 MB"}),
+    ):
+        with pytest.raises(OdtpackError) as caught:
+            built(llama_file, tmp_path / "package", **more)
+        assert caught.value.code == code
+        assert not (tmp_path / "package").exists()
+
+
+def test_one_layer_has_no_place_to_cut(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[batch, 40] input) => (float[batch, 10] output) { output = MatMul (input, w) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((40, 10), np.float32), "w"))
+    with pytest.raises(OdtpackError) as caught:
+        build_package(model, tmp_path, loss="cross_entropy", segments=True)
+    assert caught.value.code == "segments-not-found"
+
+
+def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[batch, 40] input, float[batch] unread) => (float[batch, 40] output) {
+            hidden = MatMul (input, v)
+            bent = Relu (hidden)
+            output = MatMul (bent, w)
+        }"""
+    )
+    for name in "vw":
+        value = np.random.default_rng(3).standard_normal((40, 40), np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    losses = []
+    for segments in (False, True):
+        folder = tmp_path / str(segments)
+        build_package(model, folder, loss="mse", segments=segments)
+        _, module, optimizer = open_training(folder)
+        assert module.input_names() == ["input", "unread", "target"]
+        batch = [np.ones((3, 40), np.float32), np.ones(3, np.float32), np.ones((3, 40), np.float32)]
+        found = []
+        for _ in range(3):
+            found.append(float(module(*batch)))
+            optimizer.step()
+            module.lazy_reset_grad()
+        losses.append(found)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("segments", []),
+        ("segments", [{"forward": "../training_model.onnx"}]),
+        ("weights", None),
+        ("weights", "training_model.onnx"),
+        ("tensors", [{"name": "a", "dtype": "int4", "shape": [2**62], "offset": 0}] * 2),
+        ("tensors", [{"name": "a", "dtype": "int3", "shape": [2], "offset": 0}]),
+        ("tensors", [{"name": "a", "dtype": "int8", "shape": [2], "offset": 1}]),
+    ],
+)
+def test_hostile_segments(key: str, value: object, llama_file: Path, tmp_path: Path) -> None:
+    folder = built(llama_file, tmp_path)
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    content.pop("digest")
+    content["segments"][key] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(RuntimeFailure) as caught:
+        Package.open(folder)
+    assert caught.value.code == "manifest-invalid"
+
+
+@pytest.mark.parametrize("change", ["longer", "type", "shape", "names", "missing"])
+def test_segments_that_contradict_their_files(
+    change: str, llama_file: Path, tmp_path: Path
+) -> None:
+    """Nothing is read beyond the file of weights, whatever a manifest says of it."""
+    folder = built(llama_file, tmp_path)
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    tensors = content["segments"]["tensors"]
+    if change == "longer":
+        tensors[-1]["offset"] += 2**40
+    elif change == "type":
+        next(each for each in tensors if each["dtype"] == "int4")["dtype"] = "uint4"
+    elif change == "shape":
+        tensors[-1]["shape"] = [1, *tensors[-1]["shape"]]
+    elif change == "names":
+        content["segments"]["segments"][-1].pop("names")
+    else:
+        del tensors[0]
+    path.write_text(json.dumps(content))
+    with pytest.raises(RuntimeFailure) as caught:
+        open_training(folder)
+    assert caught.value.code in ("segments-invalid", "model-mismatch")
+
+
+def test_what_needs_one_model_refuses(llama_file: Path, tmp_path: Path) -> None:
+    package = Package.open(built(llama_file, tmp_path))
+    assert package.manifest.self_check is not None
+    assert package.manifest.self_check.reason is not None
+    with pytest.raises(RuntimeFailure) as caught:
+        package.require_one_model("A simulation")
+    assert caught.value.code == "segments-unsupported"
+    _, module, _ = open_training(tmp_path)
+    with pytest.raises(RuntimeFailure) as caught:
+        module.export_model_for_inferencing(tmp_path / "out.onnx", ["logits"])
+    assert caught.value.code == "segments-unsupported"
