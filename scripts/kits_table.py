@@ -44,10 +44,10 @@ the kit's own, without empty ones, comments and what is generated; 900 was the a
 
 {installed}
 
-What Node.js takes more is its binding's: it returns a copy of each output that a run wrote in place,
-3.3 MB in a step of the MLP, which alone takes 0.5 ms of Node's processor time. Of a step's samples
-88 % lie inside of the binding, 5 % in the collection of those copies and 2 % in the kit. On the JVM a
-program's first steps take longer, until they are compiled: the first half is not counted.
+What Node.js takes more is its binding's: it returns a copy of each output that a run wrote in
+place, 3.3 MB in a step of the MLP, which alone takes 0.5 ms of Node's processor time. Of a step's
+samples 88 % lie inside of the binding, 5 % in the collection of those copies and 2 % in the kit. On
+the JVM the first steps take longer, until they are compiled: the first half is not counted.
 """
 
 
