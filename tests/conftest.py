@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from odtpack_simulator.replay.job import Job, Message
 
 NODE_CASES = "node cases "
 SWEEPS = ("test_gradient_is_that_of_both_oracles", "test_gradient_of_the_body_is_that_of_both")
@@ -36,6 +41,24 @@ def listed_codes() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OdtpackError, "__init__", checked)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_calibration() -> Iterator[None]:
+    """Simulations in this process calibrate the machine for a sixth of the time.
+
+    No test asserts a time, and three quarters of a simulation of a small network went into it.
+    """
+    from odtpack_simulator.latency import latency
+
+    original = latency.run_child
+
+    def briefly(job: Job, **options: Any) -> Generator[Message, None, None]:
+        return original(dataclasses.replace(job, calibration_seconds=0.05), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency, "run_child", briefly)
         yield
 
 

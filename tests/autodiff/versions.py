@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import json
@@ -38,12 +39,17 @@ _TYPES = {"float32": "float", "float64": "double"}  # the others are called as i
 @functools.cache
 def versions(op_type: str) -> tuple[int, ...]:
     """Opsets from the lowest on in which a new definition of an operator came into force."""
-    since = {
-        schema.since_version
-        for schema in onnx.defs.get_all_schemas_with_history()
-        if schema.name == op_type and not schema.domain and schema.since_version <= MAX_OPSET
-    }
-    return tuple(sorted({max(MIN_OPSET, version) for version in since}))
+    return tuple(sorted({max(MIN_OPSET, version) for version in _definitions()[op_type]}))
+
+
+@functools.cache
+def _definitions() -> dict[str, set[int]]:
+    """Opsets up to the newest in which a definition of each operator came into force."""
+    found: dict[str, set[int]] = collections.defaultdict(set)
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain and schema.since_version <= MAX_OPSET:
+            found[schema.name].add(schema.since_version)
+    return found
 
 
 def at_every_version(table: Iterable[Case]) -> list[Case]:

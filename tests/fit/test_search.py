@@ -207,6 +207,7 @@ def test_training_repeats_and_runs_side_by_side(ground: SearchContext, tmp_path:
     assert first.problem is None
 
 
+@pytest.mark.sweep  # simulator/replay/test_executor.py has what is particular to Ray
 def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
     """A cluster that sees none of this machine's files: packages and data are sent there."""
     ray = pytest.importorskip("ray", reason="Ray has no build for this Python")

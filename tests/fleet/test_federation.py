@@ -154,8 +154,8 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(
 @pytest.mark.parametrize(
     ("federation", "count"),
     [
-        ("minimum = 6", 3),
         ("buffer = 4\nmost_staleness = 3", 3),
+        pytest.param("minimum = 6", 3, marks=pytest.mark.sweep),
         pytest.param("minimum = 6", 50, marks=pytest.mark.sweep),
         pytest.param("buffer = 4\nmost_staleness = 3", 50, marks=pytest.mark.sweep),
     ],

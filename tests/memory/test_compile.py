@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,19 +33,22 @@ from odtpack_simulator.replay.replay import run_training_child
 from tests import zoo
 from tests.memory.test_control_edge import LEVELS
 from tests.packaging_tools import batch, generate, trainable_names
+from tests.sweep import split
 
 BATCH = 4
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "cnn": lambda: zoo.cnn(hidden=32),
-    "mobilenet": lambda: zoo.mobilenet_v2(32, width_mult=0.35),
-    "mobilenet-bn": lambda: zoo.mobilenet_v2(32, width_mult=0.35, batch_norm="train"),
+    "mobilenet": lambda: zoo.mobilenet_v2(32, width_mult=0.35, stages=2),
+    "mobilenet-bn": lambda: zoo.mobilenet_v2(32, width_mult=0.35, stages=3, batch_norm="train"),
+    "mobilenet-whole": lambda: zoo.mobilenet_v2(32, width_mult=0.35),
+    "mobilenet-bn-whole": lambda: zoo.mobilenet_v2(32, width_mult=0.35, batch_norm="train"),
     "transformer": lambda: zoo.transformer_encoder(d=64, layers=3, ff=256, opset=14),
 }
 
 
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
-    return MODELS[request.param]()
+@pytest.fixture(params=split(MODELS, lambda name: "whole" not in name))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
@@ -85,35 +89,41 @@ def run(graphs: Graphs, level: str, given: dict[str, np.ndarray]) -> dict[str, n
     return dict(zip(names, session.run(None, given), strict=True))
 
 
-def plain_and_compiled(model: onnx.ModelProto) -> Iterator[Graphs]:
-    yield build(model, None)
-    first = build(model, MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
-    yield first
-    yield build(model, least(0.5, first))
+@functools.cache
+def kept(name: str) -> Graphs:
+    """What is computed at the best time, nothing of it again; no test changes it."""
+    return build(MODELS[name](), MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
 
 
-def test_gradients_are_the_same_on_every_level(model: onnx.ModelProto) -> None:
-    plain, *compiled = plain_and_compiled(model)
+@functools.cache
+def halved(name: str) -> Graphs:
+    """With so much computed again that half of the activations are left, or what comes next to it.
+
+    No test changes it: the choice takes seconds.
+    """
+    return build(MODELS[name](), least(0.5, kept(name)))
+
+
+def test_gradients_are_the_same_on_every_level(name: str) -> None:
+    model = MODELS[name]()
+    plain, *compiled = build(model, None), kept(name), halved(name)
     given = feeds(model, plain)
     for level in LEVELS:
         wanted = run(plain, level, given)
         for each in compiled:
             found = run(each, level, given)
             assert found.keys() == wanted.keys()
-            for name, value in wanted.items():
+            for output, value in wanted.items():
                 scale = max(1e-3, float(np.abs(value).max()))
                 np.testing.assert_allclose(
-                    found[name], value, rtol=0, atol=2e-5 * scale, err_msg=f"{level} {name}"
+                    found[output], value, rtol=0, atol=2e-5 * scale, err_msg=f"{level} {output}"
                 )
 
 
-def test_what_is_computed_again_survives_on_every_level(
-    model: onnx.ModelProto, tmp_path: Path
-) -> None:
+def test_what_is_computed_again_survives_on_every_level(name: str, tmp_path: Path) -> None:
     """ONNX Runtime merges none of it with the first time: no level has fewer operators of a kind
     than the plain model and what was added."""
-    plain = build(model, MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
-    compiled = build(model, least(0.5, plain))
+    plain, compiled = kept(name), halved(name)
     assert compiled.memory is not None
     if not compiled.memory.decisions:
         pytest.skip("nothing of it can be computed again for less")
@@ -167,9 +177,9 @@ def test_same_recipe_same_bytes(tmp_path: Path) -> None:
 
 
 def test_ten_steps_as_without(tmp_path: Path) -> None:
-    """Whole trainings, with AdamW: the same losses, step by step."""
-    model = zoo.transformer_encoder(d=64, layers=3, ff=256, opset=14)
-    plain, *compiled = plain_and_compiled(model)
+    """Whole trainings: the same losses, step by step."""
+    model = MODELS["transformer"]()
+    plain, *compiled = build(model, None), kept("transformer"), halved("transformer")
     rows = []
     for graphs in (plain, *compiled):
         given = feeds(model, graphs)
@@ -188,9 +198,7 @@ def test_ten_steps_as_without(tmp_path: Path) -> None:
 
 
 def test_reports_what_is_computed_again() -> None:
-    model = MODELS["transformer"]()
-    plain = build(model, MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
-    report = build(model, least(0.5, plain)).memory
+    report = halved("transformer").memory
     assert report is not None
     assert report.after < 0.7 * report.before
     assert any("Gelu" in each.name for each in report.decisions)
@@ -211,8 +219,7 @@ def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
     from odtpack.memory.timeline import Step
 
     model = MODELS["transformer"]()
-    plain = build(model, MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
-    compiled = build(model, least(0.5, plain))
+    compiled = halved("transformer")
     path = tmp_path / "training.onnx"
     ir.save(compiled.training, path)
     data, labels = batch(model, BATCH)
@@ -228,7 +235,7 @@ def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
 
 
 def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path: Path) -> None:
-    graphs = build(MODELS["transformer"](), MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
+    graphs = kept("transformer")
     graph = written(graphs, tmp_path)
     forward = Step(graph).forward
     shared = 0
@@ -242,9 +249,7 @@ def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path: Path) -> N
 
 
 def test_forms_of_weights_wait_until_they_are_read(tmp_path: Path) -> None:
-    model = MODELS["mobilenet"]()
-    kept = build(model, MemorySpec(batch=BATCH, slowdown=0.0, limit=0))
-    graphs = build(model, least(0.5, kept))
+    graphs = halved("mobilenet")
     graph = written(graphs, tmp_path)
     known = {p.name for p in graphs.parameters} | set(graph.initializers) | {""}
     waiting: set[str] = set()

@@ -1,8 +1,8 @@
 """Kill an action at each of its calls of the file system, and look at what it leaves.
 
-``python -m tests.packages.killing ACTION FOLDER``. Each attempt is a fork of this process, in
+``python -m tests.packages.killing ACTION FOLDER EVERY``. Each attempt is a fork of this process, in
 which the k-th call of :mod:`tests.packages.killer` kills, or a write, half of which still
-happens. Prints what the folder held after each as a line of JSON.
+happens; k goes up by EVERY. Prints what the folder held after each as a line of JSON.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _tidy(folder: Path) -> None:
             path.unlink()
 
 
-def main(action: str, folder: Path) -> None:
+def main(action: str, folder: Path, every: int) -> None:
     prepare, act = ACTIONS[action]
     reference = folder / "reference"
     reference.mkdir()
@@ -173,9 +173,9 @@ def main(action: str, folder: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     print(json.dumps({"old": old, "new": state(reference)}), flush=True)
     gc.freeze()  # no fork walks through what all share
-    call, ended = 0, False
+    call, ended = 1 - every, False
     while not ended:
-        call += 1
+        call += every
         attempt = folder / "attempt"
         shutil.copytree(template, attempt)
         pid = os.fork()
@@ -211,4 +211,4 @@ def main(action: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -229,6 +229,7 @@ def test_side_by_side_is_the_same(mlp: Case, done: Done) -> None:
     assert again.training == done.result.training
 
 
+@pytest.mark.sweep  # test_executor has what is particular to Ray
 def test_on_ray(mlp: Case, done: Done) -> None:
     """A simulation whose replays run on a cluster, which sees none of this machine's files."""
     ray = pytest.importorskip("ray", reason="Ray has no build for this Python")

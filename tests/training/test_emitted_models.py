@@ -14,6 +14,7 @@ from odtpack import targets
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
+from tests.sweep import split
 from tests.training.forward import contents, linear, make
 
 ORT_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -74,7 +75,14 @@ EMITTED = {
 }
 
 
-@pytest.mark.parametrize("name", EMITTED)
+# Opsets at which no operator of the model changed, and networks that have the same operators.
+ALIKE = {
+    *("mobilenet-fold-12", "mobilenet-train-21", "transformer-18", "transformer-20"),
+    "transformer-22",
+}
+
+
+@pytest.mark.parametrize("name", split(EMITTED, lambda name: name not in ALIKE))
 def test_models_are_plain_and_valid(name: str, tmp_path: Path) -> None:
     model = EMITTED[name]()
     frozen = statistic_names(model)

@@ -46,6 +46,7 @@ def mobilenet_v2(
     width_mult: float = 1.0,
     batch_norm: BatchNorm = "fold",
     *,
+    stages: int = len(_STAGES),
     opset: int = 17,
     seed: int = 0,
 ) -> onnx.ModelProto:
@@ -62,6 +63,7 @@ def mobilenet_v2(
             bias, as after folding for inference; ``"eval"`` writes ``BatchNormalization`` in
             inference mode; ``"train"`` writes it with ``training_mode=1``, momentum 0.9
             (PyTorch counts it the other way round: 0.1) and three outputs, opset 14 or later.
+        stages: How many of the stages between the first and the last convolution it has.
         opset: Version of the default operator set, 12 to 23.
         seed: Seed of the parameters.
 
@@ -72,7 +74,7 @@ def mobilenet_v2(
     Raises:
         OdtpackError: An argument is out of range.
     """
-    require_positive("mobilenet_v2", size=size, classes=classes)
+    require_positive("mobilenet_v2", size=size, classes=classes, stages=stages)
     require(width_mult > 0, "mobilenet_v2", f"width_mult must be positive, not {width_mult}")
     require(
         batch_norm in get_args(BatchNorm),
@@ -97,7 +99,7 @@ def mobilenet_v2(
     channels = _divisible(32 * width_mult)
     x = writer.conv_norm(x, 3, channels, "features.0", kernel=3, stride=2)
     index = 1
-    for expansion, wanted, blocks, first_stride in _STAGES:
+    for expansion, wanted, blocks, first_stride in _STAGES[:stages]:
         fan_out = _divisible(wanted * width_mult)
         for block in range(blocks):
             stride = first_stride if block == 0 else 1

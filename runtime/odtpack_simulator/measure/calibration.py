@@ -23,7 +23,9 @@ from odtpack_simulator.memory.roofline import Roof
 
 _GEMM_SIZES: Final = (256, 512, 1024)
 _COPY_ELEMENTS: Final = 16 * 2**20  # 64 MiB: several times any cache of a phone
-_SECONDS: Final = 0.3
+CALIBRATION_SECONDS: Final = 0.3
+"""Time for each of the figures: enough for the best of many runs."""
+
 _CHAIN: Final = (200, 10)
 """Lengths of two chains of operators: their difference is free of what a run costs."""
 _CHAIN_ELEMENTS: Final = 16
@@ -65,53 +67,55 @@ class Calibration:
         return Roof(self.gemm_flops, 2 * self.copy_bandwidth)
 
 
-def calibrate(threads: int) -> Calibration:
-    """Measure this machine in about two seconds."""
-    node_us, profile_us = runtime_costs()
-    gemm = gemm_flops(threads)
+def calibrate(threads: int, seconds: float = CALIBRATION_SECONDS) -> Calibration:
+    """Measure this machine, in about eight times ``seconds``."""
+    node_us, profile_us = runtime_costs(seconds)
+    gemm = gemm_flops(threads, seconds)
     return Calibration(
         threads=threads,
         gemm_flops=gemm,
-        copy_bandwidth=copy_bandwidth(threads),
-        core_flops=gemm if threads == 1 else gemm_flops(1),
+        copy_bandwidth=copy_bandwidth(threads, seconds=seconds),
+        core_flops=gemm if threads == 1 else gemm_flops(1, seconds),
         node_us=node_us,
         profile_us=profile_us,
         clock_hz=clock_hz(),
-        int8_ops=int8_ops(threads),
+        int8_ops=int8_ops(threads, seconds),
     )
 
 
-def rates(threads: int) -> tuple[float, float]:
-    """The two rates of a calibration once more, in a third of its time."""
-    return gemm_flops(threads), copy_bandwidth(threads)
+def rates(threads: int, seconds: float = CALIBRATION_SECONDS) -> tuple[float, float]:
+    """The two rates of a calibration once more, in half of its time."""
+    return gemm_flops(threads, seconds), copy_bandwidth(threads, seconds=seconds)
 
 
-def gemm_flops(threads: int) -> float:
+def gemm_flops(threads: int, seconds: float = CALIBRATION_SECONDS) -> float:
     """FLOP/s of a square single-precision matrix product in ONNX Runtime, best of three sizes."""
     return max(
-        2 * size**3 / min(operator_seconds("MatMul", [(size, size)] * 2, threads))
+        2 * size**3 / min(operator_seconds("MatMul", [(size, size)] * 2, threads, seconds))
         for size in _GEMM_SIZES
     )
 
 
-def int8_ops(threads: int) -> float:
+def int8_ops(threads: int, seconds: float = CALIBRATION_SECONDS) -> float:
     """Operations per second of a matrix product of bytes in ONNX Runtime, best of two sizes."""
     return max(
-        2 * size**3 / min(operator_seconds("MatMulInteger", [(size, size)] * 2, threads, int8=True))
-        for size in _GEMM_SIZES[:2]
+        2 * size**3 / min(operator_seconds("MatMulInteger", shapes, threads, seconds, int8=True))
+        for size, shapes in ((size, [(size, size)] * 2) for size in _GEMM_SIZES[:2])
     )
 
 
-def copy_bandwidth(threads: int, elements: int = _COPY_ELEMENTS) -> float:
+def copy_bandwidth(
+    threads: int, elements: int = _COPY_ELEMENTS, seconds: float = CALIBRATION_SECONDS
+) -> float:
     """Bytes per second that an elementwise operator in ONNX Runtime reads and writes anew."""
-    return 4 * elements / min(operator_seconds("Neg", [(elements,)], threads))
+    return 4 * elements / min(operator_seconds("Neg", [(elements,)], threads, seconds))
 
 
 def operator_seconds(
     op_type: str,
     shapes: Sequence[tuple[int, ...]],
     threads: int,
-    seconds: float = _SECONDS,
+    seconds: float = CALIBRATION_SECONDS,
     *,
     int8: bool = False,
 ) -> list[float]:
@@ -131,9 +135,9 @@ def operator_seconds(
     return list(_seconds(work, seconds))
 
 
-def runtime_costs() -> tuple[float, float]:
+def runtime_costs(seconds: float = CALIBRATION_SECONDS) -> tuple[float, float]:
     """Microseconds of an operator that has nothing to do, and what a profile adds to it."""
-    long, short = (_median_seconds(_chain(length)) * 1e6 for length in _CHAIN)
+    long, short = (_median_seconds(_chain(length), seconds) * 1e6 for length in _CHAIN)
     node_us = max(0.0, (long - short) / (_CHAIN[0] - _CHAIN[1]))
     with tempfile.TemporaryDirectory(prefix="odtpack-calibrate-") as folder:
         run = _chain(_CHAIN[0], Path(folder) / "chain")
@@ -153,12 +157,12 @@ def _chain(length: int, profile: Path | None = None) -> Callable[[], object]:
     return bound_operators(operators, {"value0": shape}, shape, 1, profile=profile)
 
 
-def _median_seconds(work: Callable[[], object]) -> float:
-    """Median duration over the calibration's time, the first two calls left out."""
-    return statistics.median(itertools.islice(_seconds(work), 2, None))
+def _median_seconds(work: Callable[[], object], seconds: float) -> float:
+    """Median duration over so much time, the first two calls left out."""
+    return statistics.median(itertools.islice(_seconds(work, seconds), 2, None))
 
 
-def _seconds(work: Callable[[], object], seconds: float = _SECONDS) -> Iterator[float]:
+def _seconds(work: Callable[[], object], seconds: float) -> Iterator[float]:
     """Durations of five calls, and of more while the time lasts."""
     end = time.perf_counter() + seconds
     for count in range(200):

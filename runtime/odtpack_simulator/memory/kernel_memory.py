@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from odtpack_simulator.memory.missing_shapes import Shape
+Shape = tuple[int, ...]
 
 ALIASES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose first output is their first input's buffer, whatever else reads that."""

@@ -21,11 +21,11 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from odtpack_runtime.checkpoint.layout import Array
+from odtpack_simulator.memory.kernel_memory import Shape
 
 Dim = int | str | None
 """A size, the name of a size, or None for an unknown one."""
 
-Shape = tuple[int, ...]
 Dims = tuple[Dim, ...]
 Typed = tuple[int, Dims | None]
 """ONNX element type (0 if unknown) and dimensions (None if not even their number is known)."""

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from odtpack_simulator.memory.kernel_memory import ALIASES
-from odtpack_simulator.memory.missing_shapes import Shape
+from odtpack_simulator.memory.kernel_memory import ALIASES, Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ and a large copy reach.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from odtpack_simulator.memory.kernel_memory import ALIASES
 from odtpack_simulator.memory.operator_work import Work
-from odtpack_simulator.result.result import OperatorClass
+
+if TYPE_CHECKING:
+    from odtpack_simulator.result.result import OperatorClass
 
 COMPUTE_BOUND: Final = frozenset(
     {

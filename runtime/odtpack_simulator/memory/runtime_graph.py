@@ -18,19 +18,20 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnx
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.session.options import LEVELS
 from odtpack_runtime.session.session import open_session
 from odtpack_simulator.memory.execution_order import sort_saved_model
+from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import (
     Dims,
-    Shape,
     Typed,
     fill_in,
     is_fixed,
@@ -103,6 +104,15 @@ class RuntimeGraph:
                 yield from subgraph.walk()
 
 
+_RECENT: Final = 8
+_recent: dict[object, RuntimeGraph] = {}
+"""The last few graphs that were read, the latest at the end, by all that decides them.
+
+A build within a budget and a search plan the same models again and again, and each takes two
+sessions of ONNX Runtime.
+"""
+
+
 def load_runtime_graph(
     model: str | os.PathLike[str],
     shapes: Mapping[str, Sequence[int]],
@@ -111,6 +121,8 @@ def load_runtime_graph(
     level: OptimizationLevel = "all",
 ) -> RuntimeGraph:
     """Read a model as ONNX Runtime executes it.
+
+    The result is shared with other callers, who do not change it.
 
     Args:
         model: An ``.onnx`` model.
@@ -121,12 +133,24 @@ def load_runtime_graph(
     Raises:
         OdtpackError: The model does not load; a shape contradicts it.
     """
+    sizes = tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
+    key = file_sha256(Path(model)), sizes, threads, level
+    graph = _recent.pop(key, None) or _read(Path(model), shapes, threads, level)
+    _recent[key] = graph
+    if len(_recent) > _RECENT:
+        _recent.pop(next(iter(_recent)), None)
+    return graph
+
+
+def _read(
+    model: Path, shapes: Mapping[str, Sequence[int]], threads: int, level: OptimizationLevel
+) -> RuntimeGraph:
     with tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
         optimized_path = Path(folder) / "optimized.onnx"
         options = memory_options(threads)
         options.graph_optimization_level = LEVELS[level]
         options.optimized_model_filepath = str(optimized_path)
-        original = onnx.load(str(Path(model)), load_external_data=False)
+        original = onnx.load(str(model), load_external_data=False)
         typed_path = Path(folder) / "typed.onnx"
         onnx.save(_typed(original), str(typed_path))
         open_session(typed_path, options)

@@ -67,6 +67,8 @@ class Job:
             checkpoint, in the same process.
         own_arenas: Each session has an arena of its own, as in kits that cannot share one, even
             where the package asks for one of all.
+        calibration_seconds: How long a timing measures each rate of this machine; None for
+            :data:`~odtpack_simulator.measure.calibration.CALIBRATION_SECONDS`.
     """
 
     task: Literal["train", "time"]
@@ -101,6 +103,7 @@ class Job:
     pause_in_save: float | None = None
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
     own_arenas: bool = False
+    calibration_seconds: float | None = None
 
     @property
     def steps(self) -> int:

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from odtpack_simulator.result.training import HeldOutFall
+if TYPE_CHECKING:
+    from odtpack_simulator.result.training import HeldOutFall
 
 GROUPS: Final = 64
 """Groups to aim at: more of them narrow the interval by less than 2 %."""
@@ -64,6 +65,8 @@ def held_out_fall(before: Sequence[Groups], after: Sequence[Groups]) -> HeldOutF
     fall = float(weight @ difference) / total
     scatter = float(np.square(weight * (difference - fall)).sum())
     half = student_t(count - 1) * math.sqrt(count / (count - 1) * scatter) / total
+    from odtpack_simulator.result.training import HeldOutFall  # not needed where it trains
+
     return HeldOutFall(
         groups=count, samples=sum(sizes), fall=fall, low=fall - half, high=fall + half
     )

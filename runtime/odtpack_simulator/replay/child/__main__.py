@@ -15,7 +15,6 @@ from typing import Any, TextIO
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.memory.process_memory import lift_limit
-from odtpack_simulator.replay.child.timing_run import time_steps
 from odtpack_simulator.replay.child.training_run import train
 from odtpack_simulator.replay.job import Job
 
@@ -40,7 +39,12 @@ def main(arguments: list[str]) -> int:
 
     try:
         job = Job.read(Path(arguments[0]))
-        (train if job.task == "train" else time_steps)(job, send)
+        if job.task == "train":
+            train(job, send)
+        else:
+            from odtpack_simulator.replay.child.timing_run import time_steps
+
+            time_steps(job, send)
     except BrokenPipeError:
         return 1  # nothing reads the pipe any more
     except Exception as error:

@@ -26,7 +26,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_simulator.measure.calibration import calibrate, rates
+from odtpack_simulator.measure.calibration import CALIBRATION_SECONDS, calibrate, rates
 from odtpack_simulator.measure.operator_events import NodeRun, model_runs, typical_step
 from odtpack_simulator.measure.waiting import (
     ENOUGH_STEPS,
@@ -67,7 +67,8 @@ def time_steps(job: Job, send: Send) -> None:
       medians; ``checkpoint_bytes``, ``model_bytes``.
     """
     send("phase", name="calibrating this machine")
-    calibration = calibrate(job.threads)
+    seconds_each = job.calibration_seconds or CALIBRATION_SECONDS
+    calibration = calibrate(job.threads, seconds_each)
     send("phase", name="creating sessions")
     files = (job.training_model, job.eval_model, job.optimizer_model)
     creation = _repeated(lambda: [open_session(file, _options(job)) for file in files])
@@ -80,7 +81,7 @@ def time_steps(job: Job, send: Send) -> None:
     stolen, others = stolen_seconds() - stolen, others_seconds() - others
     cores = os.cpu_count() or 1
     send("phase", name="calibrating this machine again")
-    after = rates(job.threads)
+    after = rates(job.threads, seconds_each)
     send("phase", name="saving and loading")
     path = Path(job.folder) / "timed-checkpoint"
     save = _repeated(partial(CheckpointState.save_checkpoint, trainer.module.state, path, True))
