@@ -28,10 +28,9 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.package.package import Package
 from tests.kits.cases import CASES
+from tests.kits.kills import PACKAGES
 from tests.kits.vectors import Folder, Run, build
 
-PACKAGES = ("cnn", "mobilenet_batch_norm", "transformer", "recommender", "gru", "adafactor",
-            "groups", "frozen_int8")  # fmt: skip
 SAMPLES = 4
 
 

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.kits [--rounds 3] [--record]`` trains the same packages for the same steps
 with Python and each kit that is set up, in turns, one thread, as processor time, the optimizer
-included; where a kit has an ONNX Runtime of its own, Python has the same. Writes
+included; where a kit has an ONNX Runtime of its own, Python has the same (and a second column, the
+installed one). Writes
 ``build/kits/record.json``, with what the tests said of each platform (``make kits``), and with
 ``--record`` docs/kits.json, of which the page of the documentation is made.
 """
@@ -34,11 +35,11 @@ from tests.kits.ran import PLATFORMS, RAN, Ran
 ROOT = Path(__file__).parents[1]
 NETWORKS: dict[str, tuple[Any, int, int]] = {
     "mlp": (lambda: zoo.mlp((784, 256, 10)), 32, 3000),
-    "cnn": (lambda: zoo.cnn(size=28, width=(16, 32), classes=10), 32, 400),
+    "cnn": (lambda: zoo.cnn(size=28, width=(16, 32), classes=10), 32, 1000),
     "transformer": (zoo.transformer_encoder, 4, 30),
 }
 """Model, samples in a batch, steps; the first half of them warms up. A Java machine compiles for
-two seconds: in a shorter run that is measured, and not the step."""
+two seconds and more: in a shorter run that is measured, and not the step."""
 Batch = dict[str, np.ndarray[Any, Any]]
 Task = dict[str, Any]
 
@@ -64,8 +65,13 @@ def _milliseconds(found: dict[str, Any]) -> float:
 def _installed(task: Task) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.kits.python_training", json.dumps(task)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    # The programs in C++ and Swift say what all steps took, the first ones among them.
-    return {"times": [statistics.fmean(json.loads(done.stdout)["times"])]}
+    return dict(json.loads(done.stdout))
+
+
+def _from_the_first(task: Task) -> dict[str, Any]:
+    """As the programs in C++ and Swift, which say what all steps took, the first ones too."""
+    found = _installed(task)
+    return {**found, "times": [statistics.fmean(found["times"])]}
 
 
 def _cpp(task: Task) -> dict[str, Any]:
@@ -150,7 +156,7 @@ KITS = {
     "C++ on x86-64": Kit(
         cpp_kit.unavailable,
         _cpp,
-        _installed,
+        _from_the_first,
         lambda: onnxruntime.__version__,
         _size_of_cpp,
         "cpp/include/odtpack/*.hpp",
@@ -174,7 +180,7 @@ KITS = {
     "Swift on Linux": Kit(
         swift_kit.unavailable,
         _swift,
-        _installed,
+        _from_the_first,
         lambda: onnxruntime.__version__,
         _size_of_swift,
         "swift/Sources/Odtpack/*.swift",
@@ -206,16 +212,26 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
         build_package(model(), package, loss="cross_entropy")
         data = javascript.save_batch(Path(scratch), **batch_of(package, samples))
         task = {"package": str(package), "data": data, "steps": steps}
-        python, own = [], []
+        python, own, installed = [], [], []
         for _ in range(rounds):
-            python.append(_milliseconds(kit.python(task)))
+            beside = kit.python(task)
+            if beside["onnxruntime"] != kit.version():
+                raise RuntimeError(f"Python has ONNX Runtime {beside['onnxruntime']}")
+            python.append(_milliseconds(beside))
             own.append(_milliseconds(kit.train(task)))
-    ratio = statistics.median(a / b for a, b in zip(own, python, strict=True))
-    return {
+            if kit.version() != onnxruntime.__version__:
+                installed.append(_milliseconds(_installed(task)))
+    found = {
         "ms": round(statistics.median(own), 4),
         "python_ms": round(statistics.median(python), 4),
-        "ratio": round(ratio, 3),
+        "ratio": _ratio(own, python),
     }
+    return {**found, "installed_ratio": _ratio(own, installed)} if installed else found
+
+
+def _ratio(own: list[float], others: list[float]) -> float:
+    """The median of what one took of the other in the same round."""
+    return round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 3)
 
 
 def main() -> None:
@@ -228,6 +244,7 @@ def main() -> None:
     record = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
+        "installed": onnxruntime.__version__,
         "rounds": options.rounds,
         "platforms": {
             name: {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}

@@ -42,8 +42,12 @@ the kit's own, without empty ones, comments and what is generated; 900 was the a
 
 {networks}
 
-A binding spends some microseconds on each tensor that it is given, and that of Node.js copies what
-a run has written in place once more: in the short step of the MLP that shows.
+{installed}
+
+What Node.js takes more is its binding's: it returns a copy of each output that a run wrote in
+place, 3.3 MB in a step of the MLP, which alone takes 0.5 ms of Node's processor time. Of a step's
+samples 88 % lie inside of the binding, 5 % in the collection of those copies and 2 % in the kit. On
+the JVM the first steps take longer, until they are compiled: the first half is not counted.
 """
 
 
@@ -78,7 +82,19 @@ def kits_page() -> str:
         ran="\n".join(ran),
         times="\n".join(times),
         networks="\n".join(f"- {key}: {title}" for key, title in NETWORKS.items()),
+        installed=_installed(content),
     )
+
+
+def _installed(content: dict[str, Any]) -> str:
+    """The ratios to the Python of the project where a kit has another ONNX Runtime."""
+    found = []
+    for name, each in content["platforms"].items():
+        ratios = {key: step.get("installed_ratio") for key, step in each.get("steps", {}).items()}
+        if any(ratios.values()):
+            listed = ", ".join(f"{ratio:.2f} ({key})" for key, ratio in ratios.items() if ratio)
+            found.append(f"{name} {listed}")
+    return f"Beside Python with ONNX Runtime {content['installed']}: {'; '.join(found)}."
 
 
 def _step(step: dict[str, float] | None) -> str:

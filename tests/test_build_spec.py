@@ -63,6 +63,7 @@ GIVEN = {
     "memory_budget": ("memory.budget = '60 MB'", {"memory_budget": "60 MB"}, "60 MB"),
     "memory_batch": ("memory.batch = 4", {"memory_batch": 4}, 4),
     "memory_sizes": ("memory.sizes = ['a=4']", {"memory_sizes": ["a=4"]}, ("a=4",)),
+    "step_model": ("memory.step_model = 'never'", {"step_model": "never"}, "never"),
     "runtime": ("target.runtime = 'ort-training'", {"runtime": "ort-training"}, "ort-training"),
     "sessions": ("target.sessions = 'small'", {"sessions": "small"}, "small"),
     "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),

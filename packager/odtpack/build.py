@@ -65,6 +65,7 @@ def build_package(
     remark: Callable[[str], None] | None = None,
     runtime: choices.Runtime = choices.STOCK,
     sessions: choices.Sessions = "fast",
+    step_model: choices.StepModel = "auto",
     segments: bool = False,
 ) -> Manifest:
     """Build a package.
@@ -107,6 +108,8 @@ def build_package(
         runtime: What is to run the package.
         sessions: How its sessions come by their memory, see
             :data:`odtpack_runtime.session.options.SETTINGS`.
+        step_model: Whether to write a training model that also updates the parameters, see
+            :mod:`odtpack.step.model`.
         segments: Cut the network into models that run one after the other, see
             :mod:`odtpack.package.segments`.
 
@@ -132,6 +135,7 @@ def build_package(
     check_choice("base", base, (*get_args(BaseKind), None))
     check_choice("runtime", runtime, get_args(choices.Runtime))
     check_choice("sessions", sessions, get_args(choices.Sessions))
+    check_choice("step_model", step_model, get_args(choices.StepModel))
     for name, names in {
         "train": train, "freeze": freeze, "loss_inputs": loss_inputs, "outputs": outputs,
         "memory_sizes": memory_sizes,
@@ -195,7 +199,11 @@ def build_package(
             optimizer or optimizers.AdamW(),
             destination,
             FilesSpec(
-                ort_format=ort_format, nominal=nominal, self_check=self_check, sessions=sessions
+                ort_format=ort_format,
+                nominal=nominal,
+                self_check=self_check,
+                sessions=sessions,
+                step_model=step_model,
             ),
             update=update,
             onnxruntime=onnxruntime,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Sessions, Storage
+from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Sessions, StepModel, Storage
 from odtpack.ort.choices import OrtFormat
 from odtpack.spec_fields import (
     Group,
@@ -385,6 +385,18 @@ class BuildSpec:
             "next to no time is computed again.",
             metavar="SIZE",
             check=check_size,
+        ),
+    )
+    step_model: StepModel = dataclasses.field(
+        default="auto",
+        metadata=given(
+            "memory.step_model",
+            "--step-model",
+            "Also write a training model that updates each parameter with its gradient, for less "
+            "memory and time; auto: where gradients take a megabyte or more.  [default: auto]",
+            "Whether the package has a training model that also updates the parameters: where "
+            "gradients take a megabyte or more (`auto`), wherever the optimizer allows it "
+            "(`always`), or not (`never`).",
         ),
     )
     memory_batch: int | None = dataclasses.field(

@@ -14,6 +14,9 @@ ORT_TRAINING: Final = "ort-training"
 Sessions = Literal["fast", "small"]
 """How the sessions of a package come by their memory, see docs/adr/0012."""
 
+StepModel = Literal["auto", "always", "never"]
+"""Whether a package carries a step model; by itself, where its gradients are worth one."""
+
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from odtpack_simulator.campaign.campaign import run_campaign
 from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, AppFootprint
-from odtpack_simulator.device.kits import Kit, Sharing
+from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.latency import HostTiming, carry
+from odtpack_simulator.memory.arena_use import SessionUse
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome, Peaks
 from odtpack_simulator.replay.replay import ReplayResult, final_loss
@@ -26,14 +27,14 @@ class AppOnDevice:
         profile: The device.
         policy: How the app trains.
         kit: What it trains with.
-        sharing: Whether the kit's sessions share an arena.
+        sessions: How the kit's sessions come by their memory, and of which models they are.
         footprint: What the app holds besides the training.
     """
 
     profile: DeviceProfile
     policy: Policy
     kit: Kit
-    sharing: Sharing
+    sessions: SessionUse
     footprint: AppFootprint
 
     @property
@@ -130,7 +131,7 @@ def _memory(
         app_source=app.footprint.source,
         runtime_bytes=RUNTIME_LIBRARY_BYTES,
         kit=app.kit,
-        sharing=app.sharing,
+        sharing=app.sessions.sharing,
         detail=_ending(held) if held is not None and killed else "",
     )
 

@@ -20,7 +20,7 @@ import onnx
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.budgets.judge import judge as judge_without_budgets
@@ -30,7 +30,7 @@ from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
-from odtpack_simulator.memory.arena_use import sharing_of
+from odtpack_simulator.memory.arena_use import SessionUse, session_use
 from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -158,31 +158,28 @@ def simulate(
         tokens = _tokens_per_sample(arrays)
         del arrays
         reporter.begin("predicting")
-        apps = [
-            _app_on(profile, policy, footprint(profile), manifest.session) for profile in profiles
-        ]
-        sharings = dict.fromkeys(app.sharing for app in apps) or [sharing_of(manifest.session)]
+        apps = [_app_on(profile, policy, footprint(profile), manifest) for profile in profiles]
+        uses = dict.fromkeys(app.sessions for app in apps) or [session_use(manifest)]
         plans = {
-            sharing: plan_memory(package, shapes, threads=threads, sharing=sharing)
-            for sharing in sharings
+            use: plan_memory(package, shapes, threads=threads, **use._asdict()) for use in uses
         }
-        most = max(plans, key=lambda sharing: plans[sharing].peak.nbytes)
+        most = max(plans, key=lambda use: plans[use].peak.nbytes)
         reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
         timing = measure_host(dataclasses.replace(job, task="time"), on_message=reporter.message)
         reporter.begin("measuring", steps=schedule.steps)
         # The end of an interrupted training is compared with the end of this one.
-        whole = _sharing(
-            dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), most
+        whole = _with_sessions(
+            dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), package, most
         )
         free = _free_run(whole, reporter)
         trained = Peaks(free.peak_bytes, free.phase_peaks)
         tasks: list[Task] = [
             SettleTask(
-                _sharing(_within(job, f"limits-{sharing}"), sharing),
-                tuple(sorted({app.room for app in apps if app.sharing == sharing and app.room})),
-                trained if sharing == most else None,
+                _with_sessions(_within(job, f"limits-{number}"), package, use),
+                tuple(sorted({app.room for app in apps if app.sessions == use and app.room})),
+                trained if use == most else None,
             )
-            for sharing in plans
+            for number, use in enumerate(plans)
         ]
         if interruptions:
             every = policy.save_every or max(1, schedule.steps // _SAVES)
@@ -191,10 +188,10 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[package.path, Path(folder)], on_done=reporter.done
         )
-    peaks = {sharing: task.peaks or trained for sharing, task in zip(plans, done, strict=False)}
+    peaks = {use: task.peaks or trained for use, task in zip(plans, done, strict=False)}
     if interruptions:
         peaks[most] = peaks[most].with_phases(done[-1].resumed)
-    settled = {sharing: task.settled for sharing, task in zip(plans, done, strict=False)}
+    settled = {use: task.settled for use, task in zip(plans, done, strict=False)}
     by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
         tool_version=tool_version(),
@@ -206,14 +203,14 @@ def simulate(
         training=_training_info(free, job),
         interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plans[most], peaks[most], most, manifest.module_names()),
+        memory=_memory_info(plans[most], peaks[most], most.sharing, manifest.module_names()),
         devices=[
             device_result(
                 app,
-                plans[app.sharing],
-                peaks[app.sharing],
+                plans[app.sessions],
+                peaks[app.sessions],
                 free,
-                settled[app.sharing],
+                settled[app.sessions],
                 timing,
                 by_piece,
             )
@@ -223,7 +220,7 @@ def simulate(
     failed = {check.metric for _, check in judge(result).all_checks() if check.status == "fail"}
     if failed.isdisjoint(MEMORY_CHECKS):
         return result
-    changes = plan_changes(package, shapes, threads=threads, sharing=most)
+    changes = plan_changes(package, shapes, threads=threads, **most._asdict())
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
@@ -274,15 +271,16 @@ def _within(job: Job, name: str) -> Job:
 
 
 def _app_on(
-    profile: DeviceProfile, policy: Policy, footprint: AppFootprint, session: SessionInfo | None
+    profile: DeviceProfile, policy: Policy, footprint: AppFootprint, manifest: Manifest
 ) -> AppOnDevice:
     kit = policy.kit or kit_of(profile.os)
-    return AppOnDevice(profile, policy, kit, sharing_of(session, kit), footprint)
+    return AppOnDevice(profile, policy, kit, session_use(manifest, kit), footprint)
 
 
-def _sharing(job: Job, sharing: Sharing) -> Job:
-    """The job with the memory of sessions as a kit has it; the package says what is shared."""
-    return dataclasses.replace(job, own_arenas=sharing == "own")
+def _with_sessions(job: Job, package: Package, use: SessionUse) -> Job:
+    """The job with sessions as a kit has them; the package says what is shared."""
+    step = str(package.step_model) if use.step_model else None
+    return dataclasses.replace(job, own_arenas=use.sharing == "own", step_model=step)
 
 
 def _package_info(package: Package, given: Path) -> PackageInfo:

@@ -1,10 +1,11 @@
 """Kill programs that save without a pause, again and again, and look at what is left.
 
 Every save writes its number into a property and into each element of each parameter: a file that is
-whole holds one number. Every second program keeps the save before.
+whole holds one number. Every second program keeps the save before. The files are those of eight
+packages, their parameters in float32 with moments; every second one has a data file.
 
-    python -m tests.kits.kills             # 200 for each kit that is built, half with a data file
-    python -m tests.kits.kills --kills 20
+    python -m tests.kits.kills             # 200 for each kit that is built
+    python -m tests.kits.kills --kills 1000 --kit Kotlin Swift
 """
 
 from __future__ import annotations
@@ -17,18 +18,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack.build import build_package
+from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
+from tests.kits.cases import CASES
 
 Command = Callable[[Path, int, str], list[str]]
 """What saves the states of equal numbers that follow a file's, until it is killed, and prints each
 number: path, bytes above which elements lie in a data file, and ``keep`` or ``replace``."""
+
+
+PACKAGES = ("cnn", "mobilenet_batch_norm", "transformer", "recommender", "gru", "adafactor",
+            "groups", "frozen_int8")  # fmt: skip
+"""Whose checkpoints are saved."""
 
 
 @dataclass
@@ -46,7 +55,13 @@ class Kills:
     lost: int = 0
 
 
-def kill_saves(command: Command, path: Path, external_above: int, kills: int) -> Kills:
+def kill_saves(
+    command: Command,
+    path: Path,
+    external_above: int,
+    kills: int,
+    state: CheckpointData | None = None,
+) -> Kills:
     """Kill a kit's program in its saves.
 
     Args:
@@ -54,10 +69,12 @@ def kill_saves(command: Command, path: Path, external_above: int, kills: int) ->
         path: The checkpoint; written here first.
         external_above: Bytes of elements above which they lie in a data file.
         kills: How often.
+        state: What it holds at first, in float32; six vectors by default.
     """
     rng = random.Random(5)
-    arrays = {f"p{i}": np.zeros(30_000, np.float32) for i in range(6)}
-    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
+    if state is None:
+        state = CheckpointData({f"p{i}": np.zeros(30_000, np.float32) for i in range(6)}, {})
+    write_checkpoint(path, replace(state, properties={"number": 0}))
     found, last = Kills(), 0
     for kill in range(kills):
         words = command(path, external_above, ("keep", "replace")[kill % 2])
@@ -73,7 +90,10 @@ def kill_saves(command: Command, path: Path, external_above: int, kills: int) ->
         data = read_checkpoint(path)
         number = data.properties["number"]
         assert isinstance(number, int)
-        whole = all((array == number).all() for array in data.trainable.values())
+        arrays = [*data.trainable.values(), *data.frozen.values()]
+        moments = chain.from_iterable(data.optimizer.moments.values() if data.optimizer else ())
+        whole = (data.optimizer is None) == (state.optimizer is None)
+        whole &= all((a == number).all() for a in arrays) and not any(m.any() for m in moments)
         found.kills += 1
         found.lost += not whole or number < done[-1]
         found.torn += any(path.parent.glob(f".{path.name}.*.tmp"))
@@ -102,24 +122,44 @@ KITS: dict[str, tuple[Callable[[], str | None], Command]] = {
 """Why a kit cannot be run, and its program."""
 
 
+def states(folder: Path) -> dict[str, CheckpointData]:
+    """What the checkpoints of eight packages hold: their tensors in float32, and moments."""
+    found = {}
+    for name in PACKAGES:
+        case = CASES[name]
+        build_package(case.model(), folder / name, **{"loss": "cross_entropy", **case.build})
+        data = read_checkpoint(folder / name / "checkpoint")
+        trainable, frozen = (
+            {key: array for key, array in own.items() if array.dtype == np.float32}
+            for own in (data.trainable, data.frozen)
+        )
+        moments = {key: [np.zeros_like(array)] * 2 for key, array in trainable.items()}
+        found[name] = CheckpointData(trainable, frozen, optimizer=OptimizerState(1, 0.5, moments))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="for each kit")
+    parser.add_argument("--kit", nargs="+", choices=KITS, default=list(KITS))
     arguments = parser.parse_args()
     lost = 0
-    print(f"{'kit':8}  {'kills':>5}  {'in a save':>9}  {'lost':>4}")
-    for name, (unavailable, command) in KITS.items():
-        if reason := unavailable():
-            print(f"{name:8}  {reason}")
-            continue
-        total = Kills()
-        with tempfile.TemporaryDirectory(prefix="odtpack-kills-") as scratch:
-            for above in (2**30, 1000):
-                path = Path(scratch) / f"state-{above}"
-                found = kill_saves(command, path, above, arguments.kills // 2)
+    with tempfile.TemporaryDirectory(prefix="odtpack-kills-") as scratch:
+        files = states(Path(scratch) / "packages")
+        print(f"{'kit':8}  {'kills':>5}  {'in a save':>9}  {'lost':>4}", flush=True)
+        for kit in arguments.kit:
+            unavailable, command = KITS[kit]
+            if reason := unavailable():
+                print(f"{kit:8}  {reason}")
+                continue
+            total = Kills()
+            for index, (name, state) in enumerate(files.items()):
+                path, above = Path(scratch) / f"{kit}-{name}", 2**30 if index % 2 == 0 else 64
+                count = arguments.kills // len(files) + (index < arguments.kills % len(files))
+                found = kill_saves(command, path, above, count, state)
                 total = Kills(*map(sum, zip(_counts(total), _counts(found), strict=True)))
-        print(f"{name:8}  {total.kills:>5}  {total.torn:>9}  {total.lost:>4}", flush=True)
-        lost += total.lost
+            print(f"{kit:8}  {total.kills:>5}  {total.torn:>9}  {total.lost:>4}", flush=True)
+            lost += total.lost
     return 1 if lost else 0
 
 

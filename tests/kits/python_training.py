@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.session.options import default_session_options
@@ -38,7 +39,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         times.append((time.process_time() - before) * 1e3)
     if task.get("save"):
         CheckpointState.save_checkpoint(state, task["save"], include_optimizer_state=True)
-    return {"losses": losses, "times": times}
+    return {"losses": losses, "times": times, "onnxruntime": onnxruntime.__version__}
 
 
 if __name__ == "__main__":

@@ -89,6 +89,19 @@ def test_digests_travel_both_ways(
         assert all(content.properties[name] == value for name, value in back.properties.items())
 
 
+@pytest.mark.parametrize("above", [2**40, 64], ids=["one file", "external data"])
+def test_large_tensors(kit: Callable[..., tuple[str, str]], above: int, tmp_path: Path) -> None:
+    """They are hashed while they are written, in pieces."""
+    large = np.random.default_rng(0).random(3_000_000, np.float32)
+    data = CheckpointData({"a": large, "b": large[:-5] + 1}, {"c": large[:5_000]})
+    write_checkpoint(tmp_path / "c", data)
+    kit("keep", tmp_path / "c", tmp_path / "kit", above)
+    back = read_checkpoint(tmp_path / "kit")
+    assert back.checked
+    assert_same(data, back)
+    assert kit("load", tmp_path / "kit") == ("checked", "")
+
+
 def test_a_file_without_a_digest_loads_unchecked(
     kit: Callable[..., tuple[str, str]], tmp_path: Path
 ) -> None:

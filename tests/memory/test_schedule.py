@@ -53,7 +53,7 @@ def test_profile_shows_the_planned_order(level: str, biases_first: bool, tmp_pat
     ir.save(model, path)
     step = Step(gradients_at_once(load_runtime_graph(path, {})))
     planned: Timeline = step.timeline()
-    Schedule(model.graph, planned, {}).arrange()
+    Schedule.of(model.graph, planned, {}).arrange()
     ir.save(model, path)
     found, _ = executed(path, level, {"x": np.ones((8, 64), np.float32)})
     wanted = [node.name for node in planned.nodes]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import (
     DTYPES,
     CheckpointData,
@@ -30,6 +34,36 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "c", data)
     assert_same(data, read_checkpoint(tmp_path / "c"))
     assert_same(data, parse_checkpoint((tmp_path / "c").read_bytes()))
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_disk_is_asked_for_all_elements_once(
+    external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = CheckpointData({f"p{i}": np.full(1000 * i, i, np.float32) for i in range(6)}, {})
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 64 if external else 2**30)
+    write_checkpoint(tmp_path / "plain", data)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, at, size, advice: asked.append((at, size)))
+    monkeypatch.setattr(writer, "_AT_ONCE", 3000)
+    write_checkpoint(tmp_path / "pieces", data)
+    assert len(asked) > 10
+    assert all(a + size == b for (a, size), (b, _) in pairwise(asked))
+    assert sum(size for _, size in asked) >= sum(array.nbytes for array in data.trainable.values())
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "plain").read_bytes()
+    assert_same(data, read_checkpoint(tmp_path / "pieces"))
+
+
+def test_a_disk_that_takes_no_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EINVAL, "no")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    write_checkpoint(tmp_path / "c", sample())
+    assert_same(sample(), read_checkpoint(tmp_path / "c"))
+    monkeypatch.delattr(os, "posix_fadvise")  # as on macOS and Windows
+    write_checkpoint(tmp_path / "d", sample())
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "d").read_bytes()
 
 
 def test_equal_data_give_equal_bytes(tmp_path: Path) -> None:

@@ -172,7 +172,8 @@ def fit(
             cut = poisson_batches(indices, min(1.0, batch_size / len(indices)), count, drawn)
         losses, steps = [], 0
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):
-            fed = ([data[name][batch] for name in names] for batch in of_step)
+            each = ([data[name][batch] for name in names] for batch in of_step)
+            fed = [*each] if len(of_step) == 1 else each
             training_loop.train_step(
                 module, optimizer, fed, scheduler, on_loss=seen, expected=batch_size
             )
@@ -192,4 +193,6 @@ def step_count(samples: int, batch_size: int, accumulation_steps: int, *, whole:
 
 def open_module(package: Package, state: CheckpointState) -> Module:
     """The package's models on a state."""
-    return Module(package.training_model, state, package.eval_model)
+    return Module(
+        package.training_model, state, package.eval_model, step_model_uri=package.step_model
+    )

@@ -13,7 +13,7 @@ from odtpack.fit.candidates import Candidate
 from odtpack.fit.work import step_work
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.kits import Kit
-from odtpack_simulator.memory.arena_use import sharing_of
+from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def build_and_plan(order: Order) -> Planned:
             order.settings.build(folder)
         package = Package.open(folder)
         peak = max(
-            plan_memory(package, shapes, threads=order.threads, sharing=sharing).peak.nbytes
-            for sharing in {sharing_of(package.manifest.session, kit) for kit in order.kits}
+            plan_memory(package, shapes, threads=order.threads, **use._asdict()).peak.nbytes
+            for use in {session_use(package.manifest, kit) for kit in order.kits}
         )
         work = step_work(package, shapes, threads=order.threads)
     except OdtpackError as error:

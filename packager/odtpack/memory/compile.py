@@ -69,7 +69,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     trial = model.clone()
     op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
-    Schedule(trial.graph, before.timeline(), {}).arrange()
+    Schedule.of(trial.graph, before.timeline(), {}).arrange()
     step = Step(weights_late(gradients_at_once(_load(trial, shapes)), parameters))
     choice = choose(
         step,
@@ -78,7 +78,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
         nameable=nameable(trial.graph),
     )
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
-    Schedule(trial.graph, choice.timeline, renamed).arrange()
+    Schedule.of(trial.graph, choice.timeline, renamed).arrange()
     after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
         return MemoryReport(peak, peak, total)

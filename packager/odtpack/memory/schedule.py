@@ -21,18 +21,30 @@ class Schedule:
 
     Args:
         graph: Its graph.
-        timeline: The planned order.
-        renamed: Names that the graph has for those of the timeline that differ.
+        places: When each value is computed, by name; of a value without a place, as soon as what
+            it is computed from exists.
     """
 
-    def __init__(self, graph: ir.Graph, timeline: Timeline, renamed: Mapping[str, str]) -> None:
+    def __init__(self, graph: ir.Graph, places: Mapping[str, float]) -> None:
         self._graph = graph
-        self._places: dict[str, float] = {
+        self._places = places
+
+    @classmethod
+    def of(cls, graph: ir.Graph, timeline: Timeline, renamed: Mapping[str, str]) -> Schedule:
+        """The order of a timeline.
+
+        Args:
+            graph: The graph.
+            timeline: The planned order.
+            renamed: Names that the graph has for those of the timeline that differ.
+        """
+        places = {
             renamed.get(name, name): float(index)
             for index, node in enumerate(timeline.nodes)
             for name in node.outputs
             if name
         }
+        return cls(graph, places)
 
     def arrange(self) -> None:
         """Sort the nodes of the graph."""
@@ -51,7 +63,8 @@ class Schedule:
         """
         keys = [
             min(
-                (self._places[v.name] for v in node.outputs if v.name in self._places), default=-1.0
+                (self._places[v.name] for v in node.outputs if v.name and v.name in self._places),
+                default=-1.0,
             )
             for node in nodes
         ]

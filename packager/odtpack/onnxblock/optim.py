@@ -300,6 +300,10 @@ class BlockOptimizer:
         """The parts of a manifest that describe a user's block."""
         return {"optimizer": {"kind": "custom"}, "groups": []}
 
+    def step_model(self, graphs: Graphs) -> ir.Model | None:
+        """None: what a block does with a parameter's gradient alone is not known."""
+        return None
+
     def model(self, graphs: Graphs) -> ir.Model:
         """Let the block write the model, and check that a runtime can run it.
 

@@ -52,6 +52,7 @@ def write_package(
     oldest: Need | None = None,
     self_check: bool = True,
     sessions: Sessions = "fast",
+    step: ir.Model | None = None,
 ) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names.
 
@@ -66,6 +67,7 @@ def write_package(
         oldest: The oldest ONNX Runtime that loads the models; found out if None.
         self_check: Whether to run the first steps, so that a device can compare its own.
         sessions: How the package's sessions come by their memory.
+        step: The step model; None to write none.
 
     Returns:
         The manifest as written; None without an optimizer.
@@ -76,6 +78,8 @@ def write_package(
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
     if optimizer is not None:
         models["optimizer_model"] = optimizer[1]
+        if step is not None:
+            models["step_model"] = step
         if graphs.inference is not None and graphs.backend.is_stock:
             models[_TEMPLATE] = graphs.inference.model
     name = f"{prefix}{MANIFEST_NAME}"

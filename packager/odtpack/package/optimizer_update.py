@@ -17,6 +17,7 @@ from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_mode
 from odtpack.optimizers.common.groups import memory_order
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.package.training import Graphs
+from odtpack.passes.accumulate import OUTPUT_SUFFIX
 from odtpack_runtime.training.private import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
 
@@ -54,6 +55,9 @@ class OptimizerStep(Protocol):
     def model(self, graphs: Graphs) -> ir.Model:
         """The optimizer model for the parameters of a training model."""
 
+    def step_model(self, graphs: Graphs) -> ir.Model | None:
+        """The training model that also makes the step; None if there is no such model."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedUpdate:
@@ -74,6 +78,28 @@ class ResolvedUpdate:
             groups=self.groups,
             privacy=self.privacy,
             dtype=graphs.master,
+        )
+
+    def step_model(self, graphs: Graphs) -> ir.Model | None:
+        """The training model that updates each parameter with its gradient.
+
+        None where a step needs all gradients at once (clipping by their norm, privacy, Adafactor),
+        those of several batches, or those of inputs.
+        """
+        from odtpack.step.model import can_update, step_model
+
+        names = {p.name for p in graphs.parameters}
+        wanted = any(
+            str(value.name).removesuffix(OUTPUT_SUFFIX) not in names
+            for value in graphs.training.graph.outputs
+            if str(value.name).endswith(OUTPUT_SUFFIX)
+        )
+        if wanted or graphs.accumulation_steps > 1 or self.privacy is not None:
+            return None
+        if not graphs.backend.is_stock or not can_update(self.optimizer, self.clip):
+            return None
+        return step_model(
+            graphs.training, names, self.optimizer, clip=self.clip, groups=self.groups
         )
 
     def describe(self) -> dict[str, Any]:

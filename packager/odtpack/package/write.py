@@ -7,11 +7,12 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import onnx_ir as ir
 
 from odtpack import optimizers, targets
-from odtpack.choices import Sessions
+from odtpack.choices import Sessions, StepModel
 from odtpack.errors import OdtpackError
 from odtpack.ort import kernel_needs
 from odtpack.ort.choices import OrtFormat
@@ -30,6 +31,9 @@ from odtpack_runtime.package.manifest import Manifest
 
 MANIFEST = "manifest.json"
 
+_WORTH_A_STEP_MODEL: Final = 1 << 18
+"""Trainable elements from which on a package has a step model by itself: a MiB of gradients."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FilesSpec:
@@ -43,6 +47,7 @@ class FilesSpec:
         nominal: Whether to write a checkpoint without values, too.
         self_check: Whether to run the first steps, for devices to compare theirs with.
         sessions: How the package's sessions come by their memory.
+        step_model: Whether to write a training model that also updates the parameters.
     """
 
     prefix: str = ""
@@ -51,6 +56,7 @@ class FilesSpec:
     nominal: bool = False
     self_check: bool = True
     sessions: Sessions = "fast"
+    step_model: StepModel = "auto"
 
 
 def write_artifacts(
@@ -127,6 +133,7 @@ def write_artifacts(
     if onnxruntime is not None:
         targets.require(onnxruntime, graphs.opset)
     pair = make_optimizer(graphs)
+    step = None if pair is None else _step_model(pair[0], graphs, files.step_model)
     library = files.custom_op_library
     digest = recipe_digest(
         model,
@@ -142,12 +149,19 @@ def write_artifacts(
         files=dataclasses.replace(files, custom_op_library=None),
         custom_op_library=None if library is None else file_sha256(library),
     )
-    oldest = backend.oldest_runtime([*graphs.models, *(() if pair is None else pair[1:])])
+    oldest = backend.oldest_runtime(
+        [
+            *graphs.models,
+            *(() if pair is None else pair[1:]),
+            *(() if step is None else (step,)),
+        ]
+    )
     if onnxruntime is not None and backend.is_stock:
         kernel_needs.require(onnxruntime, oldest)
     write = functools.partial(
         write_package, graphs, pair, prefix=files.prefix, nominal=files.nominal,
         recipe_digest=digest, self_check=files.self_check, oldest=oldest, sessions=files.sessions,
+        step=step,
     )  # fmt: skip
     if files.ort_format is None:
         return write(folder=folder)
@@ -167,6 +181,18 @@ def write_artifacts(
             manifest = with_ort_files(manifest, made, least)
             (stage / name).write_bytes(manifest.to_json().encode())
     return manifest
+
+
+def _step_model(update: OptimizerStep, graphs: Graphs, choice: StepModel) -> ir.Model | None:
+    """The step model, if the package is to have one and the update allows it."""
+    trained = sum(p.tensor.size for p in graphs.parameters if p.role == "trainable")
+    if (
+        graphs.segments is not None
+        or choice == "never"
+        or (choice == "auto" and trained < _WORTH_A_STEP_MODEL)
+    ):
+        return None
+    return update.step_model(graphs)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:

@@ -6,7 +6,8 @@ this is safe. It is, in whatever order the runtime executes, if
 1. every node that reads the input, except the one that writes the output, is an ancestor
    of the writer, and so has finished before the writer starts; and
 2. the writer either does not read the input, or reads and writes it element by element
-   at the same place, or adds to places of it that other inputs give.
+   at the same place, or adds to places of it that other inputs give; a Scan does so part by part
+   if its body does.
 
 A node that reads a view of the input, the result of a Reshape that shares its memory, counts as a
 reader of the input.
@@ -15,10 +16,11 @@ reader of the input.
 from __future__ import annotations
 
 import collections
+import math
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import dims_of, subgraphs
+from odtpack.graph.graphs import dims_of, static_dims, subgraphs
 
 # Operators that compute element i of the output from element i of equally shaped inputs.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}
@@ -28,7 +30,7 @@ _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}
 _SCATTERS = {"ScatterElements"}
 
 # Operators whose output may be the memory of their first input.
-_VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 class UnsafeAliasError(Exception):
@@ -41,9 +43,12 @@ def verify(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
     Raises:
         UnsafeAliasError: It may not, or it cannot be shown.
     """
-    dims = dims_of(source)
-    if dims is None or None in dims:
+    dims, written = dims_of(source), dims_of(output)
+    if dims is None or None in dims or written is None:
         raise UnsafeAliasError(f"the shape of {source.name!r} is unknown")
+    same = static_dims(source), static_dims(output)
+    if dims != written and (None in same or math.prod(same[0] or ()) != math.prod(same[1] or ())):
+        raise UnsafeAliasError(f"{output.name!r} and {source.name!r} differ in shape")
     _verify_within(graph, source, output)
 
 
@@ -52,8 +57,6 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
     writer = output.producer()
     if writer is None or writer.graph is not graph:
         raise UnsafeAliasError(f"{output.name!r} is not computed")
-    if dims_of(source) != dims_of(output):
-        raise UnsafeAliasError(f"{output.name!r} and {source.name!r} differ in shape")
     views = _views(source)
     readers = {reader for value in views for reader in _readers(value, graph)}
     late = _not_upstream(readers - {writer}, writer)
@@ -70,6 +73,9 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
     if any(dims_of(value) != dims_of(output) for value in read):
         raise UnsafeAliasError(f"{output.name!r} and a view of {source.name!r} differ in shape")
     branches = subgraphs(writer)
+    if read and branches:
+        _verify_parts(writer, views, output)
+        return
     if branches and writer.op_type != "If":
         raise UnsafeAliasError(f"{source.name!r} is read again in every turn of {writer.name!r}")
     for branch in branches:
@@ -77,10 +83,27 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
             _verify_within(branch, source, branch.outputs[writer.outputs.index(output)])
 
 
+def _verify_parts(scan: ir.Node, views: list[ir.Value], output: ir.Value) -> None:
+    """:func:`verify` for a Scan that cuts the source and the output into the same parts."""
+    (body,) = subgraphs(scan)
+    states = len(body.inputs) - scan.attributes.get_int("num_scan_inputs", 0)
+    moved = set(scan.attributes) - {"body", "num_scan_inputs"}
+    places = [index for index, value in enumerate(scan.inputs) if value in views]
+    if states or moved or any(_readers(value, body) for value in views):
+        raise UnsafeAliasError(f"{scan.name!r} does not read {output.name!r} part by part")
+    for place in places:
+        part, written = body.inputs[place], body.outputs[scan.outputs.index(output)]
+        if dims_of(part) != dims_of(written):
+            raise UnsafeAliasError(f"{output.name!r} is not cut as what it overwrites")
+        _verify_within(body, part, written)
+
+
 def _is_in_place(writer: ir.Node, read: list[ir.Value]) -> bool:
     """Whether a node may overwrite the values in ``read``, which share memory."""
     if writer.domain:
         return False
+    if writer.op_type == "Scan":
+        return True  # its body decides
     if writer.op_type in _SCATTERS:
         return not any(value in read for value in writer.inputs[1:])
     return writer.op_type in _ELEMENTWISE
@@ -91,7 +114,7 @@ def _views(source: ir.Value) -> list[ir.Value]:
     views, queue = [source], [source]
     while queue:
         value = queue.pop()
-        found = [n.outputs[0] for n in value.consumers() if n.op_type in _VIEWS]
+        found = [n.outputs[0] for n in value.consumers() if n.op_type in VIEWS]
         views += found
         queue += found
     return views

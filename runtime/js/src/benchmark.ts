@@ -67,7 +67,7 @@ export async function benchmark(options: BenchmarkOptions = {}): Promise<Measure
     convolution!.push(work / (await operatorSeconds(ort, 'Conv', images, threads)));
     const elements = 2 ** 24;
     copy!.push((4 * elements) / (await operatorSeconds(ort, 'Neg', [[elements], [elements]], 1)));
-    const times = time?.(folder!, fileBytes);
+    const times = await time?.(folder!, fileBytes);
     if (times) {
       write!.push(fileBytes / times.writeSeconds);
       sync!.push(...times.syncSeconds);

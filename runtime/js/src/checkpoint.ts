@@ -236,8 +236,8 @@ export class CheckpointState {
   async toBlob(includeOptimizerState = false): Promise<Blob> {
     const data = this.snapshot(includeOptimizerState);
     return this.alone(async () => {
-      const { file } = await layCheckpoint(data);
-      return new Blob(file as BlobPart[], { type: 'application/octet-stream' });
+      const { file, digests } = layCheckpoint(data);
+      return new Blob([...file, ...(await digests())] as BlobPart[], { type: 'application/octet-stream' });
     });
   }
 }

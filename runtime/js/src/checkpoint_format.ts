@@ -1,6 +1,6 @@
 /** The checkpoint file, as docs/formats/checkpoint.md describes it: reader and writer. */
 import { Builder, type Offset } from 'flatbuffers';
-import { Outline, PREFIX } from './digest.js';
+import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
 import { OdtpackError } from './errors.js';
 import { inMemory, Source, Table } from './flatbuffer.js';
 import type { CheckpointParts, OpenedCheckpoint } from './platform.js';
@@ -292,9 +292,7 @@ function tensorsOf(data: CheckpointData): Stored[] {
  * The parts of a checkpoint file, in order, without a copy of the tensors; equal data give equal
  * bytes. With `externalFrom` the tensors belong into the data file, from that offset on.
  */
-export async function layCheckpoint(
-  data: CheckpointData, externalFrom?: number,
-): Promise<CheckpointParts> {
+export function layCheckpoint(data: CheckpointData, externalFrom?: number): CheckpointParts {
   const builder = new Builder(4096);
   const outline = new Outline(data.nominal);
   const pending: { table: Offset; bytes: Uint8Array }[] = [];
@@ -369,7 +367,7 @@ export async function layCheckpoint(
 
   // Offsets of a flatbuffer point forward, so the tables can name places after them.
   const head = builder.asUint8Array();
-  const file = [head];
+  const file: Uint8Array[] = [head];
   const source = new Source(inMemory(head), 'checkpoint');
   const numbers = new DataView(head.buffer, head.byteOffset, head.length);
   let end = head.length;
@@ -384,13 +382,23 @@ export async function layCheckpoint(
   };
   const inline = externalFrom === undefined ? pending : [];
   for (const { table: at, bytes } of inline) append(at, RAW_DATA, bytes, PAYLOAD_ALIGNMENT);
-  for (const [i, text] of (await outline.digests()).entries()) {
-    const { table: at, field } = digested[i]!;
-    append(at, field, new TextEncoder().encode(text), 4);
+  const elements = file.length;
+  const texts = digested.map(({ table: at, field }) => {
+    const text = new Uint8Array(TEXT_BYTES);
+    append(at, field, text, 4);
     file.push(Uint8Array.of(0)); // which ends a text
     end += 1;
-  }
-  return { file, data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes) };
+    return text;
+  });
+  return {
+    file: file.slice(0, elements),
+    data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes),
+    async digests() {
+      const found = await outline.digests();
+      texts.forEach((text, i) => new TextEncoder().encodeInto(found[i]!, text));
+      return file.slice(elements);
+    },
+  };
 }
 
 /** What lays out a file, from its parts to the whole. */

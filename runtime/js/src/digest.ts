@@ -4,6 +4,7 @@ import { OdtpackError } from './errors.js';
 import { type Dims, join } from './tensors.js';
 
 export const PREFIX = 'sha256:';
+export const TEXT_BYTES = PREFIX.length + 64;
 
 const NOTHING = new Uint8Array();
 

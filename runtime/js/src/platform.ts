@@ -25,11 +25,13 @@ export interface OpenedCheckpoint {
 }
 
 /** Lays a checkpoint out: with an offset, for tensors in a data file from there on. */
-export type CheckpointLayout = (externalFrom?: number) => Promise<CheckpointParts>;
+export type CheckpointLayout = (externalFrom?: number) => CheckpointParts;
 /** What stands in the checkpoint's file, in order, and what in its data file. */
 export interface CheckpointParts {
   readonly file: Uint8Array[];
   readonly data: Uint8Array[];
+  /** Hashes the tensors; the result ends the file. */
+  digests(): Promise<Uint8Array[]>;
 }
 
 /**
@@ -51,7 +53,7 @@ export interface Platform {
   /** The system as a device profile names it, and the bytes of its memory; null if unknown. */
   describe(): { system: string | null; memoryBytes: number | null };
   /** Writes a file that is removed again; absent where there is no fsync. */
-  timeStorage?(folder: string, fileBytes: number): StorageTimes;
+  timeStorage?(folder: string, fileBytes: number): Promise<StorageTimes>;
   /** Reads a file of a folder; throws `package-incomplete` or `package-path`. */
   readIn(folder: string | URL, path: string): Promise<Uint8Array>;
   /** The SHA-256 of some bytes. */
@@ -60,7 +62,7 @@ export interface Platform {
   /** The path of the save before a checkpoint, if there is one. */
   previousOf(path: string | URL): string | undefined;
   /** Replaces a file whole or not at all. */
-  writeFile(path: string | URL, parts: readonly Uint8Array[]): void;
+  writeFile(path: string | URL, parts: readonly Uint8Array[]): Promise<void>;
   /** As `writeFile`; above `dataFileAbove` bytes the tensors go to `<path>.data`. */
   writeCheckpoint(
     path: string | URL, nbytes: number, layout: CheckpointLayout, dataFileAbove: number,

@@ -4,10 +4,12 @@ import { createHash, randomBytes } from 'node:crypto';
 import { totalmem } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 import { OdtpackError, reason } from './errors.js';
 import { type Bytes, Source, type Table } from './flatbuffer.js';
 import type { OnnxRuntime, Platform } from './platform.js';
 
+const writev = promisify(fs.writev);
 const PAGE = 65536;
 const HASHED_AT_ONCE = 2 ** 30; // OpenSSL counts bytes in 31 bits
 const BLOCK = new Uint8Array(2 ** 20).fill(0x78);
@@ -33,27 +35,25 @@ export const platform: Platform = {
 
   timeStorage(folder, fileBytes) {
     const path = join(folder, `.odtpack-benchmark-${randomBytes(6).toString('hex')}`);
-    let times = { writeSeconds: 0, syncSeconds: [] as number[] };
-    refusing(path, () => {
+    return refusing(path, async () => {
       const fd = fs.openSync(path, 'wx');
       try {
-        const timed = (nbytes: number): number => {
+        const timed = async (nbytes: number): Promise<number> => {
           const parts = Array(Math.ceil(nbytes / BLOCK.length)).fill(BLOCK.subarray(0, nbytes));
           const start = performance.now();
-          write(fd, parts, 0);
+          await write(fd, parts, 0);
           fs.fsyncSync(fd);
           return (performance.now() - start) / 1000;
         };
-        times = {
-          writeSeconds: timed(fileBytes),
-          syncSeconds: Array.from({ length: 8 }, () => timed(4096)),
-        };
+        const writeSeconds = await timed(fileBytes);
+        const syncSeconds: number[] = [];
+        while (syncSeconds.length < 8) syncSeconds.push(await timed(4096));
+        return { writeSeconds, syncSeconds };
       } finally {
         fs.closeSync(fd);
         fs.rmSync(path, { force: true });
       }
     });
-    return times;
   },
 
   async readIn(folder, path) {
@@ -135,7 +135,8 @@ export const platform: Platform = {
         keepAs(target, before);
       };
       if (nbytes <= dataFileAbove) {
-        replace(target, (await layout()).file, keep);
+        const { file, digests } = layout();
+        await replace(target, file, digests, keep);
         if (occupied !== undefined) fs.rmSync(dataPath, { force: true });
         return;
       }
@@ -144,13 +145,13 @@ export const platform: Platform = {
       const stat = fs.lstatSync(dataPath, { throwIfNoEntry: false });
       if (stat && !stat.isFile()) throw new Error(`${dataPath} is not a plain file`);
       const start = occupied === undefined || occupied >= nbytes ? 0 : (stat?.size ?? 0);
-      const { file, data } = await layout(start);
+      const { file, data, digests } = layout(start);
       const fd = fs.openSync(dataPath, stat ? 'r+' : 'wx');
       try {
-        write(fd, data, start);
+        const [, tail] = await Promise.all([write(fd, data, start), digests()]);
         fs.fsyncSync(fd);
         syncFolder(dirname(target));
-        replace(target, file, keep);
+        await replace(target, file, async () => tail, keep);
         if (start === 0 && previous === 'none') fs.ftruncateSync(fd, nbytes);
       } finally {
         fs.closeSync(fd);
@@ -174,28 +175,29 @@ function read(fd: number, position: number, length: number): Uint8Array {
   return bytes.subarray(0, done);
 }
 
-function write(fd: number, parts: readonly Uint8Array[], position: number): void {
-  for (const part of parts) {
-    for (let done = 0; done < part.length; ) {
-      const count = fs.writeSync(fd, part, done, part.length - done, position);
-      done += count;
-      position += count;
-    }
+/** Writes in another thread, in which this one may hash; returns where it ended. */
+async function write(
+  fd: number, parts: readonly Uint8Array[], position: number,
+): Promise<number> {
+  let rest = parts.filter(({ length }) => length);
+  while (rest.length) {
+    let { bytesWritten } = await writev(fd, rest, position);
+    position += bytesWritten;
+    // A system writes as much as it likes: the parts that are done go, and a piece of the next.
+    while (rest[0] && bytesWritten >= rest[0].length) bytesWritten -= rest.shift()!.length;
+    if (rest[0]) rest[0] = rest[0].subarray(bytesWritten);
   }
+  return position;
 }
 
-function refusing<T>(target: string, work: () => T): T {
-  const refuse = (error: unknown): never => {
+async function refusing<T>(target: string, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
     if (error instanceof OdtpackError) throw error;
     throw new OdtpackError('file-not-written',
       `${target} could not be written: ${reason(error)}.`, target,
       'check that the folder exists, is writable and has space left', error);
-  };
-  try {
-    const result = work();
-    return result instanceof Promise ? (result.catch(refuse) as T) : result;
-  } catch (error) {
-    return refuse(error);
   }
 }
 
@@ -232,14 +234,21 @@ function temporaryName(target: string): string {
   return join(dirname(target), `.${basename(target)}.${process.pid}-${random}.tmp`);
 }
 
-/** Temporary file in the same folder, fsync, what `before` does, rename, fsync of the folder. */
-function replace(target: string, parts: readonly Uint8Array[], before?: () => void): void {
+/**
+ * Temporary file in the same folder, to which `tail` is computed while the parts are written,
+ * fsync, what `before` does, rename, fsync of the folder.
+ */
+async function replace(
+  target: string, parts: readonly Uint8Array[], tail?: () => Promise<Uint8Array[]>,
+  before?: () => void,
+): Promise<void> {
   removeStale(target);
   const temporary = temporaryName(target);
   const fd = fs.openSync(temporary, 'wx');
   try {
     try {
-      write(fd, parts, 0);
+      const [end, last] = await Promise.all([write(fd, parts, 0), tail?.()]);
+      await write(fd, last ?? [], end);
       fs.fsyncSync(fd);
     } finally {
       fs.closeSync(fd);

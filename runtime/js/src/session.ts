@@ -304,7 +304,7 @@ export class TrainingSession {
   async exportModelForInference(
     path: string | URL, outputNames?: readonly string[],
   ): Promise<void> {
-    platform.writeFile(path, await this.#inferenceParts(outputNames));
+    await platform.writeFile(path, await this.#inferenceParts(outputNames));
   }
 
   /** Save the state, with the optimizer's: see `CheckpointState.save`. */

@@ -20,7 +20,7 @@ from __future__ import annotations
 import io
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,13 +46,14 @@ from odtpack_runtime.checkpoint.format import (
 )
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, sync_folder
+from odtpack_runtime.files.atomic import atomic_write, start_writing, sync_folder
 from odtpack_runtime.files.lock import locked
 
 EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
 """Bytes of tensor data up to which a checkpoint is one file; a flatbuffer ends below 2 GiB."""
 
 _PAYLOAD_ALIGNMENT = 16
+_AT_ONCE = 2**23  # bytes that are written before the disk begins with them
 _DOC_STRING, _RAW_DATA = 1, 4  # field numbers in Tensor
 _DIGEST = 4  # field number in Checkpoint
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -115,8 +116,7 @@ def write_checkpoint(
             start = _free_region(data_path, occupied, _nbytes(data))
             head = _Head(data, hasher, external_from=start)
             stream.seek(start)
-            for array in head.payload:
-                stream.write(_bytes(array))
+            _write_all(stream, map(_bytes, head.payload))
             stream.flush()
             os.fsync(stream.fileno())
             sync_folder(data_path.parent)
@@ -210,9 +210,11 @@ class _Head:
 
     def write_payload(self, stream: BinaryIO) -> None:
         """Write the tensors' bytes after the head."""
-        for gap, array in zip(self._gaps, self.payload, strict=True):
-            stream.write(bytes(gap) + struct.pack("<I", array.nbytes))
-            stream.write(_bytes(array))
+        parts = (
+            (memoryview(bytes(gap) + struct.pack("<I", array.nbytes)), _bytes(array))
+            for gap, array in zip(self._gaps, self.payload, strict=True)
+        )
+        _write_all(stream, chain.from_iterable(parts))
 
     def write_digests(self, stream: BinaryIO) -> None:
         """Write the digests at the end of the file."""
@@ -341,6 +343,17 @@ class _Head:
         for offset in reversed(offsets):
             self._builder.PrependUOffsetTRelative(offset)
         return int(self._builder.EndVector())
+
+
+def _write_all(stream: BinaryIO, parts: Iterable[memoryview]) -> None:
+    """Write parts; the disk writes the first while the last are copied and hashed."""
+    begun = stream.tell()
+    for part in parts:
+        for at in range(0, len(part), _AT_ONCE):
+            stream.write(part[at : at + _AT_ONCE])
+            if stream.tell() - begun >= _AT_ONCE:
+                begun = start_writing(stream, begun)
+    start_writing(stream, begun)
 
 
 def _nbytes(data: CheckpointData) -> int:

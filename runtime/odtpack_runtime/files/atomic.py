@@ -79,6 +79,28 @@ def atomic_write(
         ) from error
 
 
+def start_writing(stream: BinaryIO, start: int) -> int:
+    """Let the disk write what a stream got since ``start``; wait for nothing.
+
+    Otherwise a system keeps what is written in memory until ``fsync``, and the disk rests while
+    the rest of the file is computed. It is a hint: what it does not reach, ``fsync`` does.
+
+    Args:
+        stream: A file that is being written.
+        start: Offset from which on the disk was not yet asked to write, in bytes.
+
+    Returns:
+        The offset up to which it was asked.
+    """
+    stream.flush()
+    end = stream.tell()
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            # Linux begins to write the pages; only those that are on the disk already are dropped.
+            os.posix_fadvise(stream.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
+    return end
+
+
 def temporary_name(target: Path) -> Path:
     """A new name, in the same folder, for the file that will take the name of ``target``."""
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")

@@ -129,6 +129,7 @@ class Operators(Part):
     training_model: OperatorVersions
     eval_model: OperatorVersions
     optimizer_model: OperatorVersions
+    step_model: OperatorVersions | None = None
 
 
 MEANINGS = {
@@ -256,6 +257,8 @@ class Manifest(Part):
         grouped = [name for group in self.groups for name in group.parameters]
         if grouped and sorted(grouped) != sorted(trainable):
             return "the groups do not hold each trainable parameter once"
+        if self.files.step_model is not None and self.operators.step_model is None:
+            return "a step model needs its operators"
         if (self.files.inference_template is None) != (self.inference is None):
             return "an inference template needs both its file and the key inference"
         if self.adapter is not None and not set(self.adapter.parameters) <= set(trainable):

@@ -62,6 +62,8 @@ class PackageFiles(Part):
     A nominal checkpoint is there if it was asked for, and the checkpoint has a second file
     if its tensors exceed what one file may hold. ``inference_template`` is the forward model
     without its parameters, which :mod:`odtpack_runtime.package.inference_template` appends to it.
+    ``step_model`` is the training model that also updates the parameters, in packages that have
+    one; a runtime may train with the training and the optimizer model all the same.
     """
 
     training_model: PackageFile
@@ -69,6 +71,7 @@ class PackageFiles(Part):
     optimizer_model: PackageFile
     checkpoint: PackageFile
     checkpoint_data: PackageFile | None = None
+    step_model: PackageFile | None = None
     inference_template: PackageFile | None = None
     nominal_checkpoint: PackageFile | None = None
     extra: tuple[ExtraFile, ...] = ()

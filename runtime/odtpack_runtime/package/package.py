@@ -32,6 +32,7 @@ class Package:
         training_model: Path of the training model, absolute; so are the others.
         eval_model: Path of the evaluation model.
         optimizer_model: Path of the optimizer model.
+        step_model: Path of the training model that updates the parameters; None if there is none.
         checkpoint: Path of the checkpoint.
         nominal_checkpoint: Path of the checkpoint without values; None if there is none.
     """
@@ -43,6 +44,7 @@ class Package:
     training_model: Path
     eval_model: Path
     optimizer_model: Path
+    step_model: Path | None
     checkpoint: Path
     nominal_checkpoint: Path | None
 
@@ -87,6 +89,7 @@ class Package:
             training_model=found["training_model"],
             eval_model=found["eval_model"],
             optimizer_model=found["optimizer_model"],
+            step_model=found.get("step_model"),
             checkpoint=found["checkpoint"],
             nominal_checkpoint=found.get("nominal_checkpoint"),
         )

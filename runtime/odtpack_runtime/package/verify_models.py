@@ -21,7 +21,10 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
+    ORDER_PREFIX,
+    RATE_NAME,
     RESET_NAME,
+    STEP_NAME,
     UPDATE_SUFFIX,
 )
 from odtpack_runtime.training.optimizer_contract import read_contract
@@ -35,7 +38,7 @@ Tensor = tuple[str, str, tuple[int | str | None, ...]]
 
 
 def check_models(package: Package) -> None:
-    """Check the three models against the manifest.
+    """Check the models against the manifest.
 
     Raises:
         OdtpackError: ``model-not-readable``; ``model-external-data`` if a model would read
@@ -46,11 +49,10 @@ def check_models(package: Package) -> None:
     training = _load(package.training_model)
     evaluation = _load(package.eval_model)
     optimizer = _load(package.optimizer_model)
-    for kind, model in (
-        ("training_model", training),
-        ("eval_model", evaluation),
-        ("optimizer_model", optimizer),
-    ):
+    models = {"training_model": training, "eval_model": evaluation, "optimizer_model": optimizer}
+    if package.step_model is not None:
+        models["step_model"] = _load(package.step_model)
+    for kind, model in models.items():
         where = getattr(package, kind)
         opsets = _opsets(model, where)
         known = {domain or "ai.onnx": version for domain, version in manifest.opsets.items()}
@@ -63,6 +65,8 @@ def check_models(package: Package) -> None:
     _check_training(manifest, training, package.training_model)
     _check_evaluation(manifest, evaluation, package.eval_model)
     _check_optimizer(manifest, optimizer, package.optimizer_model)
+    if package.step_model is not None:
+        _check_step(manifest, models["step_model"], training, package.step_model)
     _check_device_parts(package, training, optimizer)
     if manifest.files.inference_template is not None and manifest.inference is not None:
         path = package.path / manifest.files.inference_template.path
@@ -233,6 +237,31 @@ def _check_optimizer(manifest: Manifest, model: onnx.ModelProto, where: Path) ->
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     kind = metadata.get("odtpack.optimizer", "custom")
     _same(where, "odtpack.optimizer in its metadata", kind, manifest.optimizer.kind)
+
+
+def _check_step(
+    manifest: Manifest, model: onnx.ModelProto, training: onnx.ModelProto, where: Path
+) -> None:
+    """Check that a step model takes and gives what the training and the optimizer model do."""
+    inputs, outputs = _read(model.graph.input), _read(model.graph.output)
+    shared = [*_said(manifest.inputs), *_said(manifest.parameters)]
+    _same(where, "inputs and parameters", inputs[: len(shared)], shared)
+    given = _said(manifest.outputs)
+    _same(where, "outputs", outputs[: len(given)], given)
+    vectors = () if manifest.layout is None else manifest.layout.state
+    trained = {item.name for item in manifest.parameters if item.role == "trainable"}
+    state = {f"{name}.{vector.name}" for name in trained for vector in vectors}
+    names = [name for name, _, _ in inputs[len(shared) :]]
+    _same(where, "inputs", set(names), {*state, RATE_NAME, STEP_NAME})
+    rest = (name for name, _, _ in outputs[len(given) :])
+    updated = [name for name in rest if not name.startswith(ORDER_PREFIX)]
+    moved = {name for name, _, _ in _read(training.graph.output) if name.endswith(UPDATE_SUFFIX)}
+    expected = {f"{name}{UPDATE_SUFFIX}" for name in (*trained, *state)} | moved
+    _same(where, "outputs", set(updated), expected)
+    metadata = [
+        {entry.key: entry.value for entry in each.metadata_props} for each in (model, training)
+    ]
+    _same(where, "metadata", *metadata)
 
 
 def _check_device_parts(

@@ -6,6 +6,11 @@ trainable parameter ``p``; ``lazy_reset_grad``. Outputs, in order: user outputs,
 the loss first; ``<p>_grad.accumulation.out`` for each trainable ``p``;
 ``<s>.update.out`` for each state ``s`` that the step updates. An evaluation
 graph has user inputs, parameters and user outputs.
+
+A step graph updates trainable parameters as well. It has no gradients; its inputs
+end in ``p.m`` for each trainable ``p`` and what the optimizer keeps of it,
+``update.learning_rate`` and ``update.step``, its outputs in ``X.update.out`` for
+each ``p`` and ``p.m``.
 """
 
 from __future__ import annotations
@@ -28,6 +33,10 @@ type that it is trained or stored in."""
 UNSCALED_SUFFIX = ".unscaled"
 """Ends the name of a parameter on the way there that is stored as int8, before it is scaled."""
 RESET_NAME = "lazy_reset_grad"
+RATE_NAME = "update.learning_rate"
+STEP_NAME = "update.step"
+ORDER_PREFIX = "update.order."
+"""Begins the names of a step graph's outputs that only order its nodes, and are not asked for."""
 COTANGENT_SUFFIX = ".cotangent"
 """Ends the name of the gradient of a value between two segments."""
 

@@ -24,14 +24,15 @@ def train_step(
     scheduler: LRScheduler | None = None,
     *,
     on_loss: Callable[[float], None] = lambda loss: None,
-    before_update: Callable[[], None] = lambda: None,
+    before_update: Callable[[], None] | None = None,
     noise: Normal = secure_normal,
     expected: int | None = None,
 ) -> float:
     """Make one optimizer step from the gradients of some batches.
 
-    If the package asks for privacy, gradients are computed sample by sample, clipped, and noise is
-    added (:mod:`odtpack_runtime.training.private`).
+    One batch, given in a sequence, makes the step in the step model if the module has one and
+    nothing asks for its gradients. If the package asks for privacy, gradients are computed sample
+    by sample, clipped, and noise is added (:mod:`odtpack_runtime.training.private`).
 
     Args:
         module: Module in training mode, without accumulated gradients.
@@ -41,7 +42,8 @@ def train_step(
         scheduler: Sets the learning rate after the step.
         on_loss: Called with each batch's loss, before the step is made, but for a private batch
             without samples.
-        before_update: Called once the gradients are complete, which it may change.
+        before_update: Called once the gradients are complete, which it may change; None if nothing
+            looks at them.
         noise: Draws the noise of private gradients.
         expected: Expected samples of a batch whose gradients are private, where the batches differ
             because samples are drawn independently; the samples of the batch if None.
@@ -53,7 +55,19 @@ def train_step(
         OdtpackError: What calls of the module and steps raise; ``private-batch``: also if a private
             step is given a second batch.
     """
-    losses = []
+    losses: list[float] = []
+    if (
+        isinstance(batches, Sequence)
+        and len(batches) == 1
+        and before_update is None
+        and optimizer.has_step_model
+        and not module.accumulated_batches
+    ):
+        losses.append(loss_of(optimizer.step_on(*batches[0])))
+        on_loss(losses[0])
+        if scheduler is not None:
+            scheduler.step()
+        return losses[0]
     for index, batch in enumerate(batches):
         if optimizer.privacy is None:
             own = [loss_of(module(*batch))]
@@ -68,7 +82,8 @@ def train_step(
         if own:
             losses.append(sum(own) / len(own))
             on_loss(losses[-1])
-    before_update()
+    if before_update is not None:
+        before_update()
     optimizer.step(privatized=optimizer.privacy is not None)
     module.lazy_reset_grad()
     if scheduler is not None:

@@ -27,6 +27,8 @@ from odtpack_runtime.session.model_metadata import ModelMetadata
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_beside
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
+from odtpack_runtime.session.step_signature import StepSignature
+from odtpack_runtime.training.step_graph import StepGraph
 
 
 class Module:
@@ -48,6 +50,9 @@ class Module:
         device: ``"cpu"``, the only one.
         session_options: Options of ONNX Runtime for every session made on
             behalf of this Module; :func:`default_session_options` if None.
+        step_model_uri: Step model, with which :meth:`Optimizer.step_on
+            <odtpack_runtime.training.optimizer.Optimizer.step_on>` trains; the training
+            model is loaded only once a call asks for gradients then.
 
     Raises:
         OdtpackError: A model is missing, does not load, or does not go with the
@@ -62,6 +67,7 @@ class Module:
         eval_model_uri: str | os.PathLike[str] | None = None,
         device: str = "cpu",
         session_options: onnxruntime.SessionOptions | None = None,
+        step_model_uri: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(state, CheckpointState):
             raise WrongTypeError(
@@ -76,7 +82,11 @@ class Module:
         self._name = Path(train_model_uri).name
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
+        self._train_path = Path(train_model_uri)
         beside = segments_beside(train_model_uri)
+        # A network in segments has no step model.
+        whole = None if beside is not None or step_model_uri is None else Path(step_model_uri)
+        first = whole or self._train_path
         models: list[tuple[str, list[Any], list[Any]]] = []
         self._segments: Segments | None = None
         if beside is not None:
@@ -88,22 +98,30 @@ class Module:
             if evaluation is not None:
                 models.append((str(self._eval_path), *self._segments.nodes(training=False)))
         else:
-            session = open_session(train_model_uri, self.session_options)
-            models.append((str(train_model_uri), session.get_inputs(), session.get_outputs()))
+            session = open_session(first, self.session_options)
+            models.append((str(first), session.get_inputs(), session.get_outputs()))
             if self._eval_path is not None:
                 evaluation = open_session(self._eval_path, self.session_options)
                 nodes = evaluation.get_inputs(), evaluation.get_outputs()
                 models.append((str(self._eval_path), *nodes))
         shapes = _shapes(state, models) if state.is_nominal else {}
-        signature, *others = (_read(state, shapes, *model) for model in models)
+        step = None
+        if whole is None:
+            signature = _read(state, shapes, *models[0])
+            trained = signature.gradients
+        else:
+            step = StepSignature.read(*models[0], *_roles(state, shapes))
+            signature = step.graph
+            trained = tuple(name for name in signature.parameters if name in step.updates)
+        others = [_read(state, shapes, *model) for model in models[1:]]
         if self._segments is not None:
             self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None
         extra = set(eval_signature.parameters if eval_signature else ())
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
-        self._check(signature, eval_signature, str(train_model_uri))
+        self._check(trained, eval_signature, str(first))
 
-        metadata = ModelMetadata.read(session, set(signature.gradients), str(train_model_uri))
+        metadata = ModelMetadata.read(session, set(trained), str(first))
         self._accumulation_steps = metadata.accumulation_steps
         # Nothing has been changed so far: a Module that cannot be made leaves the state alone.
         self._flat = state.place(
@@ -112,15 +130,16 @@ class Module:
         # The buffers are zero: starting afresh gives the same, with a pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
-        self._train = self._bound(session, signature, metadata)
-        for slot in self._flat.trainable.slots:
-            gradient = view(self._flat.gradients, slot)
-            self._train.bind_input(slot.name + BUFFER_SUFFIX, gradient)
-            self._train.bind_output(slot.name + GRADIENT_SUFFIX, gradient)
-        for name in signature.updates:
-            self._train.bind_output(name + UPDATE_SUFFIX, state.parameters.items[name].data)
-        if signature.gradients:
-            self._train.bind_input(RESET_NAME, self._reset)
+        self._train: BoundGraph | SegmentedGraph | None = None
+        self._step: StepGraph | None = None
+        if step is None:
+            self._train = self._bind_training(session, signature, metadata)
+        else:
+            graph = self._bound(session, signature, metadata)
+            self._step = StepGraph(graph, step)
+            for name in trained:
+                self._step.bind_updated(name, state.parameters.items[name].data)
+            self._bind_updates(graph, signature)
         self._eval: BoundGraph | SegmentedGraph | None = None
         if eval_signature is not None:
             self._eval = self._bound(evaluation, eval_signature, metadata)
@@ -128,6 +147,7 @@ class Module:
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
         without = "" if self._eval_path else ", no evaluation model"
+        without += "" if self._step is None else ", step model"
         return f"Module({self._name}, {self.state.elements_text()}, {mode} mode{without})"
 
     def __call__(self, *user_inputs: Any) -> Any:
@@ -177,11 +197,11 @@ class Module:
 
     def output_names(self) -> list[str]:
         """Return the names of the outputs that a call returns in the current mode."""
-        return [spec.name for spec in self._graph().outputs]
+        return [spec.name for spec in self._described().outputs]
 
     def input_specs(self) -> tuple[TensorSpec, ...]:
         """Return name, dtype and shape of the inputs that a call takes in the current mode."""
-        return self._graph().inputs
+        return self._described().inputs
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """Return the number of elements of all trainable parameters, or of all parameters."""
@@ -302,6 +322,11 @@ class Module:
         """The memory of the parameters and gradients; the optimizer works on it."""
         return self._flat
 
+    @property
+    def step_graph(self) -> StepGraph | None:
+        """The step model, which the optimizer runs; None without one."""
+        return self._step
+
     def require_values(self) -> None:
         """Check that the parameters have values.
 
@@ -311,18 +336,55 @@ class Module:
         if self.state.is_nominal:
             raise nominal_error("nothing can be computed without its parameters' values")
 
+    def _described(self) -> BoundGraph | SegmentedGraph:
+        """A graph with the user inputs and outputs of the current mode."""
+        if self.training and self._train is None and self._step is not None:
+            return self._step.graph
+        return self._graph()
+
     def _graph(self) -> BoundGraph | SegmentedGraph:
         if self.training:
+            if self._train is None:
+                self._train = self._open_training()
             return self._train
         if self._eval is None:
             raise _no_eval_model("Evaluation mode works only")
         return self._eval
 
-    def _check(
-        self, signature: GraphSignature, evaluation: GraphSignature | None, where: str
-    ) -> None:
+    def _open_training(self) -> BoundGraph | SegmentedGraph:
+        """The training model, beside a step model."""
+        where = str(self._train_path)
+        session = open_session(self._train_path, self.session_options)
+        nodes = session.get_inputs(), session.get_outputs()
+        signature = _read(self.state, {}, where, *nodes)
+        self._check(signature.gradients, None, where)
+        metadata = ModelMetadata.read(session, set(signature.gradients), where)
+        return self._bind_training(session, signature, metadata)
+
+    def _bind_training(
+        self,
+        session: onnxruntime.InferenceSession,
+        signature: GraphSignature,
+        metadata: ModelMetadata,
+    ) -> BoundGraph | SegmentedGraph:
+        graph = self._bound(session, signature, metadata)
+        for slot in self._flat.trainable.slots:
+            gradient = view(self._flat.gradients, slot)
+            graph.bind_input(slot.name + BUFFER_SUFFIX, gradient)
+            graph.bind_output(slot.name + GRADIENT_SUFFIX, gradient)
+        self._bind_updates(graph, signature)
+        if signature.gradients:
+            graph.bind_input(RESET_NAME, self._reset)
+        return graph
+
+    def _bind_updates(self, graph: BoundGraph | SegmentedGraph, signature: GraphSignature) -> None:
+        """Let running statistics be updated where they lie."""
+        for name in signature.updates:
+            graph.bind_output(name + UPDATE_SUFFIX, self.state.parameters.items[name].data)
+
+    def _check(self, trained: Sequence[str], evaluation: GraphSignature | None, where: str) -> None:
         """Check that models and checkpoint speak of the same parameters."""
-        missing = self.state.arrays(trainable=True).keys() - set(signature.gradients)
+        missing = self.state.arrays(trainable=True).keys() - set(trained)
         unused = self.state.arrays(trainable=False).keys() - set(self._order)
         if missing:
             raise model_mismatch(
@@ -382,12 +444,19 @@ def _read(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
 ) -> GraphSignature:
+    return GraphSignature.read(where, inputs, outputs, *_roles(state, shapes))
+
+
+def _roles(
+    state: CheckpointState, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Trainable parameters and the others; those of a nominal state without values."""
     roles = (state.arrays(trainable=True), state.arrays(trainable=False))
     for arrays in roles:
         for name in arrays.keys() & shapes.keys():
             # An array of that shape without memory of its own: only shape and dtype count.
             arrays[name] = np.broadcast_to(arrays[name].dtype.type(), shapes[name])
-    return GraphSignature.read(where, inputs, outputs, *roles)
+    return roles
 
 
 def _shapes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -75,7 +76,17 @@ class Optimizer:
         self._gradients = flat.gradients.view(dtype)
         groups = contract.groups or (Group(1.0, 0.0, ()),)
         self._rates = [(np.zeros(1, np.float32), group.learning_rate_scale) for group in groups]
+        self._step_rates = np.zeros(len(groups), np.float32)
         self._set_rates(self._state.learning_rate)
+        if module.step_graph is not None:
+            vectors = {
+                f"{slot.name}.{vector.name}": moment
+                for slot in flat.trainable.slots
+                for vector, moment in zip(
+                    contract.state, self._state.moments.get(slot.name, ()), strict=True
+                )
+            }
+            module.step_graph.bind_optimizer(vectors, self._step_rates, self._step, where)
         # Vectors and scalars are also kept alive here: ONNX Runtime holds bare addresses.
         names = [vector.name for vector in contract.state]
         self._vectors = {
@@ -84,11 +95,15 @@ class Optimizer:
             **dict(zip(names, zip(memories, layouts, strict=True), strict=True)),
         }
         self._kept: list[Array] = []
-        scalars = [self._scalars(index, group, dtype) for index, group in enumerate(groups)]
-        runs = self._parameter_runs if contract.by_parameter else self._flat_runs
-        self._bindings = [
-            self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()
-        ]
+        self._groups = groups
+
+    @functools.cached_property
+    def _bindings(self) -> list[Any]:
+        """Every run of a step; not made where a step model makes all steps."""
+        dtype = self._gradients.dtype
+        scalars = [self._scalars(index, group, dtype) for index, group in enumerate(self._groups)]
+        runs = self._parameter_runs if self._contract.by_parameter else self._flat_runs
+        return [self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()]
 
     def __repr__(self) -> str:
         rate = f"learning rate {self._state.learning_rate:g}"
@@ -123,6 +138,41 @@ class Optimizer:
         self._module.require_values()
         with self._checkpoint_state.lock:
             self._make_step()
+
+    @property
+    def has_step_model(self) -> bool:
+        """Whether :meth:`step_on` can be called: the module was given a step model."""
+        return self._module.step_graph is not None
+
+    def step_on(self, *user_inputs: Any) -> Any:
+        """Compute the loss of one batch, and update the parameters by its gradient at once.
+
+        The same as a call of the module, :meth:`step` and :meth:`Module.lazy_reset_grad`, in one
+        model: each parameter is updated as soon as its gradient is complete, and gradients take
+        no memory of their own. Accumulated gradients are neither used nor changed.
+
+        Args:
+            user_inputs: One batch, as a call of the module takes it.
+
+        Returns:
+            What a call of the module in training mode returns; the loss is that before the step.
+
+        Raises:
+            OdtpackError: As a call of the module, before anything is changed; ``no-step-model``;
+                ``run-failed`` if ONNX Runtime fails in the middle: some parameters may have been
+                updated then, so go back to the last checkpoint.
+        """
+        graph = self._module.step_graph
+        if graph is None:
+            raise OdtpackError(
+                "no-step-model", "A step on a batch needs a step model, and the Module has none."
+            )
+        self._module.require_values()
+        with self._checkpoint_state.lock:
+            self._step[0] = self._state.step + 1
+            results = graph(user_inputs)
+            self._state.step += 1
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _make_step(self) -> None:
         self._step[0] = self._state.step + 1
@@ -167,6 +217,7 @@ class Optimizer:
         scaled = [to_float32(rate * scale) for _, scale in self._rates]
         for (array, _), value in zip(self._rates, scaled, strict=True):
             array[0] = value
+        self._step_rates[:] = scaled
 
     def _scalars(self, index: int, group: Group, dtype: np.dtype[Any]) -> dict[str, Array]:
         scalars: dict[str, Array] = {"learning_rate": self._rates[index][0], "step": self._step}

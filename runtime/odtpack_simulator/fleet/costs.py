@@ -16,7 +16,7 @@ from odtpack_simulator.fleet.dataset import FleetData
 from odtpack_simulator.fleet.devices import FleetDevice, carried_device
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.latency.latency import carry, measure_host
-from odtpack_simulator.memory.arena_use import sharing_of
+from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.prepare import choose_rate, make_job, write_data
@@ -65,11 +65,10 @@ def measure_devices(
     )
     shapes = {name: (plan.largest_batch, *a.shape[1:]) for name, a in data.arrays.items()}
     on_stage("predict the memory")
-    session = package.manifest.session
-    sharing = {profile.os: sharing_of(session, kit_of(profile.os)) for profile in profiles}
+    uses = {p.os: session_use(package.manifest, kit_of(p.os)) for p in profiles}
     peaks = {
-        each: int(plan_memory(package, shapes, sharing=each).peak.nbytes * (1 + MARGIN))
-        for each in dict.fromkeys(sharing.values())
+        each: int(plan_memory(package, shapes, **each._asdict()).peak.nbytes * (1 + MARGIN))
+        for each in dict.fromkeys(uses.values())
     }
     on_stage("time the operators")
     with tempfile.TemporaryDirectory(prefix="odtpack-fleet-") as folder:
@@ -81,7 +80,7 @@ def measure_devices(
         carried_device(
             profile,
             carry(timing, profile),
-            peaks[sharing[profile.os]],
+            peaks[uses[profile.os]],
             default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
             share=device.share,
             state=fleet.population.state,

@@ -312,9 +312,9 @@ class _Planner:
     def _subgraphs(self, node: Node) -> tuple[int, int]:
         """Memory inside the subgraphs of a node: one branch, or one iteration and its results.
 
-        A branch of ``If`` writes straight into the node's outputs. A loop keeps
-        what an iteration returns while it computes the next; ``Loop`` also keeps
-        the slices of its scan outputs until it joins them.
+        A branch of ``If`` writes straight into the node's outputs. A loop keeps the state that
+        an iteration returns while it computes the next; ``Loop`` also keeps the slices of its
+        scan outputs until it joins them, where ``Scan`` writes them straight into its outputs.
 
         Returns:
             Bytes in all, and those of them that no arena gives.
@@ -330,7 +330,10 @@ class _Planner:
             self._unknown += inner.unknown
             own = inner.peak
             if node.op_type in ("Loop", "Scan"):
-                returned = (graph.values[name] for name in graph.outputs if name in graph.values)
+                names = graph.outputs
+                if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
+                    names = names[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
+                returned = (graph.values[name] for name in names if name in graph.values)
                 own += 2 * sum(allocated_size(value.nbytes or 0) for value in returned)
             if node.op_type == "Loop":
                 own += sum(

@@ -8,10 +8,11 @@ rearrange, are no part of it: ONNX Runtime reserves memory for each by itself.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
+from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_device import SessionInfo
-from odtpack_simulator.device.kits import KITS, Kit, Sharing
+from odtpack_simulator.device.kits import KITS, STEP_MODEL_KITS, Kit, Sharing
 from odtpack_simulator.memory.allocation import Allocation
 from odtpack_simulator.memory.arena import Arena, Chunk
 
@@ -28,6 +29,22 @@ def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:
     if not session.arena:
         return "none"
     return "shared" if session.shared_allocator and KITS[kit] else "own"
+
+
+class SessionUse(NamedTuple):
+    """The sessions of a training in a kit: how they come by their memory, and of which models.
+
+    ``step_model``: the package's step model makes the steps, and no gradients are kept.
+    """
+
+    sharing: Sharing
+    step_model: bool
+
+
+def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
+    """What a kit does with a package."""
+    has = manifest.files.step_model is not None and manifest.accumulation_steps == 1
+    return SessionUse(sharing_of(manifest.session, kit), has and kit in STEP_MODEL_KITS)
 
 
 class Arenas:

@@ -75,6 +75,7 @@ def plan_memory(
     *,
     threads: int = 1,
     sharing: Sharing | None = None,
+    step_model: bool = False,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -85,6 +86,9 @@ def plan_memory(
         threads: Intra-operator threads of the sessions.
         sharing: How sessions come by their memory; the package's choice if None. Of a kit:
             :func:`~odtpack_simulator.memory.arena_use.sharing_of`.
+        step_model: Plan steps of the package's step model, which keeps no gradients, and not those
+            of the training and the optimizer model; of a kit:
+            :func:`~odtpack_simulator.memory.arena_use.session_use`.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
@@ -97,10 +101,12 @@ def plan_memory(
     contract = _contract(package)
     additional = frozenset(o.name for o in manifest.outputs if o.role == "additional")
     returned = additional | {output.name for output in manifest.evaluation_outputs}
+    steps = package.step_model if step_model and package.step_model else package.training_model
+    is_whole = steps == package.step_model
     training, evaluation, optimizer = (
         _Session(name, load(path, sizes, threads=threads, level=level), session_bytes(path))
         for name, path, sizes in (
-            ("training", package.training_model, shapes),
+            ("training", steps, shapes),
             ("evaluation", package.eval_model, shapes),
             ("optimizer", package.optimizer_model, _vectors(contract, layout)),
         )
@@ -108,23 +114,26 @@ def plan_memory(
     process = Item("ONNX Runtime and Python", LOADED_BYTES, "session")
     runs = Item("first runs", FIRST_RUN_BYTES + thread_bytes(threads), "session")
     parameters = list(_parameter_items(manifest.parameters))
-    gradients = list(_gradient_items(manifest.parameters))
+    gradients = [] if is_whole else list(_gradient_items(manifest.parameters))
     moments = list(_state_items(contract, layout))
     # Moments are zeros at first, which take no memory before they are written.
     started = [
         *(process, runs, *training.items(), *evaluation.items(), *optimizer.items()),
         *(*parameters, *gradients, *_batch_items(manifest, shapes)),
     ]
+    ungraded = [item for item in started if item.kind != "gradients"]
     running = [*started, *moments]
+    if is_whole:  # writes them in the first step
+        started = running
     # A step starts its gradients afresh; only the further batches of a step add to them.
     afresh = training.plan(threads, additional, {RESET_NAME: True})
     adding = training.plan(threads, additional, {RESET_NAME: False})
     held_out = evaluation.plan(threads, returned, {})
     update = optimizer.plan(threads, frozenset(), {})
-    heap = max(plan.heap for plan in (afresh, held_out, update)) if sharing == "none" else None
+    run = (afresh, held_out) if is_whole else (afresh, held_out, update)
+    heap = max(plan.heap for plan in run) if sharing == "none" else None
     loaded = [process, *parameters, *training.items()]
     placed = [*loaded, *evaluation.items()]
-    ungraded = [item for item in started if item.kind != "gradients"]
     names = {p.name for p in manifest.parameters}
     shown = manifest.module_names()
     step_labels = Labels(training.graph, names, shown=shown, later="grad/")
@@ -142,12 +151,14 @@ def plan_memory(
         life.run("first step", started, training, afresh, step_labels)
     else:
         first = _first_step(training.graph, afresh, heap, step_labels, gradients)
-        life.add("first step", [*ungraded, *first])
-    life.run("optimizer step", running, optimizer, update, update_labels)
+        life.add("first step", [*(moments if is_whole else ()), *ungraded, *first])
+    if not is_whole:
+        life.run("optimizer step", running, optimizer, update, update_labels)
     life.run("training step", running, training, afresh, step_labels)
     if manifest.accumulation_steps > 1:
         life.run("accumulating step", running, training, adding, step_labels)
-    life.run("optimizer step", running, optimizer, update, update_labels)
+    if not is_whole:
+        life.run("optimizer step", running, optimizer, update, update_labels)
     life.run("evaluation", running, evaluation, held_out)
     life.run("training step", running, training, afresh, step_labels)
     # Tensors are written from where they lie.
@@ -155,11 +166,12 @@ def plan_memory(
     life.add("exporting", [*running, *_exported(manifest)])
     base = sum(item.nbytes for item in running) + (heap or 0)
     points = [*_points(training.graph, afresh, base, 0, step_labels)]
-    points += _points(optimizer.graph, update, base, len(points), update_labels, "update")
+    if not is_whole:
+        points += _points(optimizer.graph, update, base, len(points), update_labels, "update")
     return MemoryPlan(
         tuple(Phase(name, items) for name, items in life.phases.items()),
         tuple(points),
-        tuple(dict.fromkeys(n for plan in (afresh, held_out, update) for n in plan.unknown)),
+        tuple(dict.fromkeys(n for plan in run for n in plan.unknown)),
     )
 
 

@@ -52,6 +52,7 @@ def plan_changes(
     *,
     threads: int = 1,
     sharing: Sharing | None = None,
+    step_model: bool = False,
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once.
 
@@ -63,6 +64,8 @@ def plan_changes(
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
         sharing: How sessions come by their memory; the package's choice if None.
+        step_model: Whether the app trains with the package's step model. Packages with fewer
+            gradients or another optimizer are planned with the other two models all the same.
 
     Returns:
         Single changes first, those of a kind from the least to the most; then combinations. The
@@ -72,7 +75,7 @@ def plan_changes(
         OdtpackError: A model does not load, or a shape does not fit.
     """
     with tempfile.TemporaryDirectory(prefix="odtpack-changes-") as folder:
-        variants = _Variants(package, shapes, threads, sharing, Path(folder))
+        variants = _Variants(package, shapes, threads, sharing, Path(folder), step_model)
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
         stateless = [True] if variants.keeps_state() else []
         freezes: list[_Freeze | None] = [*variants.freezes()]
@@ -101,8 +104,10 @@ class _Variants:
         threads: int,
         sharing: Sharing | None,
         folder: Path,
+        step_model: bool,
     ) -> None:
         self._package = package
+        self._step_model = step_model
         self._shapes = shapes
         self._threads = threads
         self._sharing = sharing
@@ -162,6 +167,10 @@ class _Variants:
             shapes,
             threads=self._threads,
             sharing=self._sharing,
+            step_model=self._step_model
+            and freeze is None
+            and not stateless
+            and manifest.accumulation_steps == 1,
             load=self._load,
         )
         return PlannedChange(

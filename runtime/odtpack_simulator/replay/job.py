@@ -65,6 +65,7 @@ class Job:
         memory_warnings: After each of these numbers of optimizer steps the system warns that
             memory is low. The training then saves, frees everything and starts anew from the
             checkpoint, in the same process.
+        step_model: Path of the step model, if it makes the steps; None for the other two.
         own_arenas: Each session has an arena of its own, as in kits that cannot share one, even
             where the package asks for one of all.
         calibration_seconds: How long a timing measures each rate of this machine; None for
@@ -102,6 +103,7 @@ class Job:
     pause_at: int | None = None
     pause_in_save: float | None = None
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
+    step_model: str | None = None
     own_arenas: bool = False
     calibration_seconds: float | None = None
 

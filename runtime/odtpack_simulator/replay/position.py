@@ -94,7 +94,8 @@ def run_digest(job: Job) -> str:
         OdtpackError: ``model-not-found``.
     """
     digest = hashlib.sha256()
-    for name in (job.training_model, job.optimizer_model, job.checkpoint):
+    step = () if job.step_model is None else (job.step_model,)
+    for name in (job.training_model, job.optimizer_model, *step, job.checkpoint):
         try:
             digest.update(bytes.fromhex(file_sha256(Path(name))))
         except OSError as error:

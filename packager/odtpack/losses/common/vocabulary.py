@@ -117,8 +117,9 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     chosen = None if head.blocks else _chosen(op, head, labels)
     for start in range(0, head.words, words):
         end = min(start + words, head.words)
-        # A part is read once the one before is done: its logits and its weight are gone then.
-        one = op.Min(op.Size(hidden if mixed is None else mixed), 1)
+        # A part is read once both sums over the one before are done: no logits wait for the end.
+        done = [hidden] if total is None or mixed is None else [total, mixed]
+        one = op.Min(*(op.Size(value) for value in done), 1)
         if head.blocks:
             part, scales = _blocks(op, head, start, end, one), None
             found = _chosen_of(op, head, part, labels, start, end)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from odtpack.errors import OdtpackError
@@ -123,7 +124,7 @@ def optimizer_model(
     given = {
         **values,
         "learning_rate": op.cast(values["learning_rate"], dtype),
-        "gradients": _clipped(op, values, clip),
+        "gradients": clipped(op, values, clip),
     }
     results = optimizer.write(op, given, values.get("weight_decay", next(iter(decays))))
     for name in ("params", *(vector.name for vector in optimizer.state)):
@@ -140,7 +141,8 @@ def optimizer_model(
     return compact(model, keep_names=False)
 
 
-def _clipped(op: Ops, values: dict[str, ir.Value], clip: Clip) -> ir.Value:
+def clipped(op: Ops, values: Mapping[str, ir.Value], clip: Clip) -> ir.Value:
+    """Write the gradients as the formula takes them; ``values`` as in an optimizer model."""
     gradients = values["gradients"]
     if clip.value is not None:
         dtype = op.type_of(gradients).numpy()

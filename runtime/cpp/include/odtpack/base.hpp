@@ -151,6 +151,16 @@ inline File Open(const fs::path& path, const char* mode) {
 inline void Write(const File& file, const void* data, size_t size) {
   Check(size == 0 || std::fwrite(data, 1, size, file.get()) == size);
 }
+/// Let the disk write what a file got since `start`, and wait for nothing: left alone, a system
+/// keeps it in memory until fsync. Returns where that ends.
+inline off_t StartWriting(const File& file, off_t start) {
+  Check(std::fflush(file.get()) == 0);
+  const off_t end = ::ftello(file.get());
+#if defined(POSIX_FADV_DONTNEED)
+  ::posix_fadvise(::fileno(file.get()), start, end - start, POSIX_FADV_DONTNEED);  // a hint
+#endif
+  return end;
+}
 inline void Sync(const File& file) {
   Check(std::fflush(file.get()) == 0 && ::fsync(::fileno(file.get())) == 0);
 }

@@ -1,11 +1,14 @@
 // Checkpoints are written, whole or not at all.
 #pragma once
 
+#include <future>
+
 #include "odtpack/checkpoint_reader.hpp"
 
 namespace odtpack::detail {
 
-/// Everything of a file but the tensors' bytes, which follow it or lie in the data file.
+/// Everything of a file but the tensors' bytes, which follow it or lie in the data file. While
+/// they are written, a second thread hashes them.
 class CheckpointWriter {
  public:
   CheckpointWriter(const State& state, const OptimizerState* optimizer, bool external, size_t from)
@@ -56,8 +59,9 @@ class CheckpointWriter {
     const auto all = to_.CreateVector(groups);
     const auto root = fbs::CreateCheckpoint(to_, 2, module, all, Bag(properties), no_bytes_.o);
     fbs::FinishCheckpointBuffer(to_, root);
-    digests_.emplace_back(root.o, outline_.Whole());
+    digested_.push_back(root.o);
     PlaceWhatFollows();
+    digests_ = std::async([this] { return outline_.Digests(); });
   }
 
   void WriteHead(const File& file) const { Write(file, to_.GetBufferPointer(), to_.GetSize()); }
@@ -65,22 +69,29 @@ class CheckpointWriter {
   /// Write the tensors' bytes: each with its length in front, or one after the other.
   void WritePayload(const File& file) const {
     const uint8_t zeros[16] = {};
+    off_t begun = ::ftello(file.get());
     for (size_t i = 0; i < payload_.size(); ++i) {
-      const auto size = static_cast<flatbuffers::uoffset_t>(payload_[i].second->Bytes());
+      const Tensor& tensor = *payload_[i].second;
+      const auto size = static_cast<flatbuffers::uoffset_t>(tensor.Bytes());
       if (!external_) Write(file, zeros, gaps_[i]);
       if (!external_) Write(file, &size, sizeof size);
-      Write(file, payload_[i].second->data.get(), payload_[i].second->Bytes());
+      for (size_t done = 0; done < tensor.Bytes(); done += kAtOnce) {
+        Write(file, tensor.data.get() + done, std::min(kAtOnce, tensor.Bytes() - done));
+        if (::ftello(file.get()) - begun >= static_cast<off_t>(kAtOnce))
+          begun = StartWriting(file, begun);
+      }
     }
+    StartWriting(file, begun);
   }
 
-  /// Write the digests, at the end of the file.
-  void WriteDigests(const File& file) const {
+  /// Write the digests, at the end of the file; once.
+  void WriteDigests(const File& file) {
     const uint8_t zeros[4] = {};
     const auto size = static_cast<flatbuffers::uoffset_t>(kDigestTextBytes);
     Write(file, zeros, last_gap_);
-    for (const auto& item : digests_) {
+    for (const std::string& text : digests_.get()) {
       Write(file, &size, sizeof size);
-      Write(file, item.second.c_str(), kDigestTextBytes + 1);
+      Write(file, text.c_str(), kDigestTextBytes + 1);
     }
   }
 
@@ -93,9 +104,8 @@ class CheckpointWriter {
     const auto table = fbs::CreateTensor(to_, label, nominal_ ? 0 : no_bytes_.o, dims, tensor.type,
                                          external ? 0 : no_bytes_, 0,
                                          external ? static_cast<int64_t>(at_) : -1);
-    const Digest digest = Sha256Bytes(tensor.data.get(), nominal_ ? 0 : tensor.Bytes());
-    outline_.AddTensor(name, tensor.type, nominal_ ? Shape{} : tensor.shape, digest);
-    if (!nominal_) digests_.emplace_back(table.o, DigestText(digest));
+    outline_.AddTensor(name, tensor);
+    if (!nominal_) digested_.push_back(table.o);
     if (external) at_ += tensor.Bytes();
     if (kept) payload_.emplace_back(table.o, &tensor);
     return table;
@@ -158,14 +168,16 @@ class CheckpointWriter {
     }
     last_gap_ = (4 - end % 4) % 4;
     end += last_gap_;
-    for (const auto& item : digests_) {
-      const bool whole = &item == &digests_.back();
+    for (const auto& table : digested_) {
+      const bool whole = &table == &digested_.back();
       const auto field = static_cast<flatbuffers::voffset_t>(
           whole ? int{fbs::Checkpoint::VT_DIGEST} : int{fbs::Tensor::VT_DOC_STRING});
-      refer(item.first, field, end);
+      refer(table, field, end);
       end += 4 + kDigestTextBytes + 1;
     }
   }
+
+  static constexpr size_t kAtOnce = size_t{1} << 23;  // bytes before the disk begins with them
 
   flatbuffers::FlatBufferBuilder to_;
   bool nominal_, external_;
@@ -174,7 +186,8 @@ class CheckpointWriter {
   flatbuffers::Offset<flatbuffers::Vector<uint8_t>> no_bytes_;
   std::vector<std::pair<flatbuffers::uoffset_t, const Tensor*>> payload_;
   std::vector<size_t> gaps_;
-  std::vector<std::pair<flatbuffers::uoffset_t, std::string>> digests_;  // the whole's comes last
+  std::vector<flatbuffers::uoffset_t> digested_;  // tables; the whole's comes last
+  std::future<std::vector<std::string>> digests_;  // last: it waits for the thread
 };
 
 /// What becomes of the save before: nothing; it is the file that is written over; or it stays, as
@@ -216,7 +229,7 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
   }
   const std::string data_path = path + ".data";
   if (total <= external_above) {
-    const CheckpointWriter writer(state, optimizer, false, 0);
+    CheckpointWriter writer(state, optimizer, false, 0);
     WriteAtomically(
         path,
         [&](const File& file) {
@@ -233,7 +246,7 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
     if (fs::is_symlink(data_path)) throw std::system_error(ELOOP, std::generic_category());
     const File data = Open(data_path, fs::exists(data_path) ? "r+be" : "wbxe");
     const size_t start = occupied >= total ? 0 : fs::file_size(data_path);
-    const CheckpointWriter writer(state, optimizer, true, start);
+    CheckpointWriter writer(state, optimizer, true, start);
     Check(::fseeko(data.get(), static_cast<off_t>(start), SEEK_SET) == 0);
     writer.WritePayload(data);
     Sync(data);

@@ -196,7 +196,9 @@ constexpr size_t kDigestTextBytes = 7 + 64;
 /// What the digest of a whole checkpoint is made from, piece by piece, in the order of the file.
 class Outline {
  public:
-  explicit Outline(bool nominal) : bytes_("odtpack.checkpoint.1") { Number<uint8_t>(nominal); }
+  explicit Outline(bool nominal) : nominal_(nominal), bytes_("odtpack.checkpoint.1") {
+    Number<uint8_t>(nominal);
+  }
 
   template <class T>
   void Number(T value) {
@@ -208,18 +210,32 @@ class Outline {
     Count(text.size());
     bytes_ += text;
   }
-  /// A tensor; `digest` is that of its elements, of nothing in a nominal state.
-  void AddTensor(std::string_view name, int32_t type, const Shape& dims, const Digest& digest) {
+  /// A tensor, whose elements are hashed later; in a nominal state it has none.
+  void AddTensor(std::string_view name, const Tensor& tensor) {
+    const Shape dims = nominal_ ? Shape{} : tensor.shape;
     Text(name);
-    Number(type);
+    Number<int32_t>(tensor.type);
     Count(dims.size());
     for (const int64_t size : dims) Number(size);
-    bytes_.append(digest.begin(), digest.end());
+    tensors_.emplace_back(bytes_.size(), tensor);
+    bytes_.append(sizeof(Digest), '\0');
   }
-  std::string Whole() const { return DigestText(Sha256Bytes(bytes_.data(), bytes_.size())); }
+  /// The digests as a file holds them: of each tensor that has a value, then of the whole.
+  std::vector<std::string> Digests() {
+    std::vector<std::string> texts;
+    for (const auto& [at, tensor] : tensors_) {
+      const Digest digest = Sha256Bytes(tensor.data.get(), nominal_ ? 0 : tensor.Bytes());
+      std::copy(digest.begin(), digest.end(), bytes_.begin() + static_cast<ptrdiff_t>(at));
+      if (!nominal_) texts.push_back(DigestText(digest));
+    }
+    texts.push_back(DigestText(Sha256Bytes(bytes_.data(), bytes_.size())));
+    return texts;
+  }
 
  private:
+  bool nominal_;
   std::string bytes_;
+  std::vector<std::pair<size_t, Tensor>> tensors_;  // and where their digests stand
 };
 
 }  // namespace odtpack::detail

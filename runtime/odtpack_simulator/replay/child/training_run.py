@@ -177,7 +177,13 @@ class _Training:
             session = dataclasses.replace(session, shared_allocator=False)
         options = session_options(session, job.threads)
         options.log_severity_level = 3
-        module = Module(job.training_model, state, job.eval_model, session_options=options)
+        module = Module(
+            job.training_model,
+            state,
+            job.eval_model,
+            session_options=options,
+            step_model_uri=job.step_model,
+        )
         optimizer = Optimizer(job.optimizer_model, module)
         give_back_freed_memory()
         scheduler = LRScheduler.restore(optimizer) if resume else job.set_rate(optimizer)
@@ -279,7 +285,9 @@ class Trainer:
                 yield batch
 
         begin = time.perf_counter()
-        loss = train_step(self.module, self.optimizer, gathered(), self.scheduler)
+        # A batch of its own may be a step of the step model; several take the same memory in turn.
+        batches = [*gathered()] if len(indices) == 1 else gathered()
+        loss = train_step(self.module, self.optimizer, batches, self.scheduler)
         return loss, time.perf_counter() - begin - gathering
 
 

@@ -4,9 +4,7 @@ import Foundation
 #if canImport(CryptoKit)
 import CryptoKit
 
-func sha256(_ data: Data) -> String {
-  SHA256.hash(data: data).map { String(format: "%02x", $0) }.joined()
-}
+func sha256(_ data: Data) -> [UInt8] { Array(SHA256.hash(data: data)) }
 
 func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
   guard let key = try? Curve25519.Signing.PublicKey(rawRepresentation: key) else { return false }
@@ -21,48 +19,14 @@ func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool 
 
 private let primes = (2...311).filter { n in (2..<n).allSatisfy { n % $0 != 0 || $0 * $0 > n } }
 
-/// The first 32 bits of the fraction of a root of a prime, in whole numbers.
-private func fraction(_ prime: Int, cube: Bool) -> UInt32 {
-  // The largest r with r^2 <= prime * 2^64, or r^3 <= prime * 2^96, bit by bit.
-  var root: [UInt32] = [0, 0]  // low word, high word
-  for bit in (0..<37).reversed() {
-    var trial = root
-    trial[bit / 32] |= 1 << UInt32(bit % 32)
-    let square = product(trial, trial)
-    let power = cube ? product(square, trial) : square
-    let zeros = [UInt32](repeating: 0, count: cube ? 3 : 2)
-    if !isGreater(power, than: zeros + [UInt32(prime)]) { root = trial }
-  }
-  return root[0]
-}
+/// The first 32 bits of the fraction of a root; a Double has 49 of them.
+private func fraction(_ root: Double) -> UInt32 { UInt32((root - root.rounded(.down)) * 0x1p32) }
 
-private func product(_ one: [UInt32], _ two: [UInt32]) -> [UInt32] {
-  var result = [UInt32](repeating: 0, count: one.count + two.count)
-  for (i, a) in one.enumerated() {
-    var carry: UInt64 = 0
-    for (j, b) in two.enumerated() {
-      let sum = UInt64(a) * UInt64(b) + UInt64(result[i + j]) + carry
-      result[i + j] = UInt32(truncatingIfNeeded: sum)
-      carry = sum >> 32
-    }
-    result[i + two.count] = UInt32(carry)
-  }
-  return result
-}
+private let keys = primes.prefix(64).map { fraction(cbrt(Double($0))) }
+private let initial = primes.prefix(8).map { fraction(sqrt(Double($0))) }
 
-private func isGreater(_ one: [UInt32], than two: [UInt32]) -> Bool {
-  for i in (0..<max(one.count, two.count)).reversed() {
-    let a = i < one.count ? one[i] : 0, b = i < two.count ? two[i] : 0
-    if a != b { return a > b }
-  }
-  return false
-}
-
-private let keys = primes.prefix(64).map { fraction($0, cube: true) }
-private let initial = primes.prefix(8).map { fraction($0, cube: false) }
-
-/// SHA-256 (FIPS 180-4) in hex.
-func sha256(_ data: Data) -> String {
+/// SHA-256 (FIPS 180-4).
+func sha256(_ data: Data) -> [UInt8] {
   var tail = Array(data.suffix(data.count % 64)) + [0x80]
   tail += [UInt8](repeating: 0, count: (119 - data.count % 64) % 64)
   tail += withUnsafeBytes(of: UInt64(data.count * 8).bigEndian, Array.init)
@@ -95,6 +59,6 @@ func sha256(_ data: Data) -> String {
     data.withUnsafeBytes { digest(UnsafeRawBufferPointer(rebasing: $0[..<($0.count / 64 * 64)])) }
     tail.withUnsafeBytes { digest($0) }
   }
-  return state.map { String(format: "%08x", $0) }.joined()
+  return state.flatMap { withUnsafeBytes(of: $0.bigEndian, Array.init) }
 }
 #endif

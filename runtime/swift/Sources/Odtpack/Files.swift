@@ -61,6 +61,9 @@ final class OutputFile {
   func write(_ bytes: [UInt8]) throws {
     try bytes.withUnsafeBytes { if let start = $0.baseAddress { try write(start, $0.count) } }
   }
+  func move(to position: Int) throws {
+    if lseek(descriptor, off_t(position), SEEK_SET) < 0 { throw SystemError() }
+  }
   func sync() throws { if fsync(descriptor) != 0 { throw SystemError() } }
 }
 

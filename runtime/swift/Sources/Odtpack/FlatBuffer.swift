@@ -102,6 +102,7 @@ indirect enum FlatNode {
   case text(String), longs([Int]), tables([FlatNode])
   case table([FlatNode?])
   case bytes(ORTValue?)  // elements that follow the head of the file
+  case digest  // a text that is known later
 }
 
 /// Lays a tree out front to back: what is referred to follows what refers to it.
@@ -109,6 +110,7 @@ struct FlatWriter {
   private(set) var head: [UInt8] = []
   private(set) var payload: [(gap: Int, value: ORTValue)] = []
   private var references: [(slot: Int, value: ORTValue)] = []
+  private var digests: [Int] = []  // where their texts stand
 
   init(root: FlatNode) {
     head = [0, 0, 0, 0] + "ODTC".utf8
@@ -122,6 +124,12 @@ struct FlatWriter {
     }
   }
 
+  /// Put the digests in their places, in the order of the tree.
+  mutating func fill(_ texts: [String]) {
+    for (position, text) in zip(digests, texts) {
+      head.replaceSubrange(position..<position + digestTextBytes, with: text.utf8)
+    }
+  }
   private mutating func put<T: FixedWidthInteger>(_ value: T, at position: Int) {
     withUnsafeBytes(of: value.littleEndian) {
       head.replaceSubrange(position..<position + $0.count, with: $0)
@@ -147,6 +155,11 @@ struct FlatWriter {
       let position = reserve(4 + text.utf8.count + 1, unit: 4)
       put(UInt32(text.utf8.count), at: position)
       head.replaceSubrange(position + 4..<head.count - 1, with: text.utf8)
+      return position
+    case .digest:
+      let position = reserve(4 + digestTextBytes + 1, unit: 4)
+      put(UInt32(digestTextBytes), at: position)
+      digests.append(position + 4)
       return position
     case .longs(let values):
       let position = reserve(4 + 8 * values.count, unit: 8, past: 4)

@@ -2,13 +2,21 @@
 import Foundation
 
 /// A digest as a checkpoint holds it.
-func digestText(_ data: Data) -> String { "sha256:" + sha256(data) }
+func digestText(_ digest: [UInt8]) -> String { "sha256:" + hex(digest) }
+let digestTextBytes = 7 + 64
+
+func hex(_ bytes: [UInt8]) -> String { bytes.map { String(format: "%02x", $0) }.joined() }
 
 /// Piece by piece, in the order of the file.
 struct Outline {
   private var bytes = Data("odtpack.checkpoint.1".utf8)
+  private var tensors: [(at: Int, value: ORTValue)] = []  // and where their digests stand
+  private let isNominal: Bool
 
-  init(nominal: Bool) { bytes.append(nominal ? 1 : 0) }
+  init(nominal: Bool) {
+    isNominal = nominal
+    bytes.append(nominal ? 1 : 0)
+  }
 
   mutating func number<T: FixedWidthInteger>(_ value: T) {
     withUnsafeBytes(of: value.littleEndian) { bytes.append(contentsOf: $0) }
@@ -29,20 +37,26 @@ struct Outline {
     case .string(let value): text(value)
     }
   }
-  /// A tensor; in a nominal state its type alone counts. Returns the digest of its elements.
-  mutating func tensor(_ name: String, _ value: ORTValue, nominal: Bool) -> String {
-    let shape = nominal ? [] : value.shape
-    let elements = Data(bytesNoCopy: value.bytes, count: value.byteCount, deallocator: .none)
-    let digest = sha256(nominal ? Data() : elements)
+  /// A tensor, whose elements are hashed later; in a nominal state it has none.
+  mutating func tensor(_ name: String, _ value: ORTValue) {
+    let shape = isNominal ? [] : value.shape
     text(name)
     number(Int32(value.elementType.rawValue))
     count(shape.count)
     for size in shape { number(Int64(size)) }
-    for at in stride(from: 0, to: 64, by: 2) {
-      let start = digest.index(digest.startIndex, offsetBy: at)
-      bytes.append(UInt8(digest[start...digest.index(after: start)], radix: 16)!)
-    }
-    return "sha256:" + digest
+    tensors.append((bytes.count, value))
+    bytes.append(contentsOf: repeatElement(0, count: 32))
   }
-  var whole: String { digestText(bytes) }
+  /// The digests as a file holds them: of each tensor that has a value, then of the whole.
+  func digests() -> [String] {
+    var all = bytes, texts: [String] = []
+    for (at, value) in tensors {
+      let elements = Data(
+        bytesNoCopy: value.bytes, count: isNominal ? 0 : value.byteCount, deallocator: .none)
+      let digest = sha256(elements)
+      all.replaceSubrange(at..<at + 32, with: digest)
+      if !isNominal { texts.append(digestText(digest)) }
+    }
+    return texts + [digestText(sha256(all))]
+  }
 }

@@ -48,8 +48,8 @@ final class CheckpointReader {
   private let place: String, dataPath: String, readsValues: Bool
   private var data = Data(), inlineLeft = 0, externalLeft = Int.max, isNominal = false
   private(set) var firstExternal = Int.max  // lowest offset in the data file
-  private var outline = Outline(nominal: false), isMarked = false
-  private var odd: [String] = []  // tensors whose digest is not theirs
+  private var outline = Outline(nominal: false)
+  private var said: [(name: String, digest: String)] = []  // what the file says of its tensors
 
   private init(place: String, dataPath: String, values: Bool) {
     (self.place, self.dataPath, readsValues) = (place, dataPath, values)
@@ -139,12 +139,14 @@ final class CheckpointReader {
   }
 
   /// Compare with the digests that the file carries; false if it carries none.
-  private func checkDigest(_ said: String) throws -> Bool {
-    if said.isEmpty && !isMarked { return false }
-    if said == outline.whole { return true }
-    let isNamed = isMarked && !odd.isEmpty
+  private func checkDigest(_ whole: String) throws -> Bool {
+    let isMarked = said.contains { $0.digest.hasPrefix("sha256:") }
+    if whole.isEmpty && !isMarked { return false }
+    let digests = outline.digests()
+    if whole == digests.last { return true }
+    let odd = zip(said, digests).filter { isMarked && $0.digest != $1 }.map { "'\($0.0.name)'" }
     let what =
-      isNamed ? odd.joined(separator: ", ") : "its names, shapes, optimizer state or properties"
+      odd.isEmpty ? "its names, shapes, optimizer state or properties" : odd.joined(separator: ", ")
     throw Corrupt(reason: "what is stored is not what was saved: \(what)")
   }
 
@@ -156,11 +158,9 @@ final class CheckpointReader {
       let name = try table.text(0)
       try require(!name.isEmpty && seen.insert(name).inserted, "a name is empty or occurs twice")
       let value = try tensor(name, table)
-      if readsValues {
-        let digest = outline.tensor(name, value, nominal: isNominal)
-        let said = isNominal ? digest : try table.text(1)
-        isMarked = isMarked || (!isNominal && said.hasPrefix("sha256:"))
-        if said != digest { odd.append(owner.isEmpty ? "'\(name)'" : "'\(name) of \(owner)'") }
+      outline.tensor(name, value)
+      if readsValues && !isNominal {
+        said.append((owner.isEmpty ? name : "\(name) of \(owner)", try table.text(1)))
       }
       return (name, value)
     }
@@ -304,8 +304,23 @@ private func shareData(_ dataPath: String, _ before: String, isExternal: Bool) t
   if isExternal && link(dataPath, kept) != 0 { throw SystemError() }
 }
 
+/// What another thread computes.
+private final class Computed<Value> {
+  private var result: Value?
+  private let group = DispatchGroup()
+
+  init(_ compute: @escaping () -> Value) {
+    DispatchQueue.global().async(group: group) { self.result = compute() }
+  }
+  var value: Value {
+    group.wait()
+    return result!
+  }
+}
+
 /// Writes one file; above `externalAbove` bytes the tensors go to `<path>.data`, where the current
-/// checkpoint has none: killed at any moment, it is whole.
+/// checkpoint has none: killed at any moment, it is whole. While the tensors are written, another
+/// thread hashes them.
 struct CheckpointWriter {
   private let state: TrainingState, optimizer: OptimizerState?
   private var externalAt: Int?
@@ -332,7 +347,8 @@ struct CheckpointWriter {
     }
     if total <= externalAbove {
       var writer = CheckpointWriter(state: state, optimizer: optimizer)
-      let content = FlatWriter(root: writer.root())
+      var content = FlatWriter(root: writer.root())
+      let digests = Computed(writer.outline.digests)
       try writeAtomically(path, previous: keepAs) { file in
         try file.write(content.head)
         for (gap, value) in content.payload {
@@ -340,6 +356,9 @@ struct CheckpointWriter {
           try file.write([UInt8](repeating: 0, count: gap) + length)
           try file.write(value)
         }
+        content.fill(digests.value)
+        try file.move(to: 0)
+        try file.write(content.head)
         try share()
       }
       if occupied != nil { unlink(dataPath) }
@@ -352,11 +371,13 @@ struct CheckpointWriter {
       let size = lseek(file.descriptor, 0, SEEK_END)
       let start = (occupied ?? .max) >= total ? 0 : Int(size)
       var writer = CheckpointWriter(state: state, optimizer: optimizer, externalAt: start)
-      let content = FlatWriter(root: writer.root())
-      if lseek(file.descriptor, off_t(start), SEEK_SET) < 0 { throw SystemError() }
+      var content = FlatWriter(root: writer.root())
+      let digests = Computed(writer.outline.digests)
+      try file.move(to: start)
       for value in writer.external { try file.write(value) }
       try file.sync()
       try syncFolder(of: dataPath)
+      content.fill(digests.value)
       try writeAtomically(path, previous: keepAs) {
         try $0.write(content.head)
         try share()
@@ -379,9 +400,9 @@ struct CheckpointWriter {
     }
     // raw_data stays absent with external data: the reference looks no further if it is there.
     let bytes: FlatNode? = isExternal ? nil : .bytes(state.isNominal ? nil : value)
-    let digest = outline.tensor(name, value, nominal: state.isNominal)
+    outline.tensor(name, value)
     return .table([
-      .text(name), state.isNominal ? nil : .text(digest), .longs(state.isNominal ? [] : value.shape),
+      .text(name), state.isNominal ? nil : .digest, .longs(state.isNominal ? [] : value.shape),
       .int32(Int32(value.elementType.rawValue)), bytes, nil, offset,
     ])
   }
@@ -423,7 +444,7 @@ struct CheckpointWriter {
       .bool(externalAt != nil),
     ])
     let bag = properties()
-    return .table([.int32(2), module, .tables(groups), bag, .text(outline.whole)])
+    return .table([.int32(2), module, .tables(groups), bag, .digest])
   }
 
   private mutating func properties() -> FlatNode? {

@@ -76,10 +76,8 @@ internal class CheckpointReader(
     private var inlineLeft = size
     private var externalLeft = if (values) 0L else Long.MAX_VALUE
     private var textLeft = size
-    private val outline = Outline()
-    private val propertiesOutline = Outline() // they are read first, and come last
-    private val odd = ArrayList<String>() // tensors whose digest is not theirs
-    private var marked = false
+    private var outline = Outline(false)
+    private val said = ArrayList<Pair<String, String>>() // tensors, and the digests of the file
 
     fun read(): State = try {
         readState()
@@ -105,7 +103,7 @@ internal class CheckpointReader(
             data = RandomAccessFile(file, "r")
             externalLeft = file.length()
         }
-        outline.begin(state.nominal)
+        outline = Outline(state.nominal)
         val count = module.requiresGradParamsLength()
         val trainable = tensors(count, state, module::requiresGradParams)
         val frozen = tensors(module.frozenParamsLength(), state, module::frozenParams)
@@ -115,23 +113,24 @@ internal class CheckpointReader(
             state.parameters[name] = Parameter(value, false)
         }
         properties(root.propertyBag(), state)
+        val properties = LinkedHashMap(state.properties) // with the optimizer's kind
         outline.int(root.optimizerGroupsLength())
         if (root.optimizerGroupsLength() > 0) state.optimizer = optimizer(root, state)
+        outline.properties(properties)
         if (values) state.checked = checkDigest(root)
         return state
     }
 
     /** Compare with the digests that the file carries; false if it carries none. */
     private fun checkDigest(root: Checkpoint): Boolean {
-        val said = text(root.digestAsByteBuffer(), root::digest)
-        if (said.isEmpty() && !marked) return false
-        outline.add(propertiesOutline)
-        if (said == outline.whole()) return true
-        val what = if (marked && odd.isNotEmpty()) {
-            odd.joinToString()
-        } else {
-            "its names, shapes, optimizer state or properties"
-        }
+        val whole = text(root.digestAsByteBuffer(), root::digest)
+        val marked = said.any { (_, digest) -> digest.startsWith(DIGEST_PREFIX) }
+        if (whole.isEmpty() && !marked) return false
+        val digests = outline.digests()
+        if (whole == digests.last()) return true
+        val odd = said.filterIndexed { i, (_, digest) -> marked && digest != digests[i] }
+        val what = odd.joinToString { (name, _) -> "'$name'" }
+            .ifEmpty { "its names, shapes, optimizer state or properties" }
         corrupt("what is stored is not what was saved: $what")
     }
 
@@ -165,14 +164,10 @@ internal class CheckpointReader(
             check(name.isNotEmpty() && name !in tensors) { "a name is empty or occurs twice" }
             val tensor = tensor(name, table, state.nominal)
             tensors[name] = tensor
-            if (!values) continue
-            val shape = if (state.nominal) LongArray(0) else tensor.shape
-            val elements = if (state.nominal) NOTHING.duplicate() else tensor.bytes()
-            val digest = outline.tensor(name, tensor.type.code, shape, elements)
-            if (state.nominal) continue
-            val said = text(table.docStringAsByteBuffer(), table::docString)
-            marked = marked || said.startsWith(DIGEST_PREFIX)
-            if (said != digest) odd.add(if (of.isEmpty()) "'$name'" else "'$name of $of'")
+            outline.tensor(name, tensor)
+            if (!values || state.nominal) continue
+            val digest = text(table.docStringAsByteBuffer(), table::docString)
+            said.add(Pair(if (of.isEmpty()) name else "$name of $of", digest))
         }
         return tensors
     }
@@ -272,26 +267,17 @@ internal class CheckpointReader(
 
     private fun properties(bag: PropertyBag?, state: State) {
         val add = { name: String, value: Any ->
-            propertiesOutline.text(name)
-            when (value) {
-                is Long -> propertiesOutline.long(value)
-                is Float -> propertiesOutline.float(value)
-                else -> propertiesOutline.text(value as String)
-            }
             check(name.isNotEmpty() && name !in state.properties) {
                 "a property name, '$name', is empty or occurs twice"
             }
             state.properties[name] = value
         }
-        propertiesOutline.int(bag?.intsLength() ?: 0)
         for (i in 0 until (bag?.intsLength() ?: 0)) {
             bag!!.ints(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
         }
-        propertiesOutline.int(bag?.floatsLength() ?: 0)
         for (i in 0 until (bag?.floatsLength() ?: 0)) {
             bag!!.floats(i).run { add(text(nameAsByteBuffer(), ::name), value()) }
         }
-        propertiesOutline.int(bag?.stringsLength() ?: 0)
         for (i in 0 until (bag?.stringsLength() ?: 0)) {
             bag!!.strings(i).run {
                 add(text(nameAsByteBuffer(), ::name), text(valueAsByteBuffer(), ::value))

@@ -7,6 +7,7 @@ import java.io.RandomAccessFile
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.channels.FileChannel
+import kotlin.concurrent.thread
 import org.odtpack.fbs.Checkpoint
 import org.odtpack.fbs.FloatProperty
 import org.odtpack.fbs.IntProperty
@@ -101,15 +102,13 @@ private fun firstExternal(target: File): Long = try {
     Long.MAX_VALUE
 }
 
-/** Everything of a file but the tensors' bytes, which follow it or lie in the data file. */
+/**
+ * Everything of a file but the tensors' bytes, which follow it or lie in the data file. While they
+ * are written, a second thread hashes them.
+ */
 internal class CheckpointWriter(state: State, optimizer: OptimizerState?, externalFrom: Long?) {
     val head: ByteBuffer
 
-    /** Bytes of the file, or of both. */
-    val size
-        get() = head.limit() + gaps.sumOf { it + 4L } +
-            payload.sumOf { it.second.limit().toLong() } +
-            lastGap + digests.size * (4L + DIGEST_TEXT_BYTES + 1)
     private val to = FlatBufferBuilder(4096)
     private val nominal = state.nominal
     private val external = externalFrom != null
@@ -117,12 +116,13 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
     private val noBytes = Table.createRawDataVector(to, ByteArray(0))
     private val payload = ArrayList<Pair<Int, ByteBuffer>>()
     private val gaps = ArrayList<Int>()
-    private val digests = ArrayList<Pair<Int, String>>() // the whole's comes last
+    private val digested = ArrayList<Int>() // tables; the whole's comes last
     private var lastGap = 0
-    private val outline = Outline()
+    private val outline = Outline(state.nominal)
+    private lateinit var digests: List<String>
+    private val hashing = thread(start = false, isDaemon = true) { digests = outline.digests() }
 
     init {
-        outline.begin(nominal)
         val (trainable, frozen) = listOf(true, false).map { wanted ->
             val own = state.parameters.filterValues { it.trainable == wanted }.toSortedMap()
             outline.int(own.size)
@@ -139,13 +139,14 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         val all = Checkpoint.createOptimizerGroupsVector(to, groups.toIntArray())
         val properties = state.properties.toSortedMap()
         optimizer?.kind?.let { if (it.isNotEmpty()) properties[OPTIMIZER_PROPERTY] = it }
-        describe(properties)
+        outline.properties(properties)
         val bag = if (properties.isEmpty()) 0 else bag(properties)
         val root = Checkpoint.createCheckpoint(to, 2, module, all, bag, noBytes)
         Checkpoint.finishCheckpointBuffer(to, root)
         head = ByteBuffer.wrap(to.sizedByteArray()).order(ByteOrder.LITTLE_ENDIAN)
-        digests.add(Pair(root, outline.whole()))
+        digested.add(root)
         placeWhatFollows()
+        hashing.start()
     }
 
     /** Write the tensors' bytes: each with its length in front, or one after the other. */
@@ -164,10 +165,11 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
     /** Write the digests, at the end of the file. */
     fun writeDigests(file: FileChannel) {
         val each = 4 + DIGEST_TEXT_BYTES + 1
-        val bytes = ByteBuffer.allocate(lastGap + digests.size * each)
+        val bytes = ByteBuffer.allocate(lastGap + digested.size * each)
             .order(ByteOrder.LITTLE_ENDIAN)
         bytes.position(lastGap)
-        for ((_, text) in digests) {
+        hashing.join()
+        for (text in digests) {
             bytes.putInt(DIGEST_TEXT_BYTES)
             bytes.put(text.toByteArray())
             bytes.put(0)
@@ -187,10 +189,8 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
             to, label, if (nominal) 0 else noBytes, dims, tensor.type.code,
             if (outside) 0 else noBytes, 0, if (outside) at else -1,
         )
-        val shape = if (nominal) LongArray(0) else tensor.shape
-        val elements = if (nominal) ByteBuffer.allocate(0) else tensor.bytes()
-        val digest = outline.tensor(name, tensor.type.code, shape, elements)
-        if (!nominal) digests.add(Pair(table, digest))
+        outline.tensor(name, tensor)
+        if (!nominal) digested.add(table)
         if (outside) at += bytes.remaining()
         if (kept) payload.add(Pair(table, bytes))
         return table
@@ -214,24 +214,6 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         val states = OptimizerGroup.createOptimizerStatesVector(to, entries.toIntArray())
         val name = to.createString(label)
         return OptimizerGroup.createOptimizerGroup(to, name, optimizer.step, optimizer.rate, states)
-    }
-
-    /** Add the properties to the outline: whole numbers, fractions, texts. */
-    private fun describe(properties: Map<String, Any>) {
-        val ints = properties.filterValues { it is Long }
-        val floats = properties.filterValues { it is Float }
-        val texts = properties.filterValues { it is String }
-        for (each in listOf(ints, floats, texts)) {
-            outline.int(each.size)
-            for ((name, value) in each) {
-                outline.text(name)
-                when (value) {
-                    is Long -> outline.long(value)
-                    is Float -> outline.float(value)
-                    else -> outline.text(value as String)
-                }
-            }
-        }
     }
 
     private fun bag(properties: Map<String, Any>): Int {
@@ -276,8 +258,8 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
         }
         lastGap = (4 - end % 4) % 4
         end += lastGap
-        for ((i, each) in digests.withIndex()) {
-            refer(each.first, if (i == digests.lastIndex) DIGEST else DOC_STRING, end)
+        for ((i, table) in digested.withIndex()) {
+            refer(table, if (i == digested.lastIndex) DIGEST else DOC_STRING, end)
             end += 4 + DIGEST_TEXT_BYTES + 1
         }
     }

@@ -8,7 +8,6 @@ import java.io.IOException
 import java.io.InputStream
 import java.nio.ByteBuffer
 import java.security.KeyFactory
-import java.security.MessageDigest
 import java.security.NoSuchAlgorithmException
 import java.security.Signature
 import java.security.SignatureException
@@ -195,7 +194,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         try {
             val content = map(file)
             val same = content.remaining().toLong() == entry["size_bytes"].whole() &&
-                sha256(content) == entry["sha256"].text()
+                hex(sha256(content)) == entry["sha256"].text()
             if (!same) refuse("package-changed", "is not the one that the manifest describes")
         } catch (error: IOException) {
             refuse("package-incomplete", "cannot be read: ${error.message}")
@@ -329,12 +328,6 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                 fail(missing, "${file.path} cannot be read: ${error.message}.")
             }
             fail(missing, "There is no ${file.path}.", "", "copy the whole folder of the package")
-        }
-
-        private fun sha256(content: ByteBuffer): String {
-            val digest = MessageDigest.getInstance("SHA-256")
-            digest.update(content.duplicate())
-            return digest.digest().joinToString("") { "%02x".format(it) }
         }
     }
 }

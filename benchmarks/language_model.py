@@ -1,0 +1,208 @@
+"""Memory and time of training a decoder of Qwen2.5's shape, segment by segment, in int4.
+
+Each figure comes from a process of its own. Memory is all that the process has, Python included:
+anonymous memory, which the system cannot drop, and what is resident.
+
+    python -m benchmarks.language_model              the 0.5B shape, at four lengths
+    python -m benchmarks.language_model --shape 1.5B --tokens 256
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.decoder.model import SHAPES, write_model
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANK, ALPHA, WORDS = 8, 16.0, 1024
+PUBLISHED = {  # MB on iPhones: MeBP (Apple) and MeSP (2026), rank 8 on seven linears, int4, batch 1
+    "0.5B": {128: (253, 111), 256: (361, 136), 512: (582, 246), 1024: (1050, 514)},
+    "1.5B": {256: (516, 263)},
+}
+MB = 1024  # of the kB that /proc counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 256, 512, 1024])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
+    parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    folder = given.folder / given.shape
+    if given.task:
+        with _Memory() as memory:
+            found = TASKS[given.task](folder, given)
+        print(json.dumps({**found, **memory.figures()}))
+        return
+    write_model(SHAPES[given.shape], folder)
+    built = _apart("build", given)
+    print(
+        f"{given.shape}: built in {built['seconds']:.0f} s, anonymous {built['anonymous']:.0f} MB, "
+        f"resident {built['resident']:.0f} MB; {given.threads} threads", flush=True,
+    )  # fmt: skip
+    key = "core_seconds" if given.threads == 1 else "seconds"
+    print("| tokens | anonymous | resident | MeBP | MeSP | step | forward pass | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    for tokens in given.tokens:
+        step, forward = _apart("step", given, tokens), _apart("forward", given, tokens)
+        mebp, mesp = PUBLISHED.get(given.shape, {}).get(tokens, ("", ""))
+        print(
+            f"| {tokens} | {step['anonymous']:.0f} MB | {step['resident']:.0f} MB "
+            f"| {mebp} | {mesp} | {step[key]:.2f} s | {forward[key]:.2f} s "
+            f"| {step[key] / forward[key]:.2f} |", flush=True,
+        )  # fmt: skip
+
+
+def _apart(task: str, given: argparse.Namespace, tokens: int = 0) -> dict[str, Any]:
+    """Run a task in a process of its own."""
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "benchmarks.language_model",
+            "--task",
+            task,
+            "--shape",
+            given.shape,
+        ),
+        *("--folder", str(given.folder), "--steps", str(given.steps)),
+        *("--threads", str(given.threads), "--tokens", str(tokens)),
+    ]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class _Memory:
+    """The most memory that this process has while it runs, in MB."""
+
+    def __enter__(self) -> _Memory:
+        self._peaks = {"RssAnon:": 0, "RssFile:": 0, "both": 0}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.005):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            found = {each[0]: int(each[1]) for line in lines if len(each := line.split()) > 1 and
+                     each[0] in self._peaks}  # fmt: skip
+            found["both"] = sum(found.values())
+            self._peaks = {key: max(value, found[key]) for key, value in self._peaks.items()}
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "anonymous": self._peaks["RssAnon:"] / MB,
+            "resident": self._peaks["both"] / MB,
+        }
+
+
+def _build(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    from odtpack.adapters import AdapterSpec
+    from odtpack.build import build_package
+
+    shutil.rmtree(folder / "package", ignore_errors=True)
+    start = time.perf_counter()
+    build_package(
+        folder / "model.onnx", folder / "package", loss="next_token", base="int4", segments=True,
+        loss_options={"words": WORDS},
+        adapter=AdapterSpec("lora", tuple(f"*.{name}" for name in LINEARS), (), RANK, ALPHA),
+    )  # fmt: skip
+    return {"seconds": time.perf_counter() - start}
+
+
+def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    from odtpack_runtime import CheckpointState, Module, Optimizer
+    from odtpack_runtime.session.options import default_session_options
+
+    package = folder / "package"
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    options = default_session_options(package / "training_model.onnx", given.threads)
+    module = Module(package / "training_model.onnx", state, session_options=options)
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    losses = []
+
+    def step(ids: np.ndarray) -> None:
+        losses.append(float(module(ids, ids)))
+        optimizer.step()
+        module.lazy_reset_grad()
+
+    ids = _tokens(given)
+    step(ids[:, :8])  # now there are moments
+    return {**_timed(lambda: step(ids), given.steps), "losses": losses}
+
+
+def _forward(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """The same model in int4 as ONNX Runtime infers with it, by its default options."""
+    import onnxruntime
+
+    model = folder / "int4" / "model.onnx"
+    if not model.exists():
+        _write_int4(folder, model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = given.threads
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feeds = {"input_ids": _tokens(given)}
+    session.run(["logits"], {"input_ids": feeds["input_ids"][:, :8]})
+    return _timed(lambda: session.run(["logits"], feeds), given.steps)
+
+
+def _timed(run: Callable[[], object], times: int) -> dict[str, Any]:
+    """The median of a run's seconds: those of the processor's cores if there is one thread.
+
+    They are nearly the same on a machine that does nothing else, and on another one they tell
+    what the run takes.
+    """
+    seconds, spent = [], []
+    for _ in range(times):
+        start, before = time.perf_counter(), time.process_time()
+        run()
+        seconds.append(time.perf_counter() - start)
+        spent.append(time.process_time() - before)
+    return {"seconds": statistics.median(seconds), "core_seconds": statistics.median(spent)}
+
+
+def _write_int4(folder: Path, path: Path) -> None:
+    import onnx_ir
+
+    from odtpack.model.loading import load_model
+    from odtpack.quantized import quantize_base
+
+    partial = path.parent.with_name("int4.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    model = quantize_base(load_model(folder / "model.onnx"), "int4")
+    onnx_ir.save(model, partial / path.name, external_data="model.data")
+    partial.rename(path.parent)
+
+
+def _tokens(given: argparse.Namespace) -> np.ndarray:
+    random = np.random.default_rng(0)
+    return random.integers(0, SHAPES[given.shape].words, (1, given.tokens[0]))
+
+
+TASKS = {"build": _build, "step": _step, "forward": _forward}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Writes the step model: a training model that updates each parameter with its gradient.
+
+Inputs are those of the training model but for gradient buffers and ``lazy_reset_grad``, then for
+each trainable parameter p and each vector s that the optimizer keeps ``p.s``, then
+``update.learning_rate`` and ``update.step``. An output ``X.update.out`` is the new value of the
+input X and may lie in its memory: whoever else reads X is an ancestor of the node that writes it
+(:mod:`odtpack.passes.aliases`), by control edges where it is not by itself.
+
+- A matrix of :data:`.chunks.LARGE` elements or more is updated in parts.
+- What has :data:`OWN` elements or more is updated as soon as its gradient is complete.
+- The others are joined to one vector for each group, and updated at the end: a node takes more
+  memory in a session than their gradients. ONNX Runtime would compute these gradients at the end,
+  too, and keep until then what they are computed from. It starts from nodes that nothing reads: so
+  each has such a node, its Size, which is an output ``update.order.N`` that nobody asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack import targets
+from odtpack.graph.graphs import static_dims, subgraphs, used_names
+from odtpack.graph.ops import Ops
+from odtpack.memory.schedule import Schedule
+from odtpack.optimizers.common.base import Optimizer
+from odtpack.optimizers.common.groups import Group
+from odtpack.optimizers.common.model import Clip, clipped
+from odtpack.passes import aliases
+from odtpack.passes.compact import compact
+from odtpack.step import chunks
+from odtpack.step.fresh import fresh_gradients
+from odtpack.step.late_reads import Readers, after, ancestors
+from odtpack_runtime.session.graph_signature import (
+    ORDER_PREFIX,
+    RATE_NAME,
+    RESET_NAME,
+    STEP_NAME,
+    UPDATE_SUFFIX,
+)
+from odtpack_simulator.memory.execution_order import execution_order
+
+OWN: Final = 1 << 16
+"""Elements from which on a parameter's gradient is worth the nodes of an update of its own."""
+
+_PREFIX: Final = "update/"
+
+
+def can_update(optimizer: Optimizer, clip: Clip) -> bool:
+    """Whether each gradient is all that the update of its parameter needs."""
+    return clip.norm is None and all(vector.axes is None for vector in optimizer.state)
+
+
+def step_model(
+    training: ir.Model,
+    parameters: Collection[str],
+    optimizer: Optimizer,
+    *,
+    clip: Clip,
+    groups: Sequence[Group] = (),
+) -> ir.Model | None:
+    """Write the step model of a training model.
+
+    Args:
+        training: The training model as it is written, in topological order.
+        parameters: Names of those of its inputs that are parameters, trained or not.
+        optimizer: Formula and hyperparameters, for which :func:`can_update` holds.
+        clip: How gradients are clipped, not by their norm.
+        groups: Parameter groups; their decays take the place of the optimizer's.
+
+    Returns:
+        The model; None where the model has values of the names that it needs.
+    """
+    model = training.clone()
+    graph = model.graph
+    if used_names(graph) & {RATE_NAME, STEP_NAME}:
+        return None
+    places = _execution_places(training)
+    op = Ops(graph, _PREFIX)
+    reset = next(value for value in graph.inputs if value.name == RESET_NAME)
+    writer = _Writer(op, optimizer, clip, groups)
+    gradients = fresh_gradients(op, graph, reset)
+    writer.write(gradients, [value for value in graph.inputs if value.name in parameters], places)
+    common_passes.RemoveUnusedNodesPass()(model)
+    writer.take_place_of(reset)
+    common_passes.DeduplicateInitializersPass()(model)
+    merge_equal(graph)
+    Schedule(graph, places).arrange()
+    for value in graph.outputs:
+        name = str(value.name)
+        if name.endswith(UPDATE_SUFFIX):
+            source = next(v for v in graph.inputs if v.name == name.removesuffix(UPDATE_SUFFIX))
+            aliases.verify(graph, source, value)
+    graph.name = "step"
+    targets.stamp(model)
+    return compact(model, keep_names=False)
+
+
+def merge_equal(graph: ir.Graph) -> None:
+    """Compute once what several updates compute alike: scalars of the formula."""
+    known: dict[object, ir.Value] = {}
+    for node in list(graph):
+        if not str(node.name).startswith(_PREFIX) or len(node.outputs) != 1 or subgraphs(node):
+            continue
+        value = node.outputs[0]
+        attributes = sorted((key, str(each.value)) for key, each in node.attributes.items())
+        key = (node.op_type, tuple(map(id, node.inputs)), str(attributes))
+        twin = known.setdefault(key, value)
+        if twin is not value and not value.is_graph_output():
+            value.replace_all_uses_with(twin)
+            graph.remove(node, safe=True)
+
+
+def _execution_places(training: ir.Model) -> dict[str, float]:
+    """When each value of the training model is computed."""
+    nodes = ir.to_proto(training).graph.node
+    order = execution_order(ir.to_proto(training).graph)
+    return {name: float(place) for place, i in enumerate(order) for name in nodes[i].output if name}
+
+
+def join(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
+    """Values of known shapes, one after the other, as a vector."""
+    flat = [
+        value if len(static_dims(value) or ()) == 1 else op.reshape(value, -1) for value in values
+    ]
+    if len(flat) == 1:
+        return flat[0]
+    vector: ir.Value = op.Concat(*flat, axis=0)
+    size = sum(math.prod(static_dims(value) or ()) for value in values)
+    vector.type, vector.shape = values[0].type, ir.Shape([size])
+    return vector
+
+
+class _Writer:
+    """Writes updates to the end of a graph."""
+
+    def __init__(self, op: Ops, optimizer: Optimizer, clip: Clip, groups: Sequence[Group]) -> None:
+        self._op, self._optimizer, self._clip = op, optimizer, clip
+        self._groups = groups or (Group(1.0, optimizer.weight_decay, ()),)
+        self._rate = ir.val(RATE_NAME, dtype=ir.DataType.FLOAT, shape=[len(self._groups)])
+        self._step = ir.val(STEP_NAME, dtype=ir.DataType.INT64, shape=[1])
+        self._inputs: list[ir.Value] = []
+        self._outputs: list[ir.Value] = []
+        self._orders: list[ir.Value] = []
+        self._group = {name: i for i, g in enumerate(self._groups) for name in g.parameters}
+        self._rates: dict[tuple[int, ir.DataType], ir.Value] = {}
+
+    def take_place_of(self, reset: ir.Value) -> None:
+        """Let what reads ``lazy_reset_grad`` read that gradients start afresh."""
+        graph = self._op.graph
+        if reset.uses():
+            with self._op.before(graph[0]):
+                fresh = self._op.Greater(self._step, 0)
+            fresh.shape = reset.shape
+            reset.replace_all_uses_with(fresh)
+        graph.inputs.remove(reset)
+
+    def write(
+        self,
+        gradients: Mapping[str, ir.Value],
+        inputs: Sequence[ir.Value],
+        places: Mapping[str, float],
+    ) -> None:
+        """Write the updates of all parameters, and name inputs and outputs.
+
+        Args:
+            gradients: The gradient of each trainable parameter.
+            inputs: All parameters, trained or not.
+            places: When each value of the training model is computed, by name.
+        """
+        graph = self._op.graph
+        readers = Readers(graph, inputs)
+        parameters = {str(value.name): value for value in inputs}
+        sizes = {name: math.prod(static_dims(parameters[name]) or ()) for name in gradients}
+        large = {name for name, size in sizes.items() if size >= OWN}
+        groups = {name: self._group.get(name, 0) for name in gradients}
+        counts = Counter(groups[name] for name in gradients if name not in large)
+        large |= {name for name in gradients if counts[groups[name]] == 1}
+        joined: dict[int, list[str]] = defaultdict(list)
+        for name in sorted(gradients, key=lambda each: places[str(gradients[each].name)]):
+            parameter, gradient = parameters[name], gradients[name]
+            gradient.type, gradient.shape = parameter.type, parameter.shape
+            if name in large:
+                late = readers.of(parameter) - ancestors([gradient])
+                self._alone(name, parameter, gradient, late)
+            else:
+                joined[groups[name]].append(name)
+                self._compute_at_once(gradient)
+        for index, names in joined.items():
+            late = {node for name in names for node in readers.of(parameters[name])}
+            late -= ancestors(gradients[name] for name in names)
+            self._together(
+                index, [parameters[n] for n in names], [gradients[n] for n in names], late
+            )
+        graph.inputs.extend([*self._inputs, self._rate, self._step])
+        graph.outputs.extend([*self._outputs, *self._orders])
+
+    def _alone(
+        self, name: str, parameter: ir.Value, gradient: ir.Value, late: set[ir.Node]
+    ) -> None:
+        """Update one parameter."""
+        op, dims = self._op, static_dims(parameter) or ()
+        parts = chunks.cut(dims)
+        shape = dims if parts is None else parts.shape
+        vectors = {
+            "params": parameter
+            if parts is None and not late
+            else after(op, late, parameter, shape),
+            **{s.name: self._state(name, s.name, parameter, shape) for s in self._optimizer.state},
+        }
+        update = self._formula(self._group.get(name, 0))
+        if parts is None:
+            results = update(op, {**vectors, "gradients": gradient})
+        else:
+            results = chunks.write(op, parts, vectors, gradient, update)
+        for key, value in results.items():
+            self._output(value, name, key, shape)
+
+    def _compute_at_once(self, gradient: ir.Value) -> None:
+        """Let a gradient that is used at the end be computed as soon as it can be."""
+        value = self._op.Size(gradient)
+        value.name, value.shape = f"{ORDER_PREFIX}{len(self._orders)}", ir.Shape([])
+        self._orders.append(value)
+
+    def _together(
+        self,
+        index: int,
+        parameters: Sequence[ir.Value],
+        gradients: Sequence[ir.Value],
+        late: set[ir.Node],
+    ) -> None:
+        """Update small parameters of a group as one vector."""
+        op = self._op
+        sizes = [math.prod(static_dims(parameter) or ()) for parameter in parameters]
+        params = join(op, parameters)
+        vectors = {
+            "params": after(op, late, params, (sum(sizes),)) if late else params,
+            "gradients": join(op, gradients),
+        }
+        for state in self._optimizer.state:
+            vectors[state.name] = join(
+                op,
+                [
+                    self._state(str(p.name), state.name, p, (size,))
+                    for p, size in zip(parameters, sizes, strict=True)
+                ],
+            )
+        for key, value in self._formula(index)(op, vectors).items():
+            pieces = op.split(value, 0, sizes)
+            for parameter, piece, size in zip(parameters, pieces, sizes, strict=True):
+                piece.type = parameter.type
+                self._output(piece, str(parameter.name), key, (size,))
+
+    def _formula(self, index: int) -> chunks.Write:
+        group = self._groups[index]
+        decays = {each.weight_decay for each in self._groups}
+
+        def write(op: Ops, values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+            dtype = op.type_of(values["params"])
+            given = {**values, "learning_rate": self._rate_of(index, dtype), "step": self._step}
+            given["gradients"] = clipped(op, given, self._clip)
+            decay: ir.Value | float = group.weight_decay
+            if len(decays) > 1:  # as the optimizer model, which takes it as an input
+                decay = op.constant(dtype.numpy().type(decay).reshape(1))
+            results = self._optimizer.write(op, given, decay)
+            return {k: results[k] for k in ("params", *(s.name for s in self._optimizer.state))}
+
+        return write
+
+    def _rate_of(self, index: int, dtype: ir.DataType) -> ir.Value:
+        """The learning rate of a group, of the parameters' type, [1]."""
+        if (index, dtype) not in self._rates:
+            op, rate = self._op, self._rate
+            if len(self._groups) > 1:
+                rate = op.slice(rate, [0], [index], [index + 1])
+                rate.shape = ir.Shape([1])
+            self._rates[index, dtype] = op.cast(rate, dtype)
+        return self._rates[index, dtype]
+
+    def _state(self, name: str, key: str, parameter: ir.Value, shape: Sequence[int]) -> ir.Value:
+        value = ir.val(f"{name}.{key}", type=parameter.type, shape=shape)
+        self._inputs.append(value)
+        return value
+
+    def _output(self, value: ir.Value, name: str, key: str, shape: Sequence[int]) -> None:
+        value.name = f"{name}{UPDATE_SUFFIX}" if key == "params" else f"{name}.{key}{UPDATE_SUFFIX}"
+        value.shape = ir.Shape(shape)
+        self._outputs.append(value)

@@ -1,0 +1,485 @@
+"""Steps of the step model: those of the other two models, in place, in whatever order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnxruntime import GraphOptimizationLevel as Level
+
+from odtpack import losses
+from odtpack.build import build_package
+from odtpack.memory.spec import MemorySpec
+from odtpack.model.loading import load_model
+from odtpack.optimizers import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    Clip,
+    GroupRule,
+    Lion,
+)
+from odtpack.optimizers import (
+    Optimizer as Formula,
+)
+from odtpack.package.optimizer_update import PLAIN_UPDATE, Update, resolve_update
+from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack.step import chunks
+from odtpack.step import model as step_models
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify_models import check_models
+from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.training.loop import train_step
+from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from tests import zoo
+from tests.packaging_tools import batch, statistic_names
+from tests.torch_twins import twin
+from tests.training.tables import tables
+
+STEPS = 10
+UPDATE = ".update.out"
+LEVELS = {
+    "disabled": Level.ORT_DISABLE_ALL,
+    "basic": Level.ORT_ENABLE_BASIC,
+    "extended": Level.ORT_ENABLE_EXTENDED,
+    "all": Level.ORT_ENABLE_ALL,
+}
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "mlp": lambda: zoo.mlp((40, 30, 10)),
+    "cnn": lambda: zoo.cnn(size=14, width=(8, 12), hidden=32),
+    "mobilenet-fold": lambda: zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="fold"),
+    "mobilenet-train": lambda: zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train"),
+    "transformer": lambda: zoo.transformer_encoder(vocab=50, d=32, layers=2, T=16, ff=64, opset=17),
+    "tables": tables,  # one of them is a factor of a product, too
+}
+
+
+@pytest.fixture(params=["small", "usual"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates in parts and of single parameters in small models, too; and as they would be."""
+    if request.param == "small":
+        monkeypatch.setattr(step_models, "OWN", 64)
+        monkeypatch.setattr(chunks, "LARGE", 256)
+        monkeypatch.setattr(chunks, "PART", 128)
+        monkeypatch.setattr(chunks, "LEAST_PART", 1)
+
+
+def package_of(
+    model: onnx.ModelProto, folder: Path, formula: Formula, update: Update = PLAIN_UPDATE
+) -> Package:
+    onnx.save(model, folder / "model.onnx")
+    build_package(
+        folder / "model.onnx", folder / "package", loss="cross_entropy", optimizer=formula,
+        update=update, step_model="always", freeze=statistic_names(model), self_check=False,
+    )  # fmt: skip
+    return Package.open(folder / "package")
+
+
+def train(
+    package: Package, feeds: list[np.ndarray], rate: float, *, steps: int = STEPS, whole: bool
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    options = default_session_options(package.training_model, 1)
+    module = Module(
+        package.training_model, state, session_options=options,
+        step_model_uri=package.step_model if whole else None,
+    )  # fmt: skip
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(rate)
+    found = [train_step(module, optimizer, [feeds]) for _ in range(steps)]
+    values = {name: parameter.data.copy() for name, parameter in state.parameters}
+    assert state.optimizer is not None
+    for name, moments in state.optimizer.moments.items():
+        values |= {f"{name}.{index}": moment.copy() for index, moment in enumerate(moments)}
+    return found, values
+
+
+class InMemory:
+    """A step model on memory of this object; new values over the old ones, or beside them."""
+
+    def __init__(
+        self, package: Package, feeds: list[np.ndarray], level: Level, pattern: bool, aliased: bool
+    ) -> None:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = level
+        options.enable_mem_pattern = pattern
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(
+            str(package.step_model), options, providers=["CPUExecutionProvider"]
+        )
+        self.session, self.binding = session, session.io_binding()
+        state = CheckpointState.load_checkpoint(package.checkpoint)
+        known = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
+        user = [node.name for node in session.get_inputs()][: len(feeds)]
+        known |= dict(zip(user, feeds, strict=True))
+        known["update.step"] = np.zeros(1, np.int64)
+        self.memory: dict[str, np.ndarray] = {}
+        for node in session.get_inputs():
+            array = known.get(node.name)
+            if array is None:
+                fill = 1e-3 if node.name == "update.learning_rate" else 0
+                array = np.full(node.shape, fill, np.float32)
+            self.memory[node.name] = np.array(array)
+            self.bind(self.binding.bind_input, node.name, self.memory[node.name])
+        self.beside: dict[str, np.ndarray] = {}
+        for node in session.get_outputs():
+            name = node.name.removesuffix(UPDATE)
+            if name == node.name:
+                continue
+            memory = self.memory[name].reshape(node.shape)
+            if not aliased:
+                memory = self.beside[name] = np.empty_like(memory)
+            self.bind(self.binding.bind_output, node.name, memory)
+        self.loss = np.zeros((), np.float32)
+        self.bind(self.binding.bind_output, session.get_outputs()[0].name, self.loss)
+
+    @staticmethod
+    def bind(call: Callable[..., None], name: str, array: np.ndarray) -> None:
+        call(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def step(self) -> float:
+        self.memory["update.step"] += 1
+        self.session.run_with_iobinding(self.binding)
+        for name, array in self.beside.items():
+            np.copyto(self.memory[name], array.reshape(self.memory[name].shape))
+        return float(self.loss)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("sizes")
+def test_in_place_as_beside_on_every_level(name: str, tmp_path: Path) -> None:
+    """ONNX Runtime checks no alias: each graph that it makes is held to the last bit."""
+    model = MODELS[name]()
+    package = package_of(model, tmp_path, AdamW(weight_decay=0.01))
+    feeds = [*batch(model, 4)] if name != "tables" else _tokens()
+    for level, pattern in (*((each, False) for each in LEVELS.values()), (LEVELS["all"], True)):
+        runs = [InMemory(package, feeds, level, pattern, aliased) for aliased in (True, False)]
+        for _ in range(3):
+            one, other = (run.step() for run in runs)
+            assert one == other
+        for key, array in runs[0].memory.items():
+            np.testing.assert_array_equal(array, runs[1].memory[key], err_msg=key)
+
+
+def _tokens() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, 40, (4, 6)), random.integers(0, 10, 4)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("mobilenet")])
+@pytest.mark.usefixtures("sizes")
+def test_what_reads_a_parameter_runs_before_its_update(
+    name: str, level: str, tmp_path: Path
+) -> None:
+    """In the graph as ONNX Runtime executes it, views of the parameter included."""
+    package = package_of(MODELS[name](), tmp_path, SGD(momentum=0.9))
+    shapes = {"input": (4, *package.manifest.inputs[0].shape[1:]), "labels": (4,)}
+    assert package.step_model is not None
+    graph = load_runtime_graph(package.step_model, shapes, level=level)  # type: ignore[arg-type]
+    owner = {name: name for name in graph.inputs}
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    for place, node in enumerate(graph.nodes):
+        for value in (*node.inputs, *node.implicit):
+            read[owner.get(value, value)] = place
+        if node.op_type in ("Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"):
+            owner[node.outputs[0]] = owner.get(node.inputs[0], node.inputs[0])
+        for value in node.outputs:
+            if value.endswith(UPDATE):
+                written[value.removesuffix(UPDATE)] = place
+    assert len(written) > 5
+    for value, place in written.items():
+        assert read[value] <= place, value
+
+
+FORMULAS: dict[str, tuple[Formula, Update]] = {
+    "adamw": (AdamW(weight_decay=0.01), Update()),
+    "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), Update(clip=Clip(value=0.01))),
+    "adam": (Adam(weight_decay=0.01), Update()),
+    "sgd": (SGD(), Update()),
+    "sgd-nesterov": (SGD(momentum=0.9, nesterov=True, weight_decay=0.01), Update()),
+    "lion": (Lion(weight_decay=0.01), Update()),
+    "groups": (
+        AdamW(weight_decay=0.1),
+        Update(groups=(GroupRule("*norm*", 0.3, 0.0), GroupRule("layers.0.*", 0.7)),
+               decay_vectors=False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.usefixtures("sizes")
+def test_ten_steps_as_with_two_models(formula: str, tmp_path: Path) -> None:
+    model = MODELS["mlp" if formula == "lion" else "transformer"]()
+    package = package_of(model, tmp_path, *FORMULAS[formula])
+    # Lion takes the sign of each change: once rounding has decided one, runs part. Of the
+    # gradient of a bias of keys it always does.
+    steps = 3 if formula == "lion" else STEPS
+    check_models(package)
+    feeds = [*batch(model, 4)]
+    losses, values = train(package, feeds, 1e-3, steps=steps, whole=False)
+    same, others = train(package, feeds, 1e-3, steps=steps, whole=True)
+    assert losses == pytest.approx(same, rel=1e-6)
+    for name, value in values.items():
+        np.testing.assert_allclose(others[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "mobilenet-train"])
+@pytest.mark.usefixtures("sizes")
+def test_networks_as_with_two_models(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    package = package_of(model, tmp_path, SGD(momentum=0.5))
+    feeds = [*batch(model, 4)] if name != "tables" else _tokens()
+    rate = 1e-3 if name.startswith("mobilenet") else 0.05
+    losses, values = train(package, feeds, rate, whole=False)
+    same, others = train(package, feeds, rate, whole=True)
+    assert losses == pytest.approx(same, rel=1e-5)
+    for key, value in values.items():
+        limit = 1e-5 * max(1e-3, float(np.abs(value).max()))
+        np.testing.assert_allclose(others[key], value, rtol=0, atol=limit, err_msg=key)
+
+
+def test_statistics_of_batches_are_updated(tmp_path: Path) -> None:
+    """One step: later ones of batch normalization in training mode amplify rounding."""
+    model = MODELS["mobilenet-train"]()
+    package = package_of(model, tmp_path, SGD())
+    feeds = [*batch(model, 8)]
+    (loss,), values = train(package, feeds, 0.01, steps=1, whole=False)
+    (same,), others = train(package, feeds, 0.01, steps=1, whole=True)
+    assert loss == pytest.approx(same, rel=1e-6)
+    for name, value in values.items():
+        np.testing.assert_allclose(others[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_as_pytorch(tmp_path: Path) -> None:
+    model = zoo.mlp((300, 900, 10))  # the first matrix is updated in parts
+    formula = AdamW(weight_decay=0.1, epsilon=1e-8, formula="pytorch")
+    package = package_of(model, tmp_path, formula)
+    data, labels = batch(model, 16)
+    found, _ = train(package, [data, labels], 1e-3, whole=True)
+    module = twin(model).double()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.1)
+    for loss in found:
+        optimizer.zero_grad()
+        wanted = torch.nn.functional.cross_entropy(
+            module(torch.from_numpy(data).double()), torch.from_numpy(labels)
+        )
+        wanted.backward()
+        optimizer.step()
+        assert loss == pytest.approx(wanted.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5])
+def test_with_a_memory_budget(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed again reads parameters late; still every step is the same."""
+    monkeypatch.setattr(step_models, "OWN", 64)
+    model = zoo.transformer_encoder(d=64, layers=2, ff=256, opset=14)
+    names = tuple(tensor.name for tensor in model.graph.initializer)
+    spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"))
+    kept = build_graphs(load_model(model), spec).memory
+    assert kept is not None
+    limit = MemorySpec(limit=int(share * kept.before), slowdown=1.0)
+    graphs = build_graphs(load_model(model), _with_memory(spec, limit))
+    assert graphs.memory is not None
+    assert graphs.memory.decisions
+    step = resolve_update(SGD(), Update(), graphs).step_model(graphs)
+    assert step is not None  # every alias was proven on the way
+    again = ir.to_proto(step).SerializeToString()
+    session = onnxruntime.InferenceSession(again, providers=["CPUExecutionProvider"])
+    feeds = _feeds(session, graphs, model)
+    outputs = [node.name for node in session.get_outputs()]
+    values = dict(zip(outputs, session.run(outputs, feeds), strict=True))
+    plain = build_graphs(load_model(model), _with_memory(spec, None))
+    training = onnxruntime.InferenceSession(
+        ir.to_proto(plain.training).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    feeds = _feeds(training, graphs, model)
+    wanted = [node.name for node in training.get_outputs()]
+    gradients = dict(zip(wanted, training.run(wanted, feeds), strict=True))
+    for name in names:
+        moved = values[f"{name}{UPDATE}"].reshape(feeds[name].shape)
+        expected = feeds[name] - np.float32(0.1) * gradients[f"{name}_grad.accumulation.out"]
+        np.testing.assert_allclose(moved, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def _with_memory(spec: TrainingGraphSpec, memory: MemorySpec | None) -> TrainingGraphSpec:
+    return dataclasses.replace(spec, memory=memory)
+
+
+def _feeds(session, graphs, model) -> dict[str, np.ndarray]:
+    data, labels = batch(model, 4)
+    known = {p.name: p.value() for p in graphs.parameters}
+    known |= {
+        "input": data, "labels": labels, "lazy_reset_grad": np.ones(1, np.bool_),
+        "update.learning_rate": np.full(1, 0.1, np.float32), "update.step": np.ones(1, np.int64),
+    }  # fmt: skip
+    return {
+        node.name: known[node.name] if node.name in known else np.zeros(node.shape, np.float32)
+        for node in session.get_inputs()
+    }
+
+
+@pytest.mark.parametrize(
+    ("formula", "update", "steps"),
+    [
+        (AdamW(), Update(clip=Clip(norm=1.0)), 1),
+        (Adafactor(), Update(), 1),
+        (AdamW(), Update(), 2),
+    ],
+)
+def test_no_step_model_where_all_gradients_are_needed(
+    formula: Formula, update: Update, steps: int, tmp_path: Path
+) -> None:
+    onnx.save(MODELS["mlp"](), tmp_path / "model.onnx")
+    manifest = build_package(
+        tmp_path / "model.onnx", tmp_path / "package", loss="cross_entropy", optimizer=formula,
+        update=update, accumulation_steps=steps, step_model="always",
+    )  # fmt: skip
+    assert manifest.files.step_model is None
+
+
+def test_by_itself_where_gradients_take_a_megabyte(tmp_path: Path) -> None:
+    for name, model, wanted in (
+        ("small", zoo.mlp((40, 30, 10)), False),
+        ("large", zoo.mlp((784, 400, 10)), True),
+    ):
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        manifest = build_package(
+            tmp_path / f"{name}.onnx", tmp_path / name, loss="cross_entropy", self_check=False
+        )
+        assert (manifest.files.step_model is not None) == wanted
+    assert build_package(
+        tmp_path / "large.onnx", tmp_path / "never", loss="cross_entropy", step_model="never"
+    ).files.step_model is None  # fmt: skip
+
+
+def test_same_recipe_same_bytes(tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        package = package_of(MODELS["transformer"](), tmp_path / name, AdamW())
+        assert package.step_model is not None
+        files.append(package.step_model.read_bytes())
+    assert files[0] == files[1]
+
+
+def test_the_training_model_is_loaded_on_demand(tmp_path: Path) -> None:
+    model = MODELS["mlp"]()
+    package = package_of(model, tmp_path, AdamW())
+    feeds = [*batch(model, 4)]
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(
+        package.training_model, state, package.eval_model, step_model_uri=package.step_model
+    )
+    optimizer = Optimizer(package.optimizer_model, module)
+    assert module.input_names() == ["input", "labels"]
+    assert module.output_names() == ["loss"]
+    moved = package.training_model.rename(tmp_path / "elsewhere.onnx")
+    first = float(optimizer.step_on(*feeds))
+    assert optimizer.step_count == 1
+    assert float(module.eval()(*feeds)[0]) < first  # beside the prediction
+    module.train()
+    with pytest.raises(OdtpackError, match="There is no model"):
+        module(*feeds)
+    moved.rename(package.training_model)
+    before = state.parameters["fc1.weight"].data.copy()
+    module(*feeds)
+    assert module.accumulated_batches == 1
+    np.testing.assert_array_equal(state.parameters["fc1.weight"].data, before)
+    optimizer.step()
+    assert optimizer.step_count == 2
+    assert np.abs(state.parameters["fc1.weight"].data - before).max() > 0
+
+
+def test_a_training_goes_on_from_the_other_way(tmp_path: Path) -> None:
+    """Checkpoints are alike: two steps, saved, and three more by the other models."""
+    model = MODELS["mlp"]()
+    package = package_of(model, tmp_path, AdamW(weight_decay=0.01))
+    feeds = [*batch(model, 4)]
+    _, wanted = train(package, feeds, 1e-3, steps=5, whole=False)
+    checkpoint = package.checkpoint
+    for whole, steps in ((True, 2), (False, 3)):
+        state = CheckpointState.load_checkpoint(checkpoint)
+        step = package.step_model if whole else None
+        module = Module(package.training_model, state, step_model_uri=step)
+        optimizer = Optimizer(package.optimizer_model, module)
+        optimizer.set_learning_rate(1e-3)
+        for _ in range(steps):
+            train_step(module, optimizer, [feeds])
+        checkpoint = tmp_path / f"after-{steps}"
+        CheckpointState.save_checkpoint(state, checkpoint, include_optimizer_state=True)
+    for name, parameter in state.parameters:
+        np.testing.assert_allclose(parameter.data, wanted[name], rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_are_kept_where_something_asks_for_them(tmp_path: Path) -> None:
+    model = MODELS["mlp"]()
+    package = package_of(model, tmp_path, SGD())
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, step_model_uri=package.step_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    feeds = [*batch(model, 4)]
+    seen: list[float] = []
+    train_step(
+        module, optimizer, [feeds],
+        before_update=lambda: seen.append(float(np.abs(module.flat.gradients.view("f4")).max())),
+    )  # fmt: skip
+    assert seen[0] > 0
+    module.flat.gradients[:] = 0
+    train_step(module, optimizer, [feeds])
+    assert not module.flat.gradients.any()
+    train_step(module, optimizer, iter([feeds, feeds]))
+    assert module.flat.gradients.any()
+
+
+def test_bad_input_changes_nothing(tmp_path: Path) -> None:
+    model = MODELS["mlp"]()
+    package = package_of(model, tmp_path, SGD())
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, step_model_uri=package.step_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    before = {name: p.data.copy() for name, p in state.parameters}
+    data, labels = batch(model, 4)
+    with pytest.raises(OdtpackError) as caught:
+        optimizer.step_on(data, labels + 10)
+    assert caught.value.code == "label-out-of-range"
+    assert optimizer.step_count == 0
+    for name, parameter in state.parameters:
+        np.testing.assert_array_equal(parameter.data, before[name])
+
+
+def test_a_step_model_of_another_package_is_refused(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("one", "other", "third")}
+    for folder in folders.values():
+        folder.mkdir()
+    package = package_of(MODELS["mlp"](), folders["one"], SGD())
+    other = package_of(zoo.mlp((40, 20, 10)), folders["other"], SGD())
+    third = package_of(MODELS["mlp"](), folders["third"], AdamW())
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    for wrong in (other.step_model, package.training_model, package.eval_model):
+        with pytest.raises(OdtpackError) as caught:
+            Module(package.training_model, state, step_model_uri=wrong)
+        assert caught.value.code == "model-mismatch"
+    module = Module(package.training_model, state, step_model_uri=third.step_model)
+    with pytest.raises(OdtpackError) as caught:
+        Optimizer(package.optimizer_model, module)
+    assert caught.value.code == "model-mismatch"
+    plain = Module(package.training_model, state)
+    with pytest.raises(OdtpackError) as caught:
+        Optimizer(package.optimizer_model, plain).step_on()
+    assert caught.value.code == "no-step-model"
