@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -163,6 +164,21 @@ def test_merged_weights(
     assert outcome.code == 0, outcome.err
     np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
     assert out.stat().st_size < 1.1 * model.stat().st_size + 1000
+
+
+def test_merged_weights_do_not_read_the_model_s_data_from_another_folder(
+    trained: Trained, run: Run, dynamo_file: Path, tmp_path: Path
+) -> None:
+    folder, source = trained("lora"), tmp_path / "source"
+    shutil.copytree(dynamo_file.parent, source)
+    model = onnx.load(source / dynamo_file.name)
+    onnx.save(model, source / "outside.onnx", save_as_external_data=True, size_threshold=0)
+    out = tmp_path / "merged.onnx"
+    adapter = exported(folder, run)
+    outcome = run("adapter", "merge", source / "outside.onnx", adapter, "--out", out)
+    assert outcome.code == 0, outcome.err
+    shutil.rmtree(source)
+    np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
 
 
 def test_what_does_not_fit_is_an_error(

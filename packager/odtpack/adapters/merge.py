@@ -22,7 +22,7 @@ from odtpack.model.loading import load_model
 _ENDS = (A, B, MAGNITUDE, FACTORS, look_up.A, look_up.B)
 
 
-def merge_adapter(path: Path, adapter: PeftAdapter) -> bytes:
+def merge_adapter(path: Path, adapter: PeftAdapter, *, beside: bool = True) -> bytes:
     """Return the serialized model with the weights that the adapter makes of its own.
 
     Computed in float64, and rounded to the type that the model stores.
@@ -30,6 +30,8 @@ def merge_adapter(path: Path, adapter: PeftAdapter) -> bytes:
     Args:
         path: The forward model that the adapter was trained on.
         adapter: The adapter.
+        beside: Whether the result goes to the folder of the model, where it may go on reading
+            the model's external data. Otherwise all of them become part of it.
 
     Raises:
         OdtpackError: The model is not valid; it has no layer of a name (``unknown-layer``), one
@@ -45,6 +47,8 @@ def merge_adapter(path: Path, adapter: PeftAdapter) -> bytes:
         )
     load_model(path)  # says what is wrong with it
     model = infer_shapes(ir.load(path))
+    if not beside:
+        ir.external_data.load_to_model(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
     layers = {layer.name: layer for layer in find_layers(model.graph)}
     pending: dict[str, dict[str, np.ndarray]] = {}

@@ -206,16 +206,19 @@ class _Writer:
         """Update one parameter."""
         op, dims = self._op, static_dims(parameter) or ()
         parts = chunks.cut(dims)
-        shape = dims if parts is None else parts.shape
+        # A vector: of [O, C, 1, 1] and a scalar ONNX Runtime computes one element at a time.
+        shape = (math.prod(dims),) if parts is None else parts.shape
         vectors = {
             "params": parameter
-            if parts is None and not late
+            if shape == dims and not late
             else after(op, late, parameter, shape),
             **{s.name: self._state(name, s.name, parameter, shape) for s in self._optimizer.state},
         }
         update = self._formula(self._group.get(name, 0))
         if parts is None:
-            results = update(op, {**vectors, "gradients": gradient})
+            flat = gradient if shape == dims else op.reshape(gradient, -1)
+            flat.type, flat.shape = parameter.type, ir.Shape(shape)
+            results = update(op, {**vectors, "gradients": flat})
         else:
             results = chunks.write(op, parts, vectors, gradient, update)
         for key, value in results.items():

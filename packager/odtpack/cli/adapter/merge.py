@@ -25,7 +25,8 @@ def merge(
     from odtpack_runtime.files.atomic import atomic_write
 
     check_writable(out, "--out")
-    content = merge_adapter(model, read_peft(adapter))
+    beside = out.resolve().parent == model.resolve().parent
+    content = merge_adapter(model, read_peft(adapter), beside=beside)
     with atomic_write(out) as stream:
         stream.write(content)
     _console.say(f"wrote {out}")
