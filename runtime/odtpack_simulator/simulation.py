@@ -30,7 +30,7 @@ from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
-from odtpack_simulator.memory.arena_use import SessionUse, session_use
+from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -44,6 +44,7 @@ from odtpack_simulator.replay.prepare import (
     choose_rate,
     evenly_spaced,
     make_job,
+    with_sessions,
     write_data,
 )
 from odtpack_simulator.replay.progress import OnProgress, ProgressReporter
@@ -165,17 +166,24 @@ def simulate(
         }
         most = max(plans, key=lambda use: plans[use].peak.nbytes)
         reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
-        timing = measure_host(dataclasses.replace(job, task="time"), on_message=reporter.message)
+        timings = {
+            use.step_model: measure_host(
+                dataclasses.replace(with_sessions(job, package, use), task="time"),
+                on_message=reporter.message,
+            )
+            for use in {use.step_model: use for use in uses}.values()
+        }
+        timing = timings[most.step_model]
         reporter.begin("measuring", steps=schedule.steps)
         # The end of an interrupted training is compared with the end of this one.
-        whole = _with_sessions(
+        whole = with_sessions(
             dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), package, most
         )
         free = _free_run(whole, reporter)
         trained = Peaks(free.peak_bytes, free.phase_peaks)
         tasks: list[Task] = [
             SettleTask(
-                _with_sessions(_within(job, f"limits-{number}"), package, use),
+                with_sessions(_within(job, f"limits-{number}"), package, use),
                 tuple(sorted({app.room for app in apps if app.sessions == use and app.room})),
                 trained if use == most else None,
             )
@@ -211,7 +219,7 @@ def simulate(
                 peaks[app.sessions],
                 free,
                 settled[app.sessions],
-                timing,
+                timings[app.sessions.step_model],
                 by_piece,
             )
             for app in apps
@@ -275,12 +283,6 @@ def _app_on(
 ) -> AppOnDevice:
     kit = policy.kit or kit_of(profile.os)
     return AppOnDevice(profile, policy, kit, session_use(manifest, kit), footprint)
-
-
-def _with_sessions(job: Job, package: Package, use: SessionUse) -> Job:
-    """The job with sessions as a kit has them; the package says what is shared."""
-    step = str(package.step_model) if use.step_model else None
-    return dataclasses.replace(job, own_arenas=use.sharing == "own", step_model=step)
 
 
 def _package_info(package: Package, given: Path) -> PackageInfo:

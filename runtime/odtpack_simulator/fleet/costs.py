@@ -19,7 +19,7 @@ from odtpack_simulator.latency.latency import carry, measure_host
 from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.replay.prepare import choose_rate, make_job, write_data
+from odtpack_simulator.replay.prepare import choose_rate, make_job, with_sessions, write_data
 from odtpack_simulator.replay.replay import OnMessage
 from odtpack_simulator.replay.sample_plan import make_sample_plan
 from odtpack_simulator.result.result import SimulationResult
@@ -75,11 +75,17 @@ def measure_devices(
         files = write_data(data.arrays, Path(folder))
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
         job = make_job(package, files, plan, rate, 1, Path(folder))
-        timing = measure_host(dataclasses.replace(job, task="time"), on_message=on_message)
+        timings = {
+            use.step_model: measure_host(
+                dataclasses.replace(with_sessions(job, package, use), task="time"),
+                on_message=on_message,
+            )
+            for use in {use.step_model: use for use in uses.values()}.values()
+        }
     return [
         carried_device(
             profile,
-            carry(timing, profile),
+            carry(timings[uses[profile.os].step_model], profile),
             peaks[uses[profile.os]],
             default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
             share=device.share,

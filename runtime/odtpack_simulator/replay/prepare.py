@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.optimizer_state import DEFAULT_LEARNING_RATE
 from odtpack_runtime.training.schedules import LearningRateSchedule, ScheduleSpec
+from odtpack_simulator.memory.arena_use import SessionUse
 from odtpack_simulator.replay.accuracy import accuracy_inputs
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.sample_plan import SamplePlan
@@ -79,6 +81,12 @@ def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
             hint=f"make room for {format_bytes(size)} there, or set TMPDIR to a folder with more",
         ) from error
     return data
+
+
+def with_sessions(job: Job, package: Package, use: SessionUse) -> Job:
+    """The job with sessions as a kit has them; the package says what is shared."""
+    step = str(package.step_model) if use.step_model else None
+    return dataclasses.replace(job, own_arenas=use.sharing == "own", step_model=step)
 
 
 def make_job(

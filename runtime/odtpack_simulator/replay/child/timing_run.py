@@ -70,7 +70,7 @@ def time_steps(job: Job, send: Send) -> None:
     seconds_each = job.calibration_seconds or CALIBRATION_SECONDS
     calibration = calibrate(job.threads, seconds_each)
     send("phase", name="creating sessions")
-    files = (job.training_model, job.eval_model, job.optimizer_model)
+    files = (job.step_model or job.training_model, job.eval_model, job.optimizer_model)
     creation = _repeated(lambda: [open_session(file, _options(job)) for file in files])
     send("phase", name="timing steps")
     batches = Batches(list(job.data.values()), job.schedule.largest_batch)
@@ -124,7 +124,9 @@ def open_trainer(job: Job, batches: Batches, *, profile: bool = False) -> Traine
     options.enable_profiling = profile
     options.profile_file_prefix = str(Path(job.folder) / "training")
     state = CheckpointState.load_checkpoint(job.checkpoint)
-    module = Module(job.training_model, state, session_options=options)
+    module = Module(
+        job.training_model, state, session_options=options, step_model_uri=job.step_model
+    )
     options.profile_file_prefix = str(Path(job.folder) / "optimizer")
     optimizer = Optimizer(job.optimizer_model, module)
     return Trainer(module, optimizer, batches, job.set_rate(optimizer))
@@ -189,7 +191,8 @@ def profiled_step(
     nodes: list[NodeRun] = []
     for prefix in ("training", "optimizer"):
         file = max(Path(job.folder).glob(f"{prefix}*.json"))  # named by time
-        nodes += typical_step(model_runs(file), made)
+        if prefix == "training" or job.step_model is None:
+            nodes += typical_step(model_runs(file), made)
         file.unlink()
     return made - 1, nodes
 
