@@ -162,7 +162,7 @@ def _new_operators(old: Manifest, new: Manifest) -> list[str]:
     known, needed = (
         {
             (f"{domain}.{name}", version)
-            for domains in manifest.operators.as_dict().values()
+            for domains in manifest.operators.by_model().values()
             for domain, names in domains.items()
             for name, version in names.items()
         }

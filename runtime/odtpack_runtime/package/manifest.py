@@ -131,6 +131,11 @@ class Operators(Part):
     optimizer_model: OperatorVersions
     step_model: OperatorVersions | None = None
 
+    def by_model(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Operators by model, of the models that the package has."""
+        found = self.as_dict()
+        return {model: domains for model, domains in found.items() if domains is not None}
+
 
 MEANINGS = {
     "data": "What the forward model takes, prepared as for its first training.",

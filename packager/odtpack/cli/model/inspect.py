@@ -112,7 +112,7 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
         _console.say(f"  {count} of them are {dtype} in the model, and stored as shown")
     _parameters([(p.name, p.role, p.dtype, p.shape) for p in manifest.parameters])
     _console.say("operators", style="bold")
-    for name, domains in manifest.operators.as_dict().items():
+    for name, domains in manifest.operators.by_model().items():
         for domain, operators in domains.items():
             _console.say(f"  {name} ({domain}): {', '.join(operators)}")
     sizes = {p.name: byte_size(p.dtype, p.shape) for p in manifest.parameters}

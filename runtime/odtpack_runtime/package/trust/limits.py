@@ -87,12 +87,7 @@ def _tensors(manifest: Manifest) -> int:
 
 
 def _domains(manifest: Manifest) -> set[str]:
-    models = (
-        manifest.operators.training_model,
-        manifest.operators.eval_model,
-        manifest.operators.optimizer_model,
-    )
-    return {domain for operators in models for domain in operators}
+    return {domain for domains in manifest.operators.by_model().values() for domain in domains}
 
 
 def _beyond(problem: str, where: str) -> OdtpackError:
