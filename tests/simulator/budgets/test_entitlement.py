@@ -7,6 +7,7 @@ import pytest
 from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
 from odtpack_simulator.device.profile import AppState, load_profile
 from odtpack_simulator.device_result import AppOnDevice, _memory
+from odtpack_simulator.memory.arena_use import SessionUse
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.replay.limits_search import Peaks
 from odtpack_simulator.result.result import DeviceMemory, Policy
@@ -14,7 +15,7 @@ from odtpack_simulator.result.result import DeviceMemory, Policy
 
 def app_on(name: str, policy: Policy) -> AppOnDevice:
     profile = load_profile(name)
-    return AppOnDevice(profile, policy, "swift", "shared", default_footprint(profile))
+    return AppOnDevice(profile, policy, "swift", SessionUse("shared", False), default_footprint(profile))
 
 
 def memory_of(name: str, policy: Policy) -> DeviceMemory:
