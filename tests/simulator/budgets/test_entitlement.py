@@ -15,7 +15,9 @@ from odtpack_simulator.result.result import DeviceMemory, Policy
 
 def app_on(name: str, policy: Policy) -> AppOnDevice:
     profile = load_profile(name)
-    return AppOnDevice(profile, policy, "swift", SessionUse("shared", False), default_footprint(profile))
+    return AppOnDevice(
+        profile, policy, "swift", SessionUse("shared", False), default_footprint(profile)
+    )
 
 
 def memory_of(name: str, policy: Policy) -> DeviceMemory:
