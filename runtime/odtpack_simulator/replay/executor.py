@@ -184,8 +184,9 @@ class RayExecutor:
         except ray.exceptions.RayError as error:
             raise worker_lost(error) from error
         finally:
+            # Without force: Ray's driver aborts if a task that it killed answers all the same.
             for reference in waiting:
-                ray.cancel(reference, force=True)
+                ray.cancel(reference)
 
     def map(
         self,
@@ -216,7 +217,7 @@ class RayExecutor:
             raise worker_lost(error) from error
         finally:
             for reference in waiting:
-                ray.cancel(reference, force=True)
+                ray.cancel(reference)
 
 
 @dataclasses.dataclass(frozen=True)
