@@ -174,15 +174,15 @@ def test_500_damaged_files_end_in_one_clear_error(
     assert {name: results[name] for name in expected} == expected
 
 
-def test_node_does_not_grow_over_ten_thousand_steps(
+def test_node_does_not_grow_over_thirty_thousand_steps(
     packages: dict[str, Path], batch: dict[str, Any]
 ) -> None:
-    task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
+    task = {"package": packages["adamw"], "data": batch, "steps": 30_000}
     resident = train(task, "node", collect=True)["resident"]
-    # The first half warms up caches and the compiler. What leaks grows in both quarters that
-    # follow; the allocator takes a large page once.
-    ends = [statistics.median(resident[end - 4 : end]) for end in (10, 15, 20)]
-    assert min(ends[1] - ends[0], ends[2] - ends[1]) < 5e5, resident
+    # The first third warms up caches and the compiler. What leaks grows in both that follow, by
+    # 200 bytes a step or more; the allocator takes a large page once.
+    ends = [statistics.median(resident[end - 4 : end]) for end in (20, 40, 60)]
+    assert min(ends[1] - ends[0], ends[2] - ends[1]) < 2e6, resident
 
 
 def test_units() -> None:
