@@ -340,9 +340,9 @@ def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
         if tokens and step.typical:
             each = step.scaled(1.0 / tokens)  # ms a token, and so s for 1,000 tokens
             ends = f"{format_interval(each, 's')} for 1,000 tokens on {device.title}"
-            figures.append(
-                ("Tokens a second, slowest device", format_number(1e3 / each.typical), ends)
-            )
+            rate = 1e3 / each.typical
+            shown = _count(round(rate)) if rate >= 10 else format_number(rate)
+            figures.append(("Tokens a second, slowest device", shown, ends))
         return figures
     if not host:
         return []
