@@ -273,12 +273,12 @@ def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = 
 
 
 def properties_of(info: LossInfo) -> dict[str, str]:
-    """What models tell of their loss in their metadata."""
+    """What the metadata of models say of their loss."""
     return {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
 
 
 def of_training(recipe: TrainingGraphSpec, level: str) -> dict[str, str]:
-    """What a training model tells besides."""
+    """What those of a training model say besides."""
     found = {"odtpack.optimization_level": level}
     if recipe.accumulation_steps > 1:
         found["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)

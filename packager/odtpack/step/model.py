@@ -11,7 +11,7 @@ input X and may lie in its memory: whoever else reads X is an ancestor of the no
 - The others are joined to one vector for each group, and updated at the end: a node takes more
   memory in a session than their gradients. ONNX Runtime would compute these gradients at the end,
   too, and keep until then what they are computed from. It starts from nodes that nothing reads: so
-  each has such a node, its Size, which is an output ``update.order.N`` that nobody asks for.
+  each has such a node, its Size, which is an output ``update.order.N`` that no caller asks for.
 """
 
 from __future__ import annotations

@@ -347,13 +347,13 @@ class _Head:
 
 def _write_all(stream: BinaryIO, parts: Iterable[memoryview]) -> None:
     """Write parts; the disk writes the first while the last are copied and hashed."""
-    begun = stream.tell()
+    asked = stream.tell()
     for part in parts:
         for at in range(0, len(part), _AT_ONCE):
             stream.write(part[at : at + _AT_ONCE])
-            if stream.tell() - begun >= _AT_ONCE:
-                begun = start_writing(stream, begun)
-    start_writing(stream, begun)
+            if stream.tell() - asked >= _AT_ONCE:
+                asked = start_writing(stream, asked)
+    start_writing(stream, asked)
 
 
 def _nbytes(data: CheckpointData) -> int:

@@ -97,7 +97,7 @@ class MappedWeights:
         return start, end - start
 
     def release(self, part: tuple[int, int] | None) -> None:
-        """Let the system drop pages; whoever reads them again gets them from the file."""
+        """Let the system drop pages; the next read gets them from the file again."""
         advice = getattr(mmap, "MADV_DONTNEED", None)
         if self._map is not None and part is not None and advice is not None:
             self._map.madvise(advice, *part)
