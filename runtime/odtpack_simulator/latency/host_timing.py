@@ -101,7 +101,9 @@ class HostTiming:
             math.sqrt(first * last)
             for first, last in zip(before, message["rates_after"], strict=True)
         )
-        alone = calibration.core_flops * gemm / calibration.gemm_flops
+        alone = gemm
+        if calibration.threads > 1:
+            alone *= calibration.core_flops / calibration.gemm_flops
         calibration = dataclasses.replace(
             calibration, gemm_flops=gemm, copy_bandwidth=copy, core_flops=alone
         )
