@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from odtpack.cli import _completion, _console
+from odtpack.cli._options import RESULT_AS_JSON
 from odtpack_simulator.device.kits import Kit
 
 if TYPE_CHECKING:
@@ -141,9 +142,7 @@ def simulate(
         typer.Option(metavar="ADDRESS", help="Ray cluster that replays, or 'local'."),
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Replay real training under the limits of devices, and judge it.
 
