@@ -129,7 +129,8 @@ def simulate(
     package.require_stock()
     manifest = package.manifest
     policy = policy or Policy()
-    _check_kits(package, profiles, policy)
+    if manifest.segments is not None:
+        check_kits(profiles, policy, str(package.path))
     _check_arguments(learning_rate, threads, interruptions, profiles)
     arrays = load_dataset(
         data_path,
@@ -234,14 +235,17 @@ def simulate(
     )
 
 
-def _check_kits(package: Package, profiles: Sequence[DeviceProfile], policy: Policy) -> None:
-    """Check that what apps on the devices train with runs segments, if the package has them.
+def check_kits(profiles: Sequence[DeviceProfile], policy: Policy, where: str) -> None:
+    """Check that what apps on the devices train with runs segments.
+
+    Args:
+        profiles: The devices.
+        policy: Says what the apps train with, if it is not the usual kit of the system.
+        where: What has segments, for messages.
 
     Raises:
         OdtpackError: ``segments-unsupported``.
     """
-    if package.manifest.segments is None:
-        return
     for profile in profiles:
         kit = policy.kit or kit_of(profile.os)
         if kit not in SEGMENT_KITS:
@@ -249,8 +253,9 @@ def _check_kits(package: Package, profiles: Sequence[DeviceProfile], policy: Pol
                 "segments-unsupported",
                 f"An app on {profile.title} trains with the kit '{kit}', and a package that is "
                 "trained segment by segment runs in Python only.",
-                where=str(package.path),
-                hint="--kit python if the app has Python; otherwise build it without --segments",
+                where=where,
+                hint="simulate it with --kit python if the app has Python; otherwise build it "
+                "without --segments",
             )
 
 

@@ -29,7 +29,8 @@ from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.sample_plan import SamplePlan
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result.result import Policy, SimulationResult
+from odtpack_simulator.simulation import check_kits
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec, Recipe
@@ -132,6 +133,8 @@ def fit(
     """
     with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as name:
         folder = Path(name)
+        if request.settings.segments:
+            check_kits(request.profiles, Policy(), str(request.settings.model))
         progress(FitProgress("build the recipe as it is"))
         ground = make_search_context(request.settings, request.data, folder, request.seed)
         local = LocalExecutor(jobs)
@@ -259,12 +262,14 @@ class _Search:
     ) -> list[tuple[Candidate, Planned]]:
         """Build and plan candidates; those that take too much memory compute again, if that helps.
 
-        A package that is built for a memory budget takes the place of the one without.
+        A package that is built for a memory budget takes the place of the one without. Segments
+        compute again as it is.
         """
         plans = packages.plan(batch, self.local, on_done=self._reporter("build and plan"))
         found = dict(zip(batch, plans, strict=True))
         ceiling = self._memory_ceiling
-        if ceiling is None or self.ground.base.memory_budget is not None:
+        base = self.ground.base
+        if ceiling is None or base.memory_budget is not None or base.segments:
             return [*found.items()]
         budget = MemoryBudget(_megabytes(ceiling.limit), self.ground.open_sizes())
         large = {

@@ -89,7 +89,6 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
     """
     settings.build(folder / "recipe")
     package = Package.open(folder / "recipe")
-    package.require_one_model("A search for what fits")
     manifest = package.manifest
     inputs = tuple(manifest.input_specs())
     arrays = load_dataset(
@@ -111,9 +110,9 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
 
 
 def _freezes(base: BuildSpec) -> Sequence[Freeze]:
-    """What may be frozen; nothing more where the recipe says what is trained."""
+    """What may be frozen; nothing more where the recipe says what is trained, or an adapter is."""
     model = load_model(base.forward_model(), named=(*base.train, *base.freeze), untie=base.untie)
     read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     trained, frozen = resolve(model, base.train, base.freeze, read)
     found = freezes(model, trained, frozen)
-    return found[:1] if base.train else found
+    return found[:1] if base.train or base.adapter is not None else found

@@ -147,7 +147,7 @@ def open_space(
     formats = set() if recipe is None else recipe.table.formats.model_fields_set
     sizes, micro_batches = _batches(recipe, wishes, train_samples, fixed_batch)
     storages: tuple[Storage | None, ...] = (None, *STORAGES)
-    if "frozen_dtype" in formats:
+    if "frozen_dtype" in formats or base.segments:  # which map frozen weights as they are
         storages = (base.frozen_storage,)
     rates = wishes.learning_rates
     if not rates and base.schedule is not None and base.schedule.learning_rate is not None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, load_runtime_graph
+from odtpack_simulator.memory.memory_plan import step_graphs
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 
 _FLOPS_PER_BYTE: Final = 8.0
 """Balance of a small core: about 8 single-precision operations for each byte it can move."""
@@ -27,7 +28,7 @@ def step_work(package: Package, shapes: Mapping[str, Sequence[int]], *, threads:
     addition. The bodies of loops count once.
 
     Args:
-        package: The package; every optimizer step runs its training model
+        package: The package; every optimizer step runs its training model, or all its segments,
             ``accumulation_steps`` times.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the session.
@@ -35,10 +36,11 @@ def step_work(package: Package, shapes: Mapping[str, Sequence[int]], *, threads:
     Raises:
         OdtpackError: The model does not load, or a shape does not fit.
     """
-    graph = load_runtime_graph(package.training_model, shapes, threads=threads)
+    graphs = step_graphs(package, shapes, threads)
     manifest = package.manifest
+    work = sum(_graph_work(graph, {}) for graph in graphs)
     trained = sum(math.prod(p.shape) for p in manifest.parameters if p.role == "trainable")
-    return manifest.accumulation_steps * _graph_work(graph, {}) + 4 * _VECTORS * trained
+    return manifest.accumulation_steps * work + 4 * _VECTORS * trained
 
 
 def _graph_work(graph: RuntimeGraph, outer: Mapping[str, tuple[tuple[int, ...], int]]) -> float:

@@ -180,6 +180,30 @@ def plan_memory(
     )
 
 
+def step_graphs(
+    package: Package, shapes: Mapping[str, Sequence[int]], threads: int = 1
+) -> list[RuntimeGraph]:
+    """The graphs that a batch runs through in training, as often as it does.
+
+    Args:
+        package: The package; of one with a step model, the training model counts.
+        shapes: Shape of one batch of each user input.
+        threads: Intra-operator threads of the sessions.
+
+    Raises:
+        OdtpackError: A model does not load, or a shape does not fit.
+    """
+
+    def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
+        return Session(name, load_runtime_graph(path, sizes, threads=threads), 0)
+
+    segments = package.manifest.segments
+    if segments is None:
+        return [opened("training", package.training_model, shapes).graph]
+    models = plan_segments(package, segments, shapes, threads, opened)
+    return [run.session.graph for run in models.afresh.runs]
+
+
 def _one_model(manifest: Manifest, training: Session, evaluation: Session, threads: int) -> Models:
     """The passes of a package with one training model."""
     additional = {output.name for output in manifest.outputs if output.role == "additional"}
