@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnx
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
@@ -25,7 +24,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.budgets.judge import judge as judge_without_budgets
 from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
-from odtpack_simulator.device.kits import Sharing, kit_of
+from odtpack_simulator.device.kits import SEGMENT_KITS, Sharing, kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.host_result import host_info, tool_version
@@ -35,6 +34,7 @@ from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
+from odtpack_simulator.memory.planning.whole_graph import whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
 from odtpack_simulator.replay.job import Job
@@ -127,9 +127,9 @@ def simulate(
     """
     package = Package.open(package_path)
     package.require_stock()
-    package.require_one_model("A simulation")
     manifest = package.manifest
     policy = policy or Policy()
+    _check_kits(package, profiles, policy)
     _check_arguments(learning_rate, threads, interruptions, profiles)
     arrays = load_dataset(
         data_path,
@@ -211,7 +211,7 @@ def simulate(
         training=_training_info(free, job),
         interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plans[most], peaks[most], most.sharing, manifest.module_names()),
+        memory=_memory_info(plans[most], peaks[most], most.sharing, manifest),
         devices=[
             device_result(
                 app,
@@ -232,6 +232,26 @@ def simulate(
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
+
+
+def _check_kits(package: Package, profiles: Sequence[DeviceProfile], policy: Policy) -> None:
+    """Check that what apps on the devices train with runs segments, if the package has them.
+
+    Raises:
+        OdtpackError: ``segments-unsupported``.
+    """
+    if package.manifest.segments is None:
+        return
+    for profile in profiles:
+        kit = policy.kit or kit_of(profile.os)
+        if kit not in SEGMENT_KITS:
+            raise OdtpackError(
+                "segments-unsupported",
+                f"An app on {profile.title} trains with the kit '{kit}', and a package that is "
+                "trained segment by segment runs in Python only.",
+                where=str(package.path),
+                hint="--kit python if the app has Python; otherwise build it without --segments",
+            )
 
 
 def _check_arguments(
@@ -290,13 +310,12 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
     manifest_bytes = (package.path / package.manifest_name).stat().st_size
     counts = [(p.role, math.prod(p.shape)) for p in manifest.parameters]
     sizes = {p.name: math.prod(p.shape) * np.dtype(p.dtype).itemsize for p in manifest.parameters}
-    training = onnx.load(str(package.training_model), load_external_data=False)
     return PackageInfo(
         path=shown_path(given),
         manifest_sha256=package.manifest_sha256,
         trainable_parameters=sum(count for role, count in counts if role == "trainable"),
         total_parameters=sum(count for _, count in counts),
-        trained_layers=len(trained_layers(training.graph, manifest)),
+        trained_layers=len(trained_layers(whole_graph(package), manifest)),
         parameter_bytes=sum(sizes.values()),
         package_bytes=manifest_bytes + sum(file.size_bytes for file in manifest.files.all()),
         adapter_bytes=(
@@ -347,8 +366,9 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
 
 
 def _memory_info(
-    plan: MemoryPlan, peaks: Peaks, sharing: Sharing, modules: Mapping[str, str]
+    plan: MemoryPlan, peaks: Peaks, sharing: Sharing, manifest: Manifest
 ) -> MemoryInfo:
+    modules, segments = manifest.module_names(), manifest.segments
     return MemoryInfo(
         predicted=plan.predicted(),
         measured_peak_bytes=peaks.nbytes,
@@ -356,6 +376,7 @@ def _memory_info(
         sharing=sharing,
         timeline=list(plan.timeline),
         tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
+        mapped_bytes=None if segments is None else sum(w.nbytes for w in segments.tensors),
     )
 
 

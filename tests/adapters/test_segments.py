@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from odtpack.errors import OdtpackError
 from odtpack.package.segments import rows
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime import OdtpackError as RuntimeFailure
+from odtpack_runtime.package.verify import verify_package
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked
+from tests.packages.mutations import seal
 from tests.packaging_tools import open_training
 
 LOSS = ("next_token", next_token)
@@ -316,6 +319,44 @@ def test_segments_that_contradict_their_files(
     with pytest.raises(RuntimeFailure) as caught:
         open_training(folder)
     assert caught.value.code in ("segments-invalid", "model-mismatch")
+
+
+def test_verify(llama_file: Path, tmp_path: Path) -> None:
+    found = verify_package(built(llama_file, tmp_path))
+    assert found.steps.training_loss is not None
+    assert found.steps.evaluation_loss is not None
+    assert "trained segment by segment" in found.checked[-1]
+    package = Package.open(tmp_path)
+    assert [item.name for item in package.manifest.all_outputs] == ["loss"]
+
+
+def _last_tensor(content: dict[str, Any]) -> dict[str, Any]:
+    tensor: dict[str, Any] = content["segments"]["tensors"][-1]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: _last_tensor(c).update(shape=[1, *_last_tensor(c)["shape"]]), "the weight"),
+        (lambda c: _last_tensor(c).update(offset=_last_tensor(c)["offset"] + 64), "length"),
+        (lambda c: c["operators"]["training_model"]["ai.onnx"].pop("Softmax"), "operators"),
+        (lambda c: c["operators"]["eval_model"]["ai.onnx"].update(Gemm=13), "operators"),
+        (lambda c: c["segments"]["segments"][-1].pop("names"), "parameters"),
+        (lambda c: c["segments"]["segments"].pop(), "parameters"),
+    ],
+)
+def test_verify_a_manifest_that_says_otherwise(
+    change: Callable[[dict[str, Any]], None], says: str, llama_file: Path, tmp_path: Path
+) -> None:
+    path = built(llama_file, tmp_path) / "manifest.json"
+    content = json.loads(path.read_bytes())
+    change(content)
+    path.write_bytes(seal(content))
+    with pytest.raises(RuntimeFailure) as caught:
+        verify_package(tmp_path)
+    assert caught.value.code in ("manifest-contradicts", "manifest-invalid")
+    assert says in caught.value.what
 
 
 def test_what_needs_one_model_refuses(llama_file: Path, tmp_path: Path) -> None:

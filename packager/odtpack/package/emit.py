@@ -33,6 +33,7 @@ from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.folder_update import update_folder
 from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile, SessionInfo
+from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
 
@@ -293,7 +294,7 @@ def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
     shown = [
         value
         for value in graph.outputs
-        if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX))
+        if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX, COTANGENT_SUFFIX))
     ]
     return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
 

@@ -64,9 +64,17 @@ class Segments:
             None if info.weights is None else folder / info.weights, info.tensors
         )
         names = [name for name in info.files() if name != info.weights]
-        sessions = {name: open_session(folder / name, options) for name in names}
-        self.training = open_session(training, options)
-        self.evaluation = None if evaluation is None else open_session(evaluation, options)
+        prefix = options.profile_file_prefix
+
+        def opened(model: Path) -> onnxruntime.InferenceSession:
+            if options.enable_profiling:  # sessions of one second would share a file
+                options.profile_file_prefix = f"{prefix}.{model.stem}"
+            return open_session(model, options)
+
+        sessions = {name: opened(folder / name) for name in names}
+        self.training = opened(training)
+        self.evaluation = None if evaluation is None else opened(evaluation)
+        options.profile_file_prefix = prefix
         self.forward = [_Part(sessions[each.forward], each) for each in info.segments]
         last = SegmentInfo(forward=training.name)
         self.last = _Part(self.training, last)
@@ -164,12 +172,22 @@ class _Part:
         }
 
     def name(self, own: str) -> str:
-        """What a name of the model's is called here; what belongs to a name goes with it."""
-        for suffix in (COTANGENT_SUFFIX, BUFFER_SUFFIX, GRADIENT_SUFFIX):
-            if own.endswith(suffix):
-                stem = own.removesuffix(suffix)
-                return self._names.get(stem, stem) + suffix
-        return self._names.get(own, own)
+        """What a name of the model's is called here."""
+        return segment_name(self._names, own)
+
+
+def segment_name(names: Mapping[str, str], own: str) -> str:
+    """Return what a segment calls an input or output of its model.
+
+    Args:
+        names: What is called differently, see :class:`SegmentInfo`.
+        own: The name in the model; what belongs to a name (its gradient) goes with it.
+    """
+    for suffix in (COTANGENT_SUFFIX, BUFFER_SUFFIX, GRADIENT_SUFFIX):
+        if own.endswith(suffix):
+            stem = own.removesuffix(suffix)
+            return names.get(stem, stem) + suffix
+    return names.get(own, own)
 
 
 def _renamed(node: Any, name: str) -> Any:
@@ -365,6 +383,7 @@ class SegmentedGraph(UserInputs):
             else:
                 given[name] = self._room(name, result.shape, result.dtype)
                 given[name][...] = result
+            run.let_allocate(name)  # which gives the memory of the last run back
 
     def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Memory for a value between segments, the same as the last time if its size is."""

@@ -24,6 +24,7 @@ class Labels:
         shown: What to call a parameter, by name, where it has a better name than its own.
         later: Start of the names of nodes that the first output does not need; in a training
             graph that is the gradient.
+        gradient: Whether it computes gradients alone: all its nodes are such then.
     """
 
     def __init__(
@@ -33,12 +34,13 @@ class Labels:
         *,
         shown: Mapping[str, str] = MappingProxyType({}),
         later: str = "",
+        gradient: bool = False,
     ) -> None:
         self._fixed = {*graph.inputs, *graph.outputs}
         producers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
         neighbours = _neighbours(graph, producers)
         layers = _layers(graph, {name: shown.get(name, name) for name in parameters}, neighbours)
-        self._forward = forward = _needed(graph, producers)
+        self._forward = forward = set() if gradient else _needed(graph, producers)
         self._nodes: list[str] = []
         self._values: dict[str, str] = {}
         for index, (node, layer) in enumerate(zip(graph.nodes, layers, strict=True)):

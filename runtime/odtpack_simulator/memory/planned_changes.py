@@ -125,6 +125,8 @@ class _Variants:
 
     def freezes(self) -> Iterator[_Freeze]:
         """What could be frozen besides what is: the first layers, up to all but the last."""
+        if self._package.manifest.segments is not None:
+            return  # each has its own gradients
         graph = self._training.graph
         external = onnx.TensorProto.EXTERNAL
         if any(tensor.data_location == external for tensor in graph.initializer):

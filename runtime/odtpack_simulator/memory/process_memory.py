@@ -21,6 +21,7 @@ import mmap
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnxruntime
@@ -84,6 +85,11 @@ def _status() -> dict[str, int]:
     return figures
 
 
+def _files(status: Mapping[str, int]) -> int:
+    """Bytes of pages of files."""
+    return status.get("RssFile", 0) + status.get("RssShmem", 0)
+
+
 def give_back_freed_memory() -> None:
     """Let the C allocator return freed memory to the system, where it can.
 
@@ -102,13 +108,18 @@ class MemoryMeter:
     because their bytecode is not stored, leaves 2 MB of free heap, in which a small
     training would hide.
 
+    Args:
+        files_change: Pages of files come and go within a phase, as those of mapped weights do, and
+            the kernel's mark counts them. Memory is looked at again and again then: the peak is the
+            most that was seen, or the mark less the most pages of files that were, if that is more.
+
     Attributes:
         unavailable: Why nothing can be measured here; None if it can.
         peak: Highest value so far, in bytes.
         limit: Bytes above which the end of a phase raises; None for any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, files_change: bool = False) -> None:
         self.peak = 0
         self.limit: int | None = None
         self.unavailable: str | None = None
@@ -120,7 +131,8 @@ class MemoryMeter:
         except (OSError, KeyError, ValueError):
             self.unavailable = f"{sys.platform} does not report to a process its anonymous memory"
             return
-        if not self._reset():
+        self._is_marked = self._reset()
+        if files_change or not self._is_marked:
             self._sampler = _Sampler()
 
     def mark(self) -> int:
@@ -132,13 +144,13 @@ class MemoryMeter:
         if self.unavailable:
             return 0
         status = _status()
-        peak = status["RssAnon"]
-        if self._sampler is None:
-            files = status.get("RssFile", 0) + status.get("RssShmem", 0)
+        peak, files = status["RssAnon"], _files(status)
+        if self._sampler is not None:
+            seen, most = self._sampler.take()
+            peak, files = max(peak, seen), max(files, most)
+        if self._is_marked:
             peak = max(peak, status["VmHWM"] - files)
             self._reset()
-        else:
-            peak = max(peak, self._sampler.take())
         above = max(0, peak - self._base)
         self.peak = max(self.peak, above)
         if self.limit is not None and above > self.limit:
@@ -160,20 +172,23 @@ class MemoryMeter:
 
 
 class _Sampler:
-    """A thread that looks at anonymous memory, where the kernel's mark cannot be reset."""
+    """A thread that looks at memory, where the kernel's mark is not enough."""
 
     def __init__(self) -> None:
-        self._highest = 0
+        self._highest = self._files = 0
         self._end = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while not self._end.wait(_SAMPLING_SECONDS):
-            self._highest = max(self._highest, _status()["RssAnon"])
+            status = _status()
+            self._highest = max(self._highest, status["RssAnon"])
+            self._files = max(self._files, _files(status))
 
-    def take(self) -> int:
-        highest, self._highest = self._highest, 0
-        return highest
+    def take(self) -> tuple[int, int]:
+        """The most of both since the last time."""
+        highest, files, self._highest, self._files = self._highest, self._files, 0, 0
+        return highest, files
 
     def stop(self) -> None:
         self._end.set()

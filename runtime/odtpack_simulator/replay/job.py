@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from odtpack_runtime.session.segments import segments_beside
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_runtime.training.schedules import make_schedule
@@ -117,6 +118,13 @@ class Job:
     def saved_checkpoint(self) -> Path:
         """Where the training saves its checkpoint."""
         return Path(self.keep_checkpoint or Path(self.folder) / "checkpoint")
+
+    @property
+    def segment_files(self) -> list[Path]:
+        """Files of the package's segments, their weights included; none with one model."""
+        beside = segments_beside(self.training_model)
+        folder = Path(self.training_model).parent
+        return [] if beside is None else [folder / name for name in beside[0].files()]
 
     @property
     def keeps_position(self) -> bool:

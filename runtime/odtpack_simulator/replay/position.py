@@ -95,7 +95,8 @@ def run_digest(job: Job) -> str:
     """
     digest = hashlib.sha256()
     step = () if job.step_model is None else (job.step_model,)
-    for name in (job.training_model, job.optimizer_model, *step, job.checkpoint):
+    files = (job.training_model, job.optimizer_model, *step, job.checkpoint, *job.segment_files)
+    for name in map(str, files):
         try:
             digest.update(bytes.fromhex(file_sha256(Path(name))))
         except OSError as error:

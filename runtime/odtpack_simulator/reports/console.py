@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from odtpack_simulator.reports.view import device_text, matrix, view
-from odtpack_simulator.reports.view.process_bar import LEGEND, process_bars
+from odtpack_simulator.reports.view.process_bar import LEGEND, mapped_words, process_bars
 from odtpack_simulator.result.result import SimulationResult, Verdict
 from odtpack_simulator.values.plain_text import clean
 
@@ -81,6 +81,8 @@ def _print_bars(result: SimulationResult, console: Console) -> None:
     for (drawn, words), titles in lines.items():
         console.print(Text(f"{drawn}  {clean(view.name_list(titles))}"))
         console.print(Padding(Text(clean(words), style="dim"), (0, 0, 0, 2)))
+    if words := mapped_words(result):
+        console.print(Text(words, style="dim"))
 
 
 def _topics(result: SimulationResult, width: int) -> list[str]:

@@ -17,7 +17,12 @@ from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_
 from odtpack_simulator.reports.view.plain import MOST_TEXT, shortened
 from odtpack_simulator.reports.view.plain import VERDICT_SYMBOLS as _SYMBOLS
 from odtpack_simulator.reports.view.plain import markdown_text as _text
-from odtpack_simulator.reports.view.process_bar import LEGEND, ProcessBar, process_bars
+from odtpack_simulator.reports.view.process_bar import (
+    LEGEND,
+    ProcessBar,
+    mapped_words,
+    process_bars,
+)
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_bytes
@@ -87,6 +92,8 @@ def _blocks(result: SimulationResult) -> Iterator[_Block]:
         yield _details(f"{len(opened)} checks that did not pass", _CHECK_HEAD, opened)
     bars = [_bar_row(bar) for bar in process_bars(result)]
     if bars:
+        if mapped := mapped_words(result):
+            bars.append(f"\n{_text(mapped)}\n")
         yield _details("Memory of the whole process on each device", _BAR_HEAD, bars)
     yield from _campaign(result)
     if result.interruption is not None:

@@ -95,6 +95,9 @@ class MemoryInfo(Part):
 
     Of several kits in a result (see :class:`DeviceMemory`) it is that of the one that needs most:
     ``sharing`` says how its sessions come by their memory; null in results of earlier versions.
+    ``mapped_bytes`` are those of frozen weights in a file that is mapped: clean pages, which the
+    system drops and reads again, and which no limit of memory is about. They are no part of
+    any other figure; null where all weights are in memory.
     ``changes`` are planned where a check about memory failed; null where none did.
     """
 
@@ -105,6 +108,7 @@ class MemoryInfo(Part):
     tensors_at_peak: list[PeakTensor]
     changes: list[PlannedChange] | None = None
     sharing: Sharing | None = None
+    mapped_bytes: Bytes | None = None
 
 
 class DeviceMemory(Part):

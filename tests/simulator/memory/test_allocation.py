@@ -20,7 +20,7 @@ from odtpack_runtime import CheckpointState, Module
 from odtpack_simulator.memory import allocation
 from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
 from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input
-from odtpack_simulator.memory.memory_plan import stable_name
+from odtpack_simulator.memory.planning.life import stable_name
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 from tests.simulator.graphs import load_model
 from tests.simulator.packages import MODELS, Case

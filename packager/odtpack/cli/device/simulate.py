@@ -179,7 +179,6 @@ def simulate(
         budgets.check_devices([profile.name for profile in profiles] + list_profiles())
     opened = Package.open(package)
     opened.require_stock()
-    opened.require_one_model("A simulation")
     own = [Path(name) for name in device or [] if name.endswith(".toml")]
     check_reports(
         report or [],

@@ -64,14 +64,16 @@ def time_steps(job: Job, send: Send) -> None:
       profile adds), ``flops`` and ``moved_bytes``, put together where all of a run is alike;
       ``profiled_steps``;
     - ``session_creation``, ``checkpoint_load`` and ``checkpoint_save``: ``ms`` and ``cpu_ms``,
-      medians; ``checkpoint_bytes``, ``model_bytes``.
+      medians; ``checkpoint_bytes``, ``model_bytes``, those of mapped weights included.
     """
     send("phase", name="calibrating this machine")
     seconds_each = job.calibration_seconds or CALIBRATION_SECONDS
     calibration = calibrate(job.threads, seconds_each)
     send("phase", name="creating sessions")
-    files = (job.step_model or job.training_model, job.eval_model, job.optimizer_model)
-    creation = _repeated(lambda: [open_session(file, _options(job)) for file in files])
+    files = [job.step_model or job.training_model, job.eval_model, job.optimizer_model]
+    files += map(str, job.segment_files)
+    models = [file for file in files if file.endswith(".onnx")]
+    creation = _repeated(lambda: [open_session(file, _options(job)) for file in models])
     send("phase", name="timing steps")
     batches = Batches(list(job.data.values()), job.schedule.largest_batch)
     trainer = open_trainer(job, batches)
@@ -190,10 +192,10 @@ def profiled_step(
     gc.collect()  # a session writes its profile when it goes
     nodes: list[NodeRun] = []
     for prefix in ("training", "optimizer"):
-        file = max(Path(job.folder).glob(f"{prefix}*.json"))  # named by time
-        if prefix == "training" or job.step_model is None:
-            nodes += typical_step(model_runs(file), made)
-        file.unlink()
+        for file in sorted(Path(job.folder).glob(f"{prefix}*.json")):  # one for each session
+            if prefix == "training" or job.step_model is None:
+                nodes += typical_step(model_runs(file), made)
+            file.unlink()
     return made - 1, nodes
 
 

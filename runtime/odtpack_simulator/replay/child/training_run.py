@@ -73,7 +73,7 @@ def train(job: Job, send: Send) -> None:
             is not one to go on from.
     """
     run = run_digest(job) if job.keeps_position else None
-    meter = MemoryMeter()
+    meter = MemoryMeter(files_change=bool(job.segment_files))
     if job.limit_bytes is not None:
         arena = session_info(job.training_model).arena
         methods = methods_for(job.limit_methods, arena=arena)

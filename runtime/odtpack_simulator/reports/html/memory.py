@@ -12,7 +12,7 @@ from odtpack_simulator.reports.drawing import charts, row_charts
 from odtpack_simulator.reports.drawing.axes import linear_axis
 from odtpack_simulator.reports.drawing.row_charts import Bar
 from odtpack_simulator.reports.view import device_text, view
-from odtpack_simulator.reports.view.process_bar import kit_words, process_bars
+from odtpack_simulator.reports.view.process_bar import kit_words, mapped_words, process_bars
 from odtpack_simulator.result.result import (
     DeviceResult,
     MemoryBreakdown,
@@ -50,6 +50,7 @@ class MemorySection:
     limits_axis: Markup
     apps: list[tuple[str, str, str]]
     runtime: int
+    mapped: str
     phases: list[Bar]
     chart: Markup
     lines: list[tuple[str, str, str]]
@@ -72,6 +73,7 @@ def memory_section(result: SimulationResult) -> MemorySection:
         limits_axis=axis,
         apps=_apps(result),
         runtime=max((bar.runtime for bar in process_bars(result)), default=0),
+        mapped=mapped_words(result),
         phases=_phases(result),
         chart=charts.timeline_chart(live, lines, parts_of_step(timeline)),
         lines=[

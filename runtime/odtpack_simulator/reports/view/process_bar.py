@@ -79,6 +79,17 @@ def process_bars(result: SimulationResult) -> list[ProcessBar]:
     ]
 
 
+def mapped_words(result: SimulationResult) -> str:
+    """What lies in a mapped file and so in no bar; empty where nothing does."""
+    mapped = result.memory.mapped_bytes
+    if not mapped:
+        return ""
+    return (
+        f"base mapped: {format_bytes(mapped)} of frozen weights in a file; the system drops their "
+        "pages and reads them again, and they count towards no limit"
+    )
+
+
 def _bar(device: DeviceResult, memory: DeviceMemory) -> ProcessBar:
     return ProcessBar(
         title=device.title,

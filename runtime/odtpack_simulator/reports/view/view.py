@@ -353,14 +353,13 @@ def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
 
 def _parameters(result: SimulationResult) -> str:
     trainable, total = result.package.trainable_parameters, result.package.total_parameters
-    if trainable == total:
-        return f"{_count(total)} parameters, all trained"
-    if (adapter := result.package.adapter_bytes) is not None:
-        return (
-            f"{_count(trainable)} of {_count(total)} parameters trained, "
-            f"the adapter is {format_bytes(adapter)}"
-        )
-    return f"{_count(trainable)} of {_count(total)} parameters trained"
+    adapter, mapped = result.package.adapter_bytes, result.memory.mapped_bytes
+    of = "" if trainable == total else f"of {_count(total)} "
+    if adapter is None and mapped is None:
+        return f"{_count(trainable)} {of}parameters" + (" trained" if of else ", all trained")
+    base = "the base is in memory" if mapped is None else f"base mapped: {format_bytes(mapped)}"
+    size = [] if adapter is None else [f"the adapter is {format_bytes(adapter)}"]
+    return ", ".join([f"{_count(trainable)} {of}parameters trained", *size, base])
 
 
 def _count(value: int) -> str:
