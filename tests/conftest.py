@@ -5,16 +5,25 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
+import os
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.sweep import Asked
 
 if TYPE_CHECKING:
     from odtpack_simulator.replay.job import Job, Message
 
 NODE_CASES = "node cases "
 SWEEPS = ("test_gradient_is_that_of_both_oracles", "test_gradient_of_the_body_is_that_of_both")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make no cases of the sweep where they are left out."""
+    Asked.rest = "not sweep" not in config.option.markexpr
 
 
 def pytest_collection_finish() -> None:
@@ -59,6 +68,45 @@ def short_calibration() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency, "run_child", briefly)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Sessions of this process that name no number of threads have one, and so has PyTorch.
+
+    The tests run on all cores as it is, and threads wait for each other in a busy loop: with one
+    for each core a session took twice the time to open, and a small step as well.
+    """
+    import onnxruntime
+
+    original = onnxruntime.InferenceSession.__init__
+
+    def alone(self: Any, model: Any, sess_options: Any = None, *others: Any, **named: Any) -> None:
+        options = onnxruntime.SessionOptions() if sess_options is None else sess_options
+        asked = options.intra_op_num_threads
+        options.intra_op_num_threads = asked or 1
+        try:
+            original(self, model, options, *others, **named)
+        finally:
+            options.intra_op_num_threads = asked
+
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime.InferenceSession, "__init__", alone)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Files that this process writes need not survive a power cut.
+
+    A build waits for the disk twenty times, for as long as it computes. Processes that tests
+    start wait as they do for users, and there tests kill and fail what is written.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

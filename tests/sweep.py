@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 
 
+class Asked:
+    """Whether the rest is asked, too: pytest took as long to leave tests out as to collect them."""
+
+    rest = True
+
+
 def split(
     cases: Iterable[Any], part: Callable[[Any], bool], *, name: Callable[[Any], str] = str
 ) -> list[Any]:
     """Return the cases as parameters; those that are not in the part are marked ``sweep``."""
-    return [
-        pytest.param(case, id=name(case), marks=[] if part(case) else [pytest.mark.sweep])
-        for case in cases
-    ]
+    cases = list(cases)
+    return split_rows([(case,) for case in cases], part, [name(case) for case in cases])
 
 
 def split_rows(
@@ -25,6 +29,7 @@ def split_rows(
     rows = list(rows)
     names: list[str | None] = [*ids] if ids is not None else [None] * len(rows)
     return [
-        pytest.param(*row, id=name, marks=[] if part(*row) else [pytest.mark.sweep])
+        pytest.param(*row, id=name, marks=[] if inside else [pytest.mark.sweep])
         for row, name in zip(rows, names, strict=True)
+        if (inside := part(*row)) or Asked.rest
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from odtpack.gc_pause import paused_collector
+from odtpack.gc_pause import _Collector, paused_collector
 
 
 class Knot:
@@ -19,8 +19,9 @@ class Knot:
 
 
 @pytest.fixture
-def nothing_frozen() -> Iterator[None]:
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The collector as most programs know it; the tests' own heap is frozen."""
+    monkeypatch.setattr(_Collector, "frozen", False)
     gc.unfreeze()
     yield
     gc.collect()
@@ -55,6 +56,15 @@ def test_what_a_program_froze_stays_frozen() -> None:
     assert gc.get_freeze_count() == before
     gc.collect(0)  # which a young object does not survive
     assert left() is None
+
+
+def test_frozen_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(_Collector, "frozen", False)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
+    leave_a_knot()
+    leave_a_knot()
+    assert counted == [1]
 
 
 def test_a_paused_collector_stays_paused() -> None:

@@ -135,7 +135,9 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    def __init__(self, size: int, classes: int, width_mult: float, batch_norm: str) -> None:
+    def __init__(
+        self, size: int, classes: int, width_mult: float, batch_norm: str, stages: int = 7
+    ) -> None:
         super().__init__()
 
         def scaled(channels: int) -> int:
@@ -147,7 +149,8 @@ class MobileNetV2(nn.Module):
         expands = [1] + [6] * 16
         channels = [16] + [24] * 2 + [32] * 3 + [64] * 4 + [96] * 3 + [160] * 3 + [320]
         strides = [1, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1]
-        for expand, wanted, stride in zip(expands, channels, strides, strict=True):
+        count = sum((1, 2, 3, 4, 3, 3, 1)[:stages])
+        for expand, wanted, stride in list(zip(expands, channels, strides, strict=True))[:count]:
             fan_out = scaled(wanted)
             blocks.append(InvertedResidual(fan_in, fan_out, stride, expand, batch_norm))
             fan_in = fan_out

@@ -106,8 +106,7 @@ def build_package(
         remark: Takes a sentence about each parameter that is not frozen and still will not
             train, and about each that several places train as one.
         runtime: What is to run the package.
-        sessions: How its sessions come by their memory, see
-            :data:`odtpack_runtime.session.options.SETTINGS`.
+        sessions: How its sessions come by their memory, see :data:`odtpack.choices.SESSIONS`.
         step_model: Whether to write a training model that also updates the parameters, see
             :mod:`odtpack.step.model`.
         segments: Cut the network into models that run one after the other, see

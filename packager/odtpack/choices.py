@@ -12,7 +12,21 @@ ORT_TRAINING: Final = "ort-training"
 """onnxruntime-training, whose own operators accumulate and update in place."""
 
 Sessions = Literal["fast", "small"]
-"""How the sessions of a package come by their memory, see docs/adr/0012."""
+"""How the sessions of a package come by their memory: see :data:`SESSIONS`."""
+
+SESSIONS: Final[dict[Sessions, dict[str, bool]]] = {
+    "fast": {"shared_allocator": True},
+    "small": {"arena": False},
+}
+"""Setting -> fields of :class:`odtpack_runtime.package.manifest_device.SessionInfo`. What was
+measured is in docs/adr/0012.
+
+``fast``: all sessions of a training take their memory from one arena. What one has freed the
+next one uses, and what an app holds does not hang on the system's allocator. ``small``: no
+arena, every tensor is the system's: what is freed goes back if the system takes it, which the
+allocators of iOS and Android do, and glibc's below a threshold that the app sets. It takes
+about a tenth less, and a step 1.6 to 2.6 times the time.
+"""
 
 StepModel = Literal["auto", "always", "never"]
 """Whether a package carries a step model; by itself, where its gradients are worth one."""

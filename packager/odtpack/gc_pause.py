@@ -8,9 +8,16 @@ from contextlib import contextmanager
 
 
 class _Collector:
-    """Whether an earlier graph may still wait to be freed."""
+    """What is known of the collector.
+
+    Attributes:
+        left_behind: Whether an earlier graph may still wait to be freed.
+        frozen: Whether the program froze objects of its own. It is asked until it has: to count
+            them takes as long as a small build.
+    """
 
     left_behind = False
+    frozen = False
 
 
 @contextmanager
@@ -38,7 +45,8 @@ def paused_collector() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if gc.get_freeze_count() == 0:
+            _Collector.frozen = _Collector.frozen or gc.get_freeze_count() > 0
+            if not _Collector.frozen:
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
                 _Collector.left_behind = True

@@ -12,6 +12,7 @@ The points are chosen away from kinks by the cases (see ``spread``), not by the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,6 @@ from tests.autodiff.points import (  # noqa: F401  (tables of cases take them fr
     spread,
     spread_apart,
 )
-
-torch.set_num_threads(1)  # tensors this small only wait for a second one
 
 STEP = 1e-6
 ELEMENTWISE_LIMIT = 24  # larger inputs are differenced along random directions
@@ -95,7 +94,7 @@ class Case:
     expanded: bool = False
     label: str = ""
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         parts = [self.op, self.label, f"opset{self.opset}", "batch" if self.batch else ""]
         parts += [name + "".join(map(str, axes)) for name, axes in self.symbols.items()]

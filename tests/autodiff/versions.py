@@ -87,7 +87,7 @@ def _allowed(case: Case, opset: int) -> bool:
     older, newer = sorted((case.opset, opset))
     required = {name for name, attribute in schema.attributes.items() if attribute.required}
     return (
-        _runs(schema)
+        _runs(case.op, opset)
         and not older < CHANGED_MEANING.get(case.op, 0) <= newer
         and required <= set(case.attrs) <= set(schema.attributes)
         and schema.min_input <= len(case.inputs) <= schema.max_input
@@ -98,8 +98,10 @@ def _allowed(case: Case, opset: int) -> bool:
     )  # fmt: skip
 
 
-def _runs(schema: Any) -> bool:
+@functools.cache
+def _runs(op_type: str, opset: int) -> bool:
     """Whether a release has a kernel of this version, or expands its function."""
+    schema: Any = onnx.defs.get_schema(op_type, opset, "")
     kernels = [key for key in _KERNELS if key.startswith(f"{schema.name};")]
     found = f"{schema.name};{schema.since_version}" in kernels
     return found or not kernels or schema.has_function or schema.has_context_dependent_function

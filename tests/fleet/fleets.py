@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from sklearn.datasets import load_digits
 
 from odtpack.build import build_package
 from odtpack.demo.cnn import cnn
@@ -38,6 +37,8 @@ rounds = 3
 
 def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int] = (4, 8)) -> Path:
     """The digits, ``digits.npz``, and a small package for them, ``package``."""
+    from sklearn.datasets import load_digits  # takes a second: not while tests are collected
+
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)
     np.savez(folder / "digits.npz", input=images, labels=digits.target.astype(np.int64))

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from tests.cli.conftest import run
-from tests.training.conftest import one_torch_thread
 
-__all__ = ["one_torch_thread", "run"]
+__all__ = ["run"]

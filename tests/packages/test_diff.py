@@ -88,6 +88,23 @@ def test_operators_are_those_of_the_models(tmp_path: Path) -> None:
     assert found.app.reduced_runtime_rebuild
 
 
+def test_operators_of_the_step_model(tmp_path: Path) -> None:
+    """It is compared as the other models are, and one that comes or goes with all it needs."""
+    mean = {"loss": "mse", "step_model": "always"}
+    found = compared(tmp_path, {"step_model": "always"}, mean)
+    names = [
+        {node.op_type for node in onnx.load(tmp_path / folder / "step_model.onnx").graph.node}
+        for folder in ("old", "new")
+    ]
+    (change,) = (change for change in found.operators if change.model == "step_model")
+    assert set(change.added) == names[1] - names[0]
+    assert set(change.removed) == names[0] - names[1]
+    assert change.removed
+    build(tmp_path / "without", loss="mse", step_model="never")
+    (change,) = diff_packages(tmp_path / "without", tmp_path / "new").operators
+    assert (change.model, set(change.added), change.removed) == ("step_model", names[1], ())
+
+
 def test_operators_that_only_move_between_models_need_no_rebuild(tmp_path: Path) -> None:
     """A reduced build has an operator or has it not, whichever model uses it."""
     found = compared(tmp_path, {"optimizer": AdamW()}, {"optimizer": SGD()})

@@ -39,7 +39,7 @@ def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
 
 
 def mobilenet(batch_norm: Any) -> onnx.ModelProto:
-    return zoo.mobilenet_v2(size=32, classes=3, width_mult=0.1, batch_norm=batch_norm)
+    return zoo.mobilenet_v2(32, classes=3, width_mult=0.1, batch_norm=batch_norm, stages=2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tests import zoo
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sizes")
-    build_package(zoo.cnn(), folder, loss="cross_entropy", nominal=True)
+    build_package(zoo.cnn(), folder, loss="cross_entropy", nominal=True, step_model="always")
     return folder
 
 
@@ -68,9 +68,10 @@ def test_parameters_by_module(root: Part, folder: Path) -> None:
     assert find(checkpoint, module).nbytes == expected
 
 
-def test_model_by_operators(root: Part, folder: Path) -> None:
+@pytest.mark.parametrize("file", ["training_model.onnx", "step_model.onnx"])
+def test_model_by_operators(root: Part, folder: Path, file: str) -> None:
     """Names, counted by hand; the operators of nodes in branches count, too."""
-    model = onnx.load(folder / "training_model.onnx")
+    model = onnx.load(folder / file)
     nodes, total, counts = list(model.graph.node), 0, {}
     while nodes:
         node = nodes.pop()
@@ -78,7 +79,7 @@ def test_model_by_operators(root: Part, folder: Path) -> None:
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
         nodes += [inner for a in node.attribute if a.HasField("g") for inner in a.g.node]
     total += sum(len(tensor.name) for tensor in model.graph.initializer)
-    part = find(root, "training_model.onnx")
+    part = find(root, file)
     assert find(part, "names").nbytes == total
     found = {p.name for p in find(part, "nodes").parts}
     assert found == {f"{count} × {name}" for name, count in counts.items()}

@@ -69,7 +69,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     "cnn": (zoo.cnn, OptimType.SGD, 8),
     "mobilenet": (lambda: zoo.mobilenet_v2(size=64, width_mult=0.5), OptimType.AdamW, 8),
     "batchnorm": (
-        lambda: zoo.mobilenet_v2(size=32, width_mult=0.35, batch_norm="train"),
+        lambda: zoo.mobilenet_v2(size=32, width_mult=0.35, batch_norm="train", stages=4),
         OptimType.SGD,
         4,
     ),

@@ -57,8 +57,8 @@ LEVELS = {
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp": lambda: zoo.mlp((40, 30, 10)),
     "cnn": lambda: zoo.cnn(size=14, width=(8, 12), hidden=32),
-    "mobilenet-fold": lambda: zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="fold"),
-    "mobilenet-train": lambda: zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train"),
+    "mobilenet-fold": lambda: zoo.mobilenet_v2(32, width_mult=0.2, stages=3),
+    "mobilenet-train": lambda: zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train", stages=3),
     "transformer": lambda: zoo.transformer_encoder(vocab=50, d=32, layers=2, T=16, ff=64, opset=17),
     "tables": tables,  # one of them is a factor of a product, too
 }

@@ -155,7 +155,7 @@ def test_external_data(tmp_path: Path) -> None:
 
 
 def test_the_model_is_not_changed(tmp_path: Path) -> None:
-    model = zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train")
+    model = zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train", stages=2)
     before = model.SerializeToString(deterministic=True)
     graph = ir.from_proto(model)
     listed = ir.to_proto(graph).SerializeToString(deterministic=True)
@@ -330,7 +330,7 @@ def test_nominal_checkpoint(tmp_path: Path) -> None:
 
 def test_statistics_are_state(tmp_path: Path) -> None:
     """Whether they are frozen or not; the step writes them, nobody trains them."""
-    model = zoo.mobilenet_v2(32, 4, 0.2, "train")
+    model = zoo.mobilenet_v2(32, 4, 0.2, "train", stages=2)
     statistics = statistic_names(model)
     plain = generate(model, tmp_path / "a")
     frozen = generate(model, tmp_path / "b", frozen_params=statistics)

@@ -20,7 +20,7 @@ from tests.training.forward import contents, linear, make
 ORT_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp": lambda: zoo.mlp((6, 5, 4)),
     "cnn": lambda: zoo.cnn(size=8, width=(4, 6), classes=4),
-    "mobilenet": lambda: zoo.mobilenet_v2(32, 4, 0.2, "train"),
+    "mobilenet": lambda: zoo.mobilenet_v2(32, 4, 0.2, "train", stages=2),
     "transformer": lambda: zoo.transformer_encoder(
         vocab=20, d=16, layers=1, T=8, ff=32, classes=4, opset=14
     ),
@@ -62,7 +62,7 @@ EMITTED = {
     },
     **{
         f"mobilenet-{mode}-{opset}": lambda mode=mode, opset=opset: zoo.mobilenet_v2(
-            32, 4, 0.2, mode, opset=opset
+            32, 4, 0.2, mode, stages=2, opset=opset
         )
         for mode, opset in (("fold", 12), ("train", 14), ("train", 21), ("eval", 17))
     },

@@ -33,7 +33,7 @@ LEVELS = {
     "extended": Level.ORT_ENABLE_EXTENDED,
     "all": Level.ORT_ENABLE_ALL,
 }
-SMALL_MOBILENET = {"size": 64, "width_mult": 0.2}
+SMALL_MOBILENET = {"size": 64, "width_mult": 0.2, "stages": 3}
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import pytest
 
 from tests import zoo
 from tests.packaging_tools import batch, generate, statistic_names
+from tests.sweep import split, split_rows
 from tests.training import runs, settled
 
 SMALL_TRANSFORMER = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
@@ -44,7 +45,10 @@ def test_small_models(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch_norm", "size", "seed", "learning_rate"),
     # Batches for which no activation comes near a kink in ten steps, see tests.training.settled.
-    [("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
+    split_rows(
+        [("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
+        lambda batch_norm, *_: batch_norm == "train",
+    ),
 )
 def test_mobilenet(
     batch_norm: str, size: int, seed: int, learning_rate: float, tmp_path: Path
@@ -62,9 +66,10 @@ def test_mobilenet(
     assert any(name.endswith("running_var") for name in moved) == (batch_norm == "train")
 
 
-def test_mobilenet_as_it_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", split([3, 7], lambda stages: stages == 3))
+def test_mobilenet_as_it_starts(stages: int, tmp_path: Path) -> None:
     """One step from the zoo's own values, where a fair part of the activations is clipped."""
-    model = zoo.mobilenet_v2(batch_norm="train")
+    model = zoo.mobilenet_v2(batch_norm="train", stages=stages)
     x, labels = batch(model, 8)
     generate(model, tmp_path)
     before = runs.initial(model)

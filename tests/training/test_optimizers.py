@@ -104,9 +104,11 @@ def test_follows_pytorch(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_clipping_and_groups(kind: str, update: str, tmp_path: Path) -> None:
-    check_against_float64(Run(KINDS[kind], UPDATES[update], tmp_path / "formula"))
+    run = Run(KINDS[kind], UPDATES[update], tmp_path)
+    check_against_float64(run)
     if in_torch(KINDS[kind]):
-        check_against_torch(Run(KINDS[kind], UPDATES[update], tmp_path / "torch"))
+        run.open()
+        check_against_torch(run)
 
 
 @pytest.mark.parametrize("update", ["groups-and-clip", "clip-value"])

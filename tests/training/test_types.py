@@ -30,6 +30,7 @@ from tests.packaging_tools import (
     statistic_names,
     trainable_names,
 )
+from tests.sweep import split
 from tests.training import runs
 from tests.training.forward import linear
 
@@ -171,9 +172,10 @@ def test_float16_losses_are_computed_in_float32(loss: str, tmp_path: Path) -> No
     assert np.isfinite(gradient).all()
 
 
-def test_float16_batch_normalization_keeps_statistics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", split([2, 7], lambda stages: stages == 2))
+def test_float16_batch_normalization_keeps_statistics(stages: int, tmp_path: Path) -> None:
     """A float16 MobileNetV2 with statistics, kept in float16 as the model has them."""
-    model = rounded(zoo.mobilenet_v2(batch_norm="train"))
+    model = rounded(zoo.mobilenet_v2(batch_norm="train", stages=stages))
     x, labels = batch(model, 4)
     x = x.astype(np.float16).astype(np.float32)
     half = retyped(model, np.float16)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion, Optimizer, optimizer_model
+from tests.sweep import split
 
 STEPS = 10_000
 SIZE = 24
@@ -28,7 +29,9 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(
+    "name", split(TWINS, lambda name: name in ("adafactor", "adamw, slow second moment"))
+)
 def test_ten_thousand_steps_stay_with_pytorch(name: str) -> None:
     """As far from PyTorch in float64 as PyTorch in float32 is."""
     ours, make = TWINS[name]

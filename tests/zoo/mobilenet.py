@@ -91,6 +91,7 @@ def mobilenet_v2(
         "classes": classes,
         "width_mult": width_mult,
         "batch_norm": batch_norm,
+        **({} if stages == len(_STAGES) else {"stages": stages}),
     }
     writer = _ConvWriter("mobilenet_v2", arguments, opset=opset, seed=seed)
     writer.batch_norm = batch_norm

@@ -40,3 +40,4 @@ LOSS_OPTION = typer.Option(
     "--loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8",
 )
 AS_JSON = typer.Option("--json", help="Print JSON on stdout.")
+RESULT_AS_JSON = typer.Option("--json", help="Print the result as JSON on stdout.")

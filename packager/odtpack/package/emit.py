@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 import odtpack
-from odtpack.choices import Sessions
+from odtpack.choices import SESSIONS, Sessions
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.ort.kernel_needs import Need
@@ -235,7 +235,9 @@ def _manifest(
 
 
 def _session(training: ir.Model, sessions: Sessions) -> SessionInfo:
-    return usual_session(training.metadata_props["odtpack.optimization_level"], sessions)
+    return usual_session(
+        training.metadata_props["odtpack.optimization_level"], **SESSIONS[sessions]
+    )
 
 
 def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.package.manifest import Manifest, PackageFile, ParameterInfo
 from odtpack_runtime.package.package import Package
 
-_MODELS: tuple[ModelName, ...] = ("training_model", "eval_model", "optimizer_model")
 # What the other parts of the comparison look at; all other keys are settings.
 _STRUCTURE = {
     "schema_version", "tool", "files", "minimum_onnxruntime", "ir_version", "opsets", "inputs",
@@ -87,9 +86,9 @@ def _by_kind(manifest: Manifest) -> dict[str, PackageFile]:
 
 
 def _operators(old: Manifest, new: Manifest) -> Iterator[OperatorChange]:
-    for model in _MODELS:
-        before: dict[str, dict[str, int]] = getattr(old.operators, model)
-        after: dict[str, dict[str, int]] = getattr(new.operators, model)
+    models = old.operators.by_model(), new.operators.by_model()
+    for model in get_args(ModelName):
+        before, after = (each.get(model, {}) for each in models)
         for domain in sorted({*before, *after}):
             names = set(before.get(domain, ())), set(after.get(domain, ()))
             if names[0] != names[1]:

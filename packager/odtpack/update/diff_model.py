@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from odtpack_simulator.values.part import Part
 
 Level = Literal["compatible", "parameters only", "incompatible"]
-ModelName = Literal["training_model", "eval_model", "optimizer_model"]
+ModelName = Literal["training_model", "eval_model", "optimizer_model", "step_model"]
 
 
 class FileChange(Part):
@@ -22,7 +22,7 @@ class FileChange(Part):
 
 
 class OperatorChange(Part):
-    """Operators of a domain that a model needs anew, or no longer."""
+    """Operators of a domain that a model needs anew, or no longer; all if one package lacks it."""
 
     model: ModelName
     domain: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final
 
 import onnxruntime
 
@@ -30,24 +30,7 @@ for the next one, and so take the cores from the other session, whose turn it is
 """
 
 
-SessionSetting = Literal["fast", "small"]
-"""How the sessions of a package come by their memory: see :data:`SETTINGS`."""
-
-SETTINGS: Final[dict[SessionSetting, dict[str, Any]]] = {
-    "fast": {"shared_allocator": True},
-    "small": {"arena": False},
-}
-"""The two settings that packages are built with; docs/adr/0012 has what was measured.
-
-``fast``: all sessions of a training take their memory from one arena. What one has freed the
-next one uses, and what an app holds does not hang on the system's allocator. ``small``: no
-arena, every tensor is the system's: what is freed goes back if the system takes it, which the
-allocators of iOS and Android do, and glibc's below a threshold that the app sets. It takes
-about a tenth less, and a step 1.6 to 2.6 times the time.
-"""
-
-
-def usual_session(optimization_level: str, setting: SessionSetting | None = "fast") -> SessionInfo:
+def usual_session(optimization_level: str, **memory: bool) -> SessionInfo:
     """Return the options that suit a training.
 
     - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
@@ -60,12 +43,12 @@ def usual_session(optimization_level: str, setting: SessionSetting | None = "fas
             for constant convolution weights, which a model whose weights are all inputs pays
             for and does not gain from. ``basic`` is for float64, which fused operators would
             round to float32 in places. What is not known counts as ``all``.
-        setting: Where the sessions take their memory from, see :data:`SETTINGS`; None for an
-            arena of each session's own, as packages had it that say nothing of their sessions.
+        **memory: Where the sessions take their memory from, fields of :class:`SessionInfo`; without
+            any from an arena of each session's own, as packages had it that say nothing of them.
     """
     level = optimization_level if optimization_level in LEVELS else "all"
     content = {"optimization_level": level, "memory_pattern": False, "config": RESTING_THREADS}
-    return SessionInfo.read(content | (SETTINGS[setting] if setting else {}))
+    return SessionInfo.read(content | memory)
 
 
 def default_session_options(
@@ -95,7 +78,7 @@ def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:
     path = Path(train_model_uri)
     info = _session_beside(path)
     if info is None:
-        info = usual_session(read_metadata(path).get("odtpack.optimization_level", ""), None)
+        info = usual_session(read_metadata(path).get("odtpack.optimization_level", ""))
     return info
 
 

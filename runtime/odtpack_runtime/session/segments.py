@@ -250,10 +250,8 @@ class SegmentedGraph(UserInputs):
     Args:
         segments: The segments.
         training: Whether to compute gradients.
-        inputs: The user inputs, in the order in which they are passed.
+        inputs, class_count, ignored_label: As :class:`UserInputs` takes them.
         outputs: The user outputs, in the order in which they are returned.
-        class_count: If known, labels (the input ``labels``) are checked against it.
-        ignored_label: A label outside that range which is allowed.
         activations: Folder for a file in which values between segments wait for the way back;
             None for memory.
 

@@ -154,10 +154,8 @@ class BoundGraph(UserInputs):
 
     Args:
         session: The session.
-        inputs: The user inputs, in the order in which they are passed.
+        inputs, class_count, ignored_label: As :class:`UserInputs` takes them.
         outputs: The user outputs, in the order in which they are returned.
-        class_count: If known, labels (the input ``labels``) are checked against it.
-        ignored_label: A label outside that range which is allowed.
     """
 
     def __init__(

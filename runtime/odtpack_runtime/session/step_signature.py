@@ -50,12 +50,7 @@ class StepSignature:
         trainable: Mapping[str, Array],
         frozen: Mapping[str, Array],
     ) -> StepSignature:
-        """Classify a graph's names; see :meth:`GraphSignature.read`.
-
-        Raises:
-            OdtpackError: ``model-mismatch`` if graph and checkpoint contradict each other,
-                ``unsupported-type``.
-        """
+        """Classify a graph's names: takes and raises what :meth:`GraphSignature.read` does."""
         nodes = {node.name: node for node in inputs}
         given = {node.name: node for node in outputs if not node.name.startswith(ORDER_PREFIX)}
         updated = {

@@ -1,11 +1,15 @@
-"""The libraries that train in an app: which one a system's apps use, and what sessions share."""
+"""The libraries that train in an app: which one a system's apps use, and what sessions share.
+
+This module imports nothing large, for the command line.
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from odtpack_simulator.device.profile import OsClass
+if TYPE_CHECKING:
+    from odtpack_simulator.device.profile import OsClass
 
 Kit = Literal["kotlin", "swift", "cpp", "js", "python"]
 """A kit of odtpack: the binding of ONNX Runtime that an app trains through."""

@@ -20,6 +20,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import ReplayResult, final_loss, run_child, run_training_child
 from tests.simulator.packages import Case
+from tests.sweep import split
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -199,7 +200,10 @@ class TestTraining:
 
 @linux
 class TestMemory:
-    @pytest.mark.parametrize("name", ["mlp", "cnn", "mobilenet", "transformer"])
+    @pytest.mark.parametrize(
+        "name",
+        split(["mlp", "cnn", "mobilenet", "transformer"], lambda name: name != "mobilenet"),
+    )
     def test_prediction(self, name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
         """The prediction made before anything ran, against the process.
 

@@ -14,6 +14,7 @@ from odtpack.cli._options import (
     LOSS,
     LOSS_OPTION,
     MODEL_OR_RECIPES,
+    RESULT_AS_JSON,
     LossName,
     OptimizerName,
 )
@@ -118,9 +119,7 @@ def fit(
             help=f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Find recipes that keep the budgets on every device.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import RESULT_AS_JSON
 from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, end, say_suggestion
 
 
@@ -25,9 +26,7 @@ def judge(
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Judge a result by budgets without measuring again.
 

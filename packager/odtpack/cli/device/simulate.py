@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from odtpack.cli import _completion, _console
+from odtpack.cli._options import RESULT_AS_JSON
+from odtpack_simulator.device.kits import Kit
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile
@@ -29,21 +31,20 @@ STRICT = typer.Option(
 )
 
 
+if TYPE_CHECKING:
+
+    class KitName(enum.StrEnum):
+        """Kits of :data:`odtpack_simulator.device.kits.Kit`."""
+
+else:
+    KitName = enum.StrEnum("KitName", {kit: kit for kit in get_args(Kit)})
+
+
 class AppState(enum.Enum):
     """Whether the user looks at the app while it trains."""
 
     foreground = "foreground"
     background = "background"
-
-
-class KitName(enum.Enum):
-    """A kit of odtpack: the binding of ONNX Runtime that the app trains through."""
-
-    kotlin = "kotlin"
-    swift = "swift"
-    cpp = "cpp"
-    js = "js"
-    python = "python"
 
 
 def simulate(
@@ -141,9 +142,7 @@ def simulate(
         typer.Option(metavar="ADDRESS", help="Ray cluster that replays, or 'local'."),
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Replay real training under the limits of devices, and judge it.
 
@@ -190,7 +189,7 @@ def simulate(
     policy = make_policy(
         state=state.value,
         entitled=entitled,
-        kit=None if kit is None else kit.value,
+        kit=None if kit is None else cast("Kit", kit.value),
         sessions_per_day=sessions_per_day,
         save_every=save_every,
         pieces=pieces,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE
-from odtpack.cli.fleet.run import TIMES, devices_of
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON
+from odtpack.cli.fleet.run import FLEET, TIMES, devices_of
 
 if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult
@@ -22,12 +22,7 @@ NOTHING_FITS: Final = 1
 def fit(
     package: Annotated[Path, PACKAGE],
     data: Annotated[Path, DATA],
-    fleet_file: Annotated[
-        Path,
-        typer.Option(
-            "--fleet", metavar="fleet.toml", help="The fleet, the settings to begin with, budgets."
-        ),
-    ],
+    fleet_file: Annotated[Path, FLEET],
     clients: Annotated[
         list[int] | None,
         typer.Option(
@@ -71,9 +66,7 @@ def fit(
             min=0, max=4096, metavar="N", help="Federations to play at a time; 0 for one per core."
         ),
     ] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Find clients a round, local epochs and a learning rate that keep a fleet's budgets.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON
 from odtpack.cli.device.simulate import OVER_BUDGET, STRICT
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.outcome.result import FleetResult
     from odtpack_simulator.result.result import SimulationResult
 
+FLEET = typer.Option(
+    "--fleet", metavar="fleet.toml", help="Who takes part, how rounds are run, budgets."
+)
 TIMES = typer.Option(
     metavar="RESULT.json",
     help="Result of odtpack simulate, whose times and memory are taken.  [default: they are "
@@ -30,12 +33,7 @@ STATE = "state.npz"
 def run(
     package: Annotated[Path, PACKAGE],
     data: Annotated[Path, DATA],
-    fleet_file: Annotated[
-        Path,
-        typer.Option(
-            "--fleet", metavar="fleet.toml", help="Who takes part, how rounds are run, budgets."
-        ),
-    ],
+    fleet_file: Annotated[Path, FLEET],
     report: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,9 +72,7 @@ def run(
         ),
     ] = 1,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Simulate a federation: clients really train, on a virtual clock of their devices.
 

@@ -14,7 +14,7 @@ from typing import Any
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.package.package import Package
 
-_MODELS = ("training_model", "eval_model", "optimizer_model")
+_MODELS = ("training_model", "eval_model", "optimizer_model", "step_model")
 
 
 @dataclass(frozen=True, slots=True)
