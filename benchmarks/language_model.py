@@ -1,10 +1,13 @@
 """Memory and time of training a decoder of Qwen2.5's shape, segment by segment, in int4.
 
 Each figure comes from a process of its own. Memory is all that the process has, Python included:
-anonymous memory, which the system cannot drop, and what is resident.
+anonymous memory, which the system cannot drop, and what is resident. With ``--held`` a step's
+process is in a control group of the memory that MeBP was measured with, Python's included, and the
+files are read anew: more would end it. That takes Linux and root.
 
     python -m benchmarks.language_model              the 0.5B shape, at four lengths
     python -m benchmarks.language_model --shape 1.5B --tokens 256
+    python -m benchmarks.language_model --activations build
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
+    parser.add_argument("--activations", type=Path, help="folder for values between segments")
+    parser.add_argument("--held", action="store_true", help="in a control group of MeBP's memory")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     folder = given.folder / given.shape
@@ -60,8 +66,10 @@ def main() -> None:
     print("| tokens | anonymous | resident | MeBP | MeSP | step | forward pass | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     for tokens in given.tokens:
-        step, forward = _apart("step", given, tokens), _apart("forward", given, tokens)
         mebp, mesp = PUBLISHED.get(given.shape, {}).get(tokens, ("", ""))
+        with _group(mebp if given.held else "") as group:
+            step = _apart("step", given, tokens, group)
+        forward = _apart("forward", given, tokens)
         print(
             f"| {tokens} | {step['anonymous']:.0f} MB | {step['resident']:.0f} MB "
             f"| {mebp} | {mesp} | {step[key]:.2f} s | {forward[key]:.2f} s "
@@ -69,24 +77,45 @@ def main() -> None:
         )  # fmt: skip
 
 
-def _apart(task: str, given: argparse.Namespace, tokens: int = 0) -> dict[str, Any]:
-    """Run a task in a process of its own."""
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "benchmarks.language_model",
-            "--task",
-            task,
-            "--shape",
-            given.shape,
-        ),
-        *("--folder", str(given.folder), "--steps", str(given.steps)),
-        *("--threads", str(given.threads), "--tokens", str(tokens)),
-    ]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+def _apart(
+    task: str, given: argparse.Namespace, tokens: int = 0, group: Path | None = None
+) -> dict[str, Any]:
+    """Run a task in a process of its own, and in a control group if one is given."""
+    options: dict[str, object] = {
+        "task": task, "shape": given.shape, "folder": given.folder, "steps": given.steps,
+        "threads": given.threads, "tokens": tokens, "activations": given.activations,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.language_model"]
+    for name, value in options.items():
+        if value is not None:
+            command += [f"--{name}", str(value)]
+
+    def join() -> None:
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=join)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+@contextmanager
+def _group(megabytes: int | str) -> Iterator[Path | None]:
+    """A control group that holds its processes to so much memory; none without a number."""
+    if not megabytes:
+        yield None
+        return
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")  # pages count for who read them first
+    second = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    place = Path("/sys/fs/cgroup" if second else "/sys/fs/cgroup/memory") / "odtpack-held"
+    place.mkdir()
+    try:
+        limit = place / ("memory.max" if second else "memory.limit_in_bytes")
+        limit.write_text(str(int(megabytes) * 2**20))
+        yield place
+    finally:
+        place.rmdir()
 
 
 class _Memory:
@@ -139,7 +168,12 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     package = folder / "package"
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     options = default_session_options(package / "training_model.onnx", given.threads)
-    module = Module(package / "training_model.onnx", state, session_options=options)
+    module = Module(
+        package / "training_model.onnx",
+        state,
+        session_options=options,
+        activations=given.activations,
+    )
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     losses = []
 

@@ -17,7 +17,8 @@ from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack_runtime import CheckpointState, Package
+from odtpack.package.segments import rows
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime import OdtpackError as RuntimeFailure
 from odtpack_runtime.package.verify import verify_package
 from tests.adapters import genai, llama
@@ -62,6 +63,52 @@ def test_of_an_exported_decoder(tmp_path: Path) -> None:
         module, model, tmp_path / "package", spec, LOSS, llama.batch(),
         loss_options={"words": 9}, segments=True,
     )  # fmt: skip
+
+
+@needs_peft
+@pytest.mark.parametrize(("base", "part"), [("int8", (6, 24)), ("int4", (8, 16))])
+def test_of_matrices_by_rows(
+    base: Any,
+    part: tuple[int, int],
+    llama_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows, "LARGEST_PART", 150)
+    module = unpacked(llama.llama(), llama_file, base)
+    follow(
+        module, llama_file, tmp_path, SPECS["lora"], LOSS, llama.batch(), base=base, segments=True
+    )  # fmt: skip
+    assert part in unpacked_shapes(tmp_path)
+
+
+@needs_peft
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_of_an_exported_decoder_by_rows(
+    symmetric: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its matrices are stored with the outputs first, and may have zero points."""
+    monkeypatch.setattr(rows, "LARGEST_PART", 150)
+    model = tmp_path / "model.onnx"
+    module = genai.decoder(model, symmetric=symmetric)
+    spec = AdapterSpec("lora", ("*.v_proj", "*.down_proj"), (), 3, 5.0)
+    package = tmp_path / "package"
+    follow(module, model, package, spec, LOSS, llama.batch(), segments=True)
+    assert {(2, 64), (2, 80)} <= unpacked_shapes(package)
+
+
+def unpacked_shapes(folder: Path) -> set[tuple[int, ...]]:
+    """Shapes of the codes that the models of segments unpack."""
+    found = set()
+    for path in folder.glob("segment_*.onnx"):
+        graph = onnx.load(path).graph
+        shapes = {each.name: tuple(each.dims) for each in graph.initializer}
+        for each in graph.input:
+            shapes[each.name] = tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim)
+        found |= {
+            shapes[node.input[0]] for node in graph.node if node.op_type == "DequantizeLinear"
+        }
+    return found
 
 
 def built(model: Path, folder: Path, **more: Any) -> Path:
@@ -142,6 +189,36 @@ def test_lengths_change_from_step_to_step(tmp_path: Path) -> None:
             module.lazy_reset_grad()
         losses.append(found)
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-6)
+
+
+def test_activations_in_a_file(llama_file: Path, tmp_path: Path) -> None:
+    """The same bits, for batches of any size, and nothing is left in the folder."""
+    folder, place = built(llama_file, tmp_path / "package"), tmp_path / "activations"
+    place.mkdir()
+    ids, labels = llama.batch()
+    batches = [(ids, labels), (ids[:1], labels[:1]), (ids, labels)]
+    runs = []
+    for activations in (None, place):
+        package = Package.open(folder)
+        state = CheckpointState.load_checkpoint(package.checkpoint)
+        module = Module(package.training_model, state, activations=activations)
+        optimizer = Optimizer(package.optimizer_model, module)
+        losses = []
+        for batch in batches:
+            losses.append(float(module(*batch)))
+            optimizer.step()
+            module.lazy_reset_grad()
+        runs.append((losses, {name: each.data.tobytes() for name, each in state.parameters}))
+        assert not [*place.iterdir()]
+    assert runs[0] == runs[1]
+
+
+def test_a_folder_for_activations_that_is_not_there(llama_file: Path, tmp_path: Path) -> None:
+    package = Package.open(built(llama_file, tmp_path / "package"))
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    with pytest.raises(RuntimeFailure, match="could not be used") as caught:
+        Module(package.training_model, state, activations=tmp_path / "none")
+    assert caught.value.code == "file-not-written"
 
 
 def test_what_cannot_be_cut_says_so(llama_file: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -191,8 +192,14 @@ def step_count(samples: int, batch_size: int, accumulation_steps: int, *, whole:
     return math.ceil(batch_count(samples, batch_size, whole=whole) / accumulation_steps)
 
 
-def open_module(package: Package, state: CheckpointState) -> Module:
+def open_module(
+    package: Package, state: CheckpointState, activations: Path | None = None
+) -> Module:
     """The package's models on a state."""
     return Module(
-        package.training_model, state, package.eval_model, step_model_uri=package.step_model
+        package.training_model,
+        state,
+        package.eval_model,
+        step_model_uri=package.step_model,
+        activations=activations,
     )

@@ -107,6 +107,22 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def release_pages(array: np.ndarray) -> None:
+    """Let the system drop the pages of an array that lies in a mapped file, if it does.
+
+    The next look at them reads them from the file again.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    owner = getattr(owner, "obj", owner)
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    if isinstance(owner, mmap.mmap) and advice is not None and array.size:
+        start = array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        owner.madvise(advice, first, start + array.nbytes - first)
+
+
 def _parse(content: memoryview, where: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Parse a serialized model and detach its large tensors, which become views of it."""
     light, spans = protobuf_wire.detach(content)

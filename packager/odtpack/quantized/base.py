@@ -16,6 +16,7 @@ from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import mark_constant
+from odtpack.model.source import release_pages
 from odtpack.passes.upgrade_opset import to_blocks
 from odtpack.quantized.codes import Codes, quantize, write
 
@@ -79,6 +80,7 @@ def quantize_base(
         outputs_first = layer is None or layer.uses[0].outputs_first != layer.uses[0].swapped
         codes = quantize(array, "int8" if lookups else kind, axis=int(outputs_first))
         _replace(op, source, codes, lookups, layer.name if layer else name.removesuffix(".weight"))
+        release_pages(array)
         count += 1
     if not count:
         raise OdtpackError(

@@ -9,7 +9,6 @@ weights are the system's to drop. They are given back to it after each run of a 
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,9 @@ import numpy as np
 import onnxruntime
 
 from odtpack_runtime.checkpoint.layout import Array, address, allocate
-from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.records import InvalidRecordError
-from odtpack_runtime.package.manifest_device import SegmentInfo, SegmentsInfo, WeightInfo
+from odtpack_runtime.package.manifest_device import SegmentInfo, SegmentsInfo
+from odtpack_runtime.session.activation_file import ActivationFile
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     COTANGENT_SUFFIX,
@@ -30,77 +29,11 @@ from odtpack_runtime.session.graph_signature import (
     RESET_NAME,
     TensorSpec,
 )
+from odtpack_runtime.session.mapped_weights import MappedWeights, segments_invalid
 from odtpack_runtime.session.options import manifest_beside
 from odtpack_runtime.session.session import UserInputs, open_session, owned_ortvalue, run_failed
 
-_FOUR_BITS = {"int4": 22, "uint4": 21}
-"""Numbers of the types in ONNX, by which ONNX Runtime binds what numpy does not have."""
 _TYPES = {"tensor(int4)": "int4", "tensor(uint4)": "uint4"}
-
-
-class MappedWeights:
-    """Weights where they lie in a file, read-only.
-
-    Args:
-        path: The file; None if there are no weights.
-        tensors: What lies where in it.
-
-    Raises:
-        OdtpackError: ``segments-invalid`` if the file is too short, ``model-not-readable``.
-    """
-
-    def __init__(self, path: Path | None, tensors: Sequence[WeightInfo]) -> None:
-        self._tensors = {each.name: each for each in tensors}
-        self._map: mmap.mmap | None = None
-        self._start = 0
-        if path is None or not tensors:
-            return
-        try:
-            with path.open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size:
-                    self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise OdtpackError(
-                "model-not-readable",
-                f"{path} cannot be read: {error.strerror or error}.",
-                where=str(path),
-                hint="check its permissions, and the disk",
-            ) from error
-        last = tensors[-1]
-        if last.offset + last.nbytes > size:
-            raise segments_invalid(
-                f"the weight '{last.name}' ends after the file of weights", str(path)
-            )
-        if self._map is not None:
-            self._start = address(np.frombuffer(self._map, np.uint8))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def __getitem__(self, name: str) -> WeightInfo:
-        return self._tensors[name]
-
-    def bind(self, binding: Any, name: str, weight: str) -> None:
-        """Let a model's input ``name`` be a weight."""
-        info = self._tensors[weight]
-        kind = _FOUR_BITS.get(info.dtype) or np.dtype(info.dtype).type
-        binding.bind_input(name, "cpu", 0, kind, list(info.shape), self._start + info.offset)
-
-    def range_of(self, names: Sequence[str]) -> tuple[int, int] | None:
-        """Return start and length, in whole pages, of the part of the file that weights take."""
-        places = [self._tensors[name] for name in names]
-        if not places or self._map is None:
-            return None
-        start = min(each.offset for each in places) // mmap.PAGESIZE * mmap.PAGESIZE
-        end = max(each.offset + each.nbytes for each in places)
-        return start, end - start
-
-    def release(self, part: tuple[int, int] | None) -> None:
-        """Let the system drop pages; the next read gets them from the file again."""
-        advice = getattr(mmap, "MADV_DONTNEED", None)
-        if self._map is not None and part is not None and advice is not None:
-            self._map.madvise(advice, *part)
 
 
 class Segments:
@@ -300,8 +233,9 @@ class _Run:
         self.order.setdefault(f"{name} ", len(self.order))
 
     def result(self, name: str) -> Array:
-        """Return a copy of an output that ONNX Runtime found memory for."""
-        return np.array(self.binding.get_outputs()[self.order[f"{name} "]].numpy())
+        """Return an output that ONNX Runtime found memory for; the next run may replace it."""
+        result: Array = self.binding.get_outputs()[self.order[f"{name} "]].numpy()
+        return result
 
     def __call__(self) -> None:
         try:
@@ -318,6 +252,11 @@ class SegmentedGraph(UserInputs):
         training: Whether to compute gradients.
         inputs, class_count, ignored_label: As :class:`UserInputs` takes them.
         outputs: The user outputs, in the order in which they are returned.
+        activations: Folder for a file in which values between segments wait for the way back;
+            None for memory.
+
+    Raises:
+        OdtpackError: ``file-not-written`` if no such file can be made there.
     """
 
     def __init__(
@@ -329,6 +268,7 @@ class SegmentedGraph(UserInputs):
         training: bool,
         class_count: int | None = None,
         ignored_label: int | None = None,
+        activations: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(inputs, class_count, ignored_label)
         self.outputs = tuple(outputs)
@@ -345,6 +285,11 @@ class SegmentedGraph(UserInputs):
         self._memory: dict[str, Array] = {}
         self._kept: dict[str, Array] = {}
         self._turn = False
+        self._file: ActivationFile | None = None
+        self._waiting: set[str] = set()  # names of what the file takes
+        if training and activations is not None:
+            self._file = ActivationFile(activations)
+            self._waiting = self._between()
         self._loss = np.zeros((), self.outputs[0].dtype)
         self._last.bind_output(self.outputs[0].name, self._loss)
 
@@ -372,15 +317,35 @@ class SegmentedGraph(UserInputs):
         if arrays is None:
             return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
         given = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
+        file = self._file
+        if file is not None:
+            file.clear()
         for run in self._forward:
             self._run(run, given)
+            if file is not None:
+                for name in self._waiting.intersection(run.part.outputs):
+                    file.write(name, given[name])
         fresh = [spec.name for spec in self.outputs[1:]]
         self._run(self._last, given, fresh)
         results = [self._loss.copy(), *(given[name] for name in fresh)]
         for back in reversed(self._backward):
             if back is not None:
+                if file is not None:
+                    for name in self._waiting.intersection(back.part.inputs):
+                        file.read(name, given[name])
                 self._run(back, given)
         return results
+
+    def _between(self) -> set[str]:
+        """Names of what one segment hands to the next, and reads again on the way back."""
+        reads = [name for run in (*self._forward, self._last) for name in run.part.inputs]
+        again = [run.part for run in self._backward if run is not None]
+        return {
+            name
+            for part in again
+            for name in part.inputs
+            if f"{name}{COTANGENT_SUFFIX}" in part.outputs and reads.count(name) == 1
+        }
 
     def _runs(self) -> Iterator[_Run]:
         yield from self._forward
@@ -399,44 +364,49 @@ class SegmentedGraph(UserInputs):
         for name, node in run.part.outputs.items():
             if f"{name} " in self._memory or name == self.outputs[0].name:
                 continue
-            room = None if name in fresh else self._room(name, node, sizes, given)
-            if room is None:
+            shape = None if name in fresh else _shape(name, node, sizes, given)
+            if shape is None:
                 run.let_allocate(name)
                 unknown.append(name)
             else:
-                given[name] = room
-                run.bind_output(name, room)
-        run()
+                dtype = TensorSpec.of_node(node, self._segments.where).dtype
+                given[name] = self._room(name, shape, dtype)
+                run.bind_output(name, given[name])
+        with self._segments.weights.in_use(run.pages):
+            run()
         for name in unknown:
-            given[name] = run.result(name)
+            result = run.result(name)
+            if name in fresh:
+                given[name] = np.array(result)
+            else:
+                given[name] = self._room(name, result.shape, result.dtype)
+                given[name][...] = result
             run.let_allocate(name)  # which gives the memory of the last run back
-        self._segments.weights.release(run.pages)
 
-    def _room(
-        self, name: str, node: Any, sizes: Mapping[str, int], given: Mapping[str, Array]
-    ) -> Array | None:
-        """Memory for a value between segments, the same as the last time if its size is.
-
-        None if the size does not follow from those of the inputs.
-        """
-        key, like = name, None
-        if name.endswith(COTANGENT_SUFFIX):
-            like = given.get(name.removesuffix(COTANGENT_SUFFIX))
+    def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory for a value between segments, the same as the last time if its size is."""
+        key = name
+        if name.endswith(COTANGENT_SUFFIX) or name in self._waiting:
             # The next run reads it, and makes the next one: two take turns.
             self._turn = not self._turn
-            key = f"{COTANGENT_SUFFIX}{self._turn}"
-        if like is not None:
-            shape = like.shape
-        elif all(isinstance(dim, int) or dim in sizes for dim in node.shape) and node.shape:
-            shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in node.shape)
-        else:
-            return None
-        dtype = TensorSpec.of_node(node, self._segments.where).dtype
+            key = f"{COTANGENT_SUFFIX if name.endswith(COTANGENT_SUFFIX) else ''} {self._turn}"
         kept = self._kept.get(key)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
             kept = allocate(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
             self._kept[key] = kept
         return kept
+
+
+def _shape(
+    name: str, node: Any, sizes: Mapping[str, int], given: Mapping[str, Array]
+) -> tuple[int, ...] | None:
+    """Shape of what a run makes, as far as it follows from those of its inputs."""
+    like = given.get(name.removesuffix(COTANGENT_SUFFIX))
+    if name.endswith(COTANGENT_SUFFIX) and like is not None:
+        return like.shape
+    if not node.shape or not all(isinstance(dim, int) or dim in sizes for dim in node.shape):
+        return None
+    return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in node.shape)
 
 
 def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
@@ -454,10 +424,3 @@ def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[
     except (InvalidRecordError, LookupError, TypeError) as error:
         raise segments_invalid(str(error), str(model)) from error
     return info, inputs
-
-
-def segments_invalid(problem: str, where: str) -> OdtpackError:
-    """Return the error for segments that contradict themselves or their files."""
-    return OdtpackError(
-        "segments-invalid", f"The package's segments are not valid: {problem}.", where=where
-    )

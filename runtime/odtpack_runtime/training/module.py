@@ -53,6 +53,9 @@ class Module:
         step_model_uri: Step model, with which :meth:`Optimizer.step_on
             <odtpack_runtime.training.optimizer.Optimizer.step_on>` trains; the training
             model is loaded only once a call asks for gradients then.
+        activations: Folder for a temporary file in which a network in segments keeps what lies
+            between them until the way back, in place of memory; other networks have no such
+            values.
 
     Raises:
         OdtpackError: A model is missing, does not load, or does not go with the
@@ -68,6 +71,7 @@ class Module:
         device: str = "cpu",
         session_options: onnxruntime.SessionOptions | None = None,
         step_model_uri: str | os.PathLike[str] | None = None,
+        activations: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(state, CheckpointState):
             raise WrongTypeError(
@@ -83,6 +87,7 @@ class Module:
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
 
         self._train_path = Path(train_model_uri)
+        self._activations = activations
         beside = segments_beside(train_model_uri)
         # A network in segments has no step model.
         whole = None if beside is not None or step_model_uri is None else Path(step_model_uri)
@@ -412,6 +417,7 @@ class Module:
             graph = BoundGraph(session, *ends, **labels)
         else:
             training = session is self._segments.training
+            labels["activations"] = self._activations
             graph = SegmentedGraph(self._segments, *ends, training=training, **labels)
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters.items[name].data)

@@ -71,6 +71,14 @@ def train(
             "[default: a tenth of 1 / training samples]",
         ),
     ] = None,
+    activations: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for a temporary file in which a package of segments keeps what lies "
+            "between them, in place of memory.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -92,12 +100,20 @@ def train(
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable
     from odtpack.cli._schedule import choose_scheduler
+    from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
     from odtpack_runtime.training.data import load_dataset
 
     opened = Package.open(package)
     opened.require_stock()
+    if activations is not None and opened.manifest.segments is None:
+        raise OdtpackError(
+            "segments-missing",
+            "only a package of segments keeps values between them in a file",
+            where=str(opened.path),
+            hint="leave --activations out, or build the package with --segments",
+        )
     share = check_share(holdout, other=evaluation)
     destination = out or opened.path.with_name(f"{opened.path.name}.ckpt")
     check_writable(destination, "--out", outside=opened)
@@ -115,7 +131,7 @@ def train(
     parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
-    module = _fit.open_module(opened, state)
+    module = _fit.open_module(opened, state, activations)
     optimizer = Optimizer(opened.optimizer_model, module)
     before_epochs = _epochs_made(state)
     steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)

@@ -17,12 +17,14 @@ from odtpack.autodiff import differentiate, unpack_late
 from odtpack.autodiff.unpack_late import SMALLEST
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import nodes_of
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
 from odtpack.package.backend import Backend
 from odtpack.package.parameters import Parameter, lift_parameters
 from odtpack.package.segments.alike import Outline, differing, outline
 from odtpack.package.segments.cut import cut
+from odtpack.package.segments.rows import split_rows
 from odtpack.package.training import Graphs, TrainingGraphSpec
 from odtpack.passes import pipeline
 from odtpack_runtime.package.manifest import SegmentInfo
@@ -50,8 +52,10 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
     ready = training.prepare(model, recipe)
     parameters = ready.parameters
     _check(ready.forward.graph, parameters)
+    for whole in (ready.forward, ready.evaluation):
+        split_rows(whole.graph)
     pipeline.drop_unused(ready.forward)
-    graph = ready.forward.graph
+    graph = infer_shapes(ready.forward, new_only=True).graph
     names = set(recipe.train)
     trained = [value for value in graph.inputs if value.name in names]
     *body, last = cut(graph, trained)
