@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_an_app_may_ask_for_gradients_between_its_steps(
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))
     done = run("steps", tmp_path / "job.json", variant=variant)
     assert done.returncode == 0, done.stderr
-    losses, loss = train(job["package"], [batch], 8, tmp_path / "python.ckpt")
+    losses, _ = train(job["package"], [batch], 8, tmp_path / "python.ckpt")
     assert [float(line.split()[0]) for line in done.stdout.splitlines()] == losses
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["1"] * 2 + ["0"] * 6
     assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
@@ -80,7 +81,7 @@ def test_an_app_that_accumulates_trains_with_two_models(
 
 
 def test_gradients_take_no_memory(job: dict[str, Any], tmp_path: Path) -> None:
-    gradients = 4 * sum(a * b for a, b in zip(WIDTHS, WIDTHS[1:], strict=False))
+    gradients = 4 * sum(a * b for a, b in itertools.pairwise(WIDTHS))
     peaks = [
         measure({**job, "step_model": choice}, tmp_path)["phases"]["train"]["peak_anonymous_bytes"]
         for choice in (True, False)

@@ -134,7 +134,8 @@ class Package {
   /// The path of the model that trains and updates at once, of a package that has one and makes
   /// its steps of one batch.
   std::optional<std::string> StepModel() const {
-    if (!manifest_["files"]["step_model"] || manifest_.Whole("accumulation_steps", 1) != 1) return {};
+    const bool has = bool(manifest_["files"]["step_model"]);
+    if (!has || manifest_.Whole("accumulation_steps", 1) != 1) return {};
     return Path("step_model");
   }
   /// The path of a model in ORT format.

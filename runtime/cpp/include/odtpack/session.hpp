@@ -66,7 +66,8 @@ class TrainingSession {
     }
     if (step_model) {
       std::map<std::string, detail::Tensor> trained;
-      for (const auto* spec : trainable_) trained[spec->name] = state_.parameters.at(spec->name).value;
+      for (const auto* spec : trainable_)
+        trained[spec->name] = state_.parameters.at(spec->name).value;
       step_ = detail::MakeStepGraph(std::move(first), package_, trained, Optimizer(), bound_);
     }
     detail::GiveBackFreed();  // what sessions needed to load, and what was moved
@@ -74,9 +75,9 @@ class TrainingSession {
   TrainingSession(const TrainingSession&) = delete;
   TrainingSession& operator=(const TrainingSession&) = delete;
 
-  /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and in
-  /// the step model, where the session has one, with less memory. Returns the user's outputs, the
-  /// loss before the step first.
+  /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and
+  /// with less memory where the session has a step model. Returns the user's outputs, the loss
+  /// before the step first.
   std::vector<Ort::Value> StepOn(const std::vector<Ort::Value>& inputs) {
     state_.RequireValues();
     if (step_) return Optimizer().StepOn(*step_, inputs);

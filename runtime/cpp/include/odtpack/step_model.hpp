@@ -34,12 +34,13 @@ inline std::unique_ptr<Graph> MakeStepGraph(Ort::Session session, const Package&
   for (size_t i = 0; i < session.GetOutputCount(); ++i) {
     const std::string name = session.GetOutputNameAllocated(i, allocator).get();
     const size_t size = name.size() - std::min(name.size(), end.size());
-    const auto found = name.substr(size) == end ? updated.find(name.substr(0, size)) : updated.end();
-    if (found == updated.end()) continue;
+    const auto found = updated.find(name.substr(0, size));
+    if (name.substr(size) != end || found == updated.end()) continue;
     bind(name, found->second, session.GetOutputTypeInfo(i));
     updated.erase(found);
   }
-  if (!updated.empty()) ThrowMismatch("the step model does not update '" + updated.begin()->first + "'");
+  if (!updated.empty())
+    ThrowMismatch("the step model does not update '" + updated.begin()->first + "'");
   return std::make_unique<Graph>(std::move(session), package, package.Outputs(), bound,
                                  "load the last checkpoint: parameters may hold part of the step");
 }
