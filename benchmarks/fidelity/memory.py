@@ -16,7 +16,9 @@ import numpy as np
 
 from benchmarks.fidelity.app import App
 from benchmarks.fidelity.models import Built, Case, build
+from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.prepare import with_sessions
 from odtpack_simulator.replay.replay import run_training_child
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
@@ -121,7 +123,9 @@ def measure(
 
 
 def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -> Row:
-    plan = plan_memory(built.package, built.shapes(batch_size), threads=threads)
+    package = built.package
+    use = session_use(package.manifest, "cpp")
+    plan = plan_memory(package, built.shapes(batch_size), threads=threads, **use._asdict())
     with App(built, batch_size, threads) as app:
         first, second = app.measure()
         need = max(*first.values(), *second.values())
@@ -131,7 +135,8 @@ def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -
             for limit in [int(share * need)]
         ]
     with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
-        python = run_training_child(built.job(Path(folder), batch_size, threads)).peak_bytes
+        job = with_sessions(built.job(Path(folder), batch_size, threads), package, use)
+        python = run_training_child(job).peak_bytes
     phases = first | {f"resumed: {phase}": peak for phase, peak in second.items()}
     return Row(
         built.case.name, batch_size, threads, plan.peak.nbytes, need, python, plan.peak.name,

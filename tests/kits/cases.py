@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +110,10 @@ def _mlp(optimizer: Any = None, update: Any = None, **run: Any) -> Case:
     return Case(models.mlp, _vectors, build, **run)
 
 
+def _step(case: Case) -> Case:
+    return dataclasses.replace(case, build={**case.build, "step_model": "always"})
+
+
 def _frozen(storage: str) -> Case:
     build = {"train": ["fc.*"], "frozen_storage": storage, "outputs": ["output"]}
     return Case(models.cnn, _images, build, 0.003)
@@ -156,5 +161,15 @@ CASES: dict[str, Case] = {
     "float64_model": Case(lambda: models.in_type(models.mlp(), np.float64), _as(np.float64)),
     "ort_format": Case(models.cnn, _images, {"ort_format": OrtFormat(), "outputs": ["output"]},
                        0.003, through={key: f"{key}.ort" for key in _ORT}),
+    "step_adamw": _step(Case(models.wide, _vectors, {"outputs": ["output"]}, 0.001,
+                             samples=(8, 8, 5))),
+    "step_sgd": _step(_mlp(SGD(), learning_rate=0.1)),
+    "step_sgd_momentum": _step(Case(models.cnn, _images, {"optimizer": SGD(momentum=0.9)})),
+    "step_lion": _step(_mlp(Lion(), learning_rate=0.001)),
+    "step_groups": _step(_mlp(AdamW(weight_decay=0.1), Update(groups=_GROUPS))),
+    "step_batch_norm": _step(Case(models.mobilenet, _pictures, {"optimizer": SGD()}, 0.001,
+                                  steps=3, tolerance=0.1)),
+    "step_frozen_int8": _step(_frozen("int8")),
+    "step_schedule": _step(_mlp(schedule=("cosine", {"warmup_steps": 1, "total_steps": 5}, 0.02))),
 }  # fmt: skip
 """Every run of the suite by its name."""

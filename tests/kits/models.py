@@ -22,6 +22,11 @@ def mlp() -> onnx.ModelProto:
     return zoo.mlp((16, 12, 4), seed=1)
 
 
+def wide() -> onnx.ModelProto:
+    """Three layers: a step model cuts the second, updates the first whole and joins the others."""
+    return zoo.mlp((16, 4096, 64, 4), seed=5)
+
+
 def mobilenet() -> onnx.ModelProto:
     """MobileNetV2 with batch normalization in training mode."""
     return zoo.mobilenet_v2(size=32, classes=4, width_mult=0.25, batch_norm="train", seed=2)

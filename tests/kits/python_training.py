@@ -1,4 +1,7 @@
-"""Trains as ``js/training.mjs`` does, in a process whose ONNX Runtime the caller chooses."""
+"""Trains as ``js/training.mjs`` does, in a process whose ONNX Runtime the caller chooses.
+
+With ``"step_model": true`` in its task it uses the step model of a package that has one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import onnxruntime
 
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.training.loop import train_step
 
 
 def run(task: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +24,11 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     state = CheckpointState.load_checkpoint(task.get("checkpoint") or folder / "checkpoint")
     model = folder / "training_model.onnx"
     options = default_session_options(model, threads=task.get("threads", 1))
-    module = Module(model, state, folder / "eval_model.onnx", session_options=options)
+    whole = folder / "step_model.onnx"
+    module = Module(
+        model, state, folder / "eval_model.onnx", session_options=options,
+        step_model_uri=whole if task.get("step_model") and whole.is_file() else None,
+    )  # fmt: skip
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     if task.get("rate"):
         optimizer.set_learning_rate(task["rate"])
@@ -32,10 +40,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     losses, times = [], []
     for _ in range(task["steps"]):
         before = time.process_time()
-        outputs = module(*batch)
-        losses.append(float(outputs[0] if isinstance(outputs, tuple) else outputs))
-        optimizer.step()
-        module.lazy_reset_grad()
+        losses.append(train_step(module, optimizer, [batch]))
         times.append((time.process_time() - before) * 1e3)
     if task.get("save"):
         CheckpointState.save_checkpoint(state, task["save"], include_optimizer_state=True)

@@ -48,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
     "clipped": {"update": Update(clip=Clip(norm=0.5))},
     "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+    "step model": {"step_model": "always"},
 }
 
 
@@ -136,7 +137,7 @@ def test_a_training_gives_the_bits_of_python(
     assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
     name: str, packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ class Run:
 
     def __init__(self, case: Case, package: Package, checkpoint: Path | None = None) -> None:
         self.case, self.package = case, package
+        self.whole = package.step_model is not None
         paths = {key: package.path / name for key, name in case.through.items()}
         training = paths.get("training_model", package.training_model)
         self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
@@ -78,6 +79,7 @@ class Run:
             self.state,
             paths.get("eval_model", package.eval_model),
             session_options=default_session_options(training, threads=THREADS),
+            step_model_uri=package.step_model,
         )
         self.optimizer = Optimizer(
             paths.get("optimizer_model", package.optimizer_model), self.module
@@ -91,7 +93,8 @@ class Run:
 
     def step(self, folder: Folder, batch: Batch, *, update: bool) -> dict[str, Any]:
         """Make a step; return what ``case.json`` says of it."""
-        results = self.module(*batch)
+        rate = self.optimizer.get_learning_rate()
+        results = (self.optimizer.step_on if self.whole else self.module)(*batch)
         outputs = results[1:] if isinstance(results, tuple) else ()
         names = self.module.output_names()[1:]
         entry = {
@@ -102,8 +105,9 @@ class Run:
             "reset": update,
         }
         if update:
-            entry["rate"] = self.optimizer.get_learning_rate()
-            self.optimizer.step()
+            entry["rate"] = rate
+            if not self.whole:
+                self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()
             self.module.lazy_reset_grad()
@@ -210,7 +214,8 @@ def write_nominal(out: Path) -> Iterator[dict[str, Any]]:
 
 def write_self_checks(out: Path) -> Iterator[dict[str, Any]]:
     """Write packages whose self-check passes, and some where it cannot."""
-    for name in ("cnn", "mobilenet_batch_norm", "transformer", "recommender", "float16_model"):
+    for name in ("cnn", "mobilenet_batch_norm", "transformer", "recommender", "float16_model",
+                 "step_adamw"):  # fmt: skip
         folder = open_folder(out, f"self_check_{name}")
         build(CASES[name], folder.path / "package")
         folder.content = {"kind": "self_check", "package": "package", "code": None}
@@ -286,7 +291,7 @@ def write_suite(out: Path, names: Sequence[str] | None = None) -> None:
     for name in names if names is not None else CASES:
         entries += write_train(name, CASES[name], stage)
     if names is None:
-        for name in ("adam", "groups", "adafactor", "schedule_cosine"):
+        for name in ("adam", "groups", "adafactor", "schedule_cosine", "step_groups"):
             entries += write_resume(name, CASES[name], stage)
         entries += write_nominal(stage)
         entries += write_self_checks(stage)
@@ -314,6 +319,7 @@ def _head(kind: str, case: Case, checkpoint: str) -> dict[str, Any]:
         "package": "package",
         "models": {key: f"package/{name}" for key, name in case.through.items()},
         "checkpoint": checkpoint,
+        "step_model": case.build.get("step_model") == "always",
         "exact": True,
         "tolerance": case.tolerance,
         "learning_rate": case.learning_rate,

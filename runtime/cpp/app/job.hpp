@@ -48,7 +48,8 @@ struct Batch {
 };
 
 /// The session of a job: {"package", "models", "checkpoint", "learning_rate", "schedule"};
-/// paths are relative to `folder`.
+/// paths are relative to `folder`. Models of one's own are used without a step model, and so is
+/// "step_model": false.
 struct Training {
   Training(const Ort::Env& env, const Json& json, const fs::path& folder, int threads,
            const std::string& checkpoint = "")
@@ -59,7 +60,10 @@ struct Training {
                                   : (folder / json.Get<std::string>("checkpoint")).string())),
         session(env, package.SessionOptions(env, threads), state, package,
                 Model(json, folder, "training_model"), Model(json, folder, "eval_model"),
-                Model(json, folder, "optimizer_model")) {
+                Model(json, folder, "optimizer_model"),
+                json.Get<Json::Object>("models", {}).empty() && json.Get<bool>("step_model", true)
+                    ? package.StepModel()
+                    : std::nullopt) {
     if (json["learning_rate"]) {
       session.SetLearningRate(static_cast<float>(json.Get<double>("learning_rate")));
     }

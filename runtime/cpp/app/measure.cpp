@@ -145,11 +145,15 @@ int Measure(const std::string& path) {
     for (size_t step = 0; step < steps; ++step) {
       const auto start = Clock::now();
       const double begin = Seconds(CLOCK_PROCESS_CPUTIME_ID);
-      const auto results = training->session.TrainStep(batches[step % batches.size()].values);
+      const auto& batch = batches[step % batches.size()].values;
+      auto& session = training->session;
+      const auto results = accumulate == 1 ? session.StepOn(batch) : session.TrainStep(batch);
       if ((step + 1) % accumulate == 0) {
-        training->session.OptimizerStep();
-        if (training->scheduled) training->session.SchedulerStep();
-        training->session.LazyResetGrad();
+        if (accumulate > 1) {
+          session.OptimizerStep();
+          session.LazyResetGrad();
+        }
+        if (training->scheduled) session.SchedulerStep();
       }
       processor += Seconds(CLOCK_PROCESS_CPUTIME_ID) - begin;
       losses.push_back(odtpack::detail::AsDouble(results[0]));

@@ -118,18 +118,18 @@ void Steps(odtpack::TrainingSession& session, const Json& test, const fs::path& 
   for (const Json& step : test.Get<Json::List>("steps")) {
     const std::string where = "step " + std::to_string(++number);
     const job::Batch batch(step["inputs"], folder);
-    const auto results = session.TrainStep(batch.values);
+    const bool update = step.Get<bool>("update", true);
+    if (update && step["rate"]) {
+      Require(session.GetLearningRate() == static_cast<float>(step.Get<double>("rate")),
+              where + ": the learning rate is " + std::to_string(session.GetLearningRate()));
+    }
+    const bool whole = session.HasStepModel();
+    const auto results = whole ? session.StepOn(batch.values) : session.TrainStep(batch.values);
     compare.Loss(odtpack::detail::AsDouble(results[0]), step.Get<double>("loss"), where);
     CompareOutputs(compare, results, 1, step["outputs"], folder);
-    if (step.Get<bool>("update", true)) {
-      if (step["rate"]) {
-        Require(session.GetLearningRate() == static_cast<float>(step.Get<double>("rate")),
-                where + ": the learning rate is " + std::to_string(session.GetLearningRate()));
-      }
-      session.OptimizerStep();
-      if (scheduled) session.SchedulerStep();
-    }
-    if (step.Get<bool>("reset", true)) session.LazyResetGrad();
+    if (update && !whole) session.OptimizerStep();
+    if (update && scheduled) session.SchedulerStep();
+    if (!whole && step.Get<bool>("reset", true)) session.LazyResetGrad();
   }
 }
 
@@ -137,6 +137,8 @@ void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const 
   const Comparison compare{test.Get<bool>("exact", true) && !tolerant,
                            test.Get<double>("tolerance", 2e-6)};
   job::Training training(env, test, folder, threads);
+  Require(training.session.HasStepModel() == test.Get<bool>("step_model", false),
+          "the step model: it is used where there is none, or the other way round");
   Steps(training.session, test, folder, compare, training.scheduled);
   if (test["evaluation"]) {
     const job::Batch batch(test["evaluation"]["inputs"], folder);

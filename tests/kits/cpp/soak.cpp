@@ -72,9 +72,7 @@ int main(int count, char** arguments) {
     int64_t moved = 0;
     for (int64_t step = 1; step <= steps; ++step) {
       auto inputs = batch(app->session.StepCount());
-      app->session.TrainStep(inputs);
-      app->session.OptimizerStep();
-      app->session.LazyResetGrad();
+      app->session.StepOn(inputs);
       const bool update = Due(step, steps, updates);
       if (update || Due(step, steps, saves))
         odtpack::CheckpointState::SaveCheckpoint(app->state, saved, true, true);

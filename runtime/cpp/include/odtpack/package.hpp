@@ -131,6 +131,13 @@ class Package {
       return folder_ + "/" + file.Get<std::string>("path");
     throw Error("package-incomplete", "The package has no " + key + ".", folder_);
   }
+  /// The path of the model that trains and updates at once, of a package that has one and makes
+  /// its steps of one batch.
+  std::optional<std::string> StepModel() const {
+    const bool has = bool(manifest_["files"]["step_model"]);
+    if (!has || manifest_.Whole("accumulation_steps", 1) != 1) return {};
+    return Path("step_model");
+  }
   /// The path of a model in ORT format.
   std::string OrtModel(const std::string& of, const std::string& style = "fixed",
                        const std::string& platform = "") const {

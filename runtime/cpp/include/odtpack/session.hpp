@@ -2,8 +2,8 @@
 #pragma once
 
 #include "odtpack/inference.hpp"
-#include "odtpack/model.hpp"
 #include "odtpack/schedule.hpp"
+#include "odtpack/step_model.hpp"
 
 namespace odtpack {
 
@@ -12,12 +12,12 @@ namespace odtpack {
 /// calls.
 class TrainingSession {
  public:
-  /// Train a package with its models and session options.
+  /// Train a package with its models and session options; with its step model, where it has one.
   TrainingSession(const Ort::Env& env, const Package& package, const CheckpointState& state,
                   int threads = 0)
       : TrainingSession(env, package.SessionOptions(env, threads), state, package,
                         package.Path("training_model"), package.Path("eval_model"),
-                        package.Path("optimizer_model")) {}
+                        package.Path("optimizer_model"), package.StepModel()) {}
 
   /// The former constructor. The models lie in the folder of their package.
   TrainingSession(const Ort::Env& env, const Ort::SessionOptions& options,
@@ -28,17 +28,25 @@ class TrainingSession {
                         Package::Open(detail::fs::absolute(training_model).parent_path().string()),
                         training_model, eval_model, optimizer_model) {}
 
-  /// With options and models of the caller's choice: those in ORT format, for example.
+  /// With options and models of the caller's choice: those in ORT format, for example. A step
+  /// model needs the optimizer model beside it; the training model is then opened once a step asks
+  /// for gradients.
   TrainingSession(const Ort::Env& env, const Ort::SessionOptions& options,
                   const CheckpointState& state, const Package& package,
                   const std::string& training_model, const std::optional<std::string>& eval_model,
-                  const std::optional<std::string>& optimizer_model)
-      : handle_(state), state_(*state.Internal()), package_(package) {
+                  const std::optional<std::string>& optimizer_model,
+                  const std::optional<std::string>& step_model = std::nullopt)
+      : handle_(state),
+        state_(*state.Internal()),
+        package_(package),
+        env_(env),
+        options_(options.Clone()),
+        training_model_(training_model) {
     const detail::Json& manifest = package_.Manifest();
     std::optional<detail::SharedArena> shared;
     if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
       shared.emplace(env);
-    auto training = detail::OpenSession(env, training_model, options);
+    auto first = detail::OpenSession(env, step_model.value_or(training_model), options);
     std::optional<Ort::Session> evaluation, optimizer;
     if (eval_model) evaluation = detail::OpenSession(env, *eval_model, options);
     if (optimizer_model) optimizer = detail::OpenSession(env, *optimizer_model, options);
@@ -47,7 +55,7 @@ class TrainingSession {
           manifest["layout"]["elements"].Whole());
     LazyResetGrad();
     bound_.Add("lazy_reset_grad", reset_);
-    training_ = std::make_unique<detail::Graph>(std::move(training), package_, package_.Outputs(), bound_);
+    if (!step_model) MakeTraining(std::move(first));
     if (evaluation) {
       evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_,
                                                     package_.EvaluationOutputs(), bound_);
@@ -56,15 +64,40 @@ class TrainingSession {
       optimizer_ =
           std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
     }
+    if (step_model) {
+      std::map<std::string, detail::Tensor> trained;
+      for (const auto* spec : trainable_)
+        trained[spec->name] = state_.parameters.at(spec->name).value;
+      step_ = detail::MakeStepGraph(std::move(first), package_, trained, Optimizer(), bound_);
+    }
     detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
   TrainingSession(const TrainingSession&) = delete;
   TrainingSession& operator=(const TrainingSession&) = delete;
 
+  /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and
+  /// with less memory where the session has a step model. Returns the user's outputs, the loss
+  /// before the step first.
+  std::vector<Ort::Value> StepOn(const std::vector<Ort::Value>& inputs) {
+    state_.RequireValues();
+    if (step_) return Optimizer().StepOn(*step_, inputs);
+    auto results = TrainStep(inputs);
+    OptimizerStep();
+    LazyResetGrad();
+    return results;
+  }
+  /// Whether StepOn makes its steps in a step model.
+  bool HasStepModel() const { return step_ != nullptr; }
+
   /// Compute loss and gradients of a batch, which are added to those that are accumulated.
-  /// Returns the user's outputs, the loss first.
+  /// Returns the user's outputs, the loss first. The first call closes the step model, if there is
+  /// one, and opens the training model: from then on all steps are made with that.
   std::vector<Ort::Value> TrainStep(const std::vector<Ort::Value>& inputs) {
     state_.RequireValues();
+    if (!training_) {
+      step_.reset();
+      MakeTraining(detail::OpenSession(env_, training_model_, options_));
+    }
     auto results = training_->Run(inputs);
     *reset_.data = 0;
     return results;
@@ -195,6 +228,11 @@ class TrainingSession {
     return names;
   }
 
+  void MakeTraining(Ort::Session session) {
+    training_ = std::make_unique<detail::Graph>(std::move(session), package_, package_.Outputs(),
+                                                bound_);
+  }
+
   detail::Optimizer& Optimizer() const {
     if (optimizer_) return *optimizer_;
     throw Error("model-not-found", "No optimizer model was given.", "",
@@ -278,7 +316,10 @@ class TrainingSession {
   std::vector<const detail::Spec*> trainable_;
   detail::Bound bound_;
   detail::Tensor reset_ = detail::Zeros(detail::kBool, {1});
-  std::unique_ptr<detail::Graph> training_, evaluation_;
+  const Ort::Env& env_;
+  Ort::SessionOptions options_;
+  std::string training_model_;
+  std::unique_ptr<detail::Graph> training_, step_, evaluation_;
   std::unique_ptr<detail::Optimizer> optimizer_;
   std::optional<std::pair<Schedule, double>> schedule_;
 };

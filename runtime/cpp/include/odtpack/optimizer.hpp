@@ -1,0 +1,244 @@
+// The optimizer model over flat vectors, and what it keeps of every parameter.
+#pragma once
+
+#include "odtpack/model.hpp"
+
+namespace odtpack::detail {
+
+/// The first axis of a parameter's columns, and its rows and columns: of all cuts between two
+/// axes the one with the fewest of them together.
+inline std::pair<size_t, Shape> MatrixOf(const Shape& shape) {
+  const auto product = [&shape](size_t from, size_t to) {
+    return std::accumulate(shape.begin() + static_cast<long>(from),
+                           shape.begin() + static_cast<long>(to), int64_t{1},
+                           std::multiplies<int64_t>());
+  };
+  std::pair<size_t, Shape> best = {0, {1, product(0, shape.size())}};
+  for (size_t i = 1; i < shape.size(); ++i) {
+    const Shape sides = {product(0, i), product(i, shape.size())};
+    if (i == 1 || sides[0] + sides[1] < best.second[0] + best.second[1]) best = {i, sides};
+  }
+  return best;
+}
+
+/// An optimizer model and what it carries; continues the state's optimizer if there is one.
+class Optimizer {
+ public:
+  Optimizer(Ort::Session session, const Json& manifest, State& state,
+            const std::vector<const Spec*>& trainable)
+      : session_(std::move(session)), state_(state), inputs_(manifest["layout"].Texts("inputs")) {
+    if (trainable.empty()) throw Error("nothing-trainable", "The checkpoint has nothing to train.");
+    const Json& layout = manifest["layout"];
+    const std::string run = layout.Get<std::string>("run", "chunks");
+    vectors_.push_back({"params", {0, 1}, state.flat, {}});
+    vectors_.push_back({"gradients", {0, 1}, state.gradients, {}});
+    for (const Json& entry : layout.Get<Json::List>("state", {})) {
+      const auto axes = entry["axes"] ? entry.Wholes("axes") : Shape{0, 1};
+      vectors_.push_back({entry.Get<std::string>("name"),
+                          {axes.begin(), axes.end()},
+                          run == "parameters" ? Tensor{} : Zeros(state.flat.type, state.flat.shape),
+                          {}});
+    }
+    for (const Vector& vector : vectors_) {
+      if (vector.name != "gradients") output_names_.push_back(vector.name + ".out");
+    }
+    PlaceState(trainable, manifest["optimizer"].Get<std::string>("kind"));
+    std::map<std::string, size_t> groups;
+    const auto& listed = manifest.Get<Json::List>("groups", {});
+    scaled_ = Zeros(kFloat, {std::max<int64_t>(static_cast<int64_t>(listed.size()), 1)});
+    for (const Json& group : listed) {
+      for (const auto& name : group.Texts("parameters")) groups[name] = rates_.size();
+      AddGroup(group.Get<double>("learning_rate_scale"), group.Get<double>("weight_decay"),
+               group.Texts("parameters"));
+    }
+    if (rates_.empty()) {
+      std::vector<std::string> names;
+      for (const Spec* spec : trainable) groups[spec->name] = 0, names.push_back(spec->name);
+      AddGroup(1, 0, names);
+    }
+    for (const Spec* spec : trainable) {
+      if (groups.count(spec->name) == 0) Json::Fail("'" + spec->name + "' is in no group");
+    }
+    SetRate(state.optimizer->rate);
+    const int64_t chunk = std::max<int64_t>(layout.Whole("chunk_elements", 131072), 1);
+    for (size_t i = 0, next = 0; i < trainable.size(); i = next) {
+      const size_t group = groups[trainable[i]->name];
+      next = i + 1;
+      if (run == "parameters") {
+        AddParameterRun(*trainable[i], i, group);
+        continue;
+      }
+      while (next < trainable.size() && groups[trainable[next]->name] == group) ++next;
+      const int64_t stop = next < trainable.size() ? trainable[next]->offset : state.flat.shape[0];
+      for (int64_t at = trainable[i]->offset, size = 0; at < stop; at += size) {
+        size = run == "whole" ? stop - at : std::min(chunk, stop - at);
+        std::map<std::string, Tensor> slices;
+        for (const Vector& vector : vectors_) slices[vector.name] = vector.whole.From(at, {size});
+        AddRun(slices, group);
+      }
+    }
+  }
+
+  void Step() {
+    *step_.As<int64_t>() = state_.optimizer->step + 1;
+    if (std::count(inputs_.begin(), inputs_.end(), "gradient_norm") > 0) {
+      if (norm_.type == kDouble)
+        *norm_.As<double>() = Norm(state_.gradients.As<double>());
+      else
+        *norm_.As<float>() = static_cast<float>(Norm(state_.gradients.As<float>()));
+    }
+    for (Arguments& run : runs_) {
+      run.Run(session_, "load the last checkpoint: parameters may hold part of the step");
+    }
+    ++state_.optimizer->step;
+  }
+
+  /// Make a step with a step model that is bound to what Bind gave.
+  std::vector<Ort::Value> StepOn(Graph& model, const std::vector<Ort::Value>& batch) {
+    *step_.As<int64_t>() = state_.optimizer->step + 1;
+    auto results = model.Run(batch);
+    ++state_.optimizer->step;
+    return results;
+  }
+
+  /// Bind the learning rates and the number of the step, as a step model calls them; returns what
+  /// is kept of each parameter, by the names "<parameter>.<vector>".
+  std::map<std::string, Tensor> Bind(Bound& bound) const {
+    bound.Add("update.learning_rate", scaled_);
+    bound.Add("update.step", step_);
+    std::map<std::string, Tensor> kept;
+    for (const auto& [name, moments] : state_.optimizer->moments) {
+      for (size_t i = 0; i < moments.size(); ++i)
+        kept[name + "." + vectors_[i + 2].name] = moments[i];
+    }
+    return kept;
+  }
+
+  void SetRate(float rate) {
+    if (!std::isfinite(rate)) throw Error("bad-learning-rate", "The learning rate is not finite.");
+    state_.optimizer->rate = rate;
+    for (const auto& [tensor, scale] : rates_)
+      *tensor.As<float>() = static_cast<float>(double{rate} * scale);
+  }
+
+ private:
+  struct Vector {
+    std::string name;
+    std::set<int64_t> axes;     // of a parameter as a matrix: those that are kept
+    Tensor whole;               // one flat vector, or
+    std::vector<Tensor> parts;  // one tensor for each parameter
+  };
+
+  /// Give every moment its place, and take over those of the loaded state.
+  void PlaceState(const std::vector<const Spec*>& trainable, const std::string& kind) {
+    OptimizerState loaded = state_.optimizer.value_or(OptimizerState{});
+    OptimizerState placed{loaded.step, loaded.rate, {}, {}, kind};
+    std::map<std::string, std::vector<Tensor>> old(loaded.moments.begin(), loaded.moments.end());
+    const size_t kept = vectors_.size() - 2, count = old.empty() ? 0 : old.begin()->second.size();
+    bool same = count == kept && (loaded.kind.empty() || loaded.kind == kind), idle = true;
+    for (const auto& [name, moments] : old) {
+      for (const Tensor& moment : moments) {
+        idle = idle && std::all_of(moment.data.get(), moment.data.get() + moment.Bytes(),
+                                   [](uint8_t byte) { return byte == 0; });
+      }
+    }
+    for (const Spec* spec : trainable) {
+      std::vector<Tensor> moments;
+      for (size_t v = 2; v < vectors_.size(); ++v) {
+        Vector& vector = vectors_[v];
+        Shape shape = spec->shape;
+        for (size_t i = 0; i < shape.size(); ++i) {
+          if (vector.axes.count(i >= MatrixOf(spec->shape).first ? 1 : 0) == 0) shape[i] = 1;
+        }
+        vector.parts.push_back(vector.whole.data ? vector.whole.From(spec->offset, shape)
+                                                 : Zeros(state_.flat.type, shape));
+        moments.push_back(vector.parts.back());
+        same = same && old.count(spec->name) > 0 && old[spec->name][v - 2].shape == shape;
+      }
+      if (kept > 0) placed.moments.emplace_back(spec->name, std::move(moments));
+    }
+    // The reference saves one moment per parameter with SGD, and never uses it.
+    if (!same && !(idle && (loaded.step == 0 || (count == 1 && kept == 0)))) {
+      throw Error("optimizer-mismatch", "The checkpoint holds the state of another optimizer.", "",
+                  "use the optimizer it was saved with, or a checkpoint without optimizer state");
+    }
+    state_.optimizer.reset();
+    loaded.moments.clear();
+    for (auto& [name, moments] : placed.moments) {
+      for (size_t i = 0; same && i < kept; ++i) moments[i].CopyFrom(old[name][i].data.get());
+      old.erase(name);  // what was moved is freed, so that one at a time exists twice
+    }
+    state_.optimizer = std::move(placed);
+  }
+
+  void AddGroup(double scale, double decay, const std::vector<std::string>& names) {
+    state_.optimizer->groups.push_back(names);
+    rates_.emplace_back(scaled_.From(static_cast<int64_t>(rates_.size()), {1}), scale);
+    decays_.push_back(Zeros(state_.flat.type, {1}));
+    if (state_.flat.type == kDouble)
+      *decays_.back().As<double>() = decay;
+    else
+      *decays_.back().As<float>() = static_cast<float>(decay);
+  }
+
+  void AddParameterRun(const Spec& spec, size_t index, size_t group) {
+    const Shape matrix = MatrixOf(spec.shape).second;
+    if (matrix[0] * matrix[1] == 0) return;
+    std::map<std::string, Tensor> slices;
+    for (const Vector& vector : vectors_) {
+      Tensor part = vector.whole.data ? vector.whole.From(spec.offset, {}) : vector.parts[index];
+      part.shape = {vector.axes.count(0) > 0 ? matrix[0] : 1,
+                    vector.axes.count(1) > 0 ? matrix[1] : 1};
+      slices[vector.name] = part;
+    }
+    slices["factored"] = Zeros(kBool, {1});
+    *slices["factored"].data = spec.shape.size() > 1;
+    AddRun(slices, group);
+  }
+
+  void AddRun(std::map<std::string, Tensor>& slices, size_t group) {
+    Arguments run;
+    slices["learning_rate"] = rates_[group].first;
+    slices["weight_decay"] = decays_[group];
+    slices["gradient_norm"] = norm_;
+    slices["step"] = step_;
+    std::map<std::string, OrtValue*> values;
+    for (const auto& [name, tensor] : slices) {
+      kept_.emplace_back(tensor, tensor.Value());
+      values[name] = kept_.back().second;
+    }
+    for (const std::string& name : inputs_) {
+      if (values.count(name) == 0) ThrowMismatch("the optimizer model takes '" + name + "'");
+      run.input_names.push_back(name.c_str());
+      run.inputs.push_back(values[name]);
+    }
+    for (const std::string& name : output_names_) {
+      run.output_names.push_back(name.c_str());
+      run.outputs.push_back(values[name.substr(0, name.size() - 4)]);
+    }
+    runs_.push_back(std::move(run));
+  }
+
+  /// The L2 norm of all gradients, squared and summed in float64.
+  template <class T>
+  double Norm(const T* values) const {
+    double sums[8] = {};
+    for (int64_t i = 0; i < state_.gradients.shape[0]; i += 8) {  // ends with a whole cache line
+      for (int64_t k = 0; k < 8; ++k) sums[k] += double{values[i + k]} * double{values[i + k]};
+    }
+    return std::sqrt(std::accumulate(sums, sums + 8, 0.0));
+  }
+
+  Ort::Session session_;
+  State& state_;
+  std::vector<std::string> inputs_, output_names_;
+  std::vector<Vector> vectors_;
+  Tensor scaled_;  // the rate of each group, and each with its scale
+  std::vector<std::pair<Tensor, double>> rates_;
+  std::vector<Tensor> decays_;
+  Tensor step_ = Zeros(kInt64, {1}), norm_ = Zeros(state_.flat.type, {1});
+  std::deque<std::pair<Tensor, Ort::Value>> kept_;
+  std::vector<Arguments> runs_;
+};
+
+}  // namespace odtpack::detail
