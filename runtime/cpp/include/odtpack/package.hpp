@@ -92,11 +92,6 @@ class Package {
                   "The package is trained with private gradients, which this kit does not make.",
                   folder, "train it with Python, or build it without privacy");
     }
-    if (package.manifest_["segments"]) {
-      throw Error("segments-unsupported",
-                  "The package is trained segment by segment, which this kit does not do.",
-                  folder, "train it with Python, or build it without --segments");
-    }
     const auto read = [&package](const char* key, std::vector<detail::Spec>& specs) {
       for (const Json& json : package.manifest_.Get<Json::List>(key)) specs.emplace_back(json);
     };
