@@ -93,7 +93,8 @@ llm-demo: $(VENV)/.ready-demo
 	@cd build/llm-demo && $(CURDIR)/$(BIN)/odtpack train package --data train.npz --eval held_out.npz --epochs 10 \
 		--batch-size 7 --lr 0.003 --out trained.ckpt
 	@cd build/llm-demo && $(CURDIR)/$(BIN)/odtpack adapter export package --checkpoint trained.ckpt --out adapter
-	@$(BIN)/python -m benchmarks.language_model --tokens 256 --steps 10
+	@$(BIN)/python -m benchmarks.language_model --tokens 256 --steps 10 \
+		--timeline build/llm-demo/decoder-memory.svg
 
 check: $(VENV)/.ready-full
 	@failed=0; \

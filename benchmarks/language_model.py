@@ -8,6 +8,7 @@ files are read anew: more would end it. That takes Linux and root.
     python -m benchmarks.language_model              the 0.5B shape, at four lengths
     python -m benchmarks.language_model --shape 1.5B --tokens 256
     python -m benchmarks.language_model --activations build
+    python -m benchmarks.language_model --tokens 256 --steps 10 --timeline build/memory.svg
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PUBLISHED = {  # MB on iPhones: MeBP (Apple) and MeSP (2026), rank 8 on seven li
     "0.5B": {128: (253, 111), 256: (361, 136), 512: (582, 246), 1024: (1050, 514)},
     "1.5B": {256: (516, 263)},
 }
-MB = 1024  # of the kB that /proc counts
+MB = 1024  # kB, of which /proc counts
 
 
 def main() -> None:
@@ -48,13 +49,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
     parser.add_argument("--activations", type=Path, help="folder for values between segments")
     parser.add_argument("--held", action="store_true", help="in a control group of MeBP's memory")
+    parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.timeline and len(given.tokens) != 1:
+        parser.error("--timeline shows one length: give one with --tokens")
     folder = given.folder / given.shape
     if given.task:
         with _Memory() as memory:
             found = TASKS[given.task](folder, given)
-        print(json.dumps({**found, **memory.figures()}))
+        over_time = {"samples": memory.samples} if given.timeline else {}
+        print(json.dumps({**found, **memory.figures(), **over_time}))
         return
     write_model(SHAPES[given.shape], folder)
     built = _apart("build", given)
@@ -75,6 +80,20 @@ def main() -> None:
             f"| {mebp} | {mesp} | {step[key]:.2f} s | {forward[key]:.2f} s "
             f"| {step[key] / forward[key]:.2f} |", flush=True,
         )  # fmt: skip
+        if given.timeline:
+            _draw(given, tokens, step)
+
+
+def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
+    from benchmarks.decoder import timeline  # what it imports would count as the step's memory
+
+    _, *losses = step["losses"]
+    published = zip(("MeBP", "MeSP"), PUBLISHED.get(given.shape, {}).get(tokens, ()), strict=False)
+    title = f"{len(losses)} steps of the {given.shape} decoder, {tokens} tokens"
+    samples = [timeline.Sample(*each) for each in step["samples"]]
+    given.timeline.parent.mkdir(parents=True, exist_ok=True)
+    given.timeline.write_text(timeline.draw(samples, title, list(published)), "utf-8")
+    print(f"losses {', '.join(f'{loss:.3f}' for loss in losses)}; memory in {given.timeline}")
 
 
 def _apart(
@@ -84,6 +103,7 @@ def _apart(
     options: dict[str, object] = {
         "task": task, "shape": given.shape, "folder": given.folder, "steps": given.steps,
         "threads": given.threads, "tokens": tokens, "activations": given.activations,
+        "timeline": given.timeline,
     }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.language_model"]
     for name, value in options.items():
@@ -119,10 +139,10 @@ def _group(megabytes: int | str) -> Iterator[Path | None]:
 
 
 class _Memory:
-    """The most memory that this process has while it runs, in MB."""
+    """The memory that this process has while it runs, in MB."""
 
     def __enter__(self) -> _Memory:
-        self._peaks = {"RssAnon:": 0, "RssFile:": 0, "both": 0}
+        self.samples: list[tuple[float, float, float]] = []  # seconds, anonymous, resident
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -133,17 +153,21 @@ class _Memory:
         self._thread.join()
 
     def _watch(self) -> None:
+        start = time.monotonic()
         while not self._done.wait(0.005):
             lines = Path("/proc/self/status").read_text().splitlines()
-            found = {each[0]: int(each[1]) for line in lines if len(each := line.split()) > 1 and
-                     each[0] in self._peaks}  # fmt: skip
-            found["both"] = sum(found.values())
-            self._peaks = {key: max(value, found[key]) for key, value in self._peaks.items()}
+            found = {each[0]: int(each[1]) / MB for line in lines if len(each := line.split()) > 1
+                     and each[0] in ("RssAnon:", "RssFile:")}  # fmt: skip
+            anonymous = found["RssAnon:"]
+            self.samples.append(
+                (time.monotonic() - start, anonymous, anonymous + found["RssFile:"])
+            )
 
     def figures(self) -> dict[str, float]:
+        """The highest of each."""
         return {
-            "anonymous": self._peaks["RssAnon:"] / MB,
-            "resident": self._peaks["both"] / MB,
+            "anonymous": max(anonymous for _, anonymous, _ in self.samples),
+            "resident": max(resident for _, _, resident in self.samples),
         }
 
 

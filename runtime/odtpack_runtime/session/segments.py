@@ -46,6 +46,9 @@ class Segments:
         evaluation: The evaluation model, if there is one.
         inputs: Names of the user inputs in order.
 
+    Attributes:
+        kept: Memory of values between segments, which training and evaluation share.
+
     Raises:
         OdtpackError: A model is missing or does not load; ``segments-invalid``.
     """
@@ -84,6 +87,7 @@ class Segments:
             for each in info.segments
         ]
         self.inputs = tuple(inputs)
+        self.kept: dict[str, Array] = {}
         self._check()
 
     def _check(self) -> None:
@@ -283,7 +287,6 @@ class SegmentedGraph(UserInputs):
             for part in (segments.backward if training else ())
         ]
         self._memory: dict[str, Array] = {}
-        self._kept: dict[str, Array] = {}
         self._turn = False
         self._file: ActivationFile | None = None
         self._waiting: set[str] = set()  # names of what the file takes
@@ -390,10 +393,10 @@ class SegmentedGraph(UserInputs):
             # The next run reads it, and makes the next one: two take turns.
             self._turn = not self._turn
             key = f"{COTANGENT_SUFFIX if name.endswith(COTANGENT_SUFFIX) else ''} {self._turn}"
-        kept = self._kept.get(key)
+        kept = self._segments.kept.get(key)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
             kept = allocate(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-            self._kept[key] = kept
+            self._segments.kept[key] = kept
         return kept
 
 

@@ -126,11 +126,9 @@ def plan_memory(
     moments = list(state_items(contract, layout))
     # Moments are zeros at first, which take no memory before they are written.
     around = [item for session in sessions for item in session.items()]
-    evaluated = [
-        *(process, runs, *around, *parameters, *batch_items(manifest, shapes)),
-        *models.held_out.kept,
-    ]
-    ungraded = [*evaluated, *models.afresh.kept]
+    loaded_batch = [process, runs, *around, *parameters, *batch_items(manifest, shapes)]
+    evaluated = [*loaded_batch, *models.held_out.kept]  # which training then has as well
+    ungraded = [*loaded_batch, *models.afresh.kept]
     started = [*ungraded, *gradients]
     running = [*started, *moments]
     if is_whole:  # writes them in the first step

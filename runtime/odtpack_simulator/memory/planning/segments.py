@@ -2,9 +2,9 @@
 
 What :class:`~odtpack_runtime.session.segments.SegmentedGraph` does is played through: the models
 run in their order and, in training, back. A value between two of them has memory of the caller's,
-which stays if its size follows from those of the inputs; otherwise ONNX Runtime finds memory in
-its arena, and it is copied. Two cotangents take turns. Training and evaluation each have their
-own. Weights are pages of a mapped file and no part of the plan.
+which stays, and which training and evaluation share. If its size does not follow from those of the
+inputs, ONNX Runtime finds memory in its arena first, and it is copied. Two cotangents take turns.
+Weights are pages of a mapped file and no part of the plan.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def plan_segments(
         _trained(models, info, package.training_model.name, shapes, afresh=afresh)
         for afresh in (True, False)
     )
-    held_out = _PassOf(models, shapes, "value for evaluation")
+    held_out = _PassOf(models, shapes)
     for segment in info.segments:
         held_out.run(segment.forward, segment.names)
     held_out.run(package.eval_model.name, {}, ends=True)
@@ -78,7 +78,7 @@ def _trained(
     afresh: bool,
 ) -> Pass:
     """A batch forth and back."""
-    work = _PassOf(models, shapes, "value", {RESET_NAME: afresh})
+    work = _PassOf(models, shapes, {RESET_NAME: afresh})
     for segment in info.segments:
         work.run(segment.forward, segment.names)
     work.run(training, {}, ends=True)
@@ -136,7 +136,6 @@ class _PassOf:
     Args:
         models: The models.
         shapes: Shapes of the user inputs.
-        called: What a value between segments is called in a report.
         conditions: Values of Boolean inputs.
     """
 
@@ -144,10 +143,9 @@ class _PassOf:
         self,
         models: _Models,
         shapes: Mapping[str, Sequence[int]],
-        called: str,
         conditions: Mapping[str, bool] | None = None,
     ) -> None:
-        self._models, self._called, self._conditions = models, called, conditions or {}
+        self._models, self._conditions = models, conditions or {}
         self._known: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
         self._runs: list[Run] = []
         self._kept: dict[str, int] = {}
@@ -184,16 +182,17 @@ class _PassOf:
             if name.endswith(GRADIENT_SUFFIX) or (ends and index == 0):
                 continue  # in memory of its own
             shape: Shape | None
+            returned = ends and not name.endswith(COTANGENT_SUFFIX)
             if name.endswith(COTANGENT_SUFFIX):
                 shape = self._known.get(name.removesuffix(COTANGENT_SUFFIX))
                 self._turn = 3 - self._turn
                 called = f"gradient between segments {self._turn}"
             else:
-                shape = None if ends else _sized(value.dims, sizes)
-                called = f"{self._called} {name}"
-            held = self._kept
+                shape = None if returned else _sized(value.dims, sizes)
+                called = f"value {name}"
+            held = self._passing if returned else self._kept
             if shape is None:
-                held, shape = self._passing, value.shape
+                shape = value.shape
                 fresh.append(own)
             if shape is not None:
                 self._known[name] = shape
