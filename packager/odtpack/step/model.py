@@ -10,7 +10,7 @@ input X and may lie in its memory: whoever else reads X is an ancestor of the no
 - What has :data:`OWN` elements or more is updated as soon as its gradient is complete.
 - The others of a group, in the order of their gradients, are joined to vectors of up to
   :data:`JOINED` elements, each of which is updated when it is complete: a node takes more memory in
-  a session than their gradients. ONNX Runtime would compute these gradients only then, too, and keep
+  a session than their gradients. ONNX Runtime would compute these gradients only then, and keep
   until then what they are computed from. It starts from nodes that nothing reads: so each has such
   a node, its Size, which is an output ``update.order.N`` that no caller asks for.
 """
