@@ -8,10 +8,11 @@ input X and may lie in its memory: whoever else reads X is an ancestor of the no
 
 - A matrix of :data:`.chunks.LARGE` elements or more is updated in parts.
 - What has :data:`OWN` elements or more is updated as soon as its gradient is complete.
-- The others are joined to one vector for each group, and updated at the end: a node takes more
-  memory in a session than their gradients. ONNX Runtime would compute these gradients at the end,
-  too, and keep until then what they are computed from. It starts from nodes that nothing reads: so
-  each has such a node, its Size, which is an output ``update.order.N`` that no caller asks for.
+- The others of a group, in the order of their gradients, are joined to vectors of up to
+  :data:`JOINED` elements, each of which is updated when it is complete: a node takes more memory in
+  a session than their gradients. ONNX Runtime would compute these gradients only then, and keep
+  until then what they are computed from. It starts from nodes that nothing reads: so each has such
+  a node, its Size, which is an output ``update.order.N`` that no caller asks for.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ from odtpack_simulator.memory.execution_order import execution_order
 
 OWN: Final = 1 << 16
 """Elements from which on a parameter's gradient is worth the nodes of an update of its own."""
+
+JOINED: Final = 1 << 16
+"""Most elements of small parameters that are updated together. What is joined, and what the formula
+computes between, are some eight vectors of so many elements."""
 
 _PREFIX: Final = "update/"
 
@@ -181,7 +186,7 @@ class _Writer:
         groups = {name: self._group.get(name, 0) for name in gradients}
         counts = Counter(groups[name] for name in gradients if name not in large)
         large |= {name for name in gradients if counts[groups[name]] == 1}
-        joined: dict[int, list[str]] = defaultdict(list)
+        joined: dict[int, list[list[str]]] = defaultdict(lambda: [[]])
         for name in sorted(gradients, key=lambda each: places[str(gradients[each].name)]):
             parameter, gradient = parameters[name], gradients[name]
             gradient.type, gradient.shape = parameter.type, parameter.shape
@@ -189,9 +194,12 @@ class _Writer:
                 late = readers.of(parameter) - ancestors([gradient])
                 self._alone(name, parameter, gradient, late)
             else:
-                joined[groups[name]].append(name)
+                vectors = joined[groups[name]]
+                if sum(sizes[each] for each in (*vectors[-1], name)) > JOINED:
+                    vectors.append([])
+                vectors[-1].append(name)
                 self._compute_at_once(gradient)
-        for index, names in joined.items():
+        for index, names in ((index, each) for index, all_ in joined.items() for each in all_):
             late = {node for name in names for node in readers.of(parameters[name])}
             late -= ancestors(gradients[name] for name in names)
             self._together(
