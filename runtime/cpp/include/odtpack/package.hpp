@@ -216,7 +216,7 @@ class Package {
       require(detail::fs::is_regular_file(path), "package-incomplete", "is missing");
       const auto content = detail::Map(path);
       require(content->size() == static_cast<size_t>(file["size_bytes"].Whole()) &&
-                  detail::Sha256(*content) == file.Get<std::string>("sha256"),
+                  detail::Sha256Mapped(*content) == file.Get<std::string>("sha256"),
               "package-changed", "is not the one that the manifest describes");
     } catch (const std::system_error& error) {
       require(false, "package-incomplete", "cannot be read: " + error.code().message());
