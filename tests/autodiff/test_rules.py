@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_every_attribute_and_every_word_that_a_rule_reads_has_cases() -> None:
 _NOT_VALUES = {"", "...", *(schema.name for schema in onnx.defs.get_all_schemas())}
 
 
+@functools.cache
 def _schema_attributes(domain: str, op_type: str) -> dict[str, set[str]]:
     """Default of each attribute that a definition of the operator has."""
     found: dict[str, set[str]] = {}

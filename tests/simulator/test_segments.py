@@ -127,9 +127,7 @@ def test_what_the_child_measures_is_seen_from_outside(folder: Path, tmp_path: Pa
 
 def test_operators_are_counted_as_often_as_their_piece_runs(folder: Path, tmp_path: Path) -> None:
     package = Package.open(folder / "int4")
-    job = dataclasses.replace(
-        job_of(package, 1, 32, tmp_path), task="time", calibration_seconds=0.05
-    )
+    job = dataclasses.replace(job_of(package, 1, 32, tmp_path), task="time")
     timing = measure_host(job)
     calls = collections.Counter[str]()
     for group in timing.groups:

@@ -134,13 +134,18 @@ def infer_by_standard(model: ir.Model) -> ir.Model:
     return model
 
 
-def inferred_proto(model: ir.Model) -> onnx.ModelProto | None:
+def inferred_proto(model: ir.Model, *, sizes: bool = True) -> onnx.ModelProto | None:
     """What the onnx library makes of a model, without the values of large initializers.
+
+    Args:
+        model: The model.
+        sizes: Follow the values of shapes through the graph, which is slow where long vectors
+            are joined. Types do not depend on it.
 
     Returns:
         The model with types and shapes; None if its inference fails. Initializers are inputs.
     """
-    data_prop = all(map(_vectors_are_short, model.graphs()))
+    data_prop = sizes and all(map(_vectors_are_short, model.graphs()))
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
     try:

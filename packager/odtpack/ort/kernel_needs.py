@@ -81,7 +81,7 @@ def newest(needs: Iterable[Need]) -> Need:
 def _of_model(model: ir.Model) -> Iterator[Need]:
     opsets = dict(model.graph.opset_imports)
     yield Need(targets.lowest_target(opsets[""]).version, f"opset {opsets['']}")
-    proto = inferred_proto(model) or ir.to_proto(model)
+    proto = inferred_proto(model, sizes=False) or ir.to_proto(model)
     yield from _of_graph(proto.graph, opsets, {})
 
 

@@ -69,8 +69,8 @@ class Job:
         step_model: Path of the step model, if it makes the steps; None for the other two.
         own_arenas: Each session has an arena of its own, as in kits that cannot share one, even
             where the package asks for one of all.
-        calibration_seconds: How long a timing measures each rate of this machine; None for
-            :data:`~odtpack_simulator.measure.calibration.CALIBRATION_SECONDS`.
+        calibration: What this machine reached before with as many threads: the ``calibration``
+            of a message ``timed``, which another timing takes over. None to measure it.
     """
 
     task: Literal["train", "time"]
@@ -106,7 +106,7 @@ class Job:
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
     step_model: str | None = None
     own_arenas: bool = False
-    calibration_seconds: float | None = None
+    calibration: dict[str, Any] | None = None
 
     @property
     def steps(self) -> int:

@@ -120,7 +120,9 @@ def test_relocation_takes_whole_names_only() -> None:
     assert relocate(Item(1, "/a/b"), moved) == Item(1, "/x")
 
 
-def test_options() -> None:
+def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone = "odtpack_simulator.replay.executor.default_jobs", default_jobs
+    monkeypatch.setattr(*undone)  # elsewhere tests work in one process
     assert isinstance(make_executor(2), LocalExecutor)
     cores = make_executor(0)
     assert isinstance(cores, LocalExecutor)

@@ -26,7 +26,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_simulator.measure.calibration import CALIBRATION_SECONDS, calibrate, rates
+from odtpack_simulator.measure.calibration import Calibration, calibrate, rates
 from odtpack_simulator.measure.operator_events import NodeRun, model_runs, typical_step
 from odtpack_simulator.measure.waiting import (
     ENOUGH_STEPS,
@@ -67,8 +67,8 @@ def time_steps(job: Job, send: Send) -> None:
       medians; ``checkpoint_bytes``, ``model_bytes``, those of mapped weights included.
     """
     send("phase", name="calibrating this machine")
-    seconds_each = job.calibration_seconds or CALIBRATION_SECONDS
-    calibration = calibrate(job.threads, seconds_each)
+    known = job.calibration and Calibration.from_message(job.calibration)
+    calibration = known or calibrate(job.threads)
     send("phase", name="creating sessions")
     files = [job.step_model or job.training_model, job.eval_model, job.optimizer_model]
     files += map(str, job.segment_files)
@@ -83,7 +83,7 @@ def time_steps(job: Job, send: Send) -> None:
     stolen, others = stolen_seconds() - stolen, others_seconds() - others
     cores = os.cpu_count() or 1
     send("phase", name="calibrating this machine again")
-    after = rates(job.threads, seconds_each)
+    after = (known.gemm_flops, known.copy_bandwidth) if known else rates(job.threads)
     send("phase", name="saving and loading")
     path = Path(job.folder) / "timed-checkpoint"
     save = _repeated(partial(CheckpointState.save_checkpoint, trainer.module.state, path, True))
