@@ -18,7 +18,7 @@ from odtpack.model.loading import load_model
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
-from tests.adapters.written.models import GENAI, HERE, KEYS, SIZE, causal
+from tests.adapters.written.models import GENAI, HERE, KEYS, OPTIMUM, SIZE, causal
 
 # PEFT reads an attribute that transformers renames.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -87,3 +87,16 @@ def test_forward_is_that_of_the_kernels_and_of_pytorch(name: str) -> None:
 def test_ten_steps_agree_with_peft(name: str, segments: bool, tmp_path: Path) -> None:
     model = HERE / name / "model.onnx"
     follow(twin(name), model, tmp_path, SPEC, LOSS, llama.batch(), segments=segments)
+
+
+@needs_peft
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("name", OPTIMUM)
+def test_ten_steps_with_mask_and_positions_agree_with_peft(
+    name: str, segments: bool, tmp_path: Path
+) -> None:
+    ids, labels = llama.batch()
+    places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
+    data = (ids, np.ones_like(ids), places, labels)
+    module = causal(*OPTIMUM[name][:3])
+    follow(module, HERE / name / "model.onnx", tmp_path, SPEC, LOSS, data, segments=segments)

@@ -1,9 +1,9 @@
 """Small models of Hugging Face's transformers with seeded weights, and their export by real tools.
 
-    python -m tests.adapters.written.models genai WORK
+    python -m tests.adapters.written.models genai|optimum WORK
 
-writes the models of `GENAI` into this folder with onnxruntime-genai's builder; WORK is a directory
-for what is not kept. README.md says what was installed.
+writes the models of `GENAI` into this folder with onnxruntime-genai's builder,
+or those of `OPTIMUM`; WORK is a directory for what is not kept. README.md says what was installed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ GENAI: dict[str, tuple[str, bool, int, str]] = {
     "genai-llama-tied-fp32": ("Llama", True, 32, "fp32"),
     "genai-qwen3-int4": ("Qwen3", False, 64, "int4"),
 }
+OPTIMUM = {"optimum-llama-tied-past": ("Llama", True, 32, "fp32")}
 
 
 def causal(kind: str, tied: bool, width: int) -> Any:
@@ -76,5 +77,18 @@ def export_genai(work: Path) -> None:
             shutil.copy(work / f"{name}-out" / file, HERE / name)
 
 
+def export_optimum(work: Path) -> None:
+    from optimum.exporters.onnx import main_export
+
+    for name, (kind, tied, width, _) in OPTIMUM.items():
+        save(causal(kind, tied, width), work / name)
+        main_export(
+            str(work / name), work / f"{name}-out", task="text-generation-with-past",
+            device="cpu", do_validation=False,
+        )  # fmt: skip
+        (HERE / name).mkdir(exist_ok=True)
+        shutil.copy(work / f"{name}-out" / "model.onnx", HERE / name)
+
+
 if __name__ == "__main__":
-    {"genai": export_genai}[sys.argv[1]](Path(sys.argv[2]))
+    {"genai": export_genai, "optimum": export_optimum}[sys.argv[1]](Path(sys.argv[2]))
