@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from odtpack_runtime.error_codes import error_codes
 
 
@@ -51,6 +53,14 @@ class UnknownKeyError(UnknownNameError, KeyError):
 
 class WrongTypeError(OdtpackError, TypeError):
     """A value of a kind that cannot be taken, where the reference raises a ``TypeError``."""
+
+
+def unreadable(
+    code: str, path: str | os.PathLike[str], error: OSError, hint: str | None = None
+) -> OdtpackError:
+    """Return the error for a file that the system does not let one read."""
+    what = f"{path} cannot be read: {error.strerror or error}."
+    return OdtpackError(code, what, where=str(path), hint=hint)
 
 
 def onnx_missing(what: str) -> OdtpackError:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
 from odtpack.package.optimizer_update import Clip, GroupRule, Update
 from odtpack_runtime import CheckpointState
@@ -47,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
     "clipped": {"update": Update(clip=Clip(norm=0.5))},
     "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+    "step model": {"step_model": "always"},
 }
 
 
@@ -107,8 +109,30 @@ def test_a_training_gives_the_bits_of_python(
     assert contents(tmp_path / "kotlin.ckpt") == contents(tmp_path / "python.ckpt")
 
 
+def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
+    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    task = {"package": packages["step model"], "data": batch, "steps": STEPS, "rate": 0.01}
+    found = train({**task, "whole_steps": 3, "save": tmp_path / "kotlin.ckpt"}, "kotlin")
+    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
+    assert found["losses"] == wanted["losses"]
+    assert contents(tmp_path / "kotlin.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+def test_gradients_take_no_memory_with_a_step_model(tmp_path: Path) -> None:
+    widths = (512, 4096, 4)
+    package = tmp_path / "package"
+    build_package(zoo.mlp(widths), package, loss="cross_entropy")
+    rng = np.random.default_rng(3)
+    arrays = {"input": rng.standard_normal((8, widths[0]), dtype=np.float32),
+              "labels": rng.integers(0, widths[-1], 8)}  # fmt: skip
+    task = {"package": package, "data": save_batch(tmp_path, **arrays), "steps": 20}
+    whole, apart = (train({**task, "whole_steps": n}, "kotlin")["resident"][-1] for n in (20, 0))
+    assert apart - whole > 0.7 * 4 * widths[0] * widths[1]
+
+
 @pytest.mark.parametrize("order", [("kotlin", "python"), ("python", "kotlin")])
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
     name: str,
     order: tuple[str, str],

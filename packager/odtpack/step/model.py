@@ -96,11 +96,11 @@ def step_model(
     common_passes.DeduplicateInitializersPass()(model)
     merge_equal(graph)
     Schedule(graph, places).arrange()
+    inputs = {str(value.name): value for value in graph.inputs}
     for value in graph.outputs:
         name = str(value.name)
         if name.endswith(UPDATE_SUFFIX):
-            source = next(v for v in graph.inputs if v.name == name.removesuffix(UPDATE_SUFFIX))
-            aliases.verify(graph, source, value)
+            aliases.verify(graph, inputs[name.removesuffix(UPDATE_SUFFIX)], value)
     graph.name = "step"
     targets.stamp(model)
     return compact(model, keep_names=False)
@@ -109,7 +109,8 @@ def step_model(
 def merge_equal(graph: ir.Graph) -> None:
     """Compute once what several updates compute alike: scalars of the formula."""
     known: dict[object, ir.Value] = {}
-    for node in list(graph):
+    twins: list[ir.Node] = []
+    for node in graph:
         if not str(node.name).startswith(_PREFIX) or len(node.outputs) != 1 or subgraphs(node):
             continue
         value = node.outputs[0]
@@ -118,7 +119,8 @@ def merge_equal(graph: ir.Graph) -> None:
         twin = known.setdefault(key, value)
         if twin is not value and not value.is_graph_output():
             value.replace_all_uses_with(twin)
-            graph.remove(node, safe=True)
+            twins.append(node)
+    graph.remove(twins, safe=True)
 
 
 def _execution_places(training: ir.Model) -> dict[str, float]:

@@ -55,7 +55,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.digest import Check, Hasher
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.layout import Array, allocate
-from odtpack_runtime.errors import OdtpackError, WrongTypeError
+from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
@@ -190,11 +190,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
             "checkpoint-not-found", f"There is no checkpoint {error.filename}.", where=str(file)
         ) from error
     except OSError as error:
-        raise OdtpackError(
-            "checkpoint-unreadable",
-            f"{file} cannot be read: {error.strerror or error}.",
-            where=str(file),
-        ) from error
+        raise unreadable("checkpoint-unreadable", file, error) from error
 
 
 def parse_checkpoint(data: bytes, where: str = "checkpoint") -> CheckpointData:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, remove_stages, update_folder
 from odtpack_runtime.package.listed_files import (
@@ -173,12 +173,7 @@ def _open_error(path: Path, error: OSError) -> OdtpackError:
             where=str(path),
             hint="odtpack delta OLD NEW --out update.zip",
         )
-    return OdtpackError(
-        "delta-unreadable",
-        f"{path} cannot be read: {error.strerror or error}.",
-        where=str(path),
-        hint="pass a file that odtpack delta wrote",
-    )
+    return unreadable("delta-unreadable", path, error, "pass a file that odtpack delta wrote")
 
 
 def _wrong_base(root: Path, update: Path) -> OdtpackError:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.package.manifest import Manifest, PackageFile
 
@@ -48,12 +48,7 @@ def read_manifest(path: Path) -> bytes:
             size = os.fstat(stream.fileno()).st_size
             data = stream.read(min(size, MAX_MANIFEST_BYTES) + 1)
     except OSError as error:
-        raise OdtpackError(
-            "package-not-found",
-            f"{path} cannot be read: {error.strerror or error}.",
-            where=str(path),
-            hint="check its permissions",
-        ) from error
+        raise unreadable("package-not-found", path, error, "check its permissions") from error
     if len(data) > MAX_MANIFEST_BYTES:
         raise OdtpackError(
             "manifest-invalid",

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from odtpack_runtime.checkpoint.layout import address
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.package.manifest_device import WeightInfo
 
 _FOUR_BITS = {"int4": 22, "uint4": 21}
@@ -48,12 +48,8 @@ class MappedWeights:
                 if size:
                     self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise OdtpackError(
-                "model-not-readable",
-                f"{path} cannot be read: {error.strerror or error}.",
-                where=str(path),
-                hint="check its permissions, and the disk",
-            ) from error
+            hint = "check its permissions, and the disk"
+            raise unreadable("model-not-readable", path, error, hint) from error
         last = tensors[-1]
         if last.offset + last.nbytes > size:
             raise segments_invalid(

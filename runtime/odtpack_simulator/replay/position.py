@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_simulator.replay.job import Job
 
@@ -100,11 +100,7 @@ def run_digest(job: Job) -> str:
         try:
             digest.update(bytes.fromhex(file_sha256(Path(name))))
         except OSError as error:
-            raise OdtpackError(
-                "model-not-found",
-                f"{name} cannot be read: {error.strerror or error}.",
-                where=name,
-            ) from error
+            raise unreadable("model-not-found", name, error) from error
     settings = (asdict(job.schedule), job.learning_rate, job.rate_kind, job.rate_settings)
     digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()

@@ -82,19 +82,20 @@ private fun comparison(test: Json) =
 private fun steps(training: Training, test: Json, folder: File) {
     val session = training.session
     for ((number, step) in test["steps"].list().withIndex()) {
-        session.trainStep(batchOf(step["inputs"], folder)).use { result ->
+        val update = step["update"].flag(true)
+        val rate = step["rate"]
+        must(!update || rate.absent || session.learningRate == rate.number().toFloat()) {
+            "step $number: the learning rate is ${session.learningRate}, not ${rate.value}"
+        }
+        val batch = batchOf(step["inputs"], folder)
+        val whole = session.hasStepModel
+        (if (whole) session.stepOn(batch) else session.trainStep(batch)).use { result ->
             comparison(test).loss(session.lossOf(result), step["loss"].number(), "loss $number")
             comparison(test).outputs(result, step["outputs"], folder)
         }
-        if (step["update"].flag(true)) {
-            val rate = step["rate"]
-            must(rate.absent || session.learningRate == rate.number().toFloat()) {
-                "step $number: the learning rate is ${session.learningRate}, not ${rate.value}"
-            }
-            session.optimizerStep()
-            if (training.scheduled) session.schedulerStep()
-        }
-        if (step["reset"].flag(true)) session.lazyResetGrad()
+        if (update && !whole) session.optimizerStep()
+        if (update && training.scheduled) session.schedulerStep()
+        if (!whole && step["reset"].flag(true)) session.lazyResetGrad()
     }
 }
 
@@ -104,6 +105,9 @@ private fun train(
     scratch: File,
 ) = Training(test, folder, threads).use { training ->
     val session = training.session
+    must(session.hasStepModel == test["step_model"].flag(false)) {
+        "the step model is used where there is none, or the other way round"
+    }
     steps(training, test, folder)
     if (!test["evaluation"].absent) {
         val batch = batchOf(test["evaluation"]["inputs"], folder)

@@ -50,13 +50,16 @@ internal class Training(json: Json, folder: File, threads: Int) : AutoCloseable 
     init {
         val models = json["models"]
         val path = { key: String ->
-            if (models.absent || models[key].absent) pack.path(key)
-            else folder.resolve(models[key].text()).path
+            if (models[key].absent) pack.path(key) else folder.resolve(models[key].text()).path
         }
-        session = OrtTrainingSession.create(
-            env, pack, state, path("training_model"), path("eval_model"), path("optimizer_model"),
-            pack.sessionOptions(threads),
-        )
+        session = if (models.absent || models.fields().isEmpty()) {
+            OrtTrainingSession.create(env, pack, state, threads)
+        } else {
+            OrtTrainingSession.create(
+                env, pack, state, path("training_model"), path("eval_model"),
+                path("optimizer_model"), pack.sessionOptions(threads),
+            )
+        }
         if (!json["learning_rate"].absent) {
             session.learningRate = json["learning_rate"].number().toFloat()
         }

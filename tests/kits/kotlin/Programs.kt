@@ -47,7 +47,9 @@ private class Task(val json: Json) {
         return tensor
     }
 
-    fun step(): Double {
+    /** A step, in the former calls from the step on that the task names. */
+    fun step(index: Int): Double {
+        if (index <= json["whole_steps"].whole(1_000_000_000)) return session.trainBatch(batch)
         val loss = session.trainStep(batch).use(session::lossOf)
         session.optimizerStep()
         session.lazyResetGrad()
@@ -64,7 +66,7 @@ internal fun train(json: Json) {
     val memory = ArrayList<Long>()
     for (step in 1..steps) {
         val before = processor()
-        losses.add(task.step())
+        losses.add(task.step(step))
         times.add(processor() - before)
         if (step % maxOf(steps / 10, 1) == 0) {
             System.gc()

@@ -44,8 +44,8 @@ internal fun OrtSession.runOn(
 }
 
 /**
- * A training or evaluation model whose parameters, gradients and state stand in bound memory. The
- * session is its maker's to close.
+ * A training, step or evaluation model whose parameters and what is kept of them stand in bound
+ * memory; [hint] says what to do after a run that failed. The session is its maker's to close.
  */
 internal class Graph(
     env: OrtEnvironment,
@@ -53,6 +53,7 @@ internal class Graph(
     private val specs: List<Spec>,
     outputs: List<Spec>,
     private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
+    private val hint: String = "call lazyResetGrad: gradients may hold part of the step",
 ) : AutoCloseable {
     private val inputs = LinkedHashMap<String, OnnxTensorLike>()
     private val pinned = LinkedHashMap<String, OnnxValue>()
@@ -71,6 +72,7 @@ internal class Graph(
         }
         val results = outputs.associateBy { it.name }
         for ((name, info) in session.outputInfo) {
+            if (name.startsWith("update.order.")) continue // it only orders the nodes
             if (!isUsers(info, results[name])) pinned[name] = memory(name, info)
         }
         requested.addAll(outputs.map { it.name } - pinned.keys)
@@ -91,10 +93,7 @@ internal class Graph(
         val all = wanted ?: requested
         val asked = if (all.any(own::containsKey)) all - own.keys else all
         try {
-            return session.runOn(
-                inputs, asked, own, options,
-                "call lazyResetGrad: gradients may hold part of the step",
-            )
+            return session.runOn(inputs, asked, own, options, hint)
         } finally {
             feeds.keys.forEach(inputs::remove)
         }

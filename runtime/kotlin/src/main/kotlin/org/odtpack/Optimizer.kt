@@ -3,6 +3,7 @@ package org.odtpack
 import ai.onnxruntime.OnnxTensor
 import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtSession
+import ai.onnxruntime.OrtSession.Result
 import ai.onnxruntime.OrtSession.RunOptions
 import kotlin.math.sqrt
 
@@ -14,7 +15,8 @@ internal class Optimizer(
     private val state: State,
     private val trainable: List<Spec>,
 ) : AutoCloseable {
-    private class Vector(val name: String, val axes: Set<Long>, val whole: Tensor?) {
+    private class Vector(val name: String, val axes: Set<Long>, memory: () -> Tensor?) {
+        val whole by lazy(memory)
         val parts = ArrayList<Tensor>() // one tensor for each parameter
     }
 
@@ -33,13 +35,18 @@ internal class Optimizer(
     private val layout = manifest["layout"]
     private val inputs = layout["inputs"].list().map { it.text() }
     private val mode = layout["run"].text("chunks")
-    private val gradients = state.gradients!!
+    private val flat = state.flat!!
     private val vectors = arrayListOf(
-        Vector("params", setOf(0, 1), state.flat), Vector("gradients", setOf(0, 1), gradients),
+        Vector("params", setOf(0, 1)) { flat },
+        Vector("gradients", setOf(0, 1)) { state.gradients },
     )
+    private val listed = manifest["groups"].let { if (it.absent) emptyList() else it.list() }
+
+    /** The learning rate of each group, with its scale. */
+    private val rates = zeros(Type.FLOAT, longArrayOf(maxOf(listed.size, 1).toLong()))
     private val groups = ArrayList<Group>()
     private val step = zeros(Type.INT64, longArrayOf(1))
-    private val norm = zeros(gradients.type, longArrayOf(1))
+    private val norm = zeros(flat.type, longArrayOf(1))
     private val runs = ArrayList<Arguments>()
 
     init {
@@ -48,20 +55,29 @@ internal class Optimizer(
             val axes = entry["axes"].let { list ->
                 if (list.absent) setOf(0L, 1L) else list.list().map { it.whole() }.toSet()
             }
-            val whole = if (mode == "parameters") null else zeros(gradients.type, gradients.shape)
-            vectors.add(Vector(entry["name"].text(), axes, whole))
+            vectors.add(
+                Vector(entry["name"].text(), axes) {
+                    if (mode == "parameters") null else zeros(flat.type, flat.shape)
+                },
+            )
         }
-        for (group in manifest["groups"].let { if (it.absent) emptyList() else it.list() }) {
+        for (group in listed) {
             val names = group["parameters"].list().map { it.text() }
             addGroup(names, group["learning_rate_scale"].number(), group["weight_decay"].number())
         }
         if (groups.isEmpty()) addGroup(trainable.map { it.name }, 1.0, 0.0)
         placeState(manifest["optimizer"]["kind"].text())
         setRate(state.optimizer!!.rate)
+    }
+
+    /** Bind the model to the vectors, gradients among them, unless that was done. */
+    fun prepare() {
+        if (runs.isNotEmpty()) return
         if (mode == "parameters") trainable.forEachIndexed(::addParameterRun) else addFlatRuns()
     }
 
     fun step(options: RunOptions?) {
+        prepare()
         val own = state.optimizer!!
         step.data.putLong(0, own.step + 1)
         if ("gradient_norm" in inputs) norm.setReal(0, gradientNorm())
@@ -73,6 +89,21 @@ internal class Optimizer(
         }
         own.step++
     }
+
+    /** Make a step with a step model that reads what [bindings] gave. */
+    fun stepOn(run: () -> Result): Result {
+        val own = state.optimizer!!
+        step.data.putLong(0, own.step + 1)
+        return run().also { own.step++ }
+    }
+
+    /** What a step model reads besides batch, parameters and vectors, as it calls them. */
+    fun scalars() = mapOf("update.learning_rate" to rates, "update.step" to step)
+
+    /** What is kept of each parameter, by the names "PARAMETER.VECTOR". */
+    fun kept(): Map<String, Tensor> = state.optimizer!!.moments.flatMap { (name, moments) ->
+        moments.mapIndexed { i, each -> "$name.${vectors[i + 2].name}" to each }
+    }.toMap()
 
     fun setRate(rate: Float) {
         if (!rate.isFinite()) fail("bad-learning-rate", "The learning rate is $rate.")
@@ -86,7 +117,8 @@ internal class Optimizer(
 
     private fun addGroup(names: List<String>, scale: Double, decay: Double) {
         val one = longArrayOf(1)
-        val group = Group(names, scale, zeros(Type.FLOAT, one), zeros(gradients.type, one))
+        val rate = rates.from(groups.size.toLong(), one)
+        val group = Group(names, scale, rate, zeros(flat.type, one))
         group.decay.setReal(0, decay)
         groups.add(group)
     }
@@ -103,7 +135,7 @@ internal class Optimizer(
                 val shape = LongArray(spec.shape.size) { axis ->
                     if ((if (axis < cut) 0L else 1L) in vector.axes) spec.shape[axis] else 1
                 }
-                val part = vector.whole?.from(spec.offset, shape) ?: zeros(gradients.type, shape)
+                val part = vector.whole?.from(spec.offset, shape) ?: zeros(flat.type, shape)
                 part.also(vector.parts::add)
             }
         }
@@ -143,7 +175,7 @@ internal class Optimizer(
         while (next < trainable.size) {
             val first = next++
             while (next < trainable.size && owners[next] === owners[first]) next++
-            val stop = trainable.getOrNull(next)?.offset ?: gradients.shape[0]
+            val stop = trainable.getOrNull(next)?.offset ?: flat.shape[0]
             var at = trainable[first].offset
             while (at < stop) {
                 val size = if (mode == "whole") stop - at else minOf(chunk, stop - at)
@@ -187,6 +219,7 @@ internal class Optimizer(
     /** The L2 norm of all gradients, squared and summed in float64. */
     private fun gradientNorm(): Double {
         var sum = 0.0
+        val gradients = state.gradients
         if (gradients.type == Type.FLOAT) {
             val values = gradients.data.asFloatBuffer()
             for (i in 0 until values.remaining()) sum += values.get(i).toDouble() * values.get(i)

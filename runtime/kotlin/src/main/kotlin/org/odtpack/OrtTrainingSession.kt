@@ -30,16 +30,19 @@ class OrtTrainingSession private constructor(
     private val pack: TrainingPackage,
     val checkpoint: OrtCheckpointState,
     options: SessionOptions,
-    trainingModel: String,
+    private val trainingModel: String,
     evaluationModel: String?,
     optimizerModel: String?,
+    stepModel: String? = null,
+    private val threads: Int = 0,
 ) : AutoCloseable, Properties by checkpoint {
     private val state = checkpoint.state
     private val contiguous = Contiguous(pack.parameters, state)
     private val bound = HashMap<String, Pair<Tensor, OnnxTensor>>()
     private val opened = ArrayList<AutoCloseable>()
     private val reset = zeros(Type.BOOL, longArrayOf(1))
-    private val training: Graph
+    private var training: Graph? = null
+    private var step: StepModel? = null
     private val evaluation: Graph?
     private val optimizer: Optimizer?
     private var schedule: Pair<Schedule, Double>? = null
@@ -48,26 +51,58 @@ class OrtTrainingSession private constructor(
     init {
         try {
             val open = { path: String -> openSession(env, path, options).also(opened::add) }
-            val sessions = listOf(trainingModel, evaluationModel, optimizerModel)
+            val sessions = listOf(stepModel ?: trainingModel, evaluationModel, optimizerModel)
                 .map { it?.let(open) }
             val trainable = place(pack, state)
             for (spec in pack.parameters) bind(spec)
             bind("lazy_reset_grad", reset)
             lazyResetGrad()
-            val graph = { session: OrtSession, outputs: List<Spec> ->
-                Graph(env, session, pack.inputs, outputs, bound).also(opened::add)
-            }
-            training = graph(sessions[0]!!, pack.outputs)
+            if (stepModel == null) training = trainingGraph(sessions[0]!!)
             evaluation = sessions[1]?.let { graph(it, pack.evaluationOutputs) }
             optimizer = sessions[2]?.let { Optimizer(env, it, pack.manifest, state, trainable) }
             optimizer?.let(opened::add)
+            if (stepModel == null) {
+                optimizer?.prepare()
+            } else {
+                val trained = trainable.associate { it.name to state.value(it.name) }
+                step = StepModel(env, sessions[0]!!, pack, trained, optimizer(), bound)
+                opened[opened.indexOf(sessions[0]!!)] = step!!
+            }
         } catch (error: Throwable) {
             close()
             throw error
         }
     }
 
-    /** The loss and gradients of a batch, which are added to those that are accumulated. */
+    /** Whether [stepOn] and [trainBatch] make steps in the package's step model. */
+    val hasStepModel get() = step != null
+
+    /**
+     * An optimizer step on one batch: what [trainStep], [optimizerStep] and [lazyResetGrad] do, and
+     * with less memory where the session has a step model. Returns what [trainStep] does; the loss
+     * is that before the step.
+     */
+    @JvmOverloads
+    @Throws(OrtException::class)
+    fun stepOn(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions? = null): Result {
+        state.requireValues()
+        step?.let { return it.run(inputs, runOptions) }
+        val result = trainStep(inputs, runOptions)
+        try {
+            optimizerStep(runOptions)
+        } catch (error: Throwable) {
+            result.close()
+            throw error
+        }
+        lazyResetGrad()
+        return result
+    }
+
+    /**
+     * The loss and gradients of a batch, which are added to those that are accumulated. The first
+     * call closes the step model, if there is one, and opens the training model: from then on all
+     * steps are made with that.
+     */
     @JvmOverloads
     @Throws(OrtException::class)
     fun trainStep(
@@ -77,7 +112,8 @@ class OrtTrainingSession private constructor(
         runOptions: RunOptions? = null,
     ): Result {
         state.requireValues()
-        val result = training.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
+        val model = training ?: openTraining()
+        val result = model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
         reset.data.put(0, 0)
         return result
     }
@@ -140,16 +176,18 @@ class OrtTrainingSession private constructor(
 
     /**
      * One batch of a whole training: a training step, and after every [accumulationSteps] of them
-     * an optimizer step, the schedule's step and a lazy reset. Returns the loss.
+     * an optimizer step, the schedule's step and a lazy reset; [stepOn] where it is every batch.
+     * Returns the loss.
      */
     @Throws(OrtException::class)
     fun trainBatch(inputs: Map<String, OnnxTensorLike>): Double {
-        val loss = trainStep(inputs).use(::lossOf)
+        val whole = accumulationSteps == 1L
+        val loss = (if (whole) stepOn(inputs) else trainStep(inputs)).use(::lossOf)
         if (++pending >= accumulationSteps) {
             pending = 0
-            optimizerStep()
+            if (!whole) optimizerStep()
             if (schedule != null) schedulerStep()
-            lazyResetGrad()
+            if (!whole) lazyResetGrad()
         }
         return loss
     }
@@ -302,6 +340,27 @@ class OrtTrainingSession private constructor(
         bound.clear()
     }
 
+    private fun graph(session: OrtSession, outputs: List<Spec>) =
+        Graph(env, session, pack.inputs, outputs, bound).also(opened::add)
+
+    /** The training model in the place of the step model. */
+    private fun openTraining(): Graph {
+        step?.also(opened::remove)?.close()
+        step = null
+        val session = pack.sessionOptions(threads).use { openSession(env, trainingModel, it) }
+        opened.add(session)
+        return trainingGraph(session).also { training = it }
+    }
+
+    private fun trainingGraph(session: OrtSession): Graph {
+        for (spec in pack.parameters.filter { it.trainable }) {
+            val gradient = state.gradients.from(spec.offset, spec.shape)
+            bind("${spec.name}_grad.accumulation.buffer", gradient)
+            bind("${spec.name}_grad.accumulation.out", gradient)
+        }
+        return graph(session, pack.outputs)
+    }
+
     private fun optimizer() = optimizer
         ?: fail("model-not-found", "No optimizer model was given.", "", "pass optimizer_model.onnx")
 
@@ -313,16 +372,15 @@ class OrtTrainingSession private constructor(
         val value = state.value(spec.name)
         bind(spec.name, value)
         if (spec.role == "state") bind("${spec.name}.update.out", value)
-        if (!spec.trainable) return
-        val gradient = state.gradients!!.from(spec.offset, spec.shape)
-        bind("${spec.name}_grad.accumulation.buffer", gradient)
-        bind("${spec.name}_grad.accumulation.out", gradient)
     }
 
     companion object {
         private const val SCHEDULE_PROPERTY = "odtpack.schedule"
 
-        /** Train a package with its models and session options, from its checkpoint or another. */
+        /**
+         * Train a package with its models and session options, from its checkpoint or another; with
+         * its step model, where it has one.
+         */
         @JvmStatic
         @JvmOverloads
         @Throws(OrtException::class)
@@ -335,7 +393,7 @@ class OrtTrainingSession private constructor(
         ): OrtTrainingSession = pack.sessionOptions(threads).use { options ->
             OrtTrainingSession(
                 env, pack, checkpoint, options, pack.path("training_model"),
-                pack.path("eval_model"), pack.path("optimizer_model"),
+                pack.path("eval_model"), pack.path("optimizer_model"), pack.stepModel, threads,
             )
         }
 

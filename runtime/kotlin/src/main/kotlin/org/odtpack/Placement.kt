@@ -27,7 +27,7 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
     val elements = endOf(trainable, 64L / type.size)
     if (layout["elements"].whole() != elements) Json.invalid("the elements of 'layout'")
     val flat = state.flat ?: zeros(type, longArrayOf(elements))
-    state.gradients = zeros(type, longArrayOf(elements))
+    state.forgetGradients()
     for (spec in pack.parameters) {
         val own = state.parameters.getValue(spec.name)
         val given = own.value.takeUnless { state.nominal && fresh }

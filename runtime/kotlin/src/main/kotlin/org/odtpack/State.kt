@@ -22,10 +22,18 @@ internal class State(var nominal: Boolean) {
     val properties = LinkedHashMap<String, Any>() // Long, Float or String
     var optimizer: OptimizerState? = null
     var flat: Tensor? = null
-    var gradients: Tensor? = null
+    private var ownGradients: Tensor? = null
     var checked = false // whether its file carried a digest, which was right
     var recovered: String? = null // what is wrong with the file in whose place it was loaded
     var damaged: String? = null // and where that is
+
+    /** As large as [flat], and there only once something asks: direct memory is touched at once. */
+    val gradients: Tensor
+        get() = ownGradients ?: zeros(flat!!.type, flat!!.shape).also { ownGradients = it }
+
+    fun forgetGradients() {
+        ownGradients = null
+    }
 
     fun requireValues() {
         if (nominal) {

@@ -128,6 +128,17 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         return "$folder/${file["path"].text()}"
     }
 
+    /**
+     * The path of the model that trains and updates at once, of a package that has one and makes
+     * its steps of one batch.
+     */
+    internal val stepModel: String?
+        get() {
+            val absent = manifest["files"]["step_model"].absent
+            return if (absent || manifest["accumulation_steps"].whole(1) != 1L) null
+            else path("step_model")
+        }
+
     /** The path of a model in ORT format. */
     @JvmOverloads
     @Throws(OrtException::class)

@@ -1,0 +1,60 @@
+package org.odtpack
+
+import ai.onnxruntime.NodeInfo
+import ai.onnxruntime.OnnxTensor
+import ai.onnxruntime.OnnxTensorLike
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtSession
+import ai.onnxruntime.OrtSession.Result
+import ai.onnxruntime.OrtSession.RunOptions
+import ai.onnxruntime.TensorInfo
+
+private const val UPDATED = ".update.out"
+
+/**
+ * A step model on the memory of the parameters that it updates, [trained], and of what their
+ * optimizer keeps, which it adds to [bound]. New values are written over the old ones, in the
+ * shapes that the model has for them: it may cut a matrix into parts. Closes its session.
+ */
+internal class StepModel(
+    private val env: OrtEnvironment,
+    private val session: OrtSession,
+    pack: TrainingPackage,
+    trained: Map<String, Tensor>,
+    private val optimizer: Optimizer,
+    private val bound: MutableMap<String, Pair<Tensor, OnnxTensor>>,
+) : AutoCloseable {
+    private val graph: Graph
+
+    init {
+        for ((name, tensor) in optimizer.scalars()) bound[name] = Pair(tensor, tensor.onnx(env))
+        val kept = optimizer.kept()
+        for ((name, node) in session.inputInfo) kept[name]?.let { bind(name, it, node) }
+        val updated = (trained + kept).toMutableMap()
+        for ((name, node) in session.outputInfo) {
+            if (!name.endsWith(UPDATED)) continue
+            updated.remove(name.removeSuffix(UPDATED))?.let { bind(name, it, node) }
+        }
+        updated.keys.firstOrNull()?.let { mismatch("the step model does not update '$it'") }
+        graph = Graph(
+            env, session, pack.inputs, pack.outputs, bound,
+            "load the last checkpoint: parameters may hold part of the step",
+        )
+    }
+
+    fun run(batch: Map<String, OnnxTensorLike>, options: RunOptions?): Result =
+        optimizer.stepOn { graph.run(batch, null, emptyMap(), options) }
+
+    override fun close() {
+        graph.close()
+        session.close()
+    }
+
+    private fun bind(name: String, tensor: Tensor, node: NodeInfo) {
+        val info = node.info as? TensorInfo ?: mismatch("'$name' is not a tensor")
+        val own = tensor.reshaped(info.shape)
+        val same = own.shape.all { it >= 0 } && own.count == tensor.count
+        if (info.onnxType != own.type.onnx || !same) mismatch("the step model has another '$name'")
+        bound[name] = Pair(own, own.onnx(env))
+    }
+}
