@@ -9,6 +9,7 @@ files are read anew: more would end it. That takes Linux and root.
     python -m benchmarks.language_model --shape 1.5B --tokens 256
     python -m benchmarks.language_model --activations build
     python -m benchmarks.language_model --tokens 256 --steps 10 --timeline build/memory.svg
+    python -m benchmarks.language_model --kit cpp        as the C++ kit trains it (make kits first)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,14 +51,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
     parser.add_argument("--activations", type=Path, help="folder for values between segments")
     parser.add_argument("--held", action="store_true", help="in a control group of MeBP's memory")
+    parser.add_argument("--kit", choices=("python", "cpp"), default="python")
     parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.timeline and len(given.tokens) != 1:
         parser.error("--timeline shows one length: give one with --tokens")
     folder = given.folder / given.shape
+    if given.kit == "cpp" and (given.activations or given.timeline):
+        parser.error("--activations and --timeline are for Python")
     if given.task:
-        with _Memory() as memory:
+        with _Memory("self") as memory:
             found = TASKS[given.task](folder, given)
         over_time = {"samples": memory.samples} if given.timeline else {}
         print(json.dumps({**found, **memory.figures(), **over_time}))
@@ -73,7 +78,8 @@ def main() -> None:
     for tokens in given.tokens:
         mebp, mesp = PUBLISHED.get(given.shape, {}).get(tokens, ("", ""))
         with _group(mebp if given.held else "") as group:
-            step = _apart("step", given, tokens, group)
+            train = _apart if given.kit == "python" else _in_cpp
+            step = train("step", given, tokens, group)
         forward = _apart("forward", given, tokens)
         print(
             f"| {tokens} | {step['anonymous']:.0f} MB | {step['resident']:.0f} MB "
@@ -109,14 +115,49 @@ def _apart(
     for name, value in options.items():
         if value is not None:
             command += [f"--{name}", str(value)]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=_joining(group)
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _joining(group: Path | None) -> Callable[[], None]:
+    """What a new process does to be in a control group."""
 
     def join() -> None:
         if group is not None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=join)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return join
+
+
+def _in_cpp(
+    task: str, given: argparse.Namespace, tokens: int, group: Path | None = None
+) -> dict[str, Any]:
+    """Train with a program of the C++ kit; its seconds are those of the clock."""
+    from tests.kits import cpp_kit
+
+    ids = _tokens(argparse.Namespace(**vars(given) | {"tokens": [tokens]}))
+    with tempfile.TemporaryDirectory() as scratch:
+        steps = []
+        for name, part in (("short", ids[:, :8]), ("whole", ids)):
+            place = Path(scratch) / name
+            place.mkdir()
+            steps.append(cpp_kit.save_batch(place, {"input_ids": part, "labels": part}))
+        job = Path(scratch) / "job.json"
+        content = {
+            "package": (given.folder / given.shape / "package").absolute(),
+            "steps": [steps[0], *[steps[1]] * given.steps], "threads": given.threads,
+        }  # fmt: skip
+        job.write_text(json.dumps(content, default=str))
+        command = [cpp_kit.built("measure"), job]
+        join = _joining(group)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=join)  # noqa: PLW1509
+        with child, _Memory(str(child.pid)) as memory:
+            found = json.loads(child.communicate()[0])
+    seconds = statistics.median(found["step_seconds"][1:])
+    return {"seconds": seconds, "core_seconds": seconds, **memory.figures()}
 
 
 @contextmanager
@@ -139,7 +180,10 @@ def _group(megabytes: int | str) -> Iterator[Path | None]:
 
 
 class _Memory:
-    """The memory that this process has while it runs, in MB."""
+    """The memory that a process has while it runs, in MB."""
+
+    def __init__(self, process: str) -> None:
+        self._status = Path("/proc") / process / "status"
 
     def __enter__(self) -> _Memory:
         self.samples: list[tuple[float, float, float]] = []  # seconds, anonymous, resident
@@ -155,9 +199,11 @@ class _Memory:
     def _watch(self) -> None:
         start = time.monotonic()
         while not self._done.wait(0.005):
-            lines = Path("/proc/self/status").read_text().splitlines()
+            lines = self._status.read_text().splitlines()
             found = {each[0]: int(each[1]) / MB for line in lines if len(each := line.split()) > 1
                      and each[0] in ("RssAnon:", "RssFile:")}  # fmt: skip
+            if not found:  # it has ended
+                return
             anonymous = found["RssAnon:"]
             self.samples.append(
                 (time.monotonic() - start, anonymous, anonymous + found["RssFile:"])

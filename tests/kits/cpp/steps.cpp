@@ -1,5 +1,6 @@
-// Trains a job (see job.hpp) on its first batch, first with StepOn and then as an app that looks at
-// gradients does, in turn, and prints the losses and whether the step model is open after each.
+// Trains a job (see job.hpp) on its first batch, first with StepOn and then as an app that looks
+// at gradients does, in turn, and prints the losses and whether the step model is open after each.
+// Then it exports, if the job says where to.
 //
 //     odtpack-steps JOB.json
 #include <iostream>
@@ -26,6 +27,7 @@ int main(int count, char** arguments) try {
   }
   odtpack::CheckpointState::SaveCheckpoint(
       training.state, (folder / json.Get<std::string>("save")).string(), true);
+  if (json["export"]) session.ExportModelForInferencing(json.Get<std::string>("export"), {});
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 2;

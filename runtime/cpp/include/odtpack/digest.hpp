@@ -101,8 +101,7 @@ __attribute__((target("sha,sse4.1"))) inline void Sha256FastBlocks(uint32_t* sta
         w = _mm_add_epi32(_mm_sha256msg1_epu32(w, m[(i + 1) & 3]), seventh);
         w = _mm_sha256msg2_epu32(w, last);
       }
-      const __m128i wk =
-          _mm_add_epi32(w, _mm_load_si128(reinterpret_cast<const __m128i*>(k) + i));
+      const __m128i wk = _mm_add_epi32(w, _mm_load_si128(reinterpret_cast<const __m128i*>(k) + i));
       cdgh = _mm_sha256rnds2_epu32(cdgh, abef, wk);
       abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(wk, 0x0E));
     }
@@ -127,17 +126,17 @@ __attribute__((target("sha2")))
 #else
 __attribute__((target("+crypto")))
 #endif
-inline void
-Sha256FastBlocks(uint32_t* state, const uint8_t* bytes, size_t count, const uint32_t* k) {
+inline void Sha256FastBlocks(uint32_t* state, const uint8_t* bytes, size_t count,
+                             const uint32_t* k) {
   uint32x4_t abcd = vld1q_u32(state), efgh = vld1q_u32(state + 4);
   for (; count > 0; --count, bytes += 64) {
     const uint32x4_t abcd_before = abcd, efgh_before = efgh;
     uint32x4_t m[4];
     for (int i = 0; i < 16; ++i) {
       uint32x4_t& w = m[i & 3];
-      w = i < 4 ? vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(bytes + 16 * i)))
-                : vsha256su1q_u32(vsha256su0q_u32(w, m[(i + 1) & 3]), m[(i + 2) & 3],
-                                  m[(i + 3) & 3]);
+      w = i < 4
+              ? vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(bytes + 16 * i)))
+              : vsha256su1q_u32(vsha256su0q_u32(w, m[(i + 1) & 3]), m[(i + 2) & 3], m[(i + 3) & 3]);
       const uint32x4_t wk = vaddq_u32(w, vld1q_u32(k + 4 * i)), before = abcd;
       abcd = vsha256hq_u32(abcd, efgh, wk);
       efgh = vsha256h2q_u32(efgh, before, wk);
@@ -153,15 +152,22 @@ inline bool HasSha256Instructions() { return false; }
 inline void Sha256FastBlocks(uint32_t*, const uint8_t*, size_t, const uint32_t*) {}
 #endif
 
-/// The 32 bytes of the SHA-256; `fast` only for tests.
-inline Digest Sha256Bytes(const void* data, size_t size, bool fast = HasSha256Instructions()) {
+/// The 32 bytes of the SHA-256; `fast` only for tests. `read` is called with the start and the size
+/// of each part that was read.
+inline Digest Sha256Bytes(const void* data, size_t size, bool fast = HasSha256Instructions(),
+                          const std::function<void(size_t, size_t)>& read = nullptr) {
   const auto& constants = Sha256Constants::Get();
   uint32_t state[8];
   std::copy_n(constants.start, 8, state);
   const auto blocks = fast ? Sha256FastBlocks : Sha256Blocks;
   const auto* bytes = static_cast<const uint8_t*>(data);
   const size_t whole = size / 64;
-  blocks(state, bytes, whole, constants.k);
+  constexpr size_t part = 1 << 16;  // blocks: 4 MiB
+  for (size_t at = 0; at < whole; at += part) {
+    const size_t count = std::min(part, whole - at);
+    blocks(state, bytes + at * 64, count, constants.k);
+    if (read) read(at * 64, count * 64);
+  }
   uint8_t tail[128] = {};
   const size_t rest = size % 64, padded = rest < 56 ? 64 : 128;
   if (rest > 0) std::copy_n(bytes + whole * 64, rest, tail);
@@ -184,9 +190,13 @@ inline std::string Hex(const Digest& digest) {
   return hex;
 }
 
-/// SHA-256 in hex.
-inline std::string Sha256(std::string_view data) {
-  return Hex(Sha256Bytes(data.data(), data.size()));
+/// SHA-256 in hex of a mapped file, whose pages are given back as they are read: a file of weights
+/// may be larger than what the process may have.
+inline std::string Sha256Mapped(std::string_view file) {
+  auto* data = const_cast<char*>(file.data());
+  return Hex(
+      Sha256Bytes(data, file.size(), HasSha256Instructions(),
+                  [data](size_t at, size_t size) { ::madvise(data + at, size, MADV_DONTNEED); }));
 }
 
 /// A digest as a checkpoint holds it.

@@ -74,9 +74,62 @@ class Bound {
   std::map<std::string, std::pair<Tensor, Ort::Value>> bound_;
 };
 
-/// A training, step or evaluation model whose parameters and what is kept of them stand in bound
-/// memory.
-class Graph {
+/// Check that a batch is what the manifest says of the inputs.
+inline void CheckBatch(const std::vector<Spec>& inputs, const std::vector<Ort::Value>& values) {
+  if (values.size() != inputs.size()) {
+    std::string wanted;
+    for (const Spec& spec : inputs) wanted += " " + spec.name + ": " + spec.Description();
+    throw Error("input-count", std::to_string(values.size()) + " inputs were given.", "",
+                "pass, in this order," + wanted);
+  }
+  std::map<std::string, int64_t> sizes;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const Spec& spec = inputs[i];
+    const auto require = [&spec](bool good, const char* code, const std::string& problem) {
+      if (!good)
+        throw Error(code, "Input '" + spec.name + "' must be " + spec.Description() + ", and " +
+                              problem + ".");
+    };
+    require(values[i] && values[i].IsTensor(), "input-type", "it is no tensor");
+    const auto info = values[i].GetTensorTypeAndShapeInfo();
+    const Shape shape = info.GetShape();
+    require(info.GetElementType() == spec.type, "input-type",
+            std::string("its elements are ") + TypeInfo(info.GetElementType()).first);
+    require(spec.Fits(shape), "input-shape", "its shape is " + Text(shape));
+    for (size_t axis = 0; axis < spec.shape.size(); ++axis) {
+      require(shape[axis] > 0 || spec.shape[axis] == 0, "empty-batch", "it is empty");
+      const std::string& symbol = spec.symbols[axis];
+      require(symbol.empty() || sizes.emplace(symbol, shape[axis]).first->second == shape[axis],
+              "input-sizes-differ", "'" + symbol + "' is another in an input before");
+    }
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const Spec& spec = inputs[i];
+    if (spec.name != "labels" || spec.type != kInt64 || spec.class_count == 0) continue;
+    const auto* labels = values[i].GetTensorData<int64_t>();
+    for (size_t k = 0; k < values[i].GetTensorTypeAndShapeInfo().GetElementCount(); ++k) {
+      if ((labels[k] >= 0 && labels[k] < spec.class_count) || labels[k] == spec.ignored) continue;
+      throw Error("label-out-of-range", "Element " + std::to_string(k) + " of 'labels' is " +
+                                            std::to_string(labels[k]) +
+                                            ", and the classes are numbered 0 to " +
+                                            std::to_string(spec.class_count - 1) + ".");
+    }
+  }
+}
+
+/// A training, step or evaluation model.
+class Model {
+ public:
+  Model() = default;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+  virtual ~Model() = default;
+  /// Compute a batch; returns the user's outputs, the loss first.
+  virtual std::vector<Ort::Value> Run(const std::vector<Ort::Value>& values) = 0;
+};
+
+/// A model whose parameters and what is kept of them stand in bound memory.
+class Graph : public Model {
  public:
   /// Refers to the package, its `outputs` among it, and to the tensors in `bound`; `hint` says what
   /// to do after a run that failed.
@@ -96,9 +149,8 @@ class Graph {
     for (size_t i = 0; i < session_.GetOutputCount(); ++i) {
       names_.push_back(session_.GetOutputNameAllocated(i, allocator_).get());
       if (names_.back().rfind("update.order.", 0) == 0) continue;  // it only orders the nodes
-      arguments_.outputs.push_back(
-          Bind(outputs, output_places_, arguments_.outputs.size(), session_.GetOutputTypeInfo(i),
-               bound));
+      arguments_.outputs.push_back(Bind(outputs, output_places_, arguments_.outputs.size(),
+                                        session_.GetOutputTypeInfo(i), bound));
       arguments_.output_names.push_back(names_.back().c_str());
     }
     if (input_places_.size() != inputs_.size() || output_places_.size() != outputs.size()) {
@@ -107,8 +159,8 @@ class Graph {
     if (outputs[0].shape.empty()) loss_value_ = loss_.Value();
   }
 
-  std::vector<Ort::Value> Run(const std::vector<Ort::Value>& values) {
-    CheckBatch(values);
+  std::vector<Ort::Value> Run(const std::vector<Ort::Value>& values) override {
+    CheckBatch(inputs_, values);
     for (size_t i = 0; i < values.size(); ++i) arguments_.inputs[input_places_[i]] = values[i];
     for (const auto& place : output_places_) arguments_.outputs[place.second] = nullptr;
     if (loss_value_) arguments_.outputs[output_places_[0]] = loss_value_;
@@ -150,48 +202,6 @@ class Graph {
       ThrowMismatch("'" + name + "' is " + own->first.Description() + " in the checkpoint");
     }
     return const_cast<OrtValue*>(static_cast<const OrtValue*>(own->second));
-  }
-
-  void CheckBatch(const std::vector<Ort::Value>& values) const {
-    if (values.size() != inputs_.size()) {
-      std::string wanted;
-      for (const Spec& spec : inputs_) wanted += " " + spec.name + ": " + spec.Description();
-      throw Error("input-count", std::to_string(values.size()) + " inputs were given.", "",
-                  "pass, in this order," + wanted);
-    }
-    std::map<std::string, int64_t> sizes;
-    for (size_t i = 0; i < values.size(); ++i) {
-      const Spec& spec = inputs_[i];
-      const auto require = [&spec](bool good, const char* code, const std::string& problem) {
-        if (!good)
-          throw Error(code, "Input '" + spec.name + "' must be " + spec.Description() + ", and " +
-                                problem + ".");
-      };
-      require(values[i] && values[i].IsTensor(), "input-type", "it is no tensor");
-      const auto info = values[i].GetTensorTypeAndShapeInfo();
-      const Shape shape = info.GetShape();
-      require(info.GetElementType() == spec.type, "input-type",
-              std::string("its elements are ") + TypeInfo(info.GetElementType()).first);
-      require(spec.Fits(shape), "input-shape", "its shape is " + Text(shape));
-      for (size_t axis = 0; axis < spec.shape.size(); ++axis) {
-        require(shape[axis] > 0 || spec.shape[axis] == 0, "empty-batch", "it is empty");
-        const std::string& symbol = spec.symbols[axis];
-        require(symbol.empty() || sizes.emplace(symbol, shape[axis]).first->second == shape[axis],
-                "input-sizes-differ", "'" + symbol + "' is another in an input before");
-      }
-    }
-    for (size_t i = 0; i < values.size(); ++i) {
-      const Spec& spec = inputs_[i];
-      if (spec.name != "labels" || spec.type != kInt64 || spec.class_count == 0) continue;
-      const auto* labels = values[i].GetTensorData<int64_t>();
-      for (size_t k = 0; k < values[i].GetTensorTypeAndShapeInfo().GetElementCount(); ++k) {
-        if ((labels[k] >= 0 && labels[k] < spec.class_count) || labels[k] == spec.ignored) continue;
-        throw Error("label-out-of-range", "Element " + std::to_string(k) + " of 'labels' is " +
-                                              std::to_string(labels[k]) +
-                                              ", and the classes are numbered 0 to " +
-                                              std::to_string(spec.class_count - 1) + ".");
-      }
-    }
   }
 
   Ort::AllocatorWithDefaultOptions allocator_;

@@ -94,7 +94,7 @@ class Optimizer {
   }
 
   /// Make a step with a step model that is bound to what Bind gave.
-  std::vector<Ort::Value> StepOn(Graph& model, const std::vector<Ort::Value>& batch) {
+  std::vector<Ort::Value> StepOn(Model& model, const std::vector<Ort::Value>& batch) {
     *step_.As<int64_t>() = state_.optimizer->step + 1;
     auto results = model.Run(batch);
     ++state_.optimizer->step;

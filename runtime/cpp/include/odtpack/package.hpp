@@ -92,11 +92,6 @@ class Package {
                   "The package is trained with private gradients, which this kit does not make.",
                   folder, "train it with Python, or build it without privacy");
     }
-    if (package.manifest_["segments"]) {
-      throw Error("segments-unsupported",
-                  "The package is trained segment by segment, which this kit does not do.",
-                  folder, "train it with Python, or build it without --segments");
-    }
     const auto read = [&package](const char* key, std::vector<detail::Spec>& specs) {
       for (const Json& json : package.manifest_.Get<Json::List>(key)) specs.emplace_back(json);
     };
@@ -221,7 +216,7 @@ class Package {
       require(detail::fs::is_regular_file(path), "package-incomplete", "is missing");
       const auto content = detail::Map(path);
       require(content->size() == static_cast<size_t>(file["size_bytes"].Whole()) &&
-                  detail::Sha256(*content) == file.Get<std::string>("sha256"),
+                  detail::Sha256Mapped(*content) == file.Get<std::string>("sha256"),
               "package-changed", "is not the one that the manifest describes");
     } catch (const std::system_error& error) {
       require(false, "package-incomplete", "cannot be read: " + error.code().message());

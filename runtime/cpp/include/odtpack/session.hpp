@@ -3,6 +3,7 @@
 
 #include "odtpack/inference.hpp"
 #include "odtpack/schedule.hpp"
+#include "odtpack/segments.hpp"
 #include "odtpack/step_model.hpp"
 
 namespace odtpack {
@@ -46,16 +47,30 @@ class TrainingSession {
     std::optional<detail::SharedArena> shared;
     if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
       shared.emplace(env);
-    auto first = detail::OpenSession(env, step_model.value_or(training_model), options);
-    std::optional<Ort::Session> evaluation, optimizer;
-    if (eval_model) evaluation = detail::OpenSession(env, *eval_model, options);
+    std::optional<Ort::Session> first, evaluation, optimizer;
+    if (manifest["segments"]) {
+      segments_ =
+          std::make_unique<detail::Segments>(env, options, package_, training_model, eval_model);
+    } else {
+      first = detail::OpenSession(env, step_model.value_or(training_model), options);
+      if (eval_model) evaluation = detail::OpenSession(env, *eval_model, options);
+    }
     if (optimizer_model) optimizer = detail::OpenSession(env, *optimizer_model, options);
     shared.reset();  // the arena is now the sessions' alone
     Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
           manifest["layout"]["elements"].Whole());
     LazyResetGrad();
     bound_.Add("lazy_reset_grad", reset_);
-    if (!step_model) MakeTraining(std::move(first));
+    if (segments_) {
+      training_ = std::make_unique<detail::SegmentedGraph>(*segments_, package_, package_.Outputs(),
+                                                           bound_, true);
+      if (eval_model) {
+        evaluation_ = std::make_unique<detail::SegmentedGraph>(
+            *segments_, package_, package_.EvaluationOutputs(), bound_, false);
+      }
+    } else if (!step_model) {
+      MakeTraining(std::move(*first));
+    }
     if (evaluation) {
       evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_,
                                                     package_.EvaluationOutputs(), bound_);
@@ -64,11 +79,11 @@ class TrainingSession {
       optimizer_ =
           std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
     }
-    if (step_model) {
+    if (step_model && !segments_) {
       std::map<std::string, detail::Tensor> trained;
       for (const auto* spec : trainable_)
         trained[spec->name] = state_.parameters.at(spec->name).value;
-      step_ = detail::MakeStepGraph(std::move(first), package_, trained, Optimizer(), bound_);
+      step_ = detail::MakeStepGraph(std::move(*first), package_, trained, Optimizer(), bound_);
     }
     detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
@@ -204,6 +219,7 @@ class TrainingSession {
 
   /// Write an inference model with the current parameters inside, whole or not at all.
   void ExportModelForInferencing(const std::string& path, const std::vector<std::string>& outputs) {
+    RequireTemplate();
     detail::WriteAtomically(path, [&](const detail::File& file) {
       detail::WriteInference(package_, state_, outputs, [&file](const void* data, size_t size) {
         detail::Write(file, data, size);
@@ -212,6 +228,7 @@ class TrainingSession {
   }
   /// A session that predicts with a copy of the current parameters.
   Ort::Session InferenceSession(const Ort::Env& env, const std::vector<std::string>& outputs) {
+    RequireTemplate();
     std::string model;
     detail::WriteInference(package_, state_, outputs, [&model](const void* data, size_t size) {
       model.append(static_cast<const char*>(data), size);
@@ -229,8 +246,14 @@ class TrainingSession {
   }
 
   void MakeTraining(Ort::Session session) {
-    training_ = std::make_unique<detail::Graph>(std::move(session), package_, package_.Outputs(),
-                                                bound_);
+    training_ =
+        std::make_unique<detail::Graph>(std::move(session), package_, package_.Outputs(), bound_);
+  }
+
+  void RequireTemplate() const {
+    if (!segments_) return;
+    throw Error("segments-unsupported", "A package of segments holds no model for inference.", "",
+                "use odtpack adapter export PACKAGE --checkpoint FILE");
   }
 
   detail::Optimizer& Optimizer() const {
@@ -319,7 +342,8 @@ class TrainingSession {
   const Ort::Env& env_;
   Ort::SessionOptions options_;
   std::string training_model_;
-  std::unique_ptr<detail::Graph> training_, step_, evaluation_;
+  std::unique_ptr<detail::Segments> segments_;
+  std::unique_ptr<detail::Model> training_, step_, evaluation_;
   std::unique_ptr<detail::Optimizer> optimizer_;
   std::optional<std::pair<Schedule, double>> schedule_;
 };

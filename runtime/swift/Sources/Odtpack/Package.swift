@@ -79,7 +79,7 @@ public final class TrainingPackage {
       throw OdtpackError(
         "segments-unsupported",
         "The package is trained segment by segment, which this kit does not do.",
-        place: folder, hint: "train it with Python, or build it without --segments")
+        place: folder, hint: "train it with Python or C++, or build it without --segments")
     }
     inputs = try manifest["inputs"].list().map(Spec.init)
     outputs = try manifest["outputs"].list().map(Spec.init)

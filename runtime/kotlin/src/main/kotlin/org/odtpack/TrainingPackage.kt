@@ -270,7 +270,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                 fail(
                     "segments-unsupported",
                     "The package is trained segment by segment, which this kit does not do.",
-                    folder, "train it with Python, or build it without --segments",
+                    folder, "train it with Python or C++, or build it without --segments",
                 )
             }
             return TrainingPackage(folder, manifest).apply { check() }

@@ -1,0 +1,164 @@
+"""The C++ kit with packages that are trained segment by segment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.decoder.model import SHAPES, write_model
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.memory_plan import plan_memory
+from tests.kits import cpp_kit
+from tests.kits.cpp_kit import measure, run, save_batch
+from tests.kits.test_cpp import contents, train
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
+]
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "int8": {"base": "int8"},
+    "int4": {"base": "int4"},
+    "no arena": {"base": "int4", "sessions": "small"},
+}
+Batch = dict[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A decoder of three blocks, by how its base is stored."""
+    folder = tmp_path_factory.mktemp("segments")
+    model = write_model(SHAPES["small"], folder / "model")
+    for name, options in KINDS.items():
+        build_package(
+            model, folder / name, loss="next_token", loss_options={"words": 300}, segments=True,
+            adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
+        )  # fmt: skip
+    return {name: folder / name for name in KINDS}
+
+
+@pytest.fixture
+def batches() -> list[Batch]:
+    """Sequences of three lengths, two of them in batches of two."""
+    rng = np.random.default_rng(1)
+    ids = [rng.integers(0, SHAPES["small"].words, size) for size in ((2, 24), (1, 40), (2, 7))]
+    return [{"input_ids": each, "labels": each.copy()} for each in ids]
+
+
+@pytest.fixture
+def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
+    """Seven steps on batches of several lengths, an evaluation and a save."""
+    steps = []
+    for number, batch in enumerate(batches):
+        (tmp_path / str(number)).mkdir()
+        steps.append(save_batch(tmp_path / str(number), batch))
+    return {"steps": steps, "count": 7, "threads": 1, "learning_rate": 0.01, "evaluation": True,
+            "save": "cpp.ckpt"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_training_gives_the_bits_of_python(
+    name: str, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+) -> None:
+    found = measure({**job, "package": packages[name]}, tmp_path)
+    losses, evaluated = train(packages[name], batches, 7, tmp_path / "python.ckpt")
+    assert found["losses"] == losses
+    assert losses[6] < losses[0]
+    assert found["evaluation"] == [evaluated]
+    assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+) -> None:
+    job = {**job, "package": packages["int4"], "count": 3}
+    measure(job, tmp_path)
+    train(packages["int4"], batches, 3, tmp_path / "end.ckpt", tmp_path / "cpp.ckpt")
+    measure({**job, "checkpoint": "cpp.ckpt", "save": "more.ckpt"}, tmp_path)
+    assert contents(tmp_path / "end.ckpt") == contents(tmp_path / "more.ckpt")
+
+
+def test_under_sanitizers(packages: dict[str, Path], job: dict[str, Any], tmp_path: Path) -> None:
+    job = {**job, "package": packages["int4"], "resume": 2}
+    found = [measure(job, tmp_path, variant)["losses"] for variant in ("native", "sanitized")]
+    assert found[0] == found[1]
+    assert len(found[0]) == 9
+
+
+def test_one_model_for_inference_is_refused(
+    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    job = {**job, "package": packages["int4"], "export": tmp_path / "model.onnx"}
+    (tmp_path / "job.json").write_text(json.dumps(job, default=str))
+    done = run("steps", tmp_path / "job.json")
+    assert done.returncode == 2
+    assert "odtpack adapter export" in done.stderr
+    # Segments have no step model; StepOn makes steps all the same.
+    assert [line.split()[1] for line in done.stdout.splitlines()] == ["0"] * 8
+
+
+def _tensor(index: int, **values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda segments: segments["tensors"][index].update(values)
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a weight after the end": _tensor(-1, shape=[1 << 40]),
+    "more bytes than numbers count": _tensor(-1, shape=[1 << 40, 1 << 40, 1 << 40]),
+    "a negative size": _tensor(0, shape=[-4, 4]),
+    "two weights in one place": _tensor(1, offset=0),
+    "a place that is not aligned": _tensor(0, offset=3),
+    "another type": _tensor(0, dtype="int64"),
+    "text": _tensor(0, dtype="string"),
+    "one name twice": lambda segments: segments["tensors"][1].update(
+        name=segments["tensors"][0]["name"]
+    ),
+    "a missing weight": lambda segments: segments["tensors"].pop(),
+    "a file outside": lambda segments: segments["segments"][0].update(forward="../model.onnx"),
+    "a segment less": lambda segments: segments["segments"].pop(0),
+    "a segment twice": lambda segments: segments["segments"].insert(0, segments["segments"][0]),
+    "weights without a file": lambda segments: segments.pop("weights"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_segments_that_contradict_themselves_are_refused(
+    what: str, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for path in packages["int4"].iterdir():
+        if path.name != "manifest.json":
+            (package / path.name).hardlink_to(path)
+    manifest = json.loads((packages["int4"] / "manifest.json").read_text())
+    HOSTILE[what](manifest["segments"])
+    (package / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "job.json").write_text(json.dumps({**job, "package": package}, default=str))
+    done = run("measure", tmp_path / "job.json", variant="sanitized")
+    assert done.returncode == 2, done.stderr
+    assert "code: segments-invalid" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["float32", "int4"])
+def test_the_plan_is_what_an_app_needs(
+    name: str, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    """In a first life with evaluations, a save, and a second one that resumes."""
+    package = Package.open(packages[name])
+    ids = np.random.default_rng(2).integers(0, SHAPES["small"].words, (4, 192))
+    batch = save_batch(tmp_path, {"input_ids": ids, "labels": ids})
+    found = measure(
+        {**job, "package": package.path, "steps": [batch], "evaluate_first": True, "resume": 3},
+        tmp_path,
+    )
+    peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
+    need = max(peaks) - found["before_anonymous_bytes"]
+    plan = plan_memory(package, dict.fromkeys(("input_ids", "labels"), ids.shape), threads=1)
+    assert plan.peak.nbytes == pytest.approx(need, rel=0.05)
