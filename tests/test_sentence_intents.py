@@ -18,6 +18,12 @@ import torch
 from torch import nn
 
 from examples import sentence_intents
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack.memory import compile as memory_compile
+from odtpack.model.head import add_head
+from odtpack_runtime.training.loop import train_step
+from tests.packaging_tools import open_training
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guides" / "sentence-encoder.md"
@@ -99,6 +105,38 @@ def test_the_encoder_is_that_of_pytorch(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (found,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
     np.testing.assert_allclose(found, in_pytorch(values, ids, mask), rtol=1e-4, atol=1e-5)
+
+
+def test_what_it_computes_again_does_not_wait_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shape of a value is asked for before the value is computed again."""
+    for name, size in {"WIDTH": 96, "INNER": 384, "HEADS": 12}.items():
+        monkeypatch.setitem(globals(), name, size)
+    small_bert(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"num_hidden_layers": 2, "hidden_size": 96, "num_attention_heads": 12})
+    )
+    model = tmp_path / "classifier.onnx"
+    onnx.save(sentence_intents.encoder(tmp_path), tmp_path / "encoder.onnx")
+    model.write_bytes(add_head(tmp_path / "encoder.onnx", "mean", 4))
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, 20, (8, 24))
+    data = (ids, np.ones_like(ids), rng.integers(0, 4, 8))
+    losses = []
+    for name in ("again", "kept"):
+        build_package(
+            model, tmp_path / name, loss="cross_entropy", train=["head.*"], base="int8",
+            adapter=AdapterSpec("lora", ("*.query", "*.value"), (), 4, 8.0),
+        )  # fmt: skip
+        _, module, optimizer = open_training(tmp_path / name)
+        optimizer.set_learning_rate(0.01)
+        losses.append([train_step(module, optimizer, [data]) for _ in range(4)])
+        monkeypatch.setattr(memory_compile, "compile_memory", lambda *_: None)
+    again, kept = (tmp_path / name / "training_model.onnx" for name in ("again", "kept"))
+    assert again.read_bytes() != kept.read_bytes()
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0][3] < losses[0][0]
 
 
 def test_words_are_cut_into_the_longest_pieces() -> None:

@@ -34,8 +34,8 @@ def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames
     Returns:
         Names of the copies of values, by the names that they have in the timeline.
     """
-    writer = _Writer(op, graph, step, choice.again, sizes)
     nodes = choice.timeline.nodes
+    writer = _Writer(op, graph, step, choice.again, sizes, nodes)
     groups: dict[int, list[str]] = {}
     for place, trigger in choice.timeline.triggers.items():
         groups.setdefault(trigger, []).extend(name for name in nodes[place].outputs if name)
@@ -48,7 +48,13 @@ def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames
 
 class _Writer:
     def __init__(
-        self, op: Ops, graph: ir.Graph, step: Step, again: Collection[str], sizes: SizeNames
+        self,
+        op: Ops,
+        graph: ir.Graph,
+        step: Step,
+        again: Collection[str],
+        sizes: SizeNames,
+        nodes: Sequence[Node],
     ) -> None:
         self._op, self._graph, self._step = op, graph, step
         self._again, self._sizes = again, sizes
@@ -57,6 +63,7 @@ class _Writer:
         self._copies: dict[ir.Value, ir.Value] = {}
         self._constant: dict[ir.Value, bool] = {}
         self._before = list(graph)
+        self._places = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
 
     def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
         """What is computed last before a node of the timeline, of what it reads if possible."""
@@ -147,7 +154,7 @@ class _Writer:
         return 1 + max(used, default=0)
 
     def redirect(self) -> None:
-        """Let the nodes that the loss does not need read the copies."""
+        """Let the nodes that the loss does not need read the copies that come before them."""
         forward = ancestors(self._graph.outputs[:1])
         for node in self._before:
             if node not in forward:
@@ -155,11 +162,25 @@ class _Writer:
 
     def _redirect(self, node: ir.Node) -> None:
         for index, value in enumerate(node.inputs):
-            if value is not None and value.name in self._again and value in self._copies:
+            if (
+                value is not None
+                and value.name in self._again
+                and value in self._copies
+                and not self._is_early(node, value)
+            ):
                 node.replace_input_with(index, self._copies[value])
         for graph in subgraphs(node):
             for inner in graph:
                 self._redirect(inner)
+
+    def _is_early(self, node: ir.Node, value: ir.Value) -> bool:
+        """Whether a node runs before the value is computed again: what asks for its shape may.
+
+        The copy may wait for just that node, and would wait for itself.
+        """
+        own = [self._places[each.name] for each in node.outputs if each.name in self._places]
+        copied = self._places.get(f"{value.name}{AGAIN}")
+        return bool(own) and copied is not None and max(own) < copied
 
     def renamed(self) -> dict[str, str]:
         """Names of the copies, by those that they have in the timeline."""
