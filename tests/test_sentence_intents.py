@@ -168,7 +168,9 @@ def test_the_guide_teaches_intents(tmp_path: Path) -> None:
     before, *_, after = accuracies(trained)
     assert before < 60
     assert after > 90
-    assert (tmp_path / "intents" / "adapted.ckpt").stat().st_size < 1_000_000
+    # What trains with AdamW's two moments, and vectors of the frozen base; matrices lie in models.
+    values = 4 * (3 * 75_268 + 31_109)
+    assert values < (tmp_path / "intents" / "adapted.ckpt").stat().st_size < values + 30_000
     config = json.loads((tmp_path / "intents" / "adapter" / "adapter_config.json").read_text())
     assert "encoder.layer.5.attention.self.query" in config["target_modules"]
     assert config["modules_to_save"] == ["head"]
