@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -69,13 +70,16 @@ def built(program: str, variant: str = "native") -> Path:
 
 
 def make(source: Path, folder: Path, options: list[str], target: str) -> None:
-    """Configure and build a target with CMake."""
-    for command in (
-        ["cmake", "-S", source, "-B", folder, *options],
-        ["cmake", "--build", folder, "--target", target],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    """Configure and build a target with CMake; one process at a time in each folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (
+            ["cmake", "-S", source, "-B", folder, *options],
+            ["cmake", "--build", folder, "--target", target],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
 
 
 def run(
