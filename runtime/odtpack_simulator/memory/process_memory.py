@@ -21,7 +21,8 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnxruntime
@@ -110,8 +111,9 @@ class MemoryMeter:
 
     Args:
         files_change: Pages of files come and go within a phase, as those of mapped weights do, and
-            the kernel's mark counts them. Memory is looked at again and again then: the peak is the
-            most that was seen, or the mark less the most pages of files that were, if that is more.
+            the kernel's mark counts them. Whoever drops pages does so in :meth:`dropping`. A thread
+            looks again and again in between, for the mark less the pages of files at the next drop
+            may be less than the peak, by what was read after it.
 
     Attributes:
         unavailable: Why nothing can be measured here; None if it can.
@@ -123,7 +125,7 @@ class MemoryMeter:
         self.peak = 0
         self.limit: int | None = None
         self.unavailable: str | None = None
-        self._base = 0
+        self._base = self._seen = 0
         self._sampler: _Sampler | None = None
         give_back_freed_memory()
         try:
@@ -143,19 +145,32 @@ class MemoryMeter:
         """
         if self.unavailable:
             return 0
-        status = _status()
-        peak, files = status["RssAnon"], _files(status)
+        self._look()
+        self._reset()
         if self._sampler is not None:
-            seen, most = self._sampler.take()
-            peak, files = max(peak, seen), max(files, most)
-        if self._is_marked:
-            peak = max(peak, status["VmHWM"] - files)
-            self._reset()
-        above = max(0, peak - self._base)
+            self._seen = max(self._seen, self._sampler.take())
+        above, self._seen = max(0, self._seen - self._base), 0
         self.peak = max(self.peak, above)
         if self.limit is not None and above > self.limit:
             raise MemoryError(f"the watchdog found {above} bytes, above the limit of {self.limit}")
         return above
+
+    @contextmanager
+    def dropping(self) -> Iterator[None]:
+        """Look before a ``with`` block that drops pages of files: until then they only came."""
+        if self.unavailable:
+            yield
+            return
+        self._look()
+        yield
+        self._reset()
+
+    def _look(self) -> None:
+        """Take the kernel's mark; pages of files only came since it was reset."""
+        status = _status()
+        self._seen = max(self._seen, status["RssAnon"])
+        if self._is_marked:
+            self._seen = max(self._seen, status["VmHWM"] - _files(status))
 
     def close(self) -> None:
         """Stop measuring."""
@@ -175,20 +190,18 @@ class _Sampler:
     """A thread that looks at memory, where the kernel's mark is not enough."""
 
     def __init__(self) -> None:
-        self._highest = self._files = 0
+        self._highest = 0
         self._end = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while not self._end.wait(_SAMPLING_SECONDS):
-            status = _status()
-            self._highest = max(self._highest, status["RssAnon"])
-            self._files = max(self._files, _files(status))
+            self._highest = max(self._highest, _status()["RssAnon"])
 
-    def take(self) -> tuple[int, int]:
-        """The most of both since the last time."""
-        highest, files, self._highest, self._files = self._highest, self._files, 0, 0
-        return highest, files
+    def take(self) -> int:
+        """The most since the last time."""
+        highest, self._highest = self._highest, 0
+        return highest
 
     def stop(self) -> None:
         self._end.set()

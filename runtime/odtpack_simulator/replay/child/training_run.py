@@ -25,6 +25,7 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.session.mapped_weights import MappedWeights
 from odtpack_runtime.session.options import release_arena, session_info, session_options
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.lr_scheduler import LRScheduler
@@ -74,6 +75,7 @@ def train(job: Job, send: Send) -> None:
     """
     run = run_digest(job) if job.keeps_position else None
     meter = MemoryMeter(files_change=bool(job.segment_files))
+    MappedWeights.releasing = meter.dropping
     if job.limit_bytes is not None:
         arena = session_info(job.training_model).arena
         methods = methods_for(job.limit_methods, arena=arena)
