@@ -3,8 +3,8 @@
 // model is open at the end. A job is that of a training (see Job.swift) and
 //     "steps": [{"inputs": [tensors]}, ...]   batches, taken in turn
 //     "count": 100                            training steps, of which
-//     "whole_steps": 3                        the first are made with trainBatch, all unless it says
-//                                             so; the others as an app does that looks at gradients
+//     "whole_steps": 3                        the first are made with trainBatch, all by default;
+//                                             the others as in an app that looks at gradients
 //     "threads": 1, "evaluation": {"inputs": [tensors]}, "save": "trained.ckpt"
 import Foundation
 
