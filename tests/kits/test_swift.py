@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from odtpack.build import build_package
 from odtpack.optimizers import Clip, GroupRule, make_optimizer
 from odtpack.package.optimizer_update import Update
 from odtpack_runtime import (
@@ -25,6 +27,8 @@ from odtpack_runtime import (
 )
 from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.package.manifest_files import PackageFile
+from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits import swift_kit
@@ -48,6 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
     "clipped": {"update": Update(clip=Clip(norm=0.5))},
     "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+    "step model": {"step_model": "always"},
 }
 Batch = dict[str, np.ndarray[Any, Any]]
 
@@ -123,7 +128,62 @@ def test_a_training_gives_the_bits_of_python(
     assert contents(tmp_path / "swift.ckpt") == contents(tmp_path / "python.ckpt")
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups"])
+def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
+    packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+) -> None:
+    """The first call that asks for them closes the step model; nothing else changes."""
+    task = {**job, "package": packages["step model"], "save": "swift.ckpt"}
+    losses, _ = train(packages["step model"], batches, STEPS, tmp_path / "python.ckpt")
+    for whole in (STEPS, 3):
+        found = measure({**task, "whole_steps": whole}, tmp_path)
+        assert found["losses"] == losses
+        assert found["step_model"] is (whole == STEPS)
+        assert contents(tmp_path / "swift.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+def test_gradients_take_no_memory_with_a_step_model(tmp_path: Path) -> None:
+    widths = (512, 4096, 4)
+    package = tmp_path / "package"
+    build_package(zoo.mlp(widths), package, loss="cross_entropy")
+    rng = np.random.default_rng(3)
+    batch = save_batch(tmp_path / "batch", {
+        "input": rng.standard_normal((8, widths[0]), dtype=np.float32),
+        "labels": rng.integers(0, widths[-1], 8),
+    })  # fmt: skip
+    job = {"package": package, "steps": [batch], "evaluation": batch, "count": 20, "threads": 1}
+    whole, apart = (
+        measure({**job, "whole_steps": n}, tmp_path)["anonymous_bytes_by_tenth"][-1]
+        for n in (20, 0)
+    )
+    assert apart - whole > 0.7 * 4 * widths[0] * widths[1]
+
+
+@pytest.mark.parametrize(
+    "other", [{"optimizer": make_optimizer("sgd", {})}, OPTIONS["sgd"], OPTIONS["groups"]]
+)
+def test_a_step_model_of_another_optimizer_is_refused(
+    other: dict[str, Any], packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "package"
+    shutil.copytree(packages["step model"], folder)
+    model = zoo.cnn(size=8, width=(4, 8), classes=3)
+    wrong = Package.open(build(tmp_path / "other", model, step_model="always", **other))
+    package = Package.open(folder)
+    assert package.step_model is not None
+    assert wrong.step_model is not None
+    shutil.copyfile(wrong.step_model, package.step_model)
+    files = dataclasses.replace(
+        package.manifest.files, step_model=PackageFile.describe(package.step_model)
+    )
+    changed = dataclasses.replace(package.manifest, files=files).to_json()
+    (folder / "manifest.json").write_text(changed)
+    (tmp_path / "job.json").write_text(json.dumps({**job, "package": folder}, default=str))
+    done = run("measure", tmp_path / "job.json")
+    assert done.returncode == 2
+    assert "code: model-mismatch" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
     name: str, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -35,9 +35,9 @@ def test_each_device_has_the_times_of_its_kit(
 
     monkeypatch.setattr(simulation, "measure_host", measured)
     board = make_profile("board", 10**9)  # Linux, where the kit is Python's
-    phone = make_profile("phone", 10**9).model_copy(update={"os": "ios"})  # Swift's trains with two
+    page = make_profile("page", 10**9).model_copy(update={"os": "web"})  # JavaScript's has two
     result = simulation.simulate(
-        tmp_path / "package", tmp_path / "data.npz", [board, phone],
+        tmp_path / "package", tmp_path / "data.npz", [board, page],
         batch_size=8, epochs=1, learning_rate=0.01, seed=0,
     )  # fmt: skip
     models = {Path(job.step_model).name if job.step_model else None for job, _ in timed}

@@ -105,19 +105,20 @@ struct Conformance {
   private func steps(_ training: Training, _ test: Json, _ folder: String) throws {
     let compare = try comparison(test), session = training.session
     for (number, step) in try test["steps"].list().enumerated() {
-      let found = try session.trainStep(withInputValues: readBatch(step["inputs"], folder))
+      let batch = try readBatch(step["inputs"], folder), isWhole = session.hasStepModel
+      let rate = try step["rate"]
+      if try step["update"].flag(true) && rate.isPresent {
+        let own = try session.getLearningRate()
+        try expect(own == Float(try rate.real()), "the learning rate is \(own)")
+      }
+      let found = try isWhole ? session.stepOn(batch) : session.trainStep(withInputValues: batch)
       try compare.loss(found[0].scalar, step["loss"].real(), "loss \(number + 1)")
       try compareOutputs(compare, Array(found.dropFirst()), step["outputs"], folder)
       if try step["update"].flag(true) {
-        let rate = try step["rate"]
-        if rate.isPresent {
-          let own = try session.getLearningRate()
-          try expect(own == Float(try rate.real()), "the learning rate is \(own)")
-        }
-        try session.optimizerStep()
+        if !isWhole { try session.optimizerStep() }
         if training.isScheduled { try session.schedulerStep() }
       }
-      if try step["reset"].flag(true) { try session.lazyResetGrad() }
+      if try !isWhole && step["reset"].flag(true) { try session.lazyResetGrad() }
     }
   }
 
@@ -135,6 +136,8 @@ struct Conformance {
   private func train(_ test: Json, _ folder: String) throws {
     let training = try Training(env, test, folder, threads: threads), session = training.session
     let compare = try comparison(test), name = try test["name"].text()
+    let hasStepModel = try test["step_model"].flag(false)
+    try expect(session.hasStepModel == hasStepModel, "the step model is used, or not, as it should")
     try steps(training, test, folder)
     let evaluation = try test["evaluation"]
     if evaluation.isPresent {

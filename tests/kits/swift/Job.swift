@@ -20,7 +20,8 @@ func readBatch(_ list: Json, _ folder: String) throws -> [ORTValue] {
   try list.list().map { try readTensor($0, folder) }
 }
 
-/// The session of a job: {"package", "models", "checkpoint", "learning_rate", "schedule"}.
+/// The session of a job: {"package", "models", "checkpoint", "learning_rate", "schedule",
+/// "step_model"}, the last of which may be false.
 struct Training {
   let checkpoint: ORTCheckpoint, session: ORTTrainingSession
   var isScheduled = false
@@ -38,7 +39,8 @@ struct Training {
     session = try ORTTrainingSession(
       env: env, sessionOptions: package.sessionOptions(threads: threads), package: package,
       checkpoint: checkpoint, trainModelPath: model("training_model"),
-      evalModelPath: model("eval_model"), optimizerModelPath: model("optimizer_model"))
+      evalModelPath: model("eval_model"), optimizerModelPath: model("optimizer_model"),
+      stepModelPath: json["step_model"].flag(true) ? package.stepModel() : nil)
     let rate = try json["learning_rate"], schedule = try json["schedule"]
     if rate.isPresent { try session.setLearningRate(Float(rate.real())) }
     isScheduled = try schedule.isPresent || session.restoreSchedule()

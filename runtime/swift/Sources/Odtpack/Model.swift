@@ -83,10 +83,13 @@ final class Arguments {
 final class Graph {
   private let model: Model, specs: [Spec], arguments: Arguments
   private var inputPlaces: [Int] = [], outputPlaces: [Int] = []
-  private let loss: ORTValue?
+  private let loss: ORTValue?, hint: String
 
-  init(_ model: Model, _ inputs: [Spec], _ outputs: [Spec], _ bound: [String: ORTValue]) throws {
-    (self.model, specs) = (model, inputs)
+  init(
+    _ model: Model, _ inputs: [Spec], _ outputs: [Spec], _ bound: [String: ORTValue],
+    hint: String = "call lazyResetGrad(): gradients may hold part of the step"
+  ) throws {
+    (self.model, specs, self.hint) = (model, inputs, hint)
     let first = outputs[0]
     loss = first.sizes.isEmpty ? try ORTValue(first.type, []) : nil
     func bind(_ values: [Model.Value], _ specs: [Spec], _ places: inout [Int]) throws
@@ -119,9 +122,12 @@ final class Graph {
       if Set(places).count < places.count { throw invalid("a name occurs twice") }
       return result
     }
+    let made = try model.values(inputs: false).filter {
+      !$0.name.hasPrefix("update.order.")  // it only orders the nodes
+    }
     arguments = Arguments(
       try bind(model.values(inputs: true), inputs, &inputPlaces),
-      try bind(model.values(inputs: false), outputs, &outputPlaces))
+      try bind(made, outputs, &outputPlaces))
   }
 
   func run(_ values: [ORTValue]) throws -> [ORTValue] {
@@ -129,9 +135,7 @@ final class Graph {
     for (place, value) in zip(inputPlaces, values) { arguments.inputs[place] = value.handle }
     for place in outputPlaces { arguments.outputs[place] = nil }
     if let loss { arguments.outputs[outputPlaces[0]] = loss.handle }
-    try withExtendedLifetime(values) {
-      try arguments.run(model, hint: "call lazyResetGrad(): gradients may hold part of the step")
-    }
+    try withExtendedLifetime(values) { try arguments.run(model, hint: hint) }
     return try outputPlaces.enumerated().map { index, place in
       guard index == 0, let loss else {
         return try ORTValue(owning: arguments.outputs[place]!)

@@ -24,6 +24,7 @@ final class Optimizer {
   private let model: Model, state: TrainingState, flat: ORTValue, gradients: ORTValue
   private let inputs: [String]
   private var vectors: [Vector]
+  private let scaled: ORTValue  // the rate of each group
   private var rates: [(value: ORTValue, scale: Double)] = [], decays: [ORTValue] = []
   private let step: ORTValue, norm: ORTValue, usesNorm: Bool
   private var runs: [Arguments] = []
@@ -38,6 +39,7 @@ final class Optimizer {
     inputs = try layout["inputs"].texts()
     usesNorm = inputs.contains("gradient_norm")
     step = try ORTValue(.int64, [1])
+    scaled = try ORTValue(.float32, [max(try manifest["groups"].list([]).count, 1)])
     norm = try ORTValue(flat.elementType, [1])
     vectors = [
       Vector(name: "params", axes: [0, 1], whole: flat),
@@ -80,6 +82,26 @@ final class Optimizer {
         try addRun(vectors.map { ($0.name, try $0.whole!.part(start, [size])) }, group)
       }
     }
+  }
+
+  /// The learning rates and the number of the step, as a step model calls them.
+  var scalars: [String: ORTValue] { ["update.learning_rate": scaled, "update.step": step] }
+  /// What is kept of each parameter, by the names "<parameter>.<vector>".
+  var kept: [String: ORTValue] {
+    var found: [String: ORTValue] = [:]
+    for (name, moments) in state.optimizer!.moments {
+      for (vector, moment) in zip(vectors.dropFirst(2), moments) {
+        found["\(name).\(vector.name)"] = moment
+      }
+    }
+    return found
+  }
+  /// Make a step with a step model that is bound to these.
+  func makeStep(_ model: Graph, _ batch: [ORTValue]) throws -> [ORTValue] {
+    step.elements(Int64.self)[0] = Int64(state.optimizer!.step &+ 1)
+    let results = try model.run(batch)
+    state.optimizer!.step &+= 1
+    return results
   }
 
   func makeStep() throws {
@@ -156,7 +178,7 @@ final class Optimizer {
 
   private func addGroup(_ scale: Double, _ decay: Double, _ names: [String]) throws {
     state.optimizer!.groups.append(names)
-    rates.append((try ORTValue(.float32, [1]), scale))
+    rates.append((try scaled.part(rates.count, [1]), scale))
     let value = try ORTValue(.float64, [1])
     value.elements(Double.self)[0] = decay
     decays.append(try value.converted(to: flat.elementType))

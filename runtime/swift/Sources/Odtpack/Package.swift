@@ -100,6 +100,12 @@ public final class TrainingPackage {
     if file.isPresent { return "\(folder)/\(try file["path"].text())" }
     throw OdtpackError("package-incomplete", "The package has no \(key).", place: folder)
   }
+  /// The path of the model that makes a whole step, where the package has one and takes it for its
+  /// steps of one batch.
+  public func stepModel() throws -> String? {
+    let has = try manifest["files"]["step_model"].isPresent
+    return try has && manifest["accumulation_steps"].whole(1) == 1 ? path("step_model") : nil
+  }
   /// The path of a model in ORT format.
   public func ortModel(of model: String, style: String = "fixed", platform: String = "") throws
     -> String

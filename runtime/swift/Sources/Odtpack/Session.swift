@@ -7,16 +7,16 @@ import Foundation
 public final class ORTTrainingSession {
   public let checkpoint: ORTCheckpoint
   public let package: TrainingPackage
-  private let env: ORTEnv, state: TrainingState
+  private let env: ORTEnv, state: TrainingState, options: ORTSessionOptions, trainModelPath: String
   private let reset: ORTValue
   private var bound: [String: ORTValue] = [:], trainable: [Spec] = []
-  private var training: Graph!, evaluation: Graph?, optimizer: Optimizer?
+  private var training: Graph?, step: Graph?, evaluation: Graph?, optimizer: Optimizer?
   private var schedule: (schedule: Schedule, rate: Double)?
   private var batches = 0
   /// Batches per optimizer step: the gradient of each is divided by this number.
   public let accumulationSteps: Int
 
-  /// Train a package with its models and session options.
+  /// Train a package with its models and session options; with its step model, where it has one.
   public convenience init(
     env: ORTEnv, package: TrainingPackage, checkpoint: ORTCheckpoint, threads: Int = 0
   ) throws {
@@ -24,7 +24,7 @@ public final class ORTTrainingSession {
       env: env, sessionOptions: package.sessionOptions(threads: threads), package: package,
       checkpoint: checkpoint, trainModelPath: package.path("training_model"),
       evalModelPath: package.path("eval_model"),
-      optimizerModelPath: package.path("optimizer_model"))
+      optimizerModelPath: package.path("optimizer_model"), stepModelPath: package.stepModel())
   }
   /// The former initializer. The models lie in the folder of their package.
   public convenience init(
@@ -38,43 +38,74 @@ public final class ORTTrainingSession {
       trainModelPath: trainModelPath, evalModelPath: evalModelPath,
       optimizerModelPath: optimizerModelPath)
   }
-  /// With options and models of the caller's choice: those in ORT format, for example.
+  /// With options and models of the caller's choice: those in ORT format, for example. A step model
+  /// needs the optimizer model beside it; the training model is then opened once a step asks for
+  /// gradients.
   public init(
     env: ORTEnv, sessionOptions: ORTSessionOptions, package: TrainingPackage,
     checkpoint: ORTCheckpoint, trainModelPath: String, evalModelPath: String?,
-    optimizerModelPath: String?
+    optimizerModelPath: String?, stepModelPath: String? = nil
   ) throws {
     (self.env, self.package, self.checkpoint) = (env, package, checkpoint)
+    (options, self.trainModelPath) = (sessionOptions, trainModelPath)
     state = checkpoint.state
     accumulationSteps = max(try package.manifest["accumulation_steps"].whole(1), 1)
     reset = try ORTValue(.bool, [1])
     func open() throws -> (Model, Model?, Model?) {
       (
-        try Model(env, trainModelPath, sessionOptions),
+        try Model(env, stepModelPath ?? trainModelPath, sessionOptions),
         try evalModelPath.map { try Model(env, $0, sessionOptions) },
         try optimizerModelPath.map { try Model(env, $0, sessionOptions) }
       )
     }
-    let (trainModel, evalModel, optimizerModel) =
+    let (firstModel, evalModel, optimizerModel) =
       try package.sharesArena() ? env.sharingArena(open) : open()
     let layout = try package.manifest["layout"]
     try place(
       ElementType(name: layout["dtype"].text("float32")), elements: layout["elements"].whole())
     bound["lazy_reset_grad"] = reset
     try lazyResetGrad()
-    training = try Graph(trainModel, package.inputs, package.outputs, bound)
     evaluation = try evalModel.map {
       try Graph($0, package.inputs, package.evaluationOutputs, bound)
     }
     optimizer = try optimizerModel.map { try Optimizer($0, package.manifest, state, trainable) }
-    bound = [:]
+    if stepModelPath == nil {
+      training = try Graph(firstModel, package.inputs, package.outputs, bound)
+      bound = [:]
+    } else {
+      let trained = trainable.map { ($0.name, state.parameters[$0.name]!.value) }
+      step = try makeStepGraph(
+        firstModel, package, Dictionary(uniqueKeysWithValues: trained), requireOptimizer(), bound)
+    }
+  }
+
+  /// Whether stepOn and trainBatch make steps in the package's step model.
+  public var hasStepModel: Bool { step != nil }
+
+  /// Make an optimizer step on one batch: what trainStep, optimizerStep and lazyResetGrad do, and
+  /// with less memory where the session has a step model. Returns the user's outputs, the loss
+  /// before the step first.
+  public func stepOn(_ inputs: [ORTValue]) throws -> [ORTValue] {
+    try state.requireValues()
+    if let step { return try requireOptimizer().makeStep(step, inputs) }
+    let results = try trainStep(withInputValues: inputs)
+    try optimizerStep()
+    try lazyResetGrad()
+    return results
   }
 
   /// Compute loss and gradients of a batch, which are added to those that are accumulated.
-  /// Returns the user's outputs, the loss first.
+  /// Returns the user's outputs, the loss first. The first call closes the step model, if there is
+  /// one, and opens the training model: from then on all steps are made with that.
   public func trainStep(withInputValues inputs: [ORTValue]) throws -> [ORTValue] {
     try state.requireValues()
-    let results = try training.run(inputs)
+    if training == nil {
+      step = nil
+      training = try Graph(
+        Model(env, trainModelPath, options), package.inputs, package.outputs, bound)
+      bound = [:]
+    }
+    let results = try training!.run(inputs)
     reset.elements(UInt8.self)[0] = 0
     return results
   }
@@ -96,12 +127,13 @@ public final class ORTTrainingSession {
   /// Returns the loss of the batch.
   @discardableResult
   public func trainBatch(_ inputs: [ORTValue]) throws -> Double {
-    let loss = try trainStep(withInputValues: inputs)[0].scalar
+    let isWhole = accumulationSteps == 1
+    let loss = try (isWhole ? stepOn(inputs) : trainStep(withInputValues: inputs))[0].scalar
     batches += 1
     if batches % accumulationSteps != 0 { return loss }
-    try optimizerStep()
+    if !isWhole { try optimizerStep() }
     if schedule != nil { try schedulerStep() }
-    try lazyResetGrad()
+    if !isWhole { try lazyResetGrad() }
     return loss
   }
   /// The mean loss over batches, where each sample counts alike, and the share of labels whose
