@@ -214,9 +214,7 @@ async function learn() {
 
 async function step() {
   const start = performance.now();
-  const loss = session.lossOf(await session.runTrainStep(batch()));
-  await session.runOptimizerStep();
-  await session.lazyResetGrad();
+  const loss = session.lossOf(await session.stepOn(batch()));
   losses.push(loss);
   stepsLeft -= 1;
   status('Learning …');

@@ -80,6 +80,9 @@ class Case {
   async train() {
     const { entry } = this;
     const session = await this.session();
+    if (session.hasStepModel !== entry.step_model) {
+      throw new Error(`the step model is ${entry.step_model ? 'not ' : ''}used`);
+    }
     await this.steps(session);
     if (entry.evaluation) {
       const results = await session.runEvalStep(await this.tensors(entry.evaluation.inputs));
@@ -107,17 +110,21 @@ class Case {
     }
     const scheduled = entry.schedule || (entry.kind === 'resume' && session.restoreSchedule());
     for (const [i, step] of entry.steps.entries()) {
-      const results = await session.runTrainStep(await this.tensors(step.inputs));
+      const whole = session.hasStepModel;
+      if (step.update && step.rate !== undefined) {
+        this.near('rate', session.getLearningRate(), step.rate, 1);
+      }
+      const feeds = await this.tensors(step.inputs);
+      const results = await (whole ? session.stepOn(feeds) : session.runTrainStep(feeds));
       this.near(`loss of step ${i}`, session.lossOf(results), step.loss);
       for (const [name, tensor] of Object.entries(await this.tensors(step.outputs ?? []))) {
         this.arrays(name, results[name].data, tensor.data);
       }
       if (step.update) {
-        if (step.rate !== undefined) this.near('rate', session.getLearningRate(), step.rate, 1);
-        await session.runOptimizerStep();
+        if (!whole) await session.runOptimizerStep();
         if (scheduled) session.schedulerStep();
       }
-      if (step.reset) await session.lazyResetGrad();
+      if (step.reset && !whole) await session.lazyResetGrad();
     }
   }
 
