@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.kits [--rounds 3] [--record]`` trains the same packages for the same steps
 with Python and each kit that is set up, in turns, one thread, as processor time, the optimizer
-included; where a kit has an ONNX Runtime of its own, Python has the same (and a second column, the
-installed one). Writes
-``build/kits/record.json``, with what the tests said of each platform (``make kits``), and with
-``--record`` docs/kits.json, of which the page of the documentation is made.
+included, with the step model of a package that has one (the JavaScript kit takes two models). Where
+a kit has an ONNX Runtime of its own, Python has the same (and a second column, the installed one).
+Writes ``build/kits/record.json``, with what the tests said of each platform (``make kits``), and
+with ``--record`` docs/kits.json, of which the page of the documentation is made.
 """
 
 from __future__ import annotations
@@ -72,11 +72,6 @@ def _from_the_first(task: Task) -> dict[str, Any]:
     """As the programs in C++ and Swift, which say what all steps took, the first ones too."""
     found = _installed(task)
     return {**found, "times": [statistics.fmean(found["times"])]}
-
-
-def _beside_cpp(task: Task) -> dict[str, Any]:
-    """As C++ trains, with the step model of a package that has one."""
-    return _from_the_first({**task, "step_model": True})
 
 
 def _cpp(task: Task) -> dict[str, Any]:
@@ -161,7 +156,7 @@ KITS = {
     "C++ on x86-64": Kit(
         cpp_kit.unavailable,
         _cpp,
-        _beside_cpp,
+        _from_the_first,
         lambda: onnxruntime.__version__,
         _size_of_cpp,
         "cpp/include/odtpack/*.hpp",
@@ -216,7 +211,7 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
         package = Path(scratch) / "package"
         build_package(model(), package, loss="cross_entropy")
         data = javascript.save_batch(Path(scratch), **batch_of(package, samples))
-        task = {"package": str(package), "data": data, "steps": steps}
+        task = {"package": str(package), "data": data, "steps": steps, "step_model": True}
         python, own, installed = [], [], []
         for _ in range(rounds):
             beside = kit.python(task)

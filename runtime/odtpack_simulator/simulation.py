@@ -167,10 +167,14 @@ def simulate(
         }
         most = max(plans, key=lambda use: plans[use].peak.nbytes)
         reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
-        timing = measure_host(
-            dataclasses.replace(with_sessions(job, package, most), task="time"),
-            on_message=reporter.message,
-        )
+        timings = {
+            use.step_model: measure_host(
+                dataclasses.replace(with_sessions(job, package, use), task="time"),
+                on_message=reporter.message,
+            )
+            for use in {use.step_model: use for use in uses}.values()
+        }
+        timing = timings[most.step_model]
         reporter.begin("measuring", steps=schedule.steps)
         # The end of an interrupted training is compared with the end of this one.
         whole = with_sessions(
@@ -216,7 +220,7 @@ def simulate(
                 peaks[app.sessions],
                 free,
                 settled[app.sessions],
-                timing,
+                timings[app.sessions.step_model],
                 by_piece,
             )
             for app in apps

@@ -23,7 +23,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
     "clipped": {"update": Update(clip=Clip(norm=0.5))},
-    "step model": {"step_model": "always"},
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 RAN = Path(__file__).parents[2] / "build" / "kits" / "ran.json"
 _PLATFORMS = (
-    ("test_cpp.py", "arm64", "C++ on ARM64, emulated"),
-    ("test_cpp.py", "", "C++ on x86-64"),
+    ("test_cpp", "arm64", "C++ on ARM64, emulated"),
+    ("test_cpp", "", "C++ on x86-64"),
     ("test_js_browser.py", "webgpu", "Chromium, WebGPU in software"),
     ("test_js_browser.py", "", "Chromium, WebAssembly"),
     ("test_js.py", "", "Node.js"),

@@ -214,7 +214,9 @@ async function learn() {
 
 async function step() {
   const start = performance.now();
-  const loss = session.lossOf(await session.stepOn(batch()));
+  const loss = session.lossOf(await session.runTrainStep(batch()));
+  await session.runOptimizerStep();
+  await session.lazyResetGrad();
   losses.push(loss);
   stepsLeft -= 1;
   status('Learning …');

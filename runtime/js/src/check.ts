@@ -19,7 +19,9 @@ export async function selfCheck(
     session.setLearningRate(expected.learning_rate);
     const found: number[] = [];
     for (const _ of expected.losses) {
-      found.push(session.lossOf(await session.stepOn(batch)));
+      found.push(session.lossOf(await session.runTrainStep(batch)));
+      await session.runOptimizerStep();
+      await session.lazyResetGrad();
     }
     found.push(session.lossOf(await session.runEvalStep(batch)));
     for (const [i, wanted] of [...expected.losses, expected.evaluation_loss].entries()) {

@@ -74,7 +74,6 @@ const schema = object({
     training_model: object(file),
     eval_model: object(file),
     optimizer_model: object(file),
-    step_model: optional(object(file), undefined),
     checkpoint: object(file),
     checkpoint_data: optional(object(file), undefined),
     nominal_checkpoint: optional(object(file), undefined),

@@ -90,7 +90,7 @@ export function checkParameters(manifest: Manifest, state: CheckpointState): voi
   if (left.size) mismatch(`the models have no parameter '${[...left][0]}'`);
 }
 
-export function mismatch(problem: string): never {
+function mismatch(problem: string): never {
   throw new OdtpackError('model-mismatch',
     `The package does not go with the checkpoint: ${problem}.`, '',
     'use the models and the checkpoint of one package, written by one odtpack build');

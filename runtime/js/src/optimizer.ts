@@ -23,7 +23,6 @@ interface Vector {
 export class Optimizer {
   readonly #state: OptimizerState;
   readonly #graphs: Graph[] = [];
-  readonly #scaled: Float32Array; // the rate of each group
   readonly #rates: { readonly value: Float32Array; readonly scale: number }[] = [];
   readonly #step = new BigInt64Array(1);
   readonly #norm: TypedArray | undefined;
@@ -57,10 +56,9 @@ export class Optimizer {
       layout.dtype === 'float64' ? Float64Array.of(value) : Float32Array.of(value);
     const takes = (name: string): boolean => layout.inputs.includes(name);
     if (takes('gradient_norm')) this.#norm = of(0);
-    this.#scaled = new Float32Array(Math.max(groups.length, 1));
     const scalars = (groups.length ? groups : [{ learning_rate_scale: 1, weight_decay: 0 }]).map(
-      ({ learning_rate_scale: scale, weight_decay: decay }, i): Feeds => {
-        const value = this.#scaled.subarray(i, i + 1);
+      ({ learning_rate_scale: scale, weight_decay: decay }): Feeds => {
+        const value = new Float32Array(1);
         this.#rates.push({ value, scale });
         return {
           learning_rate: scalar(value, 'float32'),
@@ -137,30 +135,6 @@ export class Optimizer {
     }
     this.#state.learningRate = rate;
     for (const group of this.#rates) group.value[0] = rate * group.scale;
-  }
-
-  /** The learning rates and the number of the step, as a step model calls them. */
-  scalars(): Map<string, Stored> {
-    const [rates, step] = [this.#scaled, this.#step];
-    return new Map<string, Stored>([
-      ['update.learning_rate', { dtype: 'float32', dims: [rates.length], data: rates }],
-      ['update.step', { dtype: 'int64', dims: [1], data: step }],
-    ]);
-  }
-
-  /** What is kept of each parameter, by the names `<parameter>.<vector>`. */
-  kept(): Map<string, Stored> {
-    const names = this.manifest.layout.state.map(({ name }) => name);
-    return new Map([...this.#state.moments].flatMap(([name, moments]) =>
-      moments.map((moment, i) => [`${name}.${names[i]}`, moment] as const)));
-  }
-
-  /** Make a step with a step model, which `run` runs. */
-  async stepOn(run: () => Promise<Feeds>): Promise<Feeds> {
-    this.#step[0] = BigInt(this.#state.step + 1);
-    const results = await run();
-    this.#state.step += 1;
-    return results;
   }
 
   async step(options?: InferenceSession.RunOptions): Promise<void> {

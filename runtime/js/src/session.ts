@@ -16,7 +16,6 @@ import type { OnnxRuntime } from './platform.js';
 import {
   type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver,
 } from './runtime.js';
-import { stepGraph, tellsShapes } from './step_model.js';
 import {
   makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
 } from './schedules.js';
@@ -48,9 +47,7 @@ interface Parts {
   manifest: Manifest;
   template: (() => Promise<Uint8Array>) | undefined;
   flat: FlatState;
-  training: Graph | undefined;
-  openTraining: () => Promise<Graph>;
-  step: Graph | undefined;
+  training: Graph;
   reset: Uint8Array;
   evaluation: Graph | undefined;
   optimizer: Optimizer | undefined;
@@ -89,23 +86,13 @@ export class TrainingSession {
     checkParameters(manifest, state);
     const open = async (name: ModelName): Promise<InferenceSession> =>
       openSession(ort, await opened.model(name, format), name, usual);
-    const openStep = async (): Promise<InferenceSession | undefined> => {
-      const entry = manifest.files.step_model;
-      if (!entry || manifest.accumulation_steps !== 1) return undefined;
-      const session = await openSession(ort, await opened.file(entry), 'step_model', usual);
-      if (tellsShapes(session)) return session;
-      await session.release();
-      return undefined;
-    };
-    const step = 'package' in files && format === 'onnx' ? await openStep() : undefined;
-    const training = step ? undefined : await open('training_model');
+    const training = await open('training_model');
     const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
     const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
     // Nothing has been changed so far: a session that cannot be made leaves the state alone.
     const flat = place(manifest, state);
     const outputs = manifest.outputs.map(({ name }) => name);
     const parameters: Feeds = {};
-    const statistics: Feeds = {};
     const memory: Feeds = {};
     const feeds: Feeds = {};
     for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
@@ -116,26 +103,19 @@ export class TrainingSession {
       }
     }
     for (const { name, role } of manifest.parameters) {
-      if (role === 'state') statistics[`${name}.update.out`] = parameters[name]!;
+      if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
     }
     const reset = Uint8Array.of(1);
     if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', reset, [1]);
     const entry = manifest.files.inference_template;
-    const optimizer = updating && new Optimizer(ort, updating, manifest, state, flat);
-    const graph = (session: InferenceSession): Graph => new Graph(
-      ort, session, { ...parameters, ...feeds }, { ...memory, ...statistics }, outputs,
-    );
     return new TrainingSession({
-      ort, manifest, flat, reset, optimizer,
+      ort, manifest, flat, reset,
       template: entry && (() => opened.file(entry)),
-      training: training && graph(training),
-      openTraining: async () => graph(await open('training_model')),
-      step: step && optimizer && stepGraph(
-        ort, step, manifest, state.parameters, parameters, statistics, optimizer,
-      ),
+      training: new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
       evaluation: evaluation && new Graph(
         ort, evaluation, { ...parameters }, {}, evaluationOutputs(manifest).map(({ name }) => name),
       ),
+      optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
     }, state);
   }
 
@@ -163,39 +143,15 @@ export class TrainingSession {
     return this.#updating().stepCount;
   }
 
-  /** Whether `stepOn` makes steps in the package's step model. */
-  get hasStepModel(): boolean {
-    return this.#parts.step !== undefined;
-  }
-
   /**
-   * Make an optimizer step on one batch: what `runTrainStep`, `runOptimizerStep` and
-   * `lazyResetGrad` do, and with less memory where the package has a step model.
-   *
-   * @returns What `runTrainStep` returns; the loss is that before the step.
-   */
-  async stepOn(feeds: Feeds, options?: RunOptions): Promise<Feeds> {
-    const { step } = this.#parts;
-    if (step) {
-      return this.#run((run) => this.#updating().stepOn(() => run(step)), feeds, [options]);
-    }
-    const results = await this.runTrainStep(feeds, options);
-    await this.runOptimizerStep(options);
-    await this.lazyResetGrad();
-    return results;
-  }
-
-  /**
-   * Compute the loss of a batch and add its gradients to the accumulated ones. The first call
-   * closes the step model, if there is one, and opens the training model: from then on all steps
-   * are made with that.
+   * Compute the loss of a batch and add its gradients to the accumulated ones.
    *
    * @returns The loss and the additional outputs by name; with `fetches`, those that it names.
    */
   runTrainStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
   runTrainStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runTrainStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
-    const results = await this.#run(async (run) => run(await this.#training()), feeds, rest);
+    const results = await this.#run(this.#parts.training, feeds, rest);
     this.#parts.reset[0] = 0;
     return results;
   }
@@ -204,8 +160,7 @@ export class TrainingSession {
   runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
   runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runEvalStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
-    const evaluation = this.#evaluating();
-    return this.#run((run) => run(evaluation), feeds, rest);
+    return this.#run(this.#evaluating(), feeds, rest);
   }
 
   /** Change the parameters by the accumulated gradients, which remain as they are. */
@@ -362,8 +317,8 @@ export class TrainingSession {
 
   /** Free the models; the state remains. */
   async release(): Promise<void> {
-    const { training, step, evaluation, optimizer } = this.#parts;
-    for (const each of [training, step, evaluation, optimizer]) await each?.session.release();
+    const { training, evaluation, optimizer } = this.#parts;
+    for (const each of [training, evaluation, optimizer]) await each?.session.release();
   }
 
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
@@ -376,19 +331,7 @@ export class TrainingSession {
     return inferenceModel(manifest, await template(), this.state, outputNames);
   }
 
-  async #training(): Promise<Graph> {
-    const parts = this.#parts;
-    if (parts.training) return parts.training;
-    await parts.step?.session.release();
-    parts.step = undefined;
-    parts.training = await parts.openTraining();
-    return parts.training;
-  }
-
-  async #run(
-    work: (run: (graph: Graph) => Promise<Feeds>) => Promise<Feeds>, feeds: Feeds,
-    [first, second]: RunArguments,
-  ): Promise<Feeds> {
+  async #run(graph: Graph, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
     this.state.requireValues();
     checkBatch(this.#parts.manifest.inputs, feeds);
     const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
@@ -401,10 +344,10 @@ export class TrainingSession {
     if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
       throw new OdtpackError('output-type', 'Outputs are new tensors: pass their names, or null.');
     }
-    const results = await this.state.alone(() => work((graph) => {
+    const results = await this.state.alone(() => {
       Object.assign(graph.feeds, feeds);
       return graph.run(options);
-    }));
+    });
     const wanted = fetches ? named : this.trainingOutputNames;
     return Object.fromEntries(wanted.map((name) => [name, results[name]!]));
   }

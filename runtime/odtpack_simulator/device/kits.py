@@ -27,6 +27,10 @@ KITS: Final = MappingProxyType({
 """Kit -> whether its sessions can share one arena. ONNX Runtime's bindings for Java and for
 JavaScript have no call that registers an allocator."""
 
+STEP_MODEL_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
+"""Kits that train with a package's step model where it has one; JavaScript's reads the training and
+the optimizer model."""
+
 SEGMENT_KITS: Final = frozenset({"cpp", "python"})
 """Kits that train a package of segments; the others refuse it."""
 

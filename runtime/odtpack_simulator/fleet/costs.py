@@ -75,15 +75,17 @@ def measure_devices(
         files = write_data(data.arrays, Path(folder))
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
         job = make_job(package, files, plan, rate, 1, Path(folder))
-        use = session_use(package.manifest)
-        timing = measure_host(
-            dataclasses.replace(with_sessions(job, package, use), task="time"),
-            on_message=on_message,
-        )
+        timings = {
+            use.step_model: measure_host(
+                dataclasses.replace(with_sessions(job, package, use), task="time"),
+                on_message=on_message,
+            )
+            for use in {use.step_model: use for use in uses.values()}.values()
+        }
     return [
         carried_device(
             profile,
-            carry(timing, profile),
+            carry(timings[uses[profile.os].step_model], profile),
             peaks[uses[profile.os]],
             default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
             share=device.share,

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_device import SessionInfo
-from odtpack_simulator.device.kits import KITS, Kit, Sharing
+from odtpack_simulator.device.kits import KITS, STEP_MODEL_KITS, Kit, Sharing
 from odtpack_simulator.memory.allocation import Allocation
 from odtpack_simulator.memory.arena import Arena, Chunk
 
@@ -44,7 +44,7 @@ class SessionUse(NamedTuple):
 def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
     """What a kit does with a package."""
     has = manifest.files.step_model is not None and manifest.accumulation_steps == 1
-    return SessionUse(sharing_of(manifest.session, kit), has)
+    return SessionUse(sharing_of(manifest.session, kit), has and kit in STEP_MODEL_KITS)
 
 
 class Arenas:

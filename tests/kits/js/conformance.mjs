@@ -80,9 +80,6 @@ class Case {
   async train() {
     const { entry } = this;
     const session = await this.session();
-    if (session.hasStepModel !== entry.step_model) {
-      throw new Error(`the step model is ${entry.step_model ? 'not ' : ''}used`);
-    }
     await this.steps(session);
     if (entry.evaluation) {
       const results = await session.runEvalStep(await this.tensors(entry.evaluation.inputs));
@@ -110,21 +107,17 @@ class Case {
     }
     const scheduled = entry.schedule || (entry.kind === 'resume' && session.restoreSchedule());
     for (const [i, step] of entry.steps.entries()) {
-      const whole = session.hasStepModel;
-      if (step.update && step.rate !== undefined) {
-        this.near('rate', session.getLearningRate(), step.rate, 1);
-      }
-      const feeds = await this.tensors(step.inputs);
-      const results = await (whole ? session.stepOn(feeds) : session.runTrainStep(feeds));
+      const results = await session.runTrainStep(await this.tensors(step.inputs));
       this.near(`loss of step ${i}`, session.lossOf(results), step.loss);
       for (const [name, tensor] of Object.entries(await this.tensors(step.outputs ?? []))) {
         this.arrays(name, results[name].data, tensor.data);
       }
       if (step.update) {
-        if (!whole) await session.runOptimizerStep();
+        if (step.rate !== undefined) this.near('rate', session.getLearningRate(), step.rate, 1);
+        await session.runOptimizerStep();
         if (scheduled) session.schedulerStep();
       }
-      if (step.reset && !whole) await session.lazyResetGrad();
+      if (step.reset) await session.lazyResetGrad();
     }
   }
 

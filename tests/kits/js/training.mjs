@@ -1,7 +1,5 @@
 // usage: node training.mjs KIT JSON: trains as {package, checkpoint?, data: {input: {file, dtype,
-// shape}}, steps, whole_steps?, rate?, save, threads} says; prints losses, memory and processor time
-// as JSON. The first whole_steps steps are made with stepOn, all unless it says so, and the others
-// as an app does that looks at gradients.
+// shape}}, steps, rate?, save, threads} says; prints losses, memory and processor time as JSON.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -26,13 +24,9 @@ const resident = [];
 const times = [];
 for (let step = 0; step < task.steps; step++) {
   const before = process.cpuUsage();
-  if (step < (task.whole_steps ?? task.steps)) {
-    losses.push(session.lossOf(await session.stepOn(feeds)));
-  } else {
-    losses.push(session.lossOf(await session.runTrainStep(feeds)));
-    await session.runOptimizerStep();
-    await session.lazyResetGrad();
-  }
+  losses.push(session.lossOf(await session.runTrainStep(feeds)));
+  await session.runOptimizerStep();
+  await session.lazyResetGrad();
   const { user, system } = process.cpuUsage(before);
   times.push((user + system) / 1000);
   if (step % 500 === 499) {
@@ -41,4 +35,4 @@ for (let step = 0; step < task.steps; step++) {
   }
 }
 if (task.save) await session.saveCheckpoint(task.save);
-console.log(JSON.stringify({ losses, resident, times, stepModel: session.hasStepModel }));
+console.log(JSON.stringify({ losses, resident, times }));
