@@ -11,6 +11,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Array, Layout, Slot, address, view
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
+from odtpack_runtime.session.freed_memory import give_back_freed_memory
 from odtpack_runtime.session.session import first_line, open_session
 from odtpack_runtime.training.gradient_norm import gradient_norm
 from odtpack_runtime.training.module import Module
@@ -96,6 +97,7 @@ class Optimizer:
         }
         self._kept: list[Array] = []
         self._groups = groups
+        give_back_freed_memory()  # what the sessions needed to load, and what was moved
 
     @functools.cached_property
     def _bindings(self) -> list[Any]:

@@ -6,7 +6,7 @@ keeps a high-water mark of all resident pages only (``VmHWM``); it is reset befo
 each phase (``clear_refs``), and the pages of files, which do not change within a
 phase once the libraries are warm, are subtracted after it. The peak repeats
 within 0.2 MB where allocations are returned at once, see ``child_environment``,
-and where what was freed before counts as free, see ``give_back_freed_memory``.
+and where what was freed before counts as free, see ``give_back_memory``.
 
 The limit is ``RLIMIT_DATA``: the kernel refuses memory beyond it, and the
 allocation fails, in ONNX Runtime as in Python. ``RLIMIT_AS`` would count the
@@ -15,10 +15,8 @@ address space that libraries and thread stacks reserve and never use.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
-import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -27,6 +25,7 @@ from pathlib import Path
 
 import onnxruntime
 
+from odtpack_runtime.session.freed_memory import give_back_freed_memory
 from odtpack_runtime.session.options import RESTING_THREADS
 
 _STATUS = Path("/proc/self/status")
@@ -91,15 +90,13 @@ def _files(status: Mapping[str, int]) -> int:
     return status.get("RssFile", 0) + status.get("RssShmem", 0)
 
 
-def give_back_freed_memory() -> None:
-    """Let the C allocator return freed memory to the system, where it can.
+def give_back_memory() -> None:
+    """Free what refers to itself in a circle, and let what is free go back to the system.
 
     What Android apps do with ``mallopt(M_PURGE, 0)``; iOS does it by itself.
     """
-    gc.collect()  # what refers to itself in a circle is freed as well
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
+    gc.collect()
+    give_back_freed_memory()
 
 
 class MemoryMeter:
@@ -127,7 +124,7 @@ class MemoryMeter:
         self.unavailable: str | None = None
         self._base = self._seen = 0
         self._sampler: _Sampler | None = None
-        give_back_freed_memory()
+        give_back_memory()
         try:
             self._base = _status()["RssAnon"]
         except (OSError, KeyError, ValueError):

@@ -33,7 +33,7 @@ from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.memory.process_memory import (
     MemoryMeter,
-    give_back_freed_memory,
+    give_back_memory,
 )
 from odtpack_simulator.replay.child.pauses import OpenFile, stopping_write, wait_to_be_killed
 from odtpack_simulator.replay.job import Job
@@ -187,7 +187,6 @@ class _Training:
             step_model_uri=job.step_model,
         )
         optimizer = Optimizer(job.optimizer_model, module)
-        give_back_freed_memory()
         scheduler = LRScheduler.restore(optimizer) if resume else job.set_rate(optimizer)
         self._mark("loading")
         self._send("begun", step=self._step)
@@ -236,7 +235,7 @@ class _Training:
         before = self._now()
         del self._trainer
         release_arena()
-        give_back_freed_memory()
+        give_back_memory()
         self._send("freed", step=self._step, before_bytes=before, after_bytes=self._now())
         self._trainer = self._open(resume=True)
 
