@@ -75,12 +75,6 @@ public final class TrainingPackage {
         "The package is trained with private gradients, which this kit does not make.",
         place: folder, hint: "train it with Python, or build it without privacy")
     }
-    if try manifest["segments"].isPresent {
-      throw OdtpackError(
-        "segments-unsupported",
-        "The package is trained segment by segment, which this kit does not do.",
-        place: folder, hint: "train it with Python or C++, or build it without --segments")
-    }
     inputs = try manifest["inputs"].list().map(Spec.init)
     outputs = try manifest["outputs"].list().map(Spec.init)
     evaluationOutputs = outputs + (try manifest["evaluation_outputs"].list([]).map(Spec.init))

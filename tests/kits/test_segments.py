@@ -1,4 +1,4 @@
-"""The C++ kit with packages that are trained segment by segment."""
+"""The kits for C++ and Swift with packages that are trained segment by segment."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
-from tests.kits import cpp_kit
-from tests.kits.cpp_kit import measure, run, save_batch
+from tests.kits import cpp_kit, swift_kit
+from tests.kits.cpp_kit import save_batch
 from tests.kits.test_cpp import contents, train
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = pytest.mark.kits
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {},
     "int8": {"base": "int8"},
@@ -30,6 +27,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "no arena": {"base": "int4", "sessions": "small"},
 }
 Batch = dict[str, np.ndarray[Any, Any]]
+
+
+KITS = {"cpp": cpp_kit, "swift": swift_kit}
+
+
+@pytest.fixture(params=KITS)
+def kit(request: pytest.FixtureRequest) -> Any:
+    """The module that builds and runs a kit's programs."""
+    found = KITS[request.param]
+    if reason := found.unavailable():
+        pytest.skip(reason)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -61,44 +70,54 @@ def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
         (tmp_path / str(number)).mkdir()
         steps.append(save_batch(tmp_path / str(number), batch))
     return {"steps": steps, "count": 7, "threads": 1, "learning_rate": 0.01, "evaluation": True,
-            "save": "cpp.ckpt"}  # fmt: skip
+            "save": "kit.ckpt"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
-) -> None:
-    found = measure({**job, "package": packages[name]}, tmp_path)
+    name: str, kit: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    found = kit.measure({**job, "package": packages[name]}, tmp_path)
     losses, evaluated = train(packages[name], batches, 7, tmp_path / "python.ckpt")
     assert found["losses"] == losses
     assert losses[6] < losses[0]
     assert found["evaluation"] == [evaluated]
-    assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
+    assert contents(tmp_path / "kit.ckpt") == contents(tmp_path / "python.ckpt")
 
 
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    kit: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
 ) -> None:
-    job = {**job, "package": packages["int4"], "count": 3}
-    measure(job, tmp_path)
-    train(packages["int4"], batches, 3, tmp_path / "end.ckpt", tmp_path / "cpp.ckpt")
-    measure({**job, "checkpoint": "cpp.ckpt", "save": "more.ckpt"}, tmp_path)
-    assert contents(tmp_path / "end.ckpt") == contents(tmp_path / "more.ckpt")
+    package = packages["int4"]
+    job = {**job, "package": package, "count": 3}
+    kit.measure(job, tmp_path)
+    train(package, batches, 3, tmp_path / "python.ckpt")
+    train(package, batches, 3, tmp_path / "end.ckpt", tmp_path / "kit.ckpt")
+    train(package, batches, 6, tmp_path / "whole.ckpt")
+    whole = contents(tmp_path / "whole.ckpt")
+    assert contents(tmp_path / "end.ckpt") == whole
+    for begun in ("kit.ckpt", "python.ckpt"):
+        kit.measure({**job, "checkpoint": begun, "save": "more.ckpt"}, tmp_path)
+        assert contents(tmp_path / "more.ckpt") == whole
 
 
-def test_under_sanitizers(packages: dict[str, Path], job: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kit", ["cpp"], indirect=True)
+def test_under_sanitizers(
+    kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+) -> None:
     job = {**job, "package": packages["int4"], "resume": 2}
-    found = [measure(job, tmp_path, variant)["losses"] for variant in ("native", "sanitized")]
+    found = [kit.measure(job, tmp_path, variant)["losses"] for variant in ("native", "sanitized")]
     assert found[0] == found[1]
     assert len(found[0]) == 9
 
 
 def test_one_model_for_inference_is_refused(
-    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
     job = {**job, "package": packages["int4"], "export": tmp_path / "model.onnx"}
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))
-    done = run("steps", tmp_path / "job.json")
+    done = kit.run("steps", tmp_path / "job.json")
     assert done.returncode == 2
     assert "odtpack adapter export" in done.stderr
     # Segments have no step model; StepOn makes steps all the same.
@@ -130,7 +149,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], None]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_segments_that_contradict_themselves_are_refused(
-    what: str, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    what: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -141,20 +160,21 @@ def test_segments_that_contradict_themselves_are_refused(
     HOSTILE[what](manifest["segments"])
     (package / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "job.json").write_text(json.dumps({**job, "package": package}, default=str))
-    done = run("measure", tmp_path / "job.json", variant="sanitized")
+    options = {"variant": "sanitized"} if kit is cpp_kit else {}
+    done = kit.run("measure", tmp_path / "job.json", **options)
     assert done.returncode == 2, done.stderr
     assert "code: segments-invalid" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", ["float32", "int4"])
 def test_the_plan_is_what_an_app_needs(
-    name: str, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    name: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
     """In a first life with evaluations, a save, and a second one that resumes."""
     package = Package.open(packages[name])
     ids = np.random.default_rng(2).integers(0, SHAPES["small"].words, (4, 192))
     batch = save_batch(tmp_path, {"input_ids": ids, "labels": ids})
-    found = measure(
+    found = kit.measure(
         {**job, "package": package.path, "steps": [batch], "evaluate_first": True, "resume": 3},
         tmp_path,
     )
