@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.decoder.model import SHAPES, write_model
+from benchmarks.decoder.model import SHAPES, Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import cpp_kit, swift_kit
 from tests.kits.cpp_kit import save_batch
 from tests.kits.test_cpp import contents, train
@@ -166,11 +170,67 @@ def test_segments_that_contradict_themselves_are_refused(
     assert "code: segments-invalid" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("name", ["float32", "int4"])
+def test_mapped_weights_stay_clean_and_are_given_back(kit: Any, tmp_path: Path) -> None:
+    """Those of a large vocabulary too, which are given back while they are read."""
+    package = tmp_path / "package"
+    build_package(
+        write_model(Shape("wide", 1, 64, 2, 1, 128, 80_000), tmp_path / "model"), package,
+        loss="next_token", loss_options={"words": 8000}, segments=True,
+        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0),
+    )  # fmt: skip
+    size = (package / "segments.weights").stat().st_size
+    assert size > 20 * 10**6
+    ids = np.random.default_rng(2).integers(0, 80_000, (2, 40))
+    batch = {"input_ids": ids, "labels": ids}
+    job = {"package": package, "steps": [save_batch(tmp_path, batch)], "count": 3, "threads": 1,
+           "learning_rate": 0.01, "evaluation": True, "wait": "done"}  # fmt: skip
+    (tmp_path / "job.json").write_text(json.dumps(job, default=str))
+    with subprocess.Popen(kit.measuring(tmp_path / "job.json"), stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            found = json.loads(child.stdout.readline())
+            wait_for(tmp_path / "done")
+            pages = pages_of(child.pid, package / "segments.weights")
+        finally:
+            child.kill()
+    losses, evaluated = train(package, [batch], 3, tmp_path / "python.ckpt")
+    assert (found["losses"], found["evaluation"]) == (losses, [evaluated])
+    assert pages["Size"] >= size
+    assert pages["Anonymous"] == 0  # where a page that is written to ends up
+    assert pages["Rss"] < size / 8  # the system reads some pages around those that are asked for
+
+
+def wait_for(path: Path) -> None:
+    """Until a file is there; a minute at most."""
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{path} was not made")
+
+
+def pages_of(pid: int, path: Path) -> Counter[str]:
+    """Bytes of a process's pages of a file, by what the kernel says of them."""
+    found: Counter[str] = Counter()
+    is_of_file = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if "-" in key.split()[0]:  # addresses: another mapping begins
+            is_of_file = line.endswith(f" {path}")
+        elif is_of_file and rest.endswith(" kB"):
+            found[key] += int(rest.split()[0]) * 1024
+    return found
+
+
+@pytest.mark.parametrize("name", ["float32", "int4", "no arena"])
 def test_the_plan_is_what_an_app_needs(
-    name: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
-) -> None:
+    name: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """In a first life with evaluations, a save, and a second one that resumes."""
+    if name == "no arena":  # what is freed goes back at once, as on phones
+        for variable, value in child_environment().items():
+            monkeypatch.setenv(variable, value)
     package = Package.open(packages[name])
     ids = np.random.default_rng(2).integers(0, SHAPES["small"].words, (4, 192))
     batch = save_batch(tmp_path, {"input_ids": ids, "labels": ids})
@@ -181,4 +241,4 @@ def test_the_plan_is_what_an_app_needs(
     peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
     need = max(peaks) - found["before_anonymous_bytes"]
     plan = plan_memory(package, dict.fromkeys(("input_ids", "labels"), ids.shape), threads=1)
-    assert plan.peak.nbytes == pytest.approx(need, rel=0.05)
+    assert plan.peak.nbytes == pytest.approx(need, rel=0.03)

@@ -1,10 +1,11 @@
 // Lives the life of an app that trains: evaluates, trains, evaluates, saves, is closed and resumes;
-// prints one line of JSON with the losses, those of the evaluations, the processor time of the
-// steps, the anonymous memory after every tenth of them, its peak in each phase, and whether the
-// step model is open after the training. A job is that of a training (see Job.swift) and
+// prints one line of JSON with the losses, those of the evaluations, the time of every step, the
+// processor time of those before the save, the anonymous memory after every tenth of them, its peak
+// in each phase, and whether the step model is open after them. A job is that of a training (see
+// Job.swift) and
 //     "steps": [{"inputs": [tensors]}, ...]   batches, taken in turn
-//     "count": 100                            training steps, of which
-//     "whole_steps": 3                        the first are made with trainBatch, all by default;
+//     "count": 100                            training steps, by default one for each batch, of
+//     "whole_steps": 3                        which the first are made with trainBatch, or all;
 //                                             the others as in an app that looks at gradients
 //     "threads": 1
 //     "evaluate_first": true                  evaluate the first batch before the training
@@ -12,6 +13,8 @@
 //                                             the first batch
 //     "save": "trained.ckpt"                  saved with the optimizer's state, if given
 //     "resume": 10                            steps to make from the saved file, in a new session
+//     "wait": "done"                          a file to make at last; then wait for the end, with
+//                                             everything still open
 import Foundation
 
 /// Anonymous memory of this process in bytes: the kernel counts pages, which takes its time.
@@ -68,16 +71,21 @@ func measure(_ path: String) throws {
   let env = try ORTEnv(), phases = Phases(), before = try anonymousBytes()
   defer { phases.end() }
   let batches = try json["steps"].list().map { try readBatch($0["inputs"], folder) }
-  let count = try json["count"].whole(), whole = try json["whole_steps"].whole(count)
-  var losses = [Double](repeating: 0, count: 2 * count), evaluated: [Double] = [], memory: [Int] = []
-  losses.removeAll(keepingCapacity: true)  // its pages are touched before anything is measured
+  let count = try json["count"].whole(batches.count), whole = try json["whole_steps"].whole(count)
+  func room() -> [Double] {  // its pages are touched before anything is measured
+    var list = [Double](repeating: 0, count: 2 * count)
+    list.removeAll(keepingCapacity: true)
+    return list
+  }
+  var losses = room(), times = room()
+  var evaluated: [Double] = [], memory: [Int] = []
   func open(_ checkpoint: String? = nil) throws -> Training {
     try Training(env, json, folder, threads: json["threads"].whole(0), checkpoint: checkpoint)
   }
   var training: Training! = try phases.run("load") { try open() }
   func train(_ steps: Int, whole: Int) throws {
     for step in 0..<steps {
-      let batch = batches[step % batches.count]
+      let batch = batches[step % batches.count], start = seconds(CLOCK_MONOTONIC)
       if step < whole {
         losses.append(try training.session.trainBatch(batch))
       } else {
@@ -86,6 +94,7 @@ func measure(_ path: String) throws {
         if training.isScheduled { try training.session.schedulerStep() }
         try training.session.lazyResetGrad()
       }
+      times.append(seconds(CLOCK_MONOTONIC) - start)
       if (step + 1) % max(steps / 10, 1) == 0 { memory.append(try anonymousBytes()) }
     }
   }
@@ -122,6 +131,12 @@ func measure(_ path: String) throws {
   print(
     "{\"before_anonymous_bytes\": \(before), \"phases\": {\(phases.json.joined(separator: ", "))}, "
       + "\"losses\": \(losses), \"evaluation\": \(evaluated), "
-      + "\"processor_seconds\": \(processor), \"anonymous_bytes_by_tenth\": \(memory), "
-      + "\"step_model\": \(hasStepModel)}")
+      + "\"step_seconds\": \(times), \"processor_seconds\": \(processor), "
+      + "\"anonymous_bytes_by_tenth\": \(memory), \"step_model\": \(hasStepModel)}")
+  let wait = try json["wait"]
+  if wait.isPresent {
+    let path = "\(folder)/\(try wait.text())"
+    let isMade = FileManager.default.createFile(atPath: path, contents: nil)
+    withExtendedLifetime(training) { while isMade { pause() } }
+  }
 }

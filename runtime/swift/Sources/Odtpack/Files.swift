@@ -7,9 +7,9 @@ func systemMessage(_ code: Int32 = errno) -> String { String(cString: strerror(c
 /// Return memory that was freed to the system.
 func giveBackFreed() {
   #if canImport(Darwin)
-    malloc_zone_pressure_relief(nil, 0)
+  malloc_zone_pressure_relief(nil, 0)
   #elseif canImport(Glibc)
-    malloc_trim(0)
+  malloc_trim(0)
   #endif
 }
 
