@@ -190,7 +190,7 @@ public final class TrainingPackage {
     do {
       let content = try map(path)
       try require(
-        content.count == size && hex(sha256(content)) == hash, "package-changed",
+        content.count == size && hex(sha256Mapped(content)) == hash, "package-changed",
         "is not the one that the manifest describes")
     } catch let error as SystemError {
       try require(false, "package-incomplete", "cannot be read: \(systemMessage(error.code))")
