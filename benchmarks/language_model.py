@@ -9,7 +9,7 @@ files are read anew: more would end it. That takes Linux and root.
     python -m benchmarks.language_model --shape 1.5B --tokens 256
     python -m benchmarks.language_model --activations build
     python -m benchmarks.language_model --tokens 256 --steps 10 --timeline build/memory.svg
-    python -m benchmarks.language_model --kit cpp        as the C++ kit trains it (make kits first)
+    python -m benchmarks.language_model --kit cpp        as that kit trains it, once it is set up
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
     parser.add_argument("--activations", type=Path, help="folder for values between segments")
     parser.add_argument("--held", action="store_true", help="in a control group of MeBP's memory")
-    parser.add_argument("--kit", choices=("python", "cpp"), default="python")
+    parser.add_argument("--kit", choices=("python", "cpp", "swift"), default="python")
     parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.timeline and len(given.tokens) != 1:
         parser.error("--timeline shows one length: give one with --tokens")
     folder = given.folder / given.shape
-    if given.kit == "cpp" and (given.activations or given.timeline):
+    if given.kit != "python" and (given.activations or given.timeline):
         parser.error("--activations and --timeline are for Python")
     if given.task:
         with _Memory("self") as memory:
@@ -78,7 +78,7 @@ def main() -> None:
     for tokens in given.tokens:
         mebp, mesp = PUBLISHED.get(given.shape, {}).get(tokens, ("", ""))
         with _group(mebp if given.held else "") as group:
-            train = _apart if given.kit == "python" else _in_cpp
+            train = _apart if given.kit == "python" else _in_kit
             step = train("step", given, tokens, group)
         forward = _apart("forward", given, tokens)
         print(
@@ -132,12 +132,13 @@ def _joining(group: Path | None) -> Callable[[], None]:
     return join
 
 
-def _in_cpp(
+def _in_kit(
     task: str, given: argparse.Namespace, tokens: int, group: Path | None = None
 ) -> dict[str, Any]:
-    """Train with a program of the C++ kit; its seconds are those of the clock."""
-    from tests.kits import cpp_kit
+    """Train with a kit's program; its seconds are those of the clock."""
+    from tests.kits import cpp_kit, swift_kit
 
+    kit: Any = {"cpp": cpp_kit, "swift": swift_kit}[given.kit]
     ids = _tokens(argparse.Namespace(**vars(given) | {"tokens": [tokens]}))
     with tempfile.TemporaryDirectory() as scratch:
         steps = []
@@ -151,9 +152,8 @@ def _in_cpp(
             "steps": [steps[0], *[steps[1]] * given.steps], "threads": given.threads,
         }  # fmt: skip
         job.write_text(json.dumps(content, default=str))
-        command = [cpp_kit.built("measure"), job]
         join = _joining(group)
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=join)  # noqa: PLW1509
+        child = subprocess.Popen(kit.measuring(job), stdout=subprocess.PIPE, preexec_fn=join)  # noqa: PLW1509
         with child, _Memory(str(child.pid)) as memory:
             found = json.loads(child.communicate()[0])
     seconds = statistics.median(found["step_seconds"][1:])

@@ -97,6 +97,11 @@ def run(
     )  # fmt: skip
 
 
+def measuring(job: Path) -> list[str]:
+    """The command that runs a job of ``odtpack-measure``."""
+    return [str(built("measure")), str(job)]
+
+
 def measure(job: dict[str, Any], folder: Path, variant: str = "native") -> dict[str, Any]:
     """Run a job of ``odtpack-measure``; return what it prints."""
     path = folder / "job.json"

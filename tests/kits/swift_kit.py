@@ -66,6 +66,11 @@ def command(program: Path, *arguments: object) -> list[str]:
     return [str(loader), "--library-path", path, str(program), *map(str, arguments)]
 
 
+def measuring(job: Path) -> list[str]:
+    """The command that runs a job of ``kit measure``."""
+    return command(built(), "measure", job)
+
+
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the test program to its end, whatever that is."""
     return subprocess.run(

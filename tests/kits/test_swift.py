@@ -123,7 +123,7 @@ def test_a_training_gives_the_bits_of_python(
     found = measure({**job, "package": packages[name], "save": "swift.ckpt"}, tmp_path)
     losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
     assert found["losses"] == losses
-    assert found["evaluation"] == loss
+    assert found["evaluation"] == [loss]
     assert losses[-3] < losses[0]
     assert contents(tmp_path / "swift.ckpt") == contents(tmp_path / "python.ckpt")
 

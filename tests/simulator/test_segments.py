@@ -18,6 +18,9 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import OdtpackError, Package
 from odtpack_simulator.budgets import judge
+from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
+from odtpack_simulator.device.kits import Kit
+from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.latency.latency import measure_host
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -202,6 +205,41 @@ def test_a_simulation(folder: Path, tmp_path: Path) -> None:
         words = mapped_words(result).removeprefix("base mapped")
         assert words
         assert words in render_report(result, kind).decode().replace("\xa0", " "), kind
+
+
+@pytest.mark.parametrize("system", ["ios", "macos"])
+def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
+    system: OsClass, folder: Path, tmp_path: Path
+) -> None:
+    """Apps of these systems train with the Swift kit unless the user names another."""
+    data = tmp_path / "data.npz"
+    ids = np.random.default_rng(0).integers(0, SHAPE.words, (8, 64))
+    np.savez(data, input_ids=ids, labels=ids)
+    package = folder / "int4"
+    peak = plan_memory(Package.open(package), shapes(2, 64)).peak.nbytes
+    more = APP_FOOTPRINTS[system].nbytes - APP_FOOTPRINTS["linux"].nbytes
+    profiles = [
+        make_profile(name, int(share * peak) + more).model_copy(update={"os": system})
+        for name, share in (("enough", 1.2), ("tiny", 0.7))
+    ]
+    kits: list[Kit | None] = [None, "cpp"]
+    swift, cpp = (
+        judge(
+            simulate(
+                package, data, profiles, batch_size=2, epochs=1, seed=1, policy=Policy(kit=kit)
+            ),
+            None,
+        )
+        for kit in kits
+    )
+    for one, other in zip(swift.devices, cpp.devices, strict=True):
+        assert (one.memory.kit, other.memory.kit) == ("swift", "cpp")
+        assert one.memory.sharing == other.memory.sharing == "shared"
+        assert one.memory.predicted_peak_bytes == other.memory.predicted_peak_bytes
+        assert one.memory.held == other.memory.held is not None
+    assert [each.memory.outcome for each in swift.devices] == ["fits", "killed"]
+    assert [each.memory.outcome for each in cpp.devices] == ["fits", "killed"]
+    assert swift.memory.mapped_bytes is not None
 
 
 def test_kits_that_refuse(folder: Path, tmp_path: Path) -> None:

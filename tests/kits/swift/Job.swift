@@ -26,7 +26,10 @@ struct Training {
   let checkpoint: ORTCheckpoint, session: ORTTrainingSession
   var isScheduled = false
 
-  init(_ env: ORTEnv, _ json: Json, _ folder: String, threads: Int) throws {
+  /// With the job's checkpoint, or another one.
+  init(
+    _ env: ORTEnv, _ json: Json, _ folder: String, threads: Int, checkpoint other: String? = nil
+  ) throws {
     func inFolder(_ path: String) -> String { path.hasPrefix("/") ? path : "\(folder)/\(path)" }
     let package = try TrainingPackage(path: inFolder(json["package"].text()))
     let models = try json["models"], given = try json["checkpoint"]
@@ -34,8 +37,8 @@ struct Training {
       guard models.isPresent, try models[key].isPresent else { return try package.path(key) }
       return try inFolder(models[key].text())
     }
-    let path = try given.isPresent ? inFolder(given.text()) : package.path("checkpoint")
-    checkpoint = try ORTCheckpoint(path: path)
+    let own = try given.isPresent ? inFolder(given.text()) : package.path("checkpoint")
+    checkpoint = try ORTCheckpoint(path: other ?? own)
     session = try ORTTrainingSession(
       env: env, sessionOptions: package.sessionOptions(threads: threads), package: package,
       checkpoint: checkpoint, trainModelPath: model("training_model"),

@@ -2,6 +2,7 @@
 //
 //     kit conformance VECTORS [NAME...]    runs conformance vectors
 //     kit measure JOB.json                 trains, and prints losses and memory as JSON
+//     kit steps JOB.json                   trains and exports; see Steps.swift
 //     kit hostile                          reads what standard input names; see Hostile.swift
 //     kit saves FILE EXTERNAL_ABOVE keep|replace          saves until it is killed
 //     kit load FILE                        prints whether it is checked, and what was lost
@@ -17,6 +18,7 @@ do {
   switch arguments.first {
   case "conformance": exit(try Conformance.run(arguments[1], only: Array(arguments.dropFirst(2))))
   case "measure": try measure(arguments[1])
+  case "steps": try makeSteps(arguments[1])
   case "hostile": try readHostile()
   case "saves":
     try saveForever(arguments[1], Int(arguments[2])!, arguments[3] == "keep" ? .replaced : .none)

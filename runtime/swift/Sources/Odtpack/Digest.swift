@@ -1,10 +1,36 @@
 // SHA-256 and Ed25519: CryptoKit's, and a SHA-256 of our own where there is none.
 import Foundation
 
+/// Whole pages, and blocks of SHA-256.
+private let partSize = 4 << 20
+
+private func parts(_ bytes: UnsafeRawBufferPointer) -> [UnsafeRawBufferPointer] {
+  stride(from: 0, to: bytes.count, by: partSize).map {
+    UnsafeRawBufferPointer(rebasing: bytes[$0..<min($0 + partSize, bytes.count)])
+  }
+}
+
+/// SHA-256 of what `map` returned, whose pages are given back to the system once they are read.
+func sha256Mapped(_ data: Data) -> [UInt8] {
+  sha256(data) { part in
+    guard part.count == partSize, let start = part.baseAddress else { return }
+    madvise(UnsafeMutableRawPointer(mutating: start), part.count, MADV_DONTNEED)
+  }
+}
+
 #if canImport(CryptoKit)
 import CryptoKit
 
-func sha256(_ data: Data) -> [UInt8] { Array(SHA256.hash(data: data)) }
+func sha256(_ data: Data, _ isRead: (UnsafeRawBufferPointer) -> Void = { _ in }) -> [UInt8] {
+  var hash = SHA256()
+  data.withUnsafeBytes {
+    for part in parts($0) {
+      hash.update(bufferPointer: part)
+      isRead(part)
+    }
+  }
+  return Array(hash.finalize())
+}
 
 func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
   guard let key = try? Curve25519.Signing.PublicKey(rawRepresentation: key) else { return false }
@@ -25,8 +51,8 @@ private func fraction(_ root: Double) -> UInt32 { UInt32((root - root.rounded(.d
 private let keys = primes.prefix(64).map { fraction(cbrt(Double($0))) }
 private let initial = primes.prefix(8).map { fraction(sqrt(Double($0))) }
 
-/// SHA-256 (FIPS 180-4).
-func sha256(_ data: Data) -> [UInt8] {
+/// SHA-256 (FIPS 180-4); says of each part of the data when it has been read.
+func sha256(_ data: Data, _ isRead: (UnsafeRawBufferPointer) -> Void = { _ in }) -> [UInt8] {
   var tail = Array(data.suffix(data.count % 64)) + [0x80]
   tail += [UInt8](repeating: 0, count: (119 - data.count % 64) % 64)
   tail += withUnsafeBytes(of: UInt64(data.count * 8).bigEndian, Array.init)
@@ -56,7 +82,12 @@ func sha256(_ data: Data) -> [UInt8] {
         for (i, value) in [a, b, c, d, e, f, g, h].enumerated() { state[i] &+= value }
       }
     }
-    data.withUnsafeBytes { digest(UnsafeRawBufferPointer(rebasing: $0[..<($0.count / 64 * 64)])) }
+    data.withUnsafeBytes {
+      for part in parts(UnsafeRawBufferPointer(rebasing: $0[..<($0.count / 64 * 64)])) {
+        digest(part)
+        isRead(part)
+      }
+    }
     tail.withUnsafeBytes { digest($0) }
   }
   return state.flatMap { withUnsafeBytes(of: $0.bigEndian, Array.init) }

@@ -1,7 +1,17 @@
 // Files, read as pages of their own and written whole or not at all.
+import COnnxRuntime
 import Foundation
 
 func systemMessage(_ code: Int32 = errno) -> String { String(cString: strerror(code)) }
+
+/// Return memory that was freed to the system.
+func giveBackFreed() {
+  #if canImport(Darwin)
+  malloc_zone_pressure_relief(nil, 0)
+  #elseif canImport(Glibc)
+  malloc_trim(0)
+  #endif
+}
 
 struct SystemError: Error {
   let code = errno
@@ -19,13 +29,20 @@ func isRegularFile(_ path: String) -> Bool {
 
 /// The bytes of a file, mapped: they take no memory of the process.
 func map(_ path: String) throws -> Data {
+  let pages = try mapPages(path)
+  guard let start = pages.baseAddress else { return Data() }
+  return Data(bytesNoCopy: start, count: pages.count, deallocator: .unmap)
+}
+
+/// The same, for the caller to unmap.
+func mapPages(_ path: String) throws -> UnsafeMutableRawBufferPointer {
   var info = stat()
   guard stat(path, &info) == 0 else { throw SystemError() }
   guard info.st_mode & S_IFMT == S_IFREG else {  // a pipe would block
     errno = EISDIR
     throw SystemError()
   }
-  if info.st_size == 0 { return Data() }
+  if info.st_size == 0 { return UnsafeMutableRawBufferPointer(start: nil, count: 0) }
   let file = open(path, O_RDONLY | O_CLOEXEC)
   guard file >= 0 else { throw SystemError() }
   defer { close(file) }
@@ -33,7 +50,7 @@ func map(_ path: String) throws -> Data {
   guard let pages = mmap(nil, size, PROT_READ, MAP_PRIVATE, file, 0), pages != MAP_FAILED else {
     throw SystemError()
   }
-  return Data(bytesNoCopy: pages, count: size, deallocator: .unmap)
+  return UnsafeMutableRawBufferPointer(start: pages, count: size)
 }
 
 /// A file that is being written.

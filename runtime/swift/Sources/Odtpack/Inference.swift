@@ -91,6 +91,11 @@ func writeInference(
   _ write: (UnsafeRawPointer, Int) throws -> Void
 ) throws {
   try state.requireValues()
+  if try package.manifest["segments"].isPresent {
+    throw OdtpackError(
+      "segments-unsupported", "A package of segments holds no model for inference.",
+      hint: "use odtpack adapter export PACKAGE --checkpoint FILE")
+  }
   if outputs.isEmpty || Set(outputs).count != outputs.count {
     throw OdtpackError("no-outputs", "An exported model needs outputs, and each only once.")
   }

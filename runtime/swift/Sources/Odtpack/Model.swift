@@ -26,7 +26,16 @@ final class Model {
   deinit { api.ReleaseSession(handle) }
 
   struct Value {
-    let name: String, type: ElementType?, shape: [Int]
+    let name: String
+    let typeNumber: Int, shape: [Int]  // in ONNX; -1 for what may vary
+    let symbols: [String]  // the names of such sizes
+
+    var type: ElementType? { ElementType(rawValue: typeNumber) }
+    /// Whether a tensor has this shape, as far as it is fixed.
+    func hasShape(of tensor: ORTValue) -> Bool {
+      shape.count == tensor.shape.count
+        && zip(shape, tensor.shape).allSatisfy { $0 < 0 || $0 == $1 }
+    }
   }
 
   /// Its inputs, or its outputs, in the model's order.
@@ -47,8 +56,12 @@ final class Model {
       var info: OpaquePointer?
       try check(api.CastTypeInfoToTensorInfo(type, &info))
       guard let info else { throw mismatch("'\(name)' is no tensor") }
-      let (element, shape) = try ORTValue.describe(info)
-      return Value(name: name, type: element, shape: shape)
+      let (number, shape) = try ORTValue.describe(info)
+      var symbols = [UnsafePointer<CChar>?](repeating: nil, count: shape.count)
+      try check(api.GetSymbolicDimensions(info, &symbols, symbols.count))
+      return Value(
+        name: name, typeNumber: number, shape: shape,
+        symbols: symbols.map { $0.map(String.init(cString:)) ?? "" })
     }
   }
 }
@@ -79,8 +92,14 @@ final class Arguments {
   }
 }
 
-/// A training or evaluation model whose parameters, gradients and state stand in bound memory.
-final class Graph {
+/// A training, step or evaluation model.
+protocol BatchModel {
+  /// Compute a batch; returns the user's outputs, the loss first.
+  func run(_ values: [ORTValue]) throws -> [ORTValue]
+}
+
+/// A model whose parameters, gradients and state stand in bound memory.
+final class Graph: BatchModel {
   private let model: Model, specs: [Spec], arguments: Arguments
   private var inputPlaces: [Int] = [], outputPlaces: [Int] = []
   private let loss: ORTValue?, hint: String
@@ -104,11 +123,7 @@ final class Graph {
         guard let own = bound[value.name] else {
           throw mismatch("'\(value.name)' belongs to no parameter")
         }
-        let agrees =
-          value.shape.isEmpty
-          || value.shape.count == own.shape.count
-            && zip(value.shape, own.shape).allSatisfy { $0 < 0 || $0 == $1 }
-        if value.type != own.elementType || !agrees {
+        if value.type != own.elementType || !(value.shape.isEmpty || value.hasShape(of: own)) {
           throw mismatch("'\(value.name)' is \(own.description) in the checkpoint")
         }
         return (value.name, own)
@@ -131,7 +146,7 @@ final class Graph {
   }
 
   func run(_ values: [ORTValue]) throws -> [ORTValue] {
-    try checkBatch(values)
+    try checkBatch(specs, values)
     for (place, value) in zip(inputPlaces, values) { arguments.inputs[place] = value.handle }
     for place in outputPlaces { arguments.outputs[place] = nil }
     if let loss { arguments.outputs[outputPlaces[0]] = loss.handle }
@@ -145,48 +160,49 @@ final class Graph {
       return copy
     }
   }
+}
 
-  private func checkBatch(_ values: [ORTValue]) throws {
-    guard values.count == specs.count else {
-      let wanted = specs.map { "\($0.name): \($0.description)" }.joined(separator: ", ")
+/// Check that a batch is what the manifest says of the inputs.
+func checkBatch(_ specs: [Spec], _ values: [ORTValue]) throws {
+  guard values.count == specs.count else {
+    let wanted = specs.map { "\($0.name): \($0.description)" }.joined(separator: ", ")
+    throw OdtpackError(
+      "input-count", "\(values.count) inputs were given.", hint: "pass, in this order, \(wanted)")
+  }
+  var known: [String: Int] = [:]
+  for (spec, value) in zip(specs, values) {
+    func require(_ good: Bool, _ code: String, _ problem: @autoclosure () -> String) throws {
+      if good { return }
       throw OdtpackError(
-        "input-count", "\(values.count) inputs were given.", hint: "pass, in this order, \(wanted)")
+        code, "Input '\(spec.name)' must be \(spec.description), and \(problem()).")
     }
-    var known: [String: Int] = [:]
-    for (spec, value) in zip(specs, values) {
-      func require(_ good: Bool, _ code: String, _ problem: @autoclosure () -> String) throws {
-        if good { return }
-        throw OdtpackError(
-          code, "Input '\(spec.name)' must be \(spec.description), and \(problem()).")
-      }
+    try require(
+      value.elementType == spec.type, "input-type", "its elements are \(value.elementType)")
+    if spec.sizes.isEmpty { continue }  // it promises nothing
+    try require(
+      value.shape.count == spec.sizes.count
+        && zip(value.shape, spec.sizes).allSatisfy { $1 == nil || $0 == $1 },
+      "input-shape", "its shape is \(value.shape)")
+    for (axis, size) in value.shape.enumerated() where spec.sizes[axis] == nil {
+      try require(size > 0, "empty-batch", "it is empty")
+      let symbol = spec.symbols[axis]
+      if symbol.isEmpty { continue }
       try require(
-        value.elementType == spec.type, "input-type", "its elements are \(value.elementType)")
-      if spec.sizes.isEmpty { continue }  // it promises nothing
-      try require(
-        value.shape.count == spec.sizes.count
-          && zip(value.shape, spec.sizes).allSatisfy { $1 == nil || $0 == $1 },
-        "input-shape", "its shape is \(value.shape)")
-      for (axis, size) in value.shape.enumerated() where spec.sizes[axis] == nil {
-        try require(size > 0, "empty-batch", "it is empty")
-        let symbol = spec.symbols[axis]
-        if symbol.isEmpty { continue }
-        try require(
-          known[symbol, default: size] == size, "input-sizes-differ",
-          "'\(symbol)' is another in an input before")
-        known[symbol] = size
-      }
+        known[symbol, default: size] == size, "input-sizes-differ",
+        "'\(symbol)' is another in an input before")
+      known[symbol] = size
     }
-    for (spec, value) in zip(specs, values)
-    where spec.name == "labels" && spec.type == .int64 && spec.classCount > 0 {
-      let isWrong = { (label: Int64) in
-        (label < 0 || label >= Int64(spec.classCount)) && spec.ignored.map(Int64.init) != label
-      }
-      let labels = value.elements(Int64.self)
-      guard let index = labels.firstIndex(where: isWrong) else { continue }
-      throw OdtpackError(
-        "label-out-of-range",
-        "Element \(index) of 'labels' is \(labels[index]), and the classes are numbered 0 to "
-          + "\(spec.classCount - 1).")
+  }
+  for (spec, value) in zip(specs, values)
+  where spec.name == "labels" && spec.type == .int64 && spec.classCount > 0 {
+    let isWrong = { (label: Int64) in
+      (label < 0 || label >= Int64(spec.classCount)) && spec.ignored.map(Int64.init) != label
     }
+    let labels = value.elements(Int64.self)
+    guard let index = labels.firstIndex(where: isWrong) else { continue }
+    throw OdtpackError(
+      "label-out-of-range",
+      "Element \(index) of 'labels' is \(labels[index]), and the classes are numbered 0 to "
+        + "\(spec.classCount - 1).")
   }
 }

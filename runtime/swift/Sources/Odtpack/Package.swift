@@ -75,12 +75,6 @@ public final class TrainingPackage {
         "The package is trained with private gradients, which this kit does not make.",
         place: folder, hint: "train it with Python, or build it without privacy")
     }
-    if try manifest["segments"].isPresent {
-      throw OdtpackError(
-        "segments-unsupported",
-        "The package is trained segment by segment, which this kit does not do.",
-        place: folder, hint: "train it with Python or C++, or build it without --segments")
-    }
     inputs = try manifest["inputs"].list().map(Spec.init)
     outputs = try manifest["outputs"].list().map(Spec.init)
     evaluationOutputs = outputs + (try manifest["evaluation_outputs"].list([]).map(Spec.init))
@@ -196,7 +190,7 @@ public final class TrainingPackage {
     do {
       let content = try map(path)
       try require(
-        content.count == size && hex(sha256(content)) == hash, "package-changed",
+        content.count == size && hex(sha256Mapped(content)) == hash, "package-changed",
         "is not the one that the manifest describes")
     } catch let error as SystemError {
       try require(false, "package-incomplete", "cannot be read: \(systemMessage(error.code))")

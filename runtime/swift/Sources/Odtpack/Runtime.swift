@@ -115,16 +115,22 @@ public final class ORTValue {
   private static let cpu = try! make {
     api.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeCPU, $0)
   }
+  /// A tensor over memory that outlives it, of a type with this number in ONNX.
+  static func over(
+    _ bytes: UnsafeMutableRawPointer, _ byteCount: Int, _ type: Int, _ shape: [Int]
+  ) throws -> OpaquePointer {
+    try make {
+      api.CreateTensorWithDataAsOrtValue(
+        cpu, bytes, byteCount, shape.map(Int64.init), shape.count,
+        ONNXTensorElementDataType(UInt32(type)), $0)
+    }
+  }
 
   private init(
     _ type: ElementType, _ shape: [Int], _ bytes: UnsafeMutableRawPointer, owner: AnyObject
   ) throws {
     (elementType, self.shape, self.bytes, self.owner) = (type, shape, bytes, owner)
-    handle = try make {
-      api.CreateTensorWithDataAsOrtValue(
-        Self.cpu, bytes, shape.reduce(type.size, *), shape.map(Int64.init), shape.count,
-        ONNXTensorElementDataType(UInt32(type.rawValue)), $0)
-    }
+    handle = try Self.over(bytes, shape.reduce(type.size, *), type.rawValue, shape)
   }
   /// Zeros that start at a multiple of 64 bytes; pages that are never touched are never resident.
   public convenience init(_ type: ElementType, _ shape: [Int]) throws {
@@ -161,22 +167,24 @@ public final class ORTValue {
     guard isTensor == 1 else { throw mismatch("an output is no tensor") }
     let info = try make { api.GetTensorTypeAndShape(handle, $0) }
     defer { api.ReleaseTensorTypeAndShapeInfo(info) }
-    let (element, shape) = try Self.describe(info)
-    guard let type = element else { throw mismatch("an output has an unknown type") }
+    let (number, shape) = try Self.describe(info)
+    guard let type = ElementType(rawValue: number) else {
+      throw mismatch("an output has an unknown type")
+    }
     try check(api.GetTensorMutableData(handle, &data))
     (elementType, self.shape, self.handle, owner) = (type, shape, handle, nil)
     bytes = data ?? UnsafeMutableRawPointer(bitPattern: 64)!
   }
   deinit { api.ReleaseValue(handle) }
 
-  static func describe(_ info: OpaquePointer) throws -> (ElementType?, [Int]) {
+  static func describe(_ info: OpaquePointer) throws -> (type: Int, shape: [Int]) {
     var type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
     var rank = 0
     try check(api.GetTensorElementType(info, &type))
     try check(api.GetDimensionsCount(info, &rank))
     var shape = [Int64](repeating: 0, count: rank)
     try check(api.GetDimensions(info, &shape, rank))
-    return (ElementType(rawValue: Int(type.rawValue)), shape.map(Int.init))
+    return (Int(type.rawValue), shape.map(Int.init))
   }
 
   public var count: Int { shape.reduce(1, *) }

@@ -10,7 +10,8 @@ public final class ORTTrainingSession {
   private let env: ORTEnv, state: TrainingState, options: ORTSessionOptions, trainModelPath: String
   private let reset: ORTValue
   private var bound: [String: ORTValue] = [:], trainable: [Spec] = []
-  private var training: Graph?, step: Graph?, evaluation: Graph?, optimizer: Optimizer?
+  private var training: BatchModel?, step: Graph?, evaluation: BatchModel?
+  private var optimizer: Optimizer?
   private var schedule: (schedule: Schedule, rate: Double)?
   private var batches = 0
   /// Batches per optimizer step: the gradient of each is divided by this number.
@@ -51,14 +52,20 @@ public final class ORTTrainingSession {
     state = checkpoint.state
     accumulationSteps = max(try package.manifest["accumulation_steps"].whole(1), 1)
     reset = try ORTValue(.bool, [1])
-    func open() throws -> (Model, Model?, Model?) {
-      (
-        try Model(env, stepModelPath ?? trainModelPath, sessionOptions),
-        try evalModelPath.map { try Model(env, $0, sessionOptions) },
-        try optimizerModelPath.map { try Model(env, $0, sessionOptions) }
+    let isSegmented = try package.manifest["segments"].isPresent
+    func open() throws -> (Segments?, Model?, Model?, Model?) {
+      func model(_ path: String) throws -> Model { try Model(env, path, sessionOptions) }
+      if isSegmented {
+        let segments = try Segments(
+          env, sessionOptions, package, training: trainModelPath, evaluation: evalModelPath)
+        return (segments, nil, nil, try optimizerModelPath.map(model))
+      }
+      return (
+        nil, try model(stepModelPath ?? trainModelPath), try evalModelPath.map(model),
+        try optimizerModelPath.map(model)
       )
     }
-    let (firstModel, evalModel, optimizerModel) =
+    let (segments, firstModel, evalModel, optimizerModel) =
       try package.sharesArena() ? env.sharingArena(open) : open()
     let layout = try package.manifest["layout"]
     try place(
@@ -69,14 +76,21 @@ public final class ORTTrainingSession {
       try Graph($0, package.inputs, package.evaluationOutputs, bound)
     }
     optimizer = try optimizerModel.map { try Optimizer($0, package.manifest, state, trainable) }
-    if stepModelPath == nil {
-      training = try Graph(firstModel, package.inputs, package.outputs, bound)
+    if let segments {
+      training = try SegmentedGraph(segments, package, bound, training: true)
+      if evalModelPath != nil {
+        evaluation = try SegmentedGraph(segments, package, bound, training: false)
+      }
+      bound = [:]
+    } else if stepModelPath == nil {
+      training = try Graph(firstModel!, package.inputs, package.outputs, bound)
       bound = [:]
     } else {
       let trained = trainable.map { ($0.name, state.parameters[$0.name]!.value) }
       step = try makeStepGraph(
-        firstModel, package, Dictionary(uniqueKeysWithValues: trained), requireOptimizer(), bound)
+        firstModel!, package, Dictionary(uniqueKeysWithValues: trained), requireOptimizer(), bound)
     }
+    giveBackFreed()  // what sessions needed to load, and what was moved
   }
 
   /// Whether stepOn and trainBatch make steps in the package's step model.
