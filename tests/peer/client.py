@@ -164,7 +164,7 @@ class _Forking:
     """A worker that has imported the reference, and forks for each file of work."""
 
     def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the worker
         self._process = subprocess.Popen(
             **_command("fork"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             start_new_session=True,

@@ -6,7 +6,9 @@ Run by the interpreter of ``.venv-peer``, which has no odtpack:
     .venv-peer/bin/python tests/peer/peer_worker.py fork
 
 With ``fork`` it reads names of such files from standard input, does the work of each in a process
-that it forks, and answers with that process's exit code. ``WORK.json`` is ``{"result": PATH, "jobs": [{"command": NAME, ...}, ...]}``. A command is
+that it forks, and answers with that process's exit code.
+
+``WORK.json`` is ``{"result": PATH, "jobs": [{"command": NAME, ...}, ...]}``. A command is
 ``generate``, ``train``, ``load`` or ``bench``, and the rest of a job holds the keyword arguments
 of the function of that name below. Arrays travel as ``.npz`` files. The file ``result`` becomes a
 JSON list with one result per job; where the reference raises, the list ends with
