@@ -157,7 +157,6 @@ def simulate(
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
-    from odtpack_runtime.training.data import load_dataset
     from odtpack_simulator.budgets import judge, read_budgets
     from odtpack_simulator.campaign.policy import make_policy
     from odtpack_simulator.device.app_footprint import default_footprint
@@ -196,12 +195,7 @@ def simulate(
     )
     executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)
-    load_dataset(
-        data,
-        opened.manifest.input_specs(),
-        class_count=opened.manifest.class_count,
-        ignored_label=opened.manifest.ignored_label,
-    )
+    opened.load_data(data)
 
     from odtpack_simulator.simulation import simulate as replay
 

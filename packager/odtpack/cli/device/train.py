@@ -103,7 +103,6 @@ def train(
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
-    from odtpack_runtime.training.data import load_dataset
 
     opened = Package.open(package)
     opened.require_stock()
@@ -119,15 +118,8 @@ def train(
     check_writable(destination, "--out", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
     whole = _fit.fixed_batch(opened) is not None
-    specs, classes = opened.manifest.input_specs(), opened.manifest.class_count
-    ignored = opened.manifest.ignored_label
-    arrays, held_out = (
-        None
-        if path is None
-        else load_dataset(path, specs, class_count=classes, ignored_label=ignored)
-        for path in (data, evaluation)
-    )
-    assert arrays is not None  # noqa: S101 - its path is a required argument
+    arrays = opened.load_data(data)
+    held_out = None if evaluation is None else opened.load_data(evaluation)
     parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
