@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, EPOCHS, PACKAGE
+from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -23,10 +23,7 @@ def train(
     package: Annotated[Path, PACKAGE],
     data: Annotated[Path, DATA],
     epochs: Annotated[int, EPOCHS] = 5,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),
-    ] = None,
+    batch_size: Annotated[int | None, BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
         typer.Option(
@@ -43,9 +40,7 @@ def train(
             "that of --resume, or the package's]",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
-    ] = 0,
+    seed: Annotated[int, SEED] = 0,
     holdout: Annotated[
         float | None,
         typer.Option(
