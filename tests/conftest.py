@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
 import gc
 import os
 import sys
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.sweep import Asked
-
-if TYPE_CHECKING:
-    from odtpack_simulator.replay.job import Job, Message
 
 NODE_CASES = "node cases "
 SWEEPS = ("test_gradient_is_that_of_both_oracles", "test_gradient_of_the_body_is_that_of_both")
@@ -61,26 +56,15 @@ def listed_codes() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_calibration() -> Iterator[None]:
-    """The first simulation in this process calibrates the machine, and the others take that over.
+def one_calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The first simulation calibrates the machine, and those of all processes take that over."""
+    from tests import calibrated
 
-    No test asserts a time, and three quarters of a simulation of a small network went into it.
-    """
-    from odtpack_simulator.latency import latency
-
-    original = latency.run_child
-    known: dict[int, dict[str, Any]] = {}
-
-    def once(job: Job, **options: Any) -> Generator[Message, None, None]:
-        job = dataclasses.replace(job, calibration=known.get(job.threads))
-        with contextlib.closing(original(job, **options)) as messages:
-            for message in messages:
-                if message["event"] == "timed":
-                    known[job.threads] = message["calibration"]
-                yield message
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "run_child", once)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of all workers
+    with pytest.MonkeyPatch.context() as patch, calibrated.shared():
+        patch.setenv(calibrated.FOLDER, str(folder))
         yield
 
 

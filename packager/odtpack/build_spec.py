@@ -11,31 +11,19 @@ This module imports nothing large, for the command line; its annotations are typ
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from odtpack.choices import STOCK, AdapterKind, BaseKind, Runtime, Sessions, StepModel, Storage
+from odtpack.choices import STOCK, BaseKind, Runtime, Sessions, StepModel, Storage
 from odtpack.ort.choices import OrtFormat
-from odtpack.spec_fields import (
-    Group,
-    Head,
-    Option,
-    check_size,
-    check_version,
-    given,
-    read_groups,
-    read_head,
-    read_options,
-    read_ort_format,
-    read_schedule,
-)
+from odtpack.spec.option import Option, check_size, check_version, given, read_ort_format
+from odtpack.spec.steps import StepsSpec
 
 if TYPE_CHECKING:
     import onnx
 
     from odtpack_runtime.package.manifest import Manifest
-    from odtpack_runtime.training.schedules import ScheduleSpec
 
 _ADAPTER_SETTINGS = ("on", "feedforward", "rank", "alpha", "dropout", "seed", "tokens")
 
@@ -53,252 +41,9 @@ class ReadRecipe(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class BuildSpec:
-    """Everything that decides a package, in plain values; the options' order is that of --help."""
+class BuildSpec(StepsSpec):
+    """Everything that decides a package, in plain values: what, how, and in which form."""
 
-    model: Path
-    """Path of the forward model: of it, its content decides."""
-    loss: str = dataclasses.field(metadata=given("loss.kind"))
-    """Name of the loss; ``none`` if the first output is the loss."""
-    head: Head | None = dataclasses.field(default=None, metadata=given("head", read=read_head))
-    """The head that the model is given first."""
-    loss_options: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict, metadata=given("loss", read=read_options)
-    )
-    """Its options that are not the defaults."""
-    optimizer: str = dataclasses.field(default="adamw", metadata=given("optimizer.kind"))
-    """Name of the optimizer."""
-    train: tuple[str, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "parameters.train",
-            "--train",
-            "Parameters to train; may be repeated. Default: all that are not frozen.",
-            "Patterns of the parameters to train.",
-            metavar="GLOB",
-        ),
-    )
-    freeze: tuple[str, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "parameters.freeze",
-            "--freeze",
-            "Parameters to freeze; may be repeated. Default: all that are not trained. With both, "
-            "what neither matches stays a constant inside the models.",
-            "Patterns of the parameters to freeze.",
-            metavar="GLOB",
-        ),
-    )
-    untie: tuple[str, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "parameters.untie",
-            "--untie",
-            "Tensors that several places of the model read, to give each place its own; may be "
-            "repeated. odtpack inspect lists them.",
-            "Patterns of tensors that several places read, to give each place its own.",
-            metavar="GLOB",
-        ),
-    )
-    adapter: AdapterKind | None = dataclasses.field(
-        default=None,
-        metadata=given(
-            "adapter.kind",
-            "--adapter",
-            "Train a small adapter and freeze the model: low-rank matrices beside layers (lora), "
-            "with magnitudes (dora), factors (ia3), the biases alone (bitfit), or vectors before "
-            "the tokens (prompt).",
-            "What the adapter is: low-rank matrices beside layers (`lora`), with magnitudes "
-            "(`dora`), factors of layers (`ia3`), the biases that layers have (`bitfit`), or "
-            "vectors before the tokens of every sequence (`prompt`).",
-        ),
-    )
-    adapter_on: tuple[str, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "adapter.on",
-            "--on",
-            "Layers that the adapter goes on, by name without .weight; may be repeated.",
-            "Patterns of the layers that it goes on, by their names without `.weight`. Without "
-            "any, `bitfit` takes all. `prompt` goes on none.",
-            metavar="GLOB",
-        ),
-    )
-    adapter_feedforward: tuple[str, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "adapter.feedforward",
-            "--feedforward",
-            "ia3: of those layers, the ones whose input is scaled and not their output; may be "
-            "repeated.",
-            "`ia3`: patterns of those layers of which the input is scaled and not the output.",
-            metavar="GLOB",
-        ),
-    )
-    adapter_rank: int = dataclasses.field(
-        default=8,
-        metadata=given(
-            "adapter.rank",
-            "--rank",
-            "lora, dora: rank of the matrices.  [default: 8]",
-            "`lora`, `dora`: rank of the matrices.",
-            metavar="R",
-        ),
-    )
-    adapter_alpha: float = dataclasses.field(
-        default=16.0,
-        metadata=given(
-            "adapter.alpha",
-            "--alpha",
-            "lora, dora: their product counts alpha / rank times.  [default: 16]",
-            "`lora`, `dora`: their product counts `alpha / rank` times.",
-            metavar="X",
-        ),
-    )
-    adapter_dropout: float = dataclasses.field(
-        default=0.0,
-        metadata=given(
-            "adapter.dropout",
-            "--adapter-dropout",
-            "lora: share of the layer's inputs that the matrices do not see in a training step.",
-            "`lora`: share of the layer's inputs that the matrices do not see in a training step.",
-            metavar="X",
-        ),
-    )
-    adapter_seed: int = dataclasses.field(
-        default=0,
-        metadata=given(
-            "adapter.seed",
-            "--adapter-seed",
-            "lora, dora: seed of the first matrix, the second begins as zero; prompt: of the "
-            "vectors.",
-            "`lora`, `dora`: seed of the first matrix, the second begins as zero; `prompt`: of the "
-            "vectors.",
-            metavar="S",
-        ),
-    )
-    adapter_tokens: int = dataclasses.field(
-        default=8,
-        metadata=given(
-            "adapter.tokens",
-            "--prompt-tokens",
-            "prompt: vectors before the tokens of every sequence.  [default: 8]",
-            "`prompt`: vectors before the tokens of every sequence.",
-            metavar="N",
-        ),
-    )
-    loss_inputs: tuple[str, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "loss.inputs",
-            "--loss-input",
-            "Value that the loss reads: predictions, then values in the place of its target "
-            "inputs; may be repeated. Default: the first outputs.",
-            metavar="NAME",
-        ),
-    )
-    outputs: tuple[str, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "outputs",
-            "--output",
-            "Further value that the models return; may be repeated.",
-            "Further values that the training and evaluation models return.",
-            metavar="NAME",
-        ),
-    )
-    prediction: bool = dataclasses.field(
-        default=True,
-        metadata=given(
-            "prediction",
-            "--no-prediction",
-            "Let the evaluation model return the loss only, and not the prediction that it "
-            "compares with labels: no accuracy then.",
-            "Whether the evaluation model returns what the loss compares with labels: for "
-            "accuracy.",
-        ),
-    )
-    optimizer_options: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict, metadata=given("optimizer", read=read_options)
-    )
-    """Settings of the optimizer that are not the defaults."""
-    clip_norm: float | None = dataclasses.field(
-        default=None,
-        metadata=given(
-            "clip.norm",
-            "--clip-norm",
-            "Clip gradients by the norm of all of them together.",
-            metavar="X",
-        ),
-    )
-    clip_value: float | None = dataclasses.field(
-        default=None,
-        metadata=given(
-            "clip.value", "--clip-value", "Clip each element of the gradients.", metavar="X"
-        ),
-    )
-    privacy_clip: float | None = dataclasses.field(
-        default=None,
-        metadata=given(
-            "privacy.clip_norm",
-            "--privacy-clip",
-            "Train privately (DP-SGD): clip the gradient of each sample to this norm, and add "
-            "noise.",
-            "Norm that the gradient of each sample is clipped to.",
-            metavar="C",
-        ),
-    )
-    privacy_noise: float = dataclasses.field(
-        default=1.0,
-        metadata=given(
-            "privacy.noise_multiplier",
-            "--privacy-noise",
-            "Standard deviation of that noise, times C; odtpack privacy says what it promises.  "
-            "[default: 1]",
-            "Standard deviation of the noise as a multiple of `clip_norm`.",
-            metavar="S",
-        ),
-    )
-    groups: tuple[Group, ...] = dataclasses.field(
-        default=(),
-        metadata=given(
-            "groups",
-            "--group",
-            "Parameters with a learning rate times X, or a weight decay of X; may be repeated, the "
-            "first pattern that matches counts.",
-            metavar="GLOB:lr=X,decay=X",
-            read=read_groups,
-        ),
-    )
-    decay_vectors: bool = dataclasses.field(
-        default=True,
-        metadata=given(
-            "optimizer.decay_vectors",
-            "--no-vector-decay",
-            "No weight decay for biases, scales of normalizations and other vectors.",
-        ),
-    )
-    accumulation_steps: int = dataclasses.field(
-        default=1,
-        metadata=given(
-            "batch.accumulation_steps",
-            "--accumulate",
-            "Batches whose gradients make one optimizer step.  [default: 1]",
-            metavar="K",
-        ),
-    )
-    schedule: "ScheduleSpec | None" = dataclasses.field(
-        default=None,
-        metadata=given(
-            "schedule",
-            "--schedule",
-            "Schedule of the learning rate that training uses: constant, linear, cosine, step or "
-            "multistep, as in cosine:warmup=100,total=1000,floor=0.1,lr=0.003. Without total it "
-            "runs over the whole training.",
-            metavar="KIND[:KEY=X,...]",
-            read=read_schedule,
-        ),
-    )
     runtime: Runtime = dataclasses.field(
         default=STOCK,
         metadata=given(

@@ -21,7 +21,7 @@ def host_info(timing: HostTiming, threads: int) -> HostInfo:
         threads: Intra-operator threads of the replay.
     """
     return HostInfo(
-        cpu=cpu_name(),
+        cpu=processor_name() or platform.processor() or platform.machine() or "unknown",
         cores=os.cpu_count() or 1,
         threads=threads,
         os=f"{platform.system()} {platform.release()}",
@@ -30,11 +30,6 @@ def host_info(timing: HostTiming, threads: int) -> HostInfo:
         gemm_gflops=timing.gemm_flops / 1e9,
         memory_bandwidth_gbs=timing.copy_bandwidth / 1e9,
     )
-
-
-def cpu_name() -> str:
-    """The processor as the system calls it; ``unknown`` if it does not say."""
-    return processor_name() or platform.processor() or platform.machine() or "unknown"
 
 
 def tool_version() -> str:

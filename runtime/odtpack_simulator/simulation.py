@@ -21,7 +21,6 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.budgets.judge import judge as judge_without_budgets
 from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
 from odtpack_simulator.device.kits import SEGMENT_KITS, Sharing, kit_of
@@ -132,12 +131,7 @@ def simulate(
     if manifest.segments is not None:
         check_kits(profiles, policy, str(package.path))
     _check_arguments(learning_rate, threads, interruptions, profiles)
-    arrays = load_dataset(
-        data_path,
-        manifest.input_specs(),
-        class_count=manifest.class_count,
-        ignored_label=manifest.ignored_label,
-    )
+    arrays = package.load_data(data_path)
     whole_schedule = make_sample_plan(
         manifest.input_specs(),
         len(next(iter(arrays.values()))),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,15 @@ from odtpack_runtime import CheckpointState
 from tests.cli.conftest import Run, Shared
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that a test starts hear SIGINT, also where a shell started pytest with ``&``."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_train_keeps_the_epochs_that_are_over(
     shared: Shared, tmp_path: Path, number: signal.Signals, code: int

@@ -1,4 +1,4 @@
-"""Asks the reference system, which lives in ``.venv-peer``, to do a job in a fresh process.
+"""Asks the reference system, which lives in ``.venv-peer``, to do a job in a process of its own.
 
     from tests.peer import client
 
@@ -7,14 +7,20 @@
         client.bench(folder="artifacts", inputs="batch.npz")["peak_bytes"]
 
 Each function takes the keyword arguments of the function of that name in ``peer_worker.py`` and
-returns its result. Paths may be ``pathlib.Path``. A process takes seconds to start, because the
-reference imports torch; ``run_jobs`` does several jobs in one.
+returns its result. Paths may be ``pathlib.Path``. The reference imports torch, which takes seconds:
+one process has done so, and forks for every call. What measures memory, or wants an environment of
+its own, gets one that is really fresh.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import json
 import os
+import selectors
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -84,7 +90,7 @@ def run_jobs(
     timeout_seconds: float = 300,
     environment: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs jobs of ``peer_worker.py`` one after the other in one fresh process.
+    """Runs jobs of ``peer_worker.py`` one after the other in a process of their own.
 
     Args:
         jobs: ``command`` (``generate``, ``train``, ``load`` or ``bench``) and its arguments;
@@ -102,24 +108,106 @@ def run_jobs(
         work, result = Path(scratch, "work.json"), Path(scratch, "result.json")
         given = [{k: v for k, v in job.items() if v is not None} for job in jobs]
         work.write_text(json.dumps({"jobs": given, "result": result}, default=os.fspath))
-        # The worker must see its own packages only.
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        try:
-            done = subprocess.run(
-                [ENVIRONMENT / "bin" / "python", "-W", "ignore", WORKER, work],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=timeout_seconds,
-                env=inherited | (environment or {}),
-            )
-        except subprocess.TimeoutExpired as error:
-            raise PeerError("timeout", f"no answer within {timeout_seconds:g} s") from error
-        if not result.exists():
-            raise PeerError("crash", f"exit code {done.returncode}\n{done.stderr[-2000:]}")
+        if environment is not None or any(job["command"] == "bench" for job in jobs):
+            _run_afresh(work, result, timeout_seconds, environment or {})
+        else:
+            _run_forked(work, result, timeout_seconds)
         answers: list[dict[str, Any]] = json.loads(result.read_text())
     if "error" in answers[-1]:
         error_answer = answers[-1]["error"]
         raise PeerError(error_answer["type"], error_answer["message"])
     return answers
+
+
+def _command(word: str | Path) -> dict[str, Any]:
+    """How the worker is started, with a file of work or ``fork``."""
+    # The worker must see its own packages only.
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    interpreter = ENVIRONMENT / "bin" / "python"
+    return {"args": [interpreter, "-W", "ignore", WORKER, word], "env": inherited}
+
+
+def _run_afresh(
+    work: Path, result: Path, timeout_seconds: float, environment: dict[str, str]
+) -> None:
+    how = _command(work)
+    how["env"] |= environment
+    try:
+        done = subprocess.run(
+            **how, capture_output=True, text=True, errors="replace", check=False,
+            timeout=timeout_seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise _took_too_long(timeout_seconds) from error
+    if not result.exists():
+        raise _crashed(done.returncode, done.stderr)
+
+
+def _run_forked(work: Path, result: Path, timeout_seconds: float) -> None:
+    worker = _Forking.shared(ENVIRONMENT, WORKER)
+    code = worker.run(work, timeout_seconds)
+    if code is None:
+        raise _took_too_long(timeout_seconds)
+    if not result.exists():
+        raise _crashed(code, worker.said())
+
+
+def _took_too_long(seconds: float) -> PeerError:
+    return PeerError("timeout", f"no answer within {seconds:g} s")
+
+
+def _crashed(code: int, said: str) -> PeerError:
+    return PeerError("crash", f"exit code {code}\n{said[-2000:]}")
+
+
+class _Forking:
+    """A worker that has imported the reference, and forks for each file of work."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the worker
+        self._process = subprocess.Popen(
+            **_command("fork"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self.end)
+
+    @classmethod
+    @functools.cache
+    def shared(cls, environment: Path, worker: Path) -> _Forking:
+        """The one of this process for an environment and a worker."""
+        return cls()
+
+    def run(self, work: Path, timeout_seconds: float) -> int | None:
+        """Returns the exit code of the process that did the work; None if it took too long."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(f"{work}\n".encode())
+            stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            answered = selector.select(timeout_seconds)
+        line = stdout.readline() if answered else b""
+        if not line:
+            self.end()
+            return self._process.returncode if answered else None
+        return int(line)
+
+    def said(self) -> str:
+        """What it, and those that it forked, wrote as errors."""
+        if not self._errors.closed:
+            self._errors.seek(0)
+            self._said = self._errors.read().decode(errors="replace")
+        return self._said
+
+    def end(self) -> None:
+        """End it, and what it has forked; the next call starts another."""
+        if self._errors.closed:
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self.said()  # which is asked for afterwards, too
+        self._errors.close()
+        _Forking.shared.cache_clear()
+        atexit.unregister(self.end)

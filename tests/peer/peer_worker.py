@@ -3,6 +3,10 @@
 Run by the interpreter of ``.venv-peer``, which has no odtpack:
 
     .venv-peer/bin/python tests/peer/peer_worker.py WORK.json
+    .venv-peer/bin/python tests/peer/peer_worker.py fork
+
+With ``fork`` it reads names of such files from standard input, does the work of each in a process
+that it forks, and answers with that process's exit code.
 
 ``WORK.json`` is ``{"result": PATH, "jobs": [{"command": NAME, ...}, ...]}``. A command is
 ``generate``, ``train``, ``load`` or ``bench``, and the rest of a job holds the keyword arguments
@@ -14,6 +18,7 @@ JSON list with one result per job; where the reference raises, the list ends wit
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -275,5 +280,17 @@ def main(path: str) -> int:
     return code
 
 
+def fork() -> int:
+    """Does the work of every file that is named on standard input."""
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            os.dup2(2, 1)  # standard output is for answers
+            os._exit(main(line.rstrip("\n")))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(fork() if sys.argv[1] == "fork" else main(sys.argv[1]))

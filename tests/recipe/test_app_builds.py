@@ -15,7 +15,8 @@ import pytest
 
 from tests.cli.conftest import arrays, tree
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "app-builds"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "app-builds"
 ACTION = (EXAMPLES / "github-action" / "action.yml").read_text()
 WORKFLOW = (EXAMPLES / "github-action" / "workflow.yml").read_text()
 GRADLE = (EXAMPLES / "gradle" / "odtpack.gradle.kts").read_text()
@@ -33,7 +34,8 @@ def project(folder: Path) -> Path:
         (folder / name).rename(folder / "training" / name)
     (folder / "bin").mkdir()
     command = folder / "bin" / "odtpack"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m odtpack "$@"\n')
+    program = f'PYTHONPATH="{ROOT}:$PYTHONPATH" exec "{sys.executable}" -m tests.calibrated "$@"'
+    command.write_text(f"#!/bin/sh\n{program}\n")
     command.chmod(0o755)
     (folder / "bin" / "python").symlink_to(sys.executable)
     return folder
@@ -243,7 +245,7 @@ def test_gradle_and_guide_name_what_must_not_be_compressed() -> None:
     from odtpack.update.install import NO_COMPRESS
 
     ends = ", ".join(f'"{end}"' for end in NO_COMPRESS)
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "app-builds.md"
+    guide = ROOT / "docs" / "guides" / "app-builds.md"
     for text in (GRADLE, guide.read_text()):
         assert f"noCompress += listOf({ends})" in text
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ from odtpack.recipe import read_recipe
 from odtpack.recipe.draft import SCHEMA_NAME
 from odtpack_runtime import Package
 from tests.recipe.conftest import Run
-from tests.test_docs import ROOT, blocks, prepare_encoder
+from tests.test_docs import ROOT, blocks, odtpack, prepare_encoder
 from tests.test_docs import folder as digits
-from tests.test_docs import run as run_command
 
 PAGE = ROOT / "docs" / "recipe.md"
 
@@ -30,13 +27,13 @@ def example(tmp_path: Path) -> Path:
     return path
 
 
-def test_example_and_commands(example: Path, digits: Path) -> None:
+def test_example_and_commands(example: Path, digits: Path, run: Run) -> None:
     # Of all blocks, since what stands between two of them looks like one without a language.
     found = re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     commands = [line for language, text in found if not language for line in text.splitlines()]
     assert len(commands) == 4
     for command in commands:
-        run_command([sys.executable, "-m", *shlex.split(command)], digits)
+        odtpack(run, command.removeprefix("odtpack "), digits)
     assert (digits / "personal" / "training_model.ort").is_file()
     assert (digits / SCHEMA_NAME).read_text() == (
         ROOT / "docs" / "schemas" / SCHEMA_NAME

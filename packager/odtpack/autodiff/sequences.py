@@ -105,10 +105,6 @@ def _construct(call: _Node) -> Members | None:
     return tuple(value for value in call.node.inputs if value is not None)
 
 
-def _empty(_: _Node) -> Members | None:
-    return ()
-
-
 def _insert(call: _Node) -> Members | None:
     members, tensor = call.members(), call.value(1)
     if members is None or tensor is None:
@@ -179,7 +175,7 @@ def _concat(call: _Node) -> ir.Value | None:
 
 _WRITERS: dict[str, Callable[[_Node], Members | None]] = {
     "SequenceConstruct": _construct,
-    "SequenceEmpty": _empty,
+    "SequenceEmpty": lambda _: (),
     "SequenceInsert": _insert,
     "SequenceErase": _erase,
     "SplitToSequence": _split,

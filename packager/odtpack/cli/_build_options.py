@@ -12,7 +12,7 @@ from odtpack.build_spec import BuildSpec, options
 from odtpack.cli._ort import read_formats
 from odtpack.cli._spec_options import OPTIMIZER_SETTINGS
 from odtpack.errors import OdtpackError
-from odtpack.spec_fields import Group
+from odtpack.spec.option import Group
 
 
 def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:

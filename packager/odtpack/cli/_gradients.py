@@ -17,16 +17,10 @@ def report_zero_gradients(package: Path, data: Path) -> list[str]:
     from odtpack.errors import OdtpackError
     from odtpack_runtime.package.gradient_check import zero_gradients
     from odtpack_runtime.package.package import Package
-    from odtpack_runtime.training.data import load_dataset
 
     opened = Package.open(package)
     manifest = opened.manifest
-    arrays = load_dataset(
-        data,
-        manifest.input_specs(),
-        class_count=manifest.class_count,
-        ignored_label=manifest.ignored_label,
-    )
+    arrays = opened.load_data(data)
     samples = len(next(iter(arrays.values())))
     size = _fit.choose_batch_size(opened, None)
     if _fit.fixed_batch(opened) is None:

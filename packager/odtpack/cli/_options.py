@@ -33,6 +33,14 @@ MODEL_OR_RECIPES = typer.Argument(
 PACKAGE = typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
 DATA = typer.Option(metavar="DATA.npz", help="One array per input of the model, by its name.")
 EPOCHS = typer.Option(min=1, metavar="N", help="Passes over the data.")
+BATCH_SIZE = typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]")
+SEED = typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
+TRAINERS = typer.Option(min=0, metavar="N", help="Processes that train; 0 for one per core.")
+TRAINED = typer.Option(metavar="CK", help="Trained checkpoint.  [default: the package's]")
+OLD_PACKAGE = typer.Argument(metavar="OLD", show_default=False, help="Package that devices have.")
+BASE_RESULT = typer.Argument(metavar="BASE.json", show_default=False, help="Result that was.")
+HEAD_RESULT = typer.Argument(metavar="HEAD.json", show_default=False, help="Result that is.")
+COMPARISON_FILE = typer.Option(metavar="FILE", help="Write there instead of printing.")
 LOSS = typer.Option(help="Loss to attach; none if the first output is the loss.")
 LOSS_OPTION = typer.Option(
     metavar="KEY=VALUE",
@@ -41,3 +49,5 @@ LOSS_OPTION = typer.Option(
 )
 AS_JSON = typer.Option("--json", help="Print JSON on stdout.")
 RESULT_AS_JSON = typer.Option("--json", help="Print the result as JSON on stdout.")
+MANIFEST_AS_JSON = typer.Option("--json", help="Print the manifest as JSON on stdout.")
+DEMO_FOLDER = typer.Option(metavar="DIR", help="Folder for everything that the demo writes.")

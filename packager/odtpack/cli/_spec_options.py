@@ -18,7 +18,7 @@ from odtpack.build_spec import options
 from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName
 from odtpack.cli._ort import ORT_PLATFORM, ORT_STYLE, StyleChoice
 from odtpack.ort.choices import Platform
-from odtpack.spec_fields import Option
+from odtpack.spec.option import Option
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 

@@ -45,7 +45,8 @@ def memory_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceili
     """The lowest limit on peak memory that is an error to exceed; None if there is none."""
     found = []
     for profile in profiles:
-        granted, others = profile.memory_limit_bytes(), _others(profile, budgets)
+        granted = profile.memory_limit_bytes()
+        others = budgets.footprint_of(profile).nbytes + RUNTIME_LIBRARY_BYTES
         if granted is not None:
             found.append(Ceiling(max(0, granted - others), profile.title))
         for limit, where in _errors(profile, budgets, "peak_memory"):
@@ -54,11 +55,6 @@ def memory_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceili
             if granted is not None:
                 found.append(Ceiling(max(0, granted * (1 - share / 100) - others), where))
     return min(found, key=lambda each: each.limit, default=None)
-
-
-def _others(profile: DeviceProfile, budgets: Budgets) -> int:
-    """What the app's process holds besides the training."""
-    return budgets.footprint_of(profile).nbytes + RUNTIME_LIBRARY_BYTES
 
 
 def size_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceiling | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -94,17 +94,13 @@ def _charts(result: FitResult) -> list[tuple[str, Markup]]:
     for title, pick in axes:
         points = [
             ScatterPoint(str(each.number), x, y, filled=each in result.pareto)
-            for each in _everyone(result)
+            for each in (*result.pareto, *result.beaten, *result.over_budget)
             if (x := pick(each)) is not None and (y := _quality(result, each)) is not None
         ]
         if len(points) > 1:
             what = f"{name} against {title}"
             drawn.append((what, scatter_chart(points, what)))
     return drawn
-
-
-def _everyone(result: FitResult) -> Sequence[Solution]:
-    return [*result.pareto, *result.beaten, *result.over_budget]
 
 
 def _row(result: FitResult, each: Solution, state: str, kind: str) -> _Row:

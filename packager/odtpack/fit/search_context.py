@@ -12,7 +12,6 @@ from odtpack.model.loading import load_model
 from odtpack.package.patterns import resolve
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
-from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.replay.prepare import write_data
 from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
 
@@ -89,11 +88,8 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
     """
     settings.build(folder / "recipe")
     package = Package.open(folder / "recipe")
-    manifest = package.manifest
-    inputs = tuple(manifest.input_specs())
-    arrays = load_dataset(
-        data, inputs, class_count=manifest.class_count, ignored_label=manifest.ignored_label
-    )
+    inputs = tuple(package.manifest.input_specs())
+    arrays = package.load_data(data)
     (folder / "data").mkdir()
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]

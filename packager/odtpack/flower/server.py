@@ -15,7 +15,6 @@ from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.fleet.local_training import LocalTrainer
 from odtpack_simulator.fleet.updates import MOST_TIMES_MEDIAN, refusals
 
@@ -123,13 +122,7 @@ def server_evaluation(
     from flwr.app import MetricRecord
 
     opened = Package.open(package)
-    manifest = opened.manifest
-    arrays = load_dataset(
-        data,
-        manifest.input_specs(),
-        class_count=manifest.class_count,
-        ignored_label=manifest.ignored_label,
-    )
+    arrays = opened.load_data(data)
     everything = np.arange(len(next(iter(arrays.values()))))
     trainer = LocalTrainer(opened)
 

@@ -98,7 +98,9 @@ def train_natively(
         )
     sample = SampleFeeds(package, data)
     feeds = sample("training_model", package.training_model)
-    np.savez(scratch / "feeds.npz", allow_pickle=False, **_numbered(feeds))
+    # Names of tensors may not be names of files.
+    numbered = {f"a{index}": array for index, array in enumerate(feeds.values())}
+    np.savez(scratch / "feeds.npz", allow_pickle=False, **numbered)
     job = {
         "library": str(library.resolve()),
         "models": {key: str(path) for key, path in models.items()},
@@ -131,11 +133,6 @@ def _failed(library: Path, why: str) -> Exception:
     return OdtpackError(
         "native-run-failed", f"the library cannot train the package: {why}", where=str(library)
     )
-
-
-def _numbered(feeds: Mapping[str, Array]) -> dict[str, Array]:
-    # Names of tensors may not be names of files.
-    return {f"a{index}": array for index, array in enumerate(feeds.values())}
 
 
 def _train_here(package: Package, batch: Sequence[Array]) -> tuple[float, ...]:

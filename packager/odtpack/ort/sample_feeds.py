@@ -13,7 +13,6 @@ from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX, RESET_NAME
-from odtpack_runtime.training.data import load_dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,7 +63,7 @@ def _user_inputs(package: Package, data: Path | None) -> dict[str, Array]:
     sizes = [spec.shape[0] for spec in specs if spec.shape]
     batch = next((size for size in sizes if isinstance(size, int)), _SIZE)
     if data is not None:
-        arrays = load_dataset(data, specs, class_count=package.manifest.class_count)
+        arrays = package.load_data(data)
         held = min(len(array) for array in arrays.values())
         if held < batch and batch != _SIZE:
             raise OdtpackError(

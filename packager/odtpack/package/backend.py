@@ -6,7 +6,7 @@ runtime; the caller that asks for a package chooses one, and what is in between 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from odtpack.passes.accumulate import accumulate
 
 if TYPE_CHECKING:
     from odtpack.package.optimizer_update import OptimizerStep
+    from odtpack.package.parameters import Parameter
     from odtpack.package.training import Graphs
 
 Accumulator = Callable[[ir.Value, ir.Value, ir.Value], ir.Value]
@@ -86,3 +87,19 @@ class Backend:
 
 
 STOCK = Backend()
+
+
+def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
+    """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
+    if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
+        # Beyond it scales become attributes of fused products, which are float32.
+        return "basic"
+    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
+
+
+def _has_constant_weight(node: ir.Node) -> bool:
+    """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
+    if node.op_type != "Conv" or len(node.inputs) < 2:
+        return False
+    weight = node.inputs[1]
+    return weight is not None and weight.is_initializer()

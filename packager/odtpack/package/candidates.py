@@ -57,15 +57,23 @@ def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
         model: As :func:`odtpack.model.loading.load_model` returns it.
         read: Names of the values from which a gradient starts; all outputs if empty.
     """
+    return reached(model, look_alikes(model), read)
+
+
+def reached(model: ir.Model, names: Sequence[str], read: Sequence[str] = ()) -> list[str]:
+    """Those of some initializers that a gradient reaches."""
     graph = model.graph
     values = [*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)]
     starts = [value for value in values if value.name in read] if read else graph.outputs
     reaching = influences(graph, starts)
-    return [name for name in look_alikes(model) if graph.initializers[name] in reaching]
+    return [name for name in names if graph.initializers[name] in reaching]
 
 
 def look_alikes(model: ir.Model) -> list[str]:
-    """The same, whether a gradient reaches them or not."""
+    """As :func:`candidates`, whether a gradient reaches them or not.
+
+    It reads the values of all initializers, which may take gigabytes.
+    """
     graph = model.graph
     state = set(batch_norm.state_names(graph))
     unnamed = made_up(graph)
@@ -91,18 +99,23 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     if value.const_value is None:
         return False
     array = value.const_value.numpy()
-    shut_out = (float(part.max()) >= _HUGE or float(part.min()) <= -_HUGE for part in _parts(array))
-    if array.size == 0 or any(shut_out) or not all(np.isfinite(p).all() for p in _parts(array)):
+    if array.size == 0 or not all(_is_within(part) for part in _parts(array)):
         return False
     if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
         return True
-    fill = all((part == array.flat[0]).all() for part in _parts(array))  # or a factor
-    if is_lifted_constant(value):
-        return not fill
-    if not unnamed:
+    lifted = is_lifted_constant(value)
+    if not lifted and not unnamed:
         return True
+    fill = all((part == array.flat[0]).all() for part in _parts(array))  # or a factor
+    if lifted:
+        return not fill
     counted = all((part == part.round()).all() for part in _parts(array))  # positions, one-hot
     return not (fill or counted)
+
+
+def _is_within(part: np.ndarray) -> bool:
+    """Whether numbers are finite and shut nothing out; NaN is the largest and the smallest."""
+    return float(part.max()) < _HUGE and float(part.min()) > -_HUGE
 
 
 def _is_named_scalar(value: ir.Value) -> bool:

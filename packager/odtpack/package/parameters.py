@@ -1,17 +1,20 @@
-"""The parameters of a package: how they are stored, and how models take them as inputs."""
+"""The parameters of a package: which there are, how they are stored, how models take them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from odtpack.choices import Storage
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.model.exporters import module_names
 from odtpack.package import storage
+from odtpack.passes import batch_norm
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 SCALE_SUFFIX = ".int8_scale"
@@ -47,6 +50,93 @@ class Parameter:
         """The value as the checkpoint holds it."""
         tensor = self.tensor if self.stored is None else self.stored
         return np.asarray(tensor.numpy(), self.dtype.numpy(), order="C")
+
+
+def choose_parameters(
+    graph: ir.Graph, train: Sequence[str], freeze: Sequence[str]
+) -> tuple[Parameter, ...]:
+    """Return the initializers that become inputs, with their roles, in initializer order.
+
+    Args:
+        graph: The forward graph.
+        train: Names of those to train.
+        freeze: Names of those that are not trained. Running statistics need no name.
+
+    Raises:
+        OdtpackError: A name does not exist, is asked for twice, or cannot be trained.
+    """
+    state = set(batch_norm.state_names(graph))
+    for name in sorted(state - set(graph.initializers)):
+        raise OdtpackError(
+            "statistic-not-stored",
+            f"{name!r}, a running statistic of a batch normalization in training mode, is not an "
+            "initializer: nothing can keep its updates",
+        )
+    for name in (*train, *freeze):
+        if name not in graph.initializers:
+            raise UnknownNameError("unknown-parameter", f"the model has no initializer {name!r}")
+    trained, frozen = set(train), set(freeze)
+    wanted = trained | frozen | state
+    both = sorted(trained & frozen)
+    if both:
+        raise OdtpackError("trained-and-frozen", f"{both[0]!r} is to be trained and frozen at once")
+    parameters = []
+    modules = module_names(graph)
+    types = (graph.initializers[name].dtype for name in train)
+    master = master_type({dtype for dtype in types if dtype is not None})
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or name not in wanted:
+            continue
+        if name in trained:
+            _check_trainable(name, tensor, state)
+        role: Role = "trainable" if name in trained else "state" if name in state else "frozen"
+        dtype = master if role == "trainable" else tensor.dtype
+        parameters.append(Parameter(name, role, tensor, dtype, module=modules.get(name)))
+    return tuple(parameters)
+
+
+def master_type(dtypes: Collection[ir.DataType]) -> ir.DataType:
+    """The type in which parameters of some types are trained."""
+    return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
+
+
+def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> None:
+    if name in state:
+        raise OdtpackError(
+            "statistic-trained",
+            f"{name!r} is a running statistic of a batch normalization; it follows the data "
+            "and takes no gradient",
+            hint=f"leave {name!r} out of the parameters to train",
+        )
+    if tensor.dtype not in TRAINABLE_TYPES:
+        names = ", ".join(dtype.name for dtype in TRAINABLE_TYPES)
+        raise OdtpackError(
+            "dtype-not-trainable",
+            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be of one of the "
+            f"types {names}",
+            hint=f"freeze it (--freeze {name!r})",
+        )
+
+
+def check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Check that gradients are wanted of existing float32 inputs only.
+
+    Raises:
+        OdtpackError: ``unknown-parameter`` or ``dtype-not-trainable``.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    for name in names:
+        if name not in inputs:
+            raise UnknownNameError(
+                "unknown-parameter", f"the model has no initializer or input {name!r}"
+            )
+        if inputs[name].dtype != ir.DataType.FLOAT:
+            raise OdtpackError(
+                "dtype-not-trainable",
+                f"the gradient of input {name!r} is asked for; only FLOAT inputs have one",
+                hint=f"do not ask for the gradient of {name!r}",
+            )
 
 
 def store_frozen(

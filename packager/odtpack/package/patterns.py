@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.model.exporters import matching, module_names
-from odtpack.package.candidates import candidates, look_alikes
+from odtpack.package.candidates import look_alikes, reached
 
 _FREEZE = "--freeze"
 
@@ -34,10 +34,11 @@ def resolve(
         OdtpackError: A pattern matches nothing, or an initializer is matched by both; or
             ``train`` asks for parameters that the loss does not depend on (``not-reached``).
     """
-    names = candidates(model, read)
-    _check_reached(model, names, train)
-    trained = _matched(model, names, train, "--train")
-    frozen = _matched(model, names, freeze, _FREEZE)
+    alike = look_alikes(model)
+    names = reached(model, alike, read)
+    _check_reached(model, alike, names, train)
+    trained = _matched(model, alike, names, train, "--train")
+    frozen = _matched(model, alike, names, freeze, _FREEZE)
     both = [name for name in trained if name in frozen]
     if both:
         raise OdtpackError(
@@ -56,18 +57,19 @@ def resolve(
 
 def unreached(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
     """Initializers that look like parameters, and that no gradient reaches."""
-    names = set(candidates(model, read))
-    return [name for name in look_alikes(model) if name not in names]
+    alike = look_alikes(model)
+    names = set(reached(model, alike, read))
+    return [name for name in alike if name not in names]
 
 
-def _check_reached(model: ir.Model, names: Sequence[str], train: Sequence[str]) -> None:
+def _check_reached(
+    model: ir.Model, alike: Sequence[str], names: Sequence[str], train: Sequence[str]
+) -> None:
     """Nothing that is asked to train may stand still in silence."""
-    if not train:
-        return
-    reached, original = set(names), module_names(model.graph)
-    for name in look_alikes(model):
+    known, original = set(names), module_names(model.graph)
+    for name in alike:
         for pattern in train:
-            if name not in reached and matching(pattern, [name], original):
+            if name not in known and matching(pattern, [name], original):
                 raise OdtpackError(
                     "not-reached",
                     f"--train {pattern!r} asks to train {name!r}, but the loss does not depend on "
@@ -76,7 +78,11 @@ def _check_reached(model: ir.Model, names: Sequence[str], train: Sequence[str]) 
 
 
 def _matched(
-    model: ir.Model, names: Sequence[str], patterns: Sequence[str], option: str
+    model: ir.Model,
+    alike: Sequence[str],
+    names: Sequence[str],
+    patterns: Sequence[str],
+    option: str,
 ) -> dict[str, str]:
     """Names that match, each with its first pattern."""
     found: dict[str, str] = {}
@@ -85,7 +91,7 @@ def _matched(
         hits = matching(pattern, names, original)
         if not hits and pattern in model.graph.initializers:
             hits = [pattern]
-        if not hits and option == _FREEZE and matching(pattern, look_alikes(model), original):
+        if not hits and option == _FREEZE and matching(pattern, alike, original):
             continue  # no gradient reaches them: they stay as they are anyway
         if not hits:
             near = ", ".join(repr(original.get(name, name)) for name in names[:4])

@@ -19,18 +19,24 @@ from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.choices import Storage
-from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.memory.spec import MemoryReport, MemorySpec
-from odtpack.model.exporters import module_names
 from odtpack.package import inference_template
 from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
-from odtpack.package.backend import STOCK, Backend
+from odtpack.package.backend import STOCK, Backend, optimization_level
 from odtpack.package.inference_template import InferenceTemplate
-from odtpack.package.parameters import SCALE_SUFFIX, Parameter, Role, lift_parameters, store_frozen
+from odtpack.package.parameters import (
+    SCALE_SUFFIX,
+    Parameter,
+    check_inputs,
+    choose_parameters,
+    lift_parameters,
+    master_type,
+    store_frozen,
+)
 from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
@@ -162,11 +168,7 @@ class Graphs:
     @property
     def master(self) -> ir.DataType:
         """Type of the trainable parameters, their gradients and moments."""
-        return _master({p.tensor.dtype for p in self.parameters if p.role == "trainable"})
-
-
-def _master(dtypes: Collection[ir.DataType]) -> ir.DataType:
-    return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
+        return master_type({p.tensor.dtype for p in self.parameters if p.role == "trainable"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,9 +201,9 @@ def prepare(model: ir.Model, recipe: TrainingGraphSpec) -> Prepared:
     """
     forward = model.clone()
     pipeline.on_reading(forward, recipe.newest_opset)
-    parameters = _parameters(forward.graph, recipe)
+    parameters = choose_parameters(forward.graph, recipe.train, recipe.frozen)
     _check_names(forward.graph)
-    _check_inputs(forward.graph, recipe.input_gradients)
+    check_inputs(forward.graph, recipe.input_gradients)
     prediction = (*recipe.loss_inputs, str(forward.graph.outputs[0].name))[0]
     plain = forward.clone()
     info = attach_loss(
@@ -302,73 +304,6 @@ def _inference(
     return InferenceTemplate(model, inputs, tuple(names), used)
 
 
-def _parameters(graph: ir.Graph, recipe: TrainingGraphSpec) -> tuple[Parameter, ...]:
-    """Role of every initializer that becomes an input, in initializer order."""
-    state = set(batch_norm.state_names(graph))
-    for name in sorted(state - set(graph.initializers)):
-        raise OdtpackError(
-            "statistic-not-stored",
-            f"{name!r}, a running statistic of a batch normalization in training mode, is not an "
-            "initializer: nothing can keep its updates",
-        )
-    for name in (*recipe.train, *recipe.frozen):
-        if name not in graph.initializers:
-            raise UnknownNameError("unknown-parameter", f"the model has no initializer {name!r}")
-    train, frozen = set(recipe.train), set(recipe.frozen)
-    wanted = train | frozen | state
-    both = sorted(train & frozen)
-    if both:
-        raise OdtpackError("trained-and-frozen", f"{both[0]!r} is to be trained and frozen at once")
-    parameters = []
-    modules = module_names(graph)
-    trained = (graph.initializers[name].dtype for name in recipe.train)
-    master = _master({dtype for dtype in trained if dtype is not None})
-    for name, value in graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or name not in wanted:
-            continue
-        if name in train:
-            _check_trainable(name, tensor, state)
-        role: Role = "trainable" if name in train else "state" if name in state else "frozen"
-        dtype = master if role == "trainable" else tensor.dtype
-        parameters.append(Parameter(name, role, tensor, dtype, module=modules.get(name)))
-    return tuple(parameters)
-
-
-def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> None:
-    if name in state:
-        raise OdtpackError(
-            "statistic-trained",
-            f"{name!r} is a running statistic of a batch normalization; it follows the data "
-            "and takes no gradient",
-            hint=f"leave {name!r} out of the parameters to train",
-        )
-    if tensor.dtype not in TRAINABLE_TYPES:
-        names = ", ".join(dtype.name for dtype in TRAINABLE_TYPES)
-        raise OdtpackError(
-            "dtype-not-trainable",
-            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be of one of the "
-            f"types {names}",
-            hint=f"freeze it (--freeze {name!r})",
-        )
-
-
-def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Gradients are wanted of existing float32 inputs only."""
-    inputs = {value.name: value for value in graph.inputs}
-    for name in names:
-        if name not in inputs:
-            raise UnknownNameError(
-                "unknown-parameter", f"the model has no initializer or input {name!r}"
-            )
-        if inputs[name].dtype != ir.DataType.FLOAT:
-            raise OdtpackError(
-                "dtype-not-trainable",
-                f"the gradient of input {name!r} is asked for; only FLOAT inputs have one",
-                hint=f"do not ask for the gradient of {name!r}",
-            )
-
-
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(value_names(graph)):
@@ -446,22 +381,6 @@ def accumulate_gradients(
         out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
         graph.outputs.append(out)
     sparse_gradients.zeros_at_run_time(op, graph, reset)
-
-
-def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
-    """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
-    if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
-        # Beyond it scales become attributes of fused products, which are float32.
-        return "basic"
-    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
-
-
-def _has_constant_weight(node: ir.Node) -> bool:
-    """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
-    if node.op_type != "Conv" or len(node.inputs) < 2:
-        return False
-    weight = node.inputs[1]
-    return weight is not None and weight.is_initializer()
 
 
 def finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:

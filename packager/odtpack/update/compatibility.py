@@ -101,10 +101,6 @@ def _role(parameter: ParameterInfo | None) -> str | None:
     return None if parameter is None else parameter.role
 
 
-def _is_trained(parameter: ParameterInfo) -> bool:
-    return parameter.role == "trainable"
-
-
 def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[str, ...]:
     reasons = []
     kinds = old.manifest.optimizer.kind, new.manifest.optimizer.kind

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.folder_update import finish_update
 from odtpack_runtime.package.listed_files import (
@@ -18,6 +19,7 @@ from odtpack_runtime.package.listed_files import (
     read_manifest,
 )
 from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.training.data import load_dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,19 @@ class Package:
                 where=str(self.path),
                 hint="build it without --segments",
             )
+
+    def load_data(self, path: str | os.PathLike[str]) -> dict[str, Array]:
+        """Load the arrays that the models take, and check them and their labels.
+
+        Raises:
+            OdtpackError: As :func:`~odtpack_runtime.training.data.load_dataset`.
+        """
+        return load_dataset(
+            path,
+            self.manifest.input_specs(),
+            class_count=self.manifest.class_count,
+            ignored_label=self.manifest.ignored_label,
+        )
 
     def ort_model(
         self,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array, allocate, view
+from odtpack_runtime.checkpoint.layout import Array, view
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState, FlatState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
@@ -25,9 +25,12 @@ from odtpack_runtime.session.graph_signature import (
 )
 from odtpack_runtime.session.model_metadata import ModelMetadata
 from odtpack_runtime.session.options import default_session_options
-from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_beside
+from odtpack_runtime.session.segmented_graph import SegmentedGraph
+from odtpack_runtime.session.segments import Segments, segments_beside
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
 from odtpack_runtime.session.step_signature import StepSignature
+from odtpack_runtime.training.parameter_vector import gather, scatter
+from odtpack_runtime.training.state_signature import nominal_shapes, read_signature, roles
 from odtpack_runtime.training.step_graph import StepGraph
 
 
@@ -83,10 +86,8 @@ class Module:
         self.state = state
         self.session_options = session_options or default_session_options(train_model_uri)
         self.training = True
-        self._name = Path(train_model_uri).name
-        self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
-
         self._train_path = Path(train_model_uri)
+        self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
         self._activations = activations
         beside = segments_beside(train_model_uri)
         # A network in segments has no step model.
@@ -96,10 +97,10 @@ class Module:
         self._segments: Segments | None = None
         if beside is not None:
             self._segments = Segments(
-                Path(train_model_uri), beside[0], self.session_options, self._eval_path, beside[1]
+                self._train_path, beside[0], self.session_options, self._eval_path, beside[1]
             )
             session, evaluation = self._segments.training, self._segments.evaluation
-            models.append((str(train_model_uri), *self._segments.nodes(training=True)))
+            models.append((str(first), *self._segments.nodes(training=True)))
             if evaluation is not None:
                 models.append((str(self._eval_path), *self._segments.nodes(training=False)))
         else:
@@ -109,16 +110,16 @@ class Module:
                 evaluation = open_session(self._eval_path, self.session_options)
                 nodes = evaluation.get_inputs(), evaluation.get_outputs()
                 models.append((str(self._eval_path), *nodes))
-        shapes = _shapes(state, models) if state.is_nominal else {}
+        shapes = nominal_shapes(state, models) if state.is_nominal else {}
         step = None
         if whole is None:
-            signature = _read(state, shapes, *models[0])
+            signature = read_signature(state, shapes, *models[0])
             trained = signature.gradients
         else:
-            step = StepSignature.read(*models[0], *_roles(state, shapes))
+            step = StepSignature.read(*models[0], *roles(state, shapes))
             signature = step.graph
             trained = tuple(name for name in signature.parameters if name in step.updates)
-        others = [_read(state, shapes, *model) for model in models[1:]]
+        others = [read_signature(state, shapes, *model) for model in models[1:]]
         if self._segments is not None:
             self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None
@@ -153,7 +154,8 @@ class Module:
         mode = "training" if self.training else "evaluation"
         without = "" if self._eval_path else ", no evaluation model"
         without += "" if self._step is None else ", step model"
-        return f"Module({self._name}, {self.state.elements_text()}, {mode} mode{without})"
+        name, size = self._train_path.name, self.state.elements_text()
+        return f"Module({name}, {size}, {mode} mode{without})"
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch.
@@ -212,10 +214,7 @@ class Module:
         """Return the number of elements of all trainable parameters, or of all parameters."""
         return sum(array.size for array in self._in_order(trainable_only))
 
-    def get_contiguous_parameters(
-        self,
-        trainable_only: bool = False,
-    ) -> onnxruntime.OrtValue:
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> onnxruntime.OrtValue:
         """Return a copy of the parameters as one vector.
 
         Parameters follow each other without gaps, in the order of the training
@@ -228,23 +227,9 @@ class Module:
                 ``nominal-state`` if they have no values yet.
         """
         self.require_values()
-        arrays = self._in_order(trainable_only)
-        dtype = self._flat.dtype
-        for array in arrays:
-            _require_fits(array, dtype)
-        size = sum(array.size for array in arrays)
-        buffer = allocate(size * dtype.itemsize).view(dtype)
-        at = 0
-        for array in arrays:
-            buffer[at : at + array.size] = array.reshape(-1)
-            at += array.size
-        return owned_ortvalue(buffer)
+        return owned_ortvalue(gather(self._in_order(trainable_only), self._flat.dtype))
 
-    def copy_buffer_to_parameters(
-        self,
-        buffer: Any,
-        trainable_only: bool = True,
-    ) -> None:
+    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set the parameters from one vector, as get_contiguous_parameters returns it.
 
         Raises:
@@ -254,31 +239,7 @@ class Module:
         """
         if trainable_only and self.state.is_nominal:
             raise nominal_error("its frozen parameters would remain without values")
-        dtype = self._flat.dtype
-        values = buffer
-        if not isinstance(buffer, np.ndarray) and hasattr(buffer, "numpy"):
-            values = buffer.numpy()
-        if not isinstance(values, np.ndarray) or values.dtype != dtype:
-            raise OdtpackError(
-                "buffer-type", f"Parameters are set from an OrtValue or an array of {dtype}."
-            )
-        arrays = self._in_order(trainable_only)
-        size = sum(array.size for array in arrays)
-        if values.size != size:
-            raise OdtpackError(
-                "buffer-size",
-                f"The buffer holds {values.size} elements, and the parameters have {size}.",
-                hint=f"pass trainable_only={not trainable_only} if it holds "
-                + ("all parameters" if trainable_only else "trainable parameters only"),
-            )
-        for array in arrays:
-            _require_fits(array, dtype)
-        values = values.reshape(-1)
-        at = 0
-        for array in arrays:
-            part = values[at : at + array.size].reshape(array.shape)
-            np.copyto(array, part, casting="same_kind")
-            at += array.size
+        scatter(buffer, self._in_order(trainable_only), self._flat.dtype, trainable_only)
         self.state.complete()
 
     def export_model_for_inferencing(
@@ -361,7 +322,7 @@ class Module:
         where = str(self._train_path)
         session = open_session(self._train_path, self.session_options)
         nodes = session.get_inputs(), session.get_outputs()
-        signature = _read(self.state, {}, where, *nodes)
+        signature = read_signature(self.state, {}, where, *nodes)
         self._check(signature.gradients, None, where)
         metadata = ModelMetadata.read(session, set(signature.gradients), where)
         return self._bind_training(session, signature, metadata)
@@ -432,48 +393,3 @@ def _no_eval_model(what: str) -> OdtpackError:
     return OdtpackError(
         "no-eval-model", f"{what} with an evaluation model, and this Module has none."
     )
-
-
-def _require_fits(array: Array, dtype: np.dtype[Any]) -> None:
-    if array.dtype.kind != "f" or array.dtype.itemsize > dtype.itemsize:
-        raise OdtpackError(
-            "parameter-type",
-            f"A parameter has elements of {array.dtype}, and a flat buffer is {dtype} throughout.",
-            hint="pass trainable_only=True",
-        )
-
-
-def _read(
-    state: CheckpointState,
-    shapes: Mapping[str, tuple[int, ...]],
-    where: str,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-) -> GraphSignature:
-    return GraphSignature.read(where, inputs, outputs, *_roles(state, shapes))
-
-
-def _roles(
-    state: CheckpointState, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Trainable parameters and the others; those of a nominal state without values."""
-    roles = (state.arrays(trainable=True), state.arrays(trainable=False))
-    for arrays in roles:
-        for name in arrays.keys() & shapes.keys():
-            # An array of that shape without memory of its own: only shape and dtype count.
-            arrays[name] = np.broadcast_to(arrays[name].dtype.type(), shapes[name])
-    return roles
-
-
-def _shapes(
-    state: CheckpointState, models: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of a nominal state, which only the models know."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for where, inputs, _ in models:
-        for node in inputs:
-            if node.name in state.parameters:
-                if not all(isinstance(size, int) for size in node.shape):
-                    raise model_mismatch(where, f"the shape of '{node.name}' is not known")
-                shapes.setdefault(node.name, tuple(node.shape))
-    return shapes

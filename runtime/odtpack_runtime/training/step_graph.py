@@ -14,7 +14,7 @@ from odtpack_runtime.session.graph_signature import (
     UPDATE_SUFFIX,
     model_mismatch,
 )
-from odtpack_runtime.session.segments import SegmentedGraph
+from odtpack_runtime.session.segmented_graph import SegmentedGraph
 from odtpack_runtime.session.session import BoundGraph
 from odtpack_runtime.session.step_signature import StepSignature
 

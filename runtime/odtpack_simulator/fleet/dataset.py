@@ -13,7 +13,6 @@ import numpy.typing as npt
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.training.data import load_dataset
 from odtpack_simulator.fleet.local_training import Indices
 from odtpack_simulator.replay.sample_plan import HELD_OUT_SHARE
 
@@ -41,17 +40,10 @@ def load_fleet_data(package: Package, path: str | os.PathLike[str], seed: int) -
     """Load and split the data of a fleet, as ``odtpack train`` splits them.
 
     Raises:
-        OdtpackError: As :func:`~odtpack_runtime.training.data.load_dataset`;
+        OdtpackError: As :meth:`~odtpack_runtime.package.package.Package.load_data`;
             ``too-few-samples`` if none would be held out.
     """
-    manifest = package.manifest
-    arrays = load_dataset(
-        path,
-        manifest.input_specs(),
-        class_count=manifest.class_count,
-        ignored_label=manifest.ignored_label,
-    )
-    return split_data(arrays, seed, where=os.fspath(path))
+    return split_data(package.load_data(path), seed, where=os.fspath(path))
 
 
 def split_data(arrays: Mapping[str, Array], seed: int, *, where: str = "the data") -> FleetData:

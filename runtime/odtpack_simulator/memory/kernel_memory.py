@@ -84,19 +84,6 @@ def workspaces(
     return found if isinstance(found, tuple) else (found,)
 
 
-def workspace(
-    op_type: str,
-    attributes: Mapping[str, Any],
-    inputs: Sequence[tuple[Shape | None, int]],
-    outputs: Sequence[tuple[Shape | None, int]],
-    threads: int,
-    *,
-    domain: str = "",
-) -> int:
-    """Bytes of all buffers of :func:`workspaces` together."""
-    return sum(workspaces(op_type, attributes, inputs, outputs, threads, domain=domain))
-
-
 _Tensors = Sequence[tuple[Shape, int]]
 _Rule = Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int | tuple[int, ...]]
 """Of attributes, inputs, outputs and threads: bytes of one buffer, or of each of several."""

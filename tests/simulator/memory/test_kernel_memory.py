@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE, workspace
+from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE, workspaces
 
 Shape = tuple[int, ...]
 
@@ -88,6 +88,11 @@ def test_shared_buffers(op_type: str, tmp_path: Path) -> None:
     )
     shared = op_type in IN_PLACE | ALIASES
     assert int(figures["mem_requested_in_use_delta"]) == (0 if shared else values.nbytes)
+
+
+def workspace(*of: Any, **more: Any) -> int:
+    """Bytes of all buffers of an operator together."""
+    return sum(workspaces(*of, **more))
 
 
 def conv(image: Shape, weight: Shape, **attributes: object) -> tuple[str, list[Shape], dict]:

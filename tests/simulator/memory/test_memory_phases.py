@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from odtpack_runtime import CheckpointState
-from odtpack_simulator.memory.kernel_memory import workspace
+from odtpack_simulator.memory.kernel_memory import workspaces
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
@@ -139,9 +139,7 @@ def test_resuming(case: Callable[[str], Case], tmp_path: Path) -> None:
 def test_indices_that_a_scatter_copies() -> None:
     """Not in the arena, so no profile tells: what the process takes does."""
     shape = (1024, 1024)
-    planned = workspace(
-        "ScatterElements", {"reduction": "add"}, [(shape, 4), (shape, 8), (shape, 4)],
-        [(shape, 4)], 1,
-    )  # fmt: skip
+    inputs = [(shape, 4), (shape, 8), (shape, 4)]
+    (planned,) = workspaces("ScatterElements", {"reduction": "add"}, inputs, [(shape, 4)], 1)
     assert planned == 8 * 2**20
     assert measured(SCATTER) == pytest.approx(planned, rel=0.05)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import PACKAGE
+from odtpack.cli._options import PACKAGE, TRAINED
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState
@@ -20,10 +20,7 @@ _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 def export(
     package: Annotated[Path, PACKAGE],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the adapter's files.")],
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="CK", help="Trained checkpoint.  [default: the package's]"),
-    ] = None,
+    checkpoint: Annotated[Path | None, TRAINED] = None,
     onnxruntime: Annotated[
         bool,
         typer.Option(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT
 from odtpack.cli.device.simulate import OVER_BUDGET
 
 
@@ -22,12 +23,8 @@ class Format(StrEnum):
 
 
 def compare(
-    base: Annotated[
-        Path, typer.Argument(metavar="BASE.json", show_default=False, help="Result that was.")
-    ],
-    head: Annotated[
-        Path, typer.Argument(metavar="HEAD.json", show_default=False, help="Result that is.")
-    ],
+    base: Annotated[Path, BASE_RESULT],
+    head: Annotated[Path, HEAD_RESULT],
     budget: Annotated[
         Path | None,
         typer.Option(
@@ -39,9 +36,7 @@ def compare(
         Format,
         typer.Option("--format", help="Text on stderr; Markdown, JSON or a page on stdout."),
     ] = Format.TEXT,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write there instead of printing.")
-    ] = None,
+    out: Annotated[Path | None, COMPARISON_FILE] = None,
 ) -> None:
     """Compare two results of simulate: what became worse, and on which devices.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import DEMO_FOLDER
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,9 +39,7 @@ _INTERRUPTIONS: Final = 3  # one of each kind
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for everything that the demo writes.")
-    ] = Path("odtpack-demo"),
+    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-demo"),
     epochs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Passes over the data on the device.")
     ] = 5,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import RESULT_AS_JSON
+from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, RESULT_AS_JSON, SEED
 from odtpack_simulator.device.kits import Kit
 
 if TYPE_CHECKING:
@@ -48,13 +48,8 @@ class AppState(enum.Enum):
 
 
 def simulate(
-    package: Annotated[
-        Path, typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(metavar="DATA.npz", help="One array per input of the model, by its name."),
-    ],
+    package: Annotated[Path, PACKAGE],
+    data: Annotated[Path, DATA],
     device: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,11 +67,8 @@ def simulate(
         ),
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the data.")] = 3,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),
-    ] = None,
+    epochs: Annotated[int, EPOCHS] = 3,
+    batch_size: Annotated[int | None, BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
         typer.Option(
@@ -85,9 +77,7 @@ def simulate(
             "[default: that of the schedule, or 0.001]",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
-    ] = 0,
+    seed: Annotated[int, SEED] = 0,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replay.")] = 1,
     state: Annotated[
         AppState, typer.Option(help="Where the app trains: whose memory and windows hold.")
@@ -157,7 +147,6 @@ def simulate(
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
-    from odtpack_runtime.training.data import load_dataset
     from odtpack_simulator.budgets import judge, read_budgets
     from odtpack_simulator.campaign.policy import make_policy
     from odtpack_simulator.device.app_footprint import default_footprint
@@ -196,12 +185,7 @@ def simulate(
     )
     executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)
-    load_dataset(
-        data,
-        opened.manifest.input_specs(),
-        class_count=opened.manifest.class_count,
-        ignored_label=opened.manifest.ignored_label,
-    )
+    opened.load_data(data)
 
     from odtpack_simulator.simulation import simulate as replay
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, EPOCHS, PACKAGE
+from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -23,10 +23,7 @@ def train(
     package: Annotated[Path, PACKAGE],
     data: Annotated[Path, DATA],
     epochs: Annotated[int, EPOCHS] = 5,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]"),
-    ] = None,
+    batch_size: Annotated[int | None, BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
         typer.Option(
@@ -43,9 +40,7 @@ def train(
             "that of --resume, or the package's]",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
-    ] = 0,
+    seed: Annotated[int, SEED] = 0,
     holdout: Annotated[
         float | None,
         typer.Option(
@@ -103,7 +98,6 @@ def train(
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
-    from odtpack_runtime.training.data import load_dataset
 
     opened = Package.open(package)
     opened.require_stock()
@@ -119,15 +113,8 @@ def train(
     check_writable(destination, "--out", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
     whole = _fit.fixed_batch(opened) is not None
-    specs, classes = opened.manifest.input_specs(), opened.manifest.class_count
-    ignored = opened.manifest.ignored_label
-    arrays, held_out = (
-        None
-        if path is None
-        else load_dataset(path, specs, class_count=classes, ignored_label=ignored)
-        for path in (data, evaluation)
-    )
-    assert arrays is not None  # noqa: S101 - its path is a required argument
+    arrays = opened.load_data(data)
+    held_out = None if evaluation is None else opened.load_data(evaluation)
     parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)

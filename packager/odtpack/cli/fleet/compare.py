@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT
+
 
 class Format(StrEnum):
     """How the comparison is shown."""
@@ -19,12 +21,8 @@ class Format(StrEnum):
 
 
 def compare(
-    base: Annotated[
-        Path, typer.Argument(metavar="BASE.json", show_default=False, help="Result that was.")
-    ],
-    head: Annotated[
-        Path, typer.Argument(metavar="HEAD.json", show_default=False, help="Result that is.")
-    ],
+    base: Annotated[Path, BASE_RESULT],
+    head: Annotated[Path, HEAD_RESULT],
     accuracy: Annotated[
         float | None,
         typer.Option(
@@ -38,9 +36,7 @@ def compare(
     form: Annotated[
         Format, typer.Option("--format", help="Text on stderr; Markdown or JSON on stdout.")
     ] = Format.TEXT,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write there instead of printing.")
-    ] = None,
+    out: Annotated[Path | None, COMPARISON_FILE] = None,
 ) -> None:
     """Compare two results of fleet run: two packages, or two ways to run the rounds.
 

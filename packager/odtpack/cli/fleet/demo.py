@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from odtpack.cli import _console
+from odtpack.cli._options import DEMO_FOLDER, TRAINERS
 from odtpack.cli.fleet.run import run
 
 FLEET: Final = """\
@@ -86,12 +85,8 @@ traffic_per_device = "5 MB"
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for everything that the demo writes.")
-    ] = Path("odtpack-fleet-demo"),
-    jobs: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Processes that train; 0 for one per core.")
-    ] = 0,
+    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-fleet-demo"),
+    jobs: Annotated[int, TRAINERS] = 0,
 ) -> None:
     """Simulate a week of 500 phones of five models that learn the digits, and write a report.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS
 from odtpack.cli.device.simulate import OVER_BUDGET, STRICT
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the state in the folder.")
     ] = False,
-    jobs: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Processes that train; 0 for one per core.")
-    ] = 0,
+    jobs: Annotated[int, TRAINERS] = 0,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Ray cluster that trains, or 'local'."),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import MANIFEST_AS_JSON
 
 
 def import_(
@@ -35,9 +36,7 @@ def import_(
         str | None,
         typer.Option(metavar="TEXT", help="Start of the file names, where there are several."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the manifest as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
 ) -> None:
     """Build a training package from artifacts of onnxruntime-training 1.19.
 

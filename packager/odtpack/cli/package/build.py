@@ -10,7 +10,7 @@ import typer
 
 from odtpack.choices import ORT_TRAINING
 from odtpack.cli import _console
-from odtpack.cli._options import MODEL_OR_RECIPES
+from odtpack.cli._options import MANIFEST_AS_JSON, MODEL_OR_RECIPES
 from odtpack.cli._spec_options import takes_spec
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def build(
             "gradient is zero on it.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the manifest as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
     **given: Any,
 ) -> None:
     """Build a training package from a forward ONNX model.

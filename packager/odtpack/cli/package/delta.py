@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import OLD_PACKAGE
 
 
 def delta(
-    old: Annotated[
-        Path,
-        typer.Argument(metavar="OLD", show_default=False, help="Package that devices have."),
-    ],
+    old: Annotated[Path, OLD_PACKAGE],
     new: Annotated[
         Path, typer.Argument(metavar="NEW", show_default=False, help="Package to make of it.")
     ],

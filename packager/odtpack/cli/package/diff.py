@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import OLD_PACKAGE
 
 
 class Format(StrEnum):
@@ -21,10 +22,7 @@ class Format(StrEnum):
 
 
 def diff(
-    old: Annotated[
-        Path,
-        typer.Argument(metavar="OLD", show_default=False, help="Package that devices have."),
-    ],
+    old: Annotated[Path, OLD_PACKAGE],
     new: Annotated[
         Path,
         typer.Argument(metavar="NEW", show_default=False, help="Package that they would get."),

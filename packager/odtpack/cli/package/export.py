@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import PACKAGE
+from odtpack.cli._options import PACKAGE, TRAINED
 from odtpack.cli._ort import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 from odtpack.ort.choices import Platform
 
@@ -33,10 +33,7 @@ def export(
             "Default: those named by build --output, else the prediction that the loss reads.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="CK", help="Trained checkpoint.  [default: the package's]"),
-    ] = None,
+    checkpoint: Annotated[Path | None, TRAINED] = None,
     ort_format: Annotated[
         bool, typer.Option("--ort-format", help="Also write ORT format, M.ort.")
     ] = False,

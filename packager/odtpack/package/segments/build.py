@@ -20,7 +20,7 @@ from odtpack.graph.graphs import nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
-from odtpack.package.backend import Backend
+from odtpack.package.backend import Backend, optimization_level
 from odtpack.package.parameters import Parameter, lift_parameters
 from odtpack.package.segments.alike import Outline, differing, outline
 from odtpack.package.segments.cut import cut
@@ -96,7 +96,7 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
     head = _extract(graph, [*last.inputs, *unread], [graph.outputs[0]])
     apart = [name for name, v in head.initializers.items() if _tensor(v).size >= SMALLEST]
     properties = training.properties_of(ready.info)
-    level = training.optimization_level(graph, parameters)
+    level = optimization_level(graph, parameters)
     result = ready.evaluation.graph
     lift_parameters(result, parameters)
     given = [str(value.name) for value in (*last.inputs, *unread)]

@@ -7,7 +7,6 @@ from typing import Final
 
 from odtpack_simulator.fleet.outcome.judge import verdict_of
 from odtpack_simulator.fleet.outcome.result import FleetResult, SeedPoint, SeedRun
-from odtpack_simulator.result.result import Check
 
 _BAD_FIRST: Final = ("fail", "not judged", "pass")
 _MOST_PLACES: Final = 250
@@ -57,7 +56,8 @@ def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
         check, seed = min(found, key=lambda pair: _BAD_FIRST.index(pair[0].status))
         bad = sum(other.status == check.status for other, _ in found)
         of = f"{bad} of {len(results)} seeds" if check.status != "pass" else "all seeds"
-        checks.append(_with_seed(check, f"with seed {seed}, and so {of}"))
+        message = f"{check.message} (with seed {seed}, and so {of})"
+        checks.append(check.model_copy(update={"message": message}))
     return first.model_copy(
         update={
             "seeds": [seed_run(each) for each in results],
@@ -65,10 +65,6 @@ def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
             "verdict": verdict_of(checks),
         }
     )
-
-
-def _with_seed(check: Check, whose: str) -> Check:
-    return check.model_copy(update={"message": f"{check.message} ({whose})"})
 
 
 def seed_runs(result: FleetResult) -> list[SeedRun]:

@@ -1,10 +1,10 @@
 """The passes of a network that is trained segment by segment.
 
-What :class:`~odtpack_runtime.session.segments.SegmentedGraph` does is played through: the models
-run in their order and, in training, back. A value between two of them has memory of the caller's,
-which stays, and which training and evaluation share. If its size does not follow from those of the
-inputs, ONNX Runtime finds memory in its arena first, and it is copied. Two cotangents take turns.
-Weights are pages of a mapped file and no part of the plan.
+What :class:`~odtpack_runtime.session.segmented_graph.SegmentedGraph` does is played through: the
+models run in their order and, in training, back. A value between two of them has memory of the
+caller's, which stays, and which training and evaluation share. If its size does not follow from
+those of the inputs, ONNX Runtime finds memory in its arena first, and it is copied. Two cotangents
+take turns. Weights are pages of a mapped file and no part of the plan.
 """
 
 from __future__ import annotations

@@ -91,26 +91,6 @@ def _words(result: SimulationResult, check: Check, state: Verdict) -> str:
     return f"may pass {limit}" if kept else f"over {limit}"
 
 
-def _memory(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
-    return device_text.memory(device)
-
-
-def _step(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
-    return device_text.step(device)
-
-
-def _finish(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
-    return device_text.finish(device)
-
-
-def _energy(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
-    return device_text.energy(device)
-
-
-def _sessions(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
-    return device_text.sessions(device)
-
-
 def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
     if device.training is not None and _ended_early(device):
         return "ended early", device.training.detail
@@ -123,11 +103,11 @@ def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
 
 
 _FIGURES: Final[dict[Topic, Callable[[SimulationResult, DeviceResult], tuple[str, str]]]] = {
-    "Memory": _memory,
-    "Step": _step,
-    "Finish": _finish,
-    "Energy": _energy,
-    "Sessions": _sessions,
+    "Memory": lambda _, device: device_text.memory(device),
+    "Step": lambda _, device: device_text.step(device),
+    "Finish": lambda _, device: device_text.finish(device),
+    "Energy": lambda _, device: device_text.energy(device),
+    "Sessions": lambda _, device: device_text.sessions(device),
     "Metric": _metric,
 }
 TOPICS: Final[tuple[str, ...]] = tuple(_FIGURES)

@@ -1,0 +1,55 @@
+"""The machine is calibrated once for all tests, in whatever processes they run.
+
+No test asserts a time, and three quarters of a simulation of a small network went into it. As a
+program, ``python -m tests.calibrated simulate ...`` is ``odtpack simulate ...``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from odtpack_simulator.replay.job import Job, Message
+
+FOLDER = "ODTPACK_TESTS_CALIBRATIONS"
+"""Variable that names the folder of what was measured, a file for each number of threads."""
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """Let simulations take over what the first of them measured, in this or another process."""
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.latency import latency
+
+    original = latency.run_child
+
+    def once(job: Job, **options: Any) -> Generator[Message, None, None]:
+        path = Path(os.environ[FOLDER], f"{job.threads}.json")
+        if path.exists():
+            job = dataclasses.replace(job, calibration=json.loads(path.read_bytes()))
+        with contextlib.closing(original(job, **options)) as messages:
+            for message in messages:
+                if message["event"] == "timed":
+                    with atomic_write(path) as stream:
+                        stream.write(json.dumps(message["calibration"]).encode())
+                yield message
+
+    latency.run_child = once
+    try:
+        yield
+    finally:
+        latency.run_child = original
+
+
+if __name__ == "__main__":
+    from odtpack.cli import main
+
+    with shared():
+        sys.exit(main())
