@@ -47,7 +47,10 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
     views: dict[ir.Value, ir.Value] = {}
     shapes: dict[int, ir.Value] = {}
     for node in list(graph):
-        if node in forward or subgraphs(node):
+        if node in forward:
+            _own_sizes(node, step, names)
+            continue
+        if subgraphs(node):
             continue
         if any(value in renamed for value in reads(node)):
             renamed.update(node.outputs)
