@@ -41,11 +41,13 @@ class Choice:
         again: Names of the values.
         timeline: The step with them.
         seconds: Estimated time that it takes.
+        least: What no choice within the limit takes less than, as far as a solver says.
     """
 
     again: frozenset[str]
     timeline: Timeline
     seconds: float
+    least: float | None = None
 
     @property
     def peak(self) -> int:
@@ -108,9 +110,7 @@ class _Search:
         self._outputs = set(step.graph.outputs)
 
     def time(self, again: Collection[str]) -> float:
-        """Time of computing some values again, each node once."""
-        nodes = {self._step.producer[name] for name in again}
-        return sum(self._step.seconds[index] for index in nodes)
+        return self._step.time(again)
 
     def choice(self, again: frozenset[str]) -> Choice:
         return Choice(again, self._step.timeline(again), self.time(again))
