@@ -29,7 +29,8 @@ _ANY_TIME = 2.0
 _SECONDS = 1.0
 
 
-def _build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
+def build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
+    """Graphs of a model whose parameters are all trained."""
     names = tuple(trainable_names(model))
     spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
     return build_graphs(load_model(model), spec)
@@ -66,14 +67,14 @@ class _Runner:
 def measure(workload: Workload, rounds: int) -> list[str]:
     """The cells of a workload's line."""
     model = workload.build()
-    plain = _build(model, None)
-    usual = _build(model, MemorySpec(batch=workload.batch))
+    plain = build(model, None)
+    usual = build(model, MemorySpec(batch=workload.batch))
     if usual.memory is None:  # too small to be looked at without a limit
-        usual = _build(model, MemorySpec(batch=workload.batch, limit=0, slowdown=0.0))
+        usual = build(model, MemorySpec(batch=workload.batch, limit=0, slowdown=0.0))
     assert usual.memory is not None
     kept = usual.memory.before
     limited = [
-        _build(
+        build(
             model,
             MemorySpec(batch=workload.batch, limit=int(share * kept), slowdown=_ANY_TIME),
         )

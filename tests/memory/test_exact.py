@@ -1,0 +1,77 @@
+"""The solver's choice is the best one: of all choices where they can be tried, of a greedy search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from benchmarks.recompute_choice import layered_step
+from odtpack.memory import exact, formulation
+from odtpack.memory.buffers import Buffers
+from odtpack.memory.recompute import Choice, choose
+from odtpack.memory.timeline import Step
+from tests.memory.steps import random_step
+
+pytest.importorskip("highspy")
+
+
+def names(step: Step) -> frozenset[str]:
+    return frozenset(step.graph.values)
+
+
+def kept(step: Step) -> Choice:
+    return Choice(frozenset(), step.timeline(), 0.0)
+
+
+def all_choices(step: Step) -> list[tuple[int, float]]:
+    """Peak and seconds of every choice."""
+    buffers = Buffers(step, names(step))
+    indices = [index for index, buffer in enumerate(buffers.all) if buffer.is_open]
+    assert 5 <= len(indices) <= 12
+    found = []
+    for chosen in itertools.product((False, True), repeat=len(indices)):
+        again = buffers.names(list(itertools.compress(indices, chosen)))
+        timeline = step.timeline(again)
+        found.append((timeline.peak, step.time(buffers.made(timeline))))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_is_the_best_of_all_choices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formulation, "REACH", 100)
+    step = random_step(seed, 8 + seed % 4)
+    choices = all_choices(step)
+    peaks = sorted({peak for peak, _ in choices})
+    for limit in (peaks[0], *peaks[1 :: max(1, len(peaks) // 6)]):
+        best = min(seconds for peak, seconds in choices if peak <= limit)
+        found = exact.improve(step, kept(step), limit, names(step), gap=0.0, nodes=10_000)
+        assert found is not None
+        assert found.peak <= limit
+        assert found.peak == step.timeline(found.again).peak
+        assert math.isclose(found.seconds, best, rel_tol=1e-6, abs_tol=1e-9)
+    assert exact.improve(step, kept(step), peaks[0] - 1, names(step), gap=0.0) is None
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5])
+def test_is_no_worse_than_the_greedy_search(share: float) -> None:
+    step = layered_step(blocks=6)
+    limit = int(share * step.timeline().peak)
+    greedy = choose(step, limit=limit, seconds=math.inf, nameable=names(step))
+    assert greedy.peak <= limit
+    found = exact.improve(step, greedy, limit, names(step))
+    assert found is not None and found.least is not None
+    assert found.peak <= limit
+    assert found.least <= found.seconds <= greedy.seconds
+    # The bound is one: what is proven is what was asked for.
+    assert found.seconds - found.least <= 1.01 * exact.GAP * sum(step.seconds)
+
+
+def test_same_program_same_choice() -> None:
+    step = layered_step(blocks=4)
+    limit = step.timeline().peak // 2
+    greedy = choose(step, limit=limit, seconds=math.inf, nameable=names(step))
+    first, second = (exact.improve(step, greedy, limit, names(step)) for _ in range(2))
+    assert first is not None and second is not None
+    assert first.again == second.again
