@@ -69,7 +69,9 @@ def layered_step(blocks: int, width: int = 192, tokens: int = 64) -> Step:
     gradient = write("Sub", value, value, shape=(tokens, width))
     for back in reversed(tape):
         gradient = back(gradient)
-    graph = RuntimeGraph(("x",), (loss, gradient, *write.outputs), tuple(write.nodes), write.values, {})
+    graph = RuntimeGraph(
+        ("x",), (loss, gradient, *write.outputs), tuple(write.nodes), write.values, {}
+    )
     return Step(graph)
 
 
@@ -143,7 +145,7 @@ def compare(title: str, step: Step, names: Collection[str]) -> None:
         else:
             cells += [f"{best.seconds / total:.2%}", f"{best.least / total:.2%}"]
             cells += [f"{end - middle:.1f}"]
-        print("|", *" | ".join(map(str, cells)).split("\n"), "|", flush=True)
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The solver's choice is the best one: of all choices where they can be tried, of a greedy search."""
+"""The solver's choice is the best of all where they can be tried, and beats the greedy search."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import math
 import pytest
 
 from benchmarks.recompute_choice import layered_step
-from odtpack.memory import exact, formulation
+from odtpack.memory import exact, formulation, mixed_integer
 from odtpack.memory.buffers import Buffers
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.timeline import Step
+from odtpack.package.memory_budget import sentences
 from tests.memory.steps import random_step
+from tests.memory.test_compile import MODELS, build, least
+from tests.memory.test_compile import kept as all_kept
 
 pytest.importorskip("highspy")
 
@@ -61,7 +64,8 @@ def test_is_no_worse_than_the_greedy_search(share: float) -> None:
     greedy = choose(step, limit=limit, seconds=math.inf, nameable=names(step))
     assert greedy.peak <= limit
     found = exact.improve(step, greedy, limit, names(step))
-    assert found is not None and found.least is not None
+    assert found is not None
+    assert found.least is not None
     assert found.peak <= limit
     assert found.least <= found.seconds <= greedy.seconds
     # The bound is one: what is proven is what was asked for.
@@ -73,5 +77,26 @@ def test_same_program_same_choice() -> None:
     limit = step.timeline().peak // 2
     greedy = choose(step, limit=limit, seconds=math.inf, nameable=names(step))
     first, second = (exact.improve(step, greedy, limit, names(step)) for _ in range(2))
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert first.again == second.again
+
+
+def test_report_says_who_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole build: the solver's choice stays within the limit and takes no more time."""
+    model = MODELS["transformer"]()
+    spec = least(0.6, all_kept("transformer"))
+    assert spec.limit is not None
+    solved = build(model, spec).memory
+    monkeypatch.setattr(mixed_integer, "is_installed", lambda: False)
+    greedy = build(model, spec).memory
+    assert greedy is not None
+    assert greedy.after <= spec.limit
+    assert greedy.least is None
+    assert "the greedy search chose" in next(sentences(greedy))
+    assert solved is not None
+    assert solved.after <= spec.limit
+    assert solved.least is not None
+    assert solved.least <= solved.slowdown * solved.seconds
+    assert solved.slowdown <= greedy.slowdown
+    assert "HiGHS chose, and no choice takes less than" in next(sentences(solved))

@@ -23,6 +23,9 @@ GAP: Final = 0.002
 NODES: Final = 200
 """Of the search for one solution; a limit in time would make two builds differ."""
 
+MOST_DECISIONS: Final = 1000
+"""Beyond which the greedy search chooses alone: it takes seconds where this would take hours."""
+
 _ROUNDS: Final = 30
 
 
@@ -46,9 +49,12 @@ def improve(
         nodes: Nodes of one search.
 
     Returns:
-        The choice, as good as the one given or better; None if none was found.
+        The choice, as good as the one given or better; None if none was found, or if there is
+        too much to decide.
     """
     buffers = Buffers(step, nameable)
+    if sum(buffer.is_open for buffer in buffers.all) > MOST_DECISIONS:
+        return None
     model = Formulation(buffers, limit)
     known = buffers.chosen(choice.again)
     start = {column: float(i in known) for i, column in model.again.items()}

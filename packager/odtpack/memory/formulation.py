@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Final
 
-from odtpack.memory.buffers import Buffer, Buffers
+from odtpack.memory.buffers import Buffers
 from odtpack.memory.mixed_integer import Program
 from odtpack.memory.timeline import AGAIN, EDGE_NODES, Timeline
 from odtpack_simulator.memory.session_memory import BYTES_PER_NODE
@@ -66,10 +66,14 @@ class Formulation:
             if buffer.is_open
         }
         self.events = sorted({buffers.all[i].late[0] for i in self.again if buffers.all[i].late})
-        self._first = self._firsts()
+        self._windows: dict[int, tuple[int, int]] = {}
         self._copied: dict[tuple[int, int], int] = {}
         self._held: dict[tuple[int, int], int | None] = {}
         self._copy_held: dict[tuple[int, int], int | None] = {}
+        for index in sorted(self.again, key=lambda i: -buffers.all[i].first):  # readers first
+            self._windows[index] = self._window(index)
+            for event in range(*self._windows[index]):
+                self.copied(index, event)
         self._closures()
         self._costs()
 
@@ -111,20 +115,15 @@ class Formulation:
         """The last event at a place or before it; -1 before all."""
         return bisect.bisect_right(self.events, place) - 1
 
-    def _own(self, index: int) -> int:
-        """The event at which a copy must exist because the backward pass reads it."""
+    def _window(self, index: int) -> tuple[int, int]:
+        """The events at which the copy of a buffer may be made: from one to another."""
         late = self.buffers.all[index].late
-        return self.event(late[0]) if late else len(self.events)
-
-    def _firsts(self) -> dict[int, int]:
-        """The first event at which each copy may be made."""
-        found: dict[int, int] = {}
-        for index in sorted(self.again, key=lambda i: -self.buffers.all[i].first):
-            later = [found[w] for w in self.buffers.all[index].readers if w in found]
-            own = self._own(index)
-            earliest = own - REACH if self.buffers.all[index].late else 0
-            found[index] = max(earliest, min([own, *later]))
-        return found
+        readers = [self._windows[w] for w in self._readers(index)]
+        first = min((first for first, _ in readers), default=len(self.events))
+        if not late:
+            return first, max((last for _, last in readers), default=first)
+        last = self.event(late[0])
+        return min(last, max(first, last - REACH)), last
 
     def _readers(self, index: int) -> list[int]:
         return sorted(w for w in self.buffers.all[index].readers if w in self.again)
@@ -133,18 +132,18 @@ class Formulation:
 
     def copied(self, index: int, event: int) -> int | None:
         """C(b, e); None where it is 0."""
-        if event >= self._own(index):
+        if event >= self._windows[index][1]:
             return self.again[index]
-        if event < self._first[index]:
+        if event < self._windows[index][0]:
             return None
         if (index, event) in self._copied:
             return self._copied[index, event]
         program, again = self.program, self.again[index]
         column = self._copied[index, event] = program.column()
-        program.at_most({column: 1, again: -1}, 0)
+        program.at_most([(column, 1), (again, -1)], 0)
         before = self.copied(index, event - 1)
         if before is not None:
-            program.at_most({before: 1, column: -1}, 0)
+            program.at_most([(before, 1), (column, -1)], 0)
         made = [c for c in (self.copied(w, event) for w in self._readers(index)) if c is not None]
         for each in made:
             program.at_most([(each, 1), (again, 1), (column, -1)], 1)
@@ -207,10 +206,10 @@ class Formulation:
                 if source not in self.again:
                     continue
                 if not self.buffers.all[source].is_held:
-                    self.program.at_most({column: 1, self.again[source]: -1}, 0)
-                early = self.copied(index, self._first[source] - 1)
+                    self.program.at_most([(column, 1), (self.again[source], -1)], 0)
+                early = self.copied(index, self._windows[source][0] - 1)
                 if early is not None:
-                    self.program.at_most({early: 1, self.again[source]: 1}, 1)
+                    self.program.at_most([(early, 1), (self.again[source], 1)], 1)
             if not buffer.late:
                 readers = ((self.again[w], -1.0) for w in self._readers(index))
                 self.program.at_most([(column, 1.0), *readers], 0)
@@ -227,7 +226,7 @@ class Formulation:
         for event in range(len(self.events)):
             column = None
             for index, again in self.again.items():
-                if self._own(index) != event:
+                if self._windows[index][1] != event:
                     continue
                 column = program.column() if column is None else column
                 before = self.copied(index, event - 1)
@@ -340,9 +339,7 @@ class Formulation:
 
     def _row(self, terms: Terms, constant: float) -> None:
         scaled = [(column, factor * _MB) for column, factor in terms.items()]
-        self.program.at_most(
-            [*scaled, (self.extra, 1.0)], (self.limit - constant) * _MB
-        )
+        self.program.at_most([*scaled, (self.extra, 1.0)], (self.limit - constant) * _MB)
 
     def _most_extra(self) -> int:
         nodes = sum(len(self.buffers.all[index].nodes) for index in self.again)

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def _silent() -> Iterator[None]:
     sys.stdout.flush()
     kept = os.dup(1)
     try:
-        with open(os.devnull, "wb") as nothing:
+        with Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), 1)
         yield
     finally:
@@ -66,10 +67,10 @@ class Program:
         self._integer.append(is_integer)
         return len(self._costs) - 1
 
-    def at_most(self, terms: Mapping[int, float] | Iterable[tuple[int, float]], most: float) -> None:
+    def at_most(self, terms: Iterable[tuple[int, float]], most: float) -> None:
         """Let a sum of columns, with their factors, be at most a number."""
         row: dict[int, float] = {}
-        for column, factor in terms.items() if isinstance(terms, Mapping) else terms:
+        for column, factor in terms:
             row[column] = row.get(column, 0.0) + factor
         self._rows.append(({c: f for c, f in row.items() if f}, most))
 

@@ -113,7 +113,8 @@ class Step:
 
     def time(self, again: Collection[str]) -> float:
         """Estimated seconds of computing some values again, each node once."""
-        return sum(self.seconds[place] for place in {self.producer[name] for name in again})
+        places = {self.producer[name] for name in again}
+        return sum(self.seconds[place] for place in sorted(places))
 
     def timeline(self, again: Collection[str] = ()) -> Timeline:
         """The step with these values computed again for the backward pass."""
