@@ -7,7 +7,6 @@ knowledge of its order, its buffers and its kernels is the simulator's
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
 from collections.abc import Collection, Mapping
@@ -62,52 +61,24 @@ def compile_memory(
         return None  # operators of the user's, which this process does not have
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A training model before anything of it is computed again.
-
-    Attributes:
-        model: A copy in which buffers are not shared and nodes stand in the planned order.
-        op: Writes new nodes to its end.
-        sizes: Names the sizes of what is added.
-        step: It as ONNX Runtime executes it.
-        peak: Bytes of activations at the peak of the model as it was.
-        seconds: Estimated time of that.
-    """
-
-    model: ir.Model
-    op: Ops
-    sizes: SizeNames
-    step: Step
-    peak: int
-    seconds: float
-
-
-def prepare(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -> Prepared:
-    """Put a training model into the order that takes least memory; arguments as above."""
+def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -> MemoryReport:
     shapes = input_shapes(model.graph, spec)
     before = Step(_load(model, shapes))
-    timeline = before.timeline()
+    total = sum(before.seconds)
+    peak = before.timeline().peak
     trial = model.clone()
     op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
-    Schedule.of(trial.graph, timeline, {}).arrange()
+    Schedule.of(trial.graph, before.timeline(), {}).arrange()
     step = Step(weights_late(gradients_at_once(_load(trial, shapes)), parameters))
-    return Prepared(trial, op, sizes, step, timeline.peak, sum(before.seconds))
-
-
-def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -> MemoryReport:
-    ready = prepare(model, parameters, spec)
-    step, trial = ready.step, ready.model
-    choice = _choose(step, spec, ready.seconds * spec.slowdown, nameable(trial.graph))
-    renamed = clone_writer.write(ready.op, trial.graph, step, choice, ready.sizes)
+    choice = _choose(step, spec, total * spec.slowdown, nameable(trial.graph))
+    renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
     Schedule.of(trial.graph, choice.timeline, renamed).arrange()
-    after = Step(_load(trial, input_shapes(model.graph, spec))).timeline().peak
-    if ready.peak - after < spec.worth * ready.peak:
-        return MemoryReport(ready.peak, ready.peak, ready.seconds)
+    after = Step(_load(trial, shapes)).timeline().peak
+    if peak - after < spec.worth * peak:
+        return MemoryReport(peak, peak, total)
     model.graph = trial.graph
-    decisions = _decisions(step, choice, parameters)
-    return MemoryReport(ready.peak, after, ready.seconds, decisions, choice.least)
+    return MemoryReport(peak, after, total, _decisions(step, choice, parameters), choice.least)
 
 
 def _choose(step: Step, spec: MemorySpec, seconds: float, names: Collection[str]) -> Choice:
