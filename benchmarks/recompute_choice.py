@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.recompute_choice [NAME ...] [--nodes 10000]`` takes the steps of the
 workloads and of stacks of blocks as they come to a mobile network (:func:`layered_step`), with
-limits of a half and of 0.3 of the activations, and prints for each the number of decisions, the
+limits of a half, 0.3 and a quarter of the activations, and prints for each the number of decisions, the
 time that the greedy search's choice and the solver's take more, in parts of a step's time as
 estimated, what no choice takes less than, and the processor time of both. Then it makes a step
 of ``--nodes`` nodes, and prints how long the greedy search takes for it.
@@ -26,7 +26,7 @@ from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
-_SHARES = (0.5, 0.3)
+_SHARES = (0.5, 0.3, 0.25)
 _STACKS = (29, 36)
 """Blocks of the stacks: of about 350 and 430 decisions."""
 
