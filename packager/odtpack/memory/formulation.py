@@ -224,16 +224,13 @@ class Formulation:
                 program.at_most([*((c, 1.0) for c in cause), (column, -1.0)], len(cause) - 1)
             extra.append((column, BYTES_PER_NODE * _MB))
         for event in range(len(self.events)):
-            column = None
-            for index, again in self.again.items():
-                if self._windows[index][1] != event:
-                    continue
-                column = program.column() if column is None else column
+            made = [i for i, (_, last) in self._windows.items() if last == event]
+            edge = program.column()
+            for index in sorted(made):
                 before = self.copied(index, event - 1)
-                terms = [(again, 1.0), (column, -1.0)]
+                terms = [(self.again[index], 1.0), (edge, -1.0)]
                 program.at_most(terms if before is None else [*terms, (before, -1.0)], 0)
-            if column is not None:
-                extra.append((column, EDGE_NODES * BYTES_PER_NODE * _MB))
+            extra.append((edge, EDGE_NODES * BYTES_PER_NODE * _MB))
         program.at_most(extra, 0)
 
     def _causes(self) -> dict[int, set[tuple[int, ...]]]:

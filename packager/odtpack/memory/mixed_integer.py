@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,8 +92,7 @@ class Program:
         Returns:
             The best solution found; None if there is none.
         """
-        import highspy
-
+        highspy: Any = importlib.import_module("highspy")  # its types are not complete
         with _silent():
             solver = highspy.Highs()
         for name, value in {
