@@ -4,8 +4,8 @@
 workloads and of stacks of blocks as they come to a mobile network (:func:`layered_step`), with
 limits of a half, 0.3 and a quarter of the activations, and prints for each the number of
 decisions, the time that the greedy search's choice and the solver's take more, in parts of a
-step's time as estimated, what no choice takes less than, and the processor time of both. Then it makes a step
-of ``--nodes`` nodes, and prints how long the greedy search takes for it.
+step's time as estimated, what no choice takes less than, and the processor time of both. Then it
+makes a step of ``--nodes`` nodes, and prints how long the greedy search takes for it.
 """
 
 from __future__ import annotations
