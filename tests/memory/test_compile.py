@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from odtpack import losses
 from odtpack.artifacts import OptimType
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import input_shapes
+from odtpack.memory.recompute import Choice
 from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step, reads
 from odtpack.model.loading import load_model
@@ -299,6 +301,46 @@ def written(graphs: Graphs, folder: Path) -> RuntimeGraph:
     return load_runtime_graph(
         folder / "training.onnx", input_shapes(graphs.training.graph, MemorySpec(batch=BATCH))
     )
+
+
+def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ONNX Runtime makes transposes a part of products: forward, in the copy, and in the gradient.
+
+    The gradient reads the transposed value by a name that the runtime's graph does not have. If it
+    read the first one, the written model would keep that of all layers, which was not planned.
+    """
+    text = "k0 = Mul(x, w) q = Mul(x, w) " + " ".join(
+        f"e{i} = Exp(k{i}) s{i} = Sin(e{i}) t{i} = Transpose<perm = [0, 2, 1]>(s{i}) "
+        f"p{i} = MatMul(q, t{i}) r{i} = MatMul(p{i}, v) c{i} = Mul(r{i}, w{i}) "
+        f"k{i + 1} = Tanh(c{i})"
+        for i in range(3)
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> attention '
+        f"(float[N, 64, 64] x, float[N, 64, 64] v) => (float[N, 64, 64] k3) {{ {text} }}"
+    )
+    random = np.random.default_rng(0)
+    names = ["w", *(f"w{i}" for i in range(3))]
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(random.standard_normal(64).astype(np.float32), name)
+        for name in names
+    )
+    choices = []
+
+    def choose(*given: Any) -> Choice:
+        choices.append(original(*given))
+        return choices[-1]
+
+    original = memory_compile._choose
+    monkeypatch.setattr(memory_compile, "_choose", choose)
+    recipe = TrainingGraphSpec(tuple(names), (), losses.make_loss("mse"))
+    memory = MemorySpec(batch=64, limit=1, slowdown=2.0)
+    found = build_graphs(load_model(model), dataclasses.replace(recipe, memory=memory)).memory
+    assert found is not None
+    one = 64 * 64 * 64 * 4
+    assert found.after < choices[0].peak + one
 
 
 def test_casts_are_computed_again() -> None:

@@ -63,6 +63,7 @@ class _Writer:
         self._copies: dict[ir.Value, ir.Value] = {}
         self._constant: dict[ir.Value, bool] = {}
         self._before = list(graph)
+        self._forward = ancestors(graph.outputs[:1])
         self._places = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
 
     def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
@@ -155,23 +156,42 @@ class _Writer:
 
     def redirect(self) -> None:
         """Let the nodes that the loss does not need read the copies that come before them."""
-        forward = ancestors(self._graph.outputs[:1])
         for node in self._before:
-            if node not in forward:
+            if node not in self._forward:
                 self._redirect(node)
 
     def _redirect(self, node: ir.Node) -> None:
         for index, value in enumerate(node.inputs):
-            if (
-                value is not None
-                and value.name in self._again
-                and value in self._copies
-                and not self._is_early(node, value)
-            ):
-                node.replace_input_with(index, self._copies[value])
+            if value is None:
+                continue
+            again = [each for each in self._sources(value) if each.name in self._again]
+            copied = [each for each in again if each in self._copies]
+            if not copied or any(self._is_early(node, each) for each in copied):
+                continue
+            if value not in self._copies:
+                self._copy(
+                    value, ControlEdge(self._op, self._copies[copied[0]], self._sizes.another())
+                )
+            node.replace_input_with(index, self._copies[value])
         for graph in subgraphs(node):
             for inner in graph:
                 self._redirect(inner)
+
+    def _sources(self, value: ir.Value) -> list[ir.Value]:
+        """The values of the runtime's graph that a value of the forward pass stands for: itself.
+
+        Or what it is computed from, where the runtime makes it a part of the node that reads it: a
+        transpose within a product.
+        """
+        found, stack = [], [value]
+        while stack:
+            each = stack.pop()
+            node = each.producer()
+            if each.name in self._step.graph.values:
+                found.append(each)
+            elif node is not None and node in self._forward and not self._is_constant(each):
+                stack += reads(node)
+        return found
 
     def _is_early(self, node: ir.Node, value: ir.Value) -> bool:
         """Whether a node runs before the value is computed again: what asks for its shape may.

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, own_buffers
+from odtpack.memory import clone_writer, exact, mixed_integer, own_buffers
 from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors, nameable
 from odtpack.memory.order import gradients_at_once, weights_late
@@ -71,19 +71,23 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
     Schedule.of(trial.graph, before.timeline(), {}).arrange()
     step = Step(weights_late(gradients_at_once(_load(trial, shapes)), parameters))
-    choice = choose(
-        step,
-        limit=spec.limit,
-        seconds=total * spec.slowdown,
-        nameable=nameable(trial.graph),
-    )
+    choice = _choose(step, spec, total * spec.slowdown, nameable(trial.graph))
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
     Schedule.of(trial.graph, choice.timeline, renamed).arrange()
     after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
         return MemoryReport(peak, peak, total)
     model.graph = trial.graph
-    return MemoryReport(peak, after, total, _decisions(step, choice, parameters))
+    return MemoryReport(peak, after, total, _decisions(step, choice, parameters), choice.least)
+
+
+def _choose(step: Step, spec: MemorySpec, seconds: float, names: Collection[str]) -> Choice:
+    """Greedily, and for a limit with a solver too, where one is installed."""
+    choice = choose(step, limit=spec.limit, seconds=seconds, nameable=names)
+    if spec.limit is None or not seconds or not mixed_integer.is_installed():
+        return choice
+    better = exact.improve(step, choice, spec.limit, names)
+    return choice if better is None or better.seconds > seconds else better
 
 
 def _values_bytes(graph: ir.Graph, spec: MemorySpec) -> int:

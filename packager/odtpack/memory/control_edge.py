@@ -55,12 +55,18 @@ class SizeNames:
         """The shape of a value whose first axis has a name of its own."""
         return self.named(dims_of(value) or ())
 
-    def named(self, shape: Sequence[int | str | None]) -> ir.Shape:
-        """A shape whose first axis has a name of its own."""
+    def named(self, shape: Sequence[int | str | None], axis: int = 0) -> ir.Shape:
+        """A shape one of whose axes has a name of its own."""
         dims = list(shape)
-        if dims and dims[0] != 1:
-            dims[0] = f"{_OWN}{self._number} {dims[0] or '?'}"
+        if dims and dims[axis] != 1:
+            dims[axis] = f"{_OWN}{self._number} {dims[axis] or '?'}"
         return ir.Shape(dims)
+
+    def open(self, shape: Sequence[int | str | None]) -> ir.Shape:
+        """A shape whose first open axis, if any, has a name of its own."""
+        axes = (axis for axis, dim in enumerate(shape) if not isinstance(dim, int))
+        axis = next(axes, None)
+        return ir.Shape(shape) if axis is None else self.named(shape, axis)
 
 
 class ControlEdge:

@@ -47,7 +47,10 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
     views: dict[ir.Value, ir.Value] = {}
     shapes: dict[int, ir.Value] = {}
     for node in list(graph):
-        if node in forward or subgraphs(node):
+        if node in forward:
+            _own_sizes(node, step, names)
+            continue
+        if subgraphs(node):
             continue
         if any(value in renamed for value in reads(node)):
             renamed.update(node.outputs)
@@ -79,12 +82,12 @@ def _own_sizes(node: ir.Node, step: Step, names: SizeNames) -> None:
     for value in node.outputs:
         known = step.graph.values.get(value.name or "")
         dims = dims_of(value) or (known.dims if known is not None else None)
-        if not dims or isinstance(dims[0], int) or value.is_graph_output():
+        if not dims or value.is_graph_output():
             continue
-        if overwrites and source and SizeNames.is_own(source[0]):
-            value.shape = ir.Shape([source[0], *dims[1:]])
+        if overwrites and source and any(map(SizeNames.is_own, source)):
+            value.shape = ir.Shape(source)
         else:
-            value.shape = names.another().named(dims)
+            value.shape = names.another().open(dims)
 
 
 def _sources(node: ir.Node, step: Step) -> Iterator[ir.Value]:

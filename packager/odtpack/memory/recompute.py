@@ -41,11 +41,13 @@ class Choice:
         again: Names of the values.
         timeline: The step with them.
         seconds: Estimated time that it takes.
+        least: What no choice within the limit takes less than, as far as a solver says.
     """
 
     again: frozenset[str]
     timeline: Timeline
     seconds: float
+    least: float | None = None
 
     @property
     def peak(self) -> int:
@@ -108,9 +110,7 @@ class _Search:
         self._outputs = set(step.graph.outputs)
 
     def time(self, again: Collection[str]) -> float:
-        """Time of computing some values again, each node once."""
-        nodes = {self._step.producer[name] for name in again}
-        return sum(self._step.seconds[index] for index in nodes)
+        return self._step.time(again)
 
     def choice(self, again: frozenset[str]) -> Choice:
         return Choice(again, self._step.timeline(again), self.time(again))
@@ -121,17 +121,25 @@ class _Search:
             if current.peak <= target:
                 break
             moves = sorted(self._moves(current, target), key=lambda m: (-m.worth, sorted(m.adds)))
-            again, wanted = current.again, current.peak - target
+            again, wanted = set(current.again), current.peak - target
+            nodes = {self._step.producer[name] for name in again}
+            seconds = self.time(again)
             for move in moves:
                 # Several at a time: what they do to one another, the next look takes in.
-                if again.isdisjoint(move.adds) and self.time(again | move.adds) <= self._seconds:
+                if not again.isdisjoint(move.adds):
+                    continue
+                new = {self._step.producer[name] for name in move.adds} - nodes
+                more = sum(self._step.seconds[index] for index in sorted(new))
+                if seconds + more <= self._seconds:
                     again |= move.adds
+                    nodes |= new
+                    seconds += more
                     wanted -= move.nbytes
                     if wanted <= 0:
                         break
             if again == current.again:
                 break
-            current = self.choice(again)
+            current = self.choice(frozenset(again))
         return current
 
     def without_superfluous(self, choice: Choice, peak: int) -> Choice:
@@ -151,7 +159,7 @@ class _Search:
         return choice
 
     def _moves(self, current: Choice, target: int) -> Iterator[_Move]:
-        life = _Lives(self._step, current, target)
+        life, room = _Lives(self._step, current, target), self._seconds - current.seconds
         seen: set[frozenset[str]] = set()
         for root, family in self._families.items():
             if root not in self._step.producer or self._step.nbytes(root) < _SMALLEST:
@@ -164,7 +172,7 @@ class _Search:
             if freed <= 0:
                 continue
             for ratio in _HELD_INSTEAD:
-                move = self._closure(late, root, first, ratio, life, current.again, freed)
+                move = self._closure(late, root, first, ratio, life, current.again, freed, room)
                 if move is not None and move.gain > 0 and move.adds not in seen:
                     seen.add(move.adds)
                     yield move
@@ -178,11 +186,11 @@ class _Search:
         life: _Lives,
         again: Collection[str],
         gain: float,
+        room: float,
     ) -> _Move | None:
         """What goes with some values of one buffer; None if they cannot be computed again."""
         step, adds, stack = self._step, set[str](), list(wanted)
         nodes: set[int] = set()
-        room = self._seconds - self.time(again)
         spent = 0.0
         while stack:
             name = stack.pop()

@@ -121,12 +121,15 @@ class MemoryReport:
         after: The same as emitted.
         seconds: Estimated time of a step as differentiated.
         decisions: What is computed again, the largest first.
+        least: Seconds that no choice within the limit takes less than, if a solver chose; None
+            if the greedy search did.
     """
 
     before: int
     after: int
     seconds: float
     decisions: tuple[Decision, ...] = ()
+    least: float | None = None
 
     @property
     def slowdown(self) -> float:

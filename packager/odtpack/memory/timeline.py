@@ -111,6 +111,11 @@ class Step:
         node = self.graph.nodes[index]
         return index in self.forward and not node.subgraphs and node.op_type not in _RANDOM
 
+    def time(self, again: Collection[str]) -> float:
+        """Estimated seconds of computing some values again, each node once."""
+        places = {self.producer[name] for name in again}
+        return sum(self.seconds[place] for place in sorted(places))
+
     def timeline(self, again: Collection[str] = ()) -> Timeline:
         """The step with these values computed again for the backward pass."""
         nodes: list[Node] = []
