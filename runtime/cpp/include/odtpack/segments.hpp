@@ -109,7 +109,8 @@ class Segments {
   Part last;
   std::optional<Part> last_evaluated;
   /// Memory of values between segments by name, which training and evaluation share.
-  std::map<std::string, std::pair<Tensor, Ort::Value>> kept;
+  using Kept = std::map<std::string, std::pair<Tensor, Ort::Value>>;
+  Kept kept;
 };
 
 /// Segments as one training or evaluation model.
@@ -218,7 +219,9 @@ class SegmentedGraph : public Model {
     std::map<std::string, int64_t> sizes;
     for (const size_t i : run.taken) {
       const End& end = run.part.inputs[i];
-      const auto& [value, shape] = given_.at(end.name);
+      const auto found = given_.find(end.name);
+      if (found == given_.end()) ThrowSegments("'" + end.name + "' is read too late");
+      const auto& [value, shape] = found->second;
       run.arguments.inputs[i] = value;
       for (size_t axis = 0; axis < std::min(shape.size(), end.symbols.size()); ++axis) {
         if (!end.symbols[axis].empty()) sizes[end.symbols[axis]] = shape[axis];
@@ -227,7 +230,7 @@ class SegmentedGraph : public Model {
     for (const size_t i : run.made) {
       const End& end = run.part.outputs[i];
       const auto shape = run.last && Returned(end) ? std::nullopt : ShapeOf(end, sizes);
-      run.arguments.outputs[i] = shape ? Place(end, *shape) : nullptr;
+      run.arguments.outputs[i] = shape ? Place(run, end, *shape) : nullptr;
     }
     segments_.weights.Read(run.pages, [&] {
       run.arguments.Run(*run.part.session,
@@ -244,7 +247,7 @@ class SegmentedGraph : public Model {
         results.push_back(std::move(found));
         continue;
       }
-      Place(end, found.GetTensorTypeAndShapeInfo().GetShape());
+      Place(run, end, found.GetTensorTypeAndShapeInfo().GetShape());
       const Tensor& room = segments_.kept.at(KeyOf(end)).first;
       room.CopyFrom(found.GetTensorRawData());
     }
@@ -274,19 +277,29 @@ class SegmentedGraph : public Model {
   }
 
   /// Give a value between segments its memory: that of the last time, if it fits.
-  OrtValue* Place(const End& end, const Shape& shape) {
+  OrtValue* Place(const OneRun& run, const End& end, const Shape& shape) {
     if (Segments::EndsIn(end.name, Segments::kCotangent)) turn_ = !turn_;
     const std::string key = KeyOf(end);
     auto found = segments_.kept.find(key);
     if (found == segments_.kept.end() || found->second.first.shape != shape ||
         found->second.first.type != end.type) {
-      if (found != segments_.kept.end()) segments_.kept.erase(found);  // before there is another
+      if (found != segments_.kept.end()) Release(run, found);  // before there is another
       const Tensor tensor = Zeros(end.type, shape);
       found = segments_.kept.emplace(key, std::make_pair(tensor, tensor.Value())).first;
     }
     auto* value = const_cast<OrtValue*>(static_cast<const OrtValue*>(found->second.second));
     given_[end.name] = {value, shape};
     return value;
+  }
+  /// Free a kept value, which no segment of a package of ours reads any more.
+  void Release(const OneRun& run, Segments::Kept::iterator kept) {
+    const OrtValue* const value = kept->second.second;
+    const auto& read = run.arguments.inputs;
+    if (std::find(read.begin(), read.end(), value) != read.end())
+      ThrowSegments("a gradient is read when another takes its place");
+    for (auto given = given_.begin(); given != given_.end();)
+      given = given->second.first == value ? given_.erase(given) : std::next(given);
+    segments_.kept.erase(kept);
   }
   /// The next run reads a cotangent, and makes the next one: two take turns.
   std::string KeyOf(const End& end) const {
