@@ -34,7 +34,7 @@ from odtpack.optimizers.common.groups import Group
 from odtpack.optimizers.common.model import Clip, clipped
 from odtpack.passes import aliases
 from odtpack.passes.compact import compact
-from odtpack.step import chunks
+from odtpack.step import axpy, chunks
 from odtpack.step.fresh import fresh_gradients
 from odtpack.step.late_reads import Readers, after, ancestors
 from odtpack_runtime.session.graph_signature import (
@@ -215,9 +215,7 @@ class _Writer:
     ) -> None:
         """Update one parameter."""
         op, dims = self._op, static_dims(parameter) or ()
-        parts = chunks.cut(dims)
-        # A vector: of [O, C, 1, 1] and a scalar ONNX Runtime computes one element at a time.
-        shape = (math.prod(dims),) if parts is None else parts.shape
+        parts, shape = chunks.cut(dims), self._shape(dims, parameter, gradient)
         vectors = {
             "params": parameter
             if shape == dims and not late
@@ -226,13 +224,27 @@ class _Writer:
         }
         update = self._formula(self._group.get(name, 0))
         if parts is None:
-            flat = gradient if shape == dims else op.reshape(gradient, -1)
+            flat = gradient if shape == dims else op.reshape(gradient, *shape)
             flat.type, flat.shape = parameter.type, ir.Shape(shape)
-            results = update(op, {**vectors, "gradients": flat})
+            results = axpy.write(op, vectors, flat, update)
         else:
             results = chunks.write(op, parts, vectors, gradient, update)
         for key, value in results.items():
             self._output(value, name, key, shape)
+
+    def _shape(
+        self, dims: tuple[int, ...], parameter: ir.Value, gradient: ir.Value
+    ) -> tuple[int, ...]:
+        """The shape in which a parameter of its own is updated, see :mod:`.axpy`.
+
+        A row: of [O, C, 1, 1] and a scalar ONNX Runtime computes one element at a time. A product
+        that nothing is kept of is added to the parameter as it lies.
+        """
+        parts, single = chunks.cut(dims), axpy.suits(self._op.type_of(parameter))
+        added = single and not self._optimizer.state and chunks.product_of(gradient) is not None
+        if parts is not None:
+            return parts.flat.shape if single and not added else parts.shape
+        return dims if added else (1, math.prod(dims)) if single else (math.prod(dims),)
 
     def _compute_at_once(self, gradient: ir.Value) -> None:
         """Let a gradient that is used at the end be computed as soon as it can be."""
@@ -269,7 +281,7 @@ class _Writer:
                 piece.type = parameter.type
                 self._output(piece, str(parameter.name), key, (size,))
 
-    def _formula(self, index: int) -> chunks.Write:
+    def _formula(self, index: int) -> axpy.Write:
         group = self._groups[index]
         decays = {each.weight_decay for each in self._groups}
 

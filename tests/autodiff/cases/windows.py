@@ -237,8 +237,13 @@ CASES: list[Case] = [
           auto_pad="SAME_UPPER"),
     *conv([1, 2, 4, 70], [2, 1, 3, 3], "depthwise-wide", group=2, pads=[1, 1, 1, 1], bias=True,
           batch=["x"]),
+    *conv([1, 2, 5, 50], [2, 1, 3, 4], "depthwise-wide-dilated", group=2, strides=[2, 1],
+          dilations=[2, 1], pads=[1, 0, 2, 2], opsets=EVERY),
+    *conv([2, 2, 4, 48], [2, 1, 2, 1], "depthwise-wide-columns", group=2),
+    *conv([1, 2, 4, 66], [2, 1, 1, 3], "depthwise-wide-one-row", group=2, batch=["x"]),
     *conv([1, 2, 5, 70], [2, 1, 3, 5], "depthwise-wide-all", group=2, strides=[2, 3],
           dilations=[1, 2], pads=[1, 2, 0, 1]),
+    *conv([1, 2, 3, 135], [2, 1, 2, 3], "depthwise-wide-strided", group=2, strides=[1, 2]),
     # Maxima: windows that tile the plane, and all others
     *pool("MaxPool", PLANE, "tiled", kernel_shape=[2, 2], strides=[2, 2], opsets=EVERY,
           batch=["x"]),

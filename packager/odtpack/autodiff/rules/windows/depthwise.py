@@ -6,7 +6,9 @@ but in the one kernel that runs at full speed:
 
 - rows: each row is multiplied by a Toeplitz matrix T_i [W, out W] for each kernel row i,
   and the rows of all samples are stacked;
-- taps: on wide planes the band is too empty; each tap is a shifted product and a sum.
+- dots: of a wide row most of the band is computed in vain; the weight gradient of a tap is the
+  scalar product of the output gradient and the plane, shifted;
+- taps: wider still, where windows are steps apart, each tap is a shifted product and a sum.
 
 (Small planes are the matter of :mod:`odtpack.autodiff.windows.small_conv`.)
 
@@ -17,6 +19,7 @@ one too. ``docs/adr/0002-conv-gradients.md`` has the measurements behind the thr
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +29,9 @@ from odtpack.graph.ops import Ops
 
 # Widest row for the form by rows.
 _WIDEST_ROW = 64
-# Largest plane whose input gradient takes it.
+# Narrowest output row for the weight gradient by dots.
+_NARROWEST_ROW_OF_DOTS = 48
+# Largest plane whose input gradient takes the form by rows.
 _MOST_PIXELS_BY_ROWS = 12 * 12
 
 
@@ -41,6 +46,8 @@ def _by_rows(win: Windows) -> bool:
 
 def weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     """dW [C, 1, kh, kw]."""
+    if _by_dots(win):
+        return _dots(op, win, x, dy)
     if not _by_rows(win):
         return _sum_of_taps(op, win, x, dy)
     grads = op.reshape(op.transpose(dy, 1, 0, 2, 3), win.channels, -1, win.out[1])
@@ -108,6 +115,39 @@ def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) ->
     bands = op.reshape(op.transpose(bands, 0, 1, 3, 2), win.channels, kh * win.out[1], width)
     dx = op.reshape(op.MatMul(rows, bands), win.channels, -1, height, width)
     return op.transpose(dx, 1, 0, 2, 3)
+
+
+# By dots
+
+
+def _by_dots(win: Windows) -> bool:
+    """Whether rows are wide, and their windows side by side.
+
+    A kernel of one row is left out: ONNX Runtime computes a column times a matrix of two rows or
+    more as scalar products, a single row times a column one element at a time.
+    """
+    return win.strides[1] == 1 and win.kernel[0] > 1 and win.out[1] >= _NARROWEST_ROW_OF_DOTS
+
+
+def _dots(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """Tap (i, j) is the scalar product of the rows that taps i read and of dY, moved by j.
+
+    dY lies in rows as wide as those of the padded input, so that a tap moves it as a whole.
+    """
+    (rows, columns), stride, dilations = win.out, win.strides[0], win.dilations
+    padded = op.pad(x, [0, 0, *win.before], [0, 0, *win.after])
+    width = win.before[1] + win.size[1] + win.after[1]
+    read = [i * dilations[0] + row * stride for i in range(win.kernel[0]) for row in range(rows)]
+    shifted = op.reshape(
+        op.Gather(padded, op.ints(*read), axis=2), -1, win.kernel[0], rows * width
+    )  # [N C, kh, out_h W]
+    sums = []
+    for start in range(0, win.kernel[1] * dilations[1], dilations[1]):
+        moved = op.pad(dy, [0, 0, 0, start], [0, 0, 0, width - columns - start])
+        sums.append(op.MatMul(shifted, op.reshape(moved, -1, rows * width, 1)))
+    samples = op.reshape(op.join(sums, 2), -1, win.channels, math.prod(win.kernel))
+    total = op.reduce_sum(samples, [0], keepdims=False)
+    return op.reshape(total, win.channels, 1, *win.kernel)
 
 
 # By taps
