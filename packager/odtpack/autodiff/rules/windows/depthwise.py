@@ -19,7 +19,6 @@ one too. ``docs/adr/0002-conv-gradients.md`` has the measurements behind the thr
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +28,7 @@ from odtpack.graph.ops import Ops
 
 # Widest row for the form by rows.
 _WIDEST_ROW = 64
-# Narrowest output row for the weight gradient by dots.
+# Narrowest row for the weight gradient by dots.
 _NARROWEST_ROW_OF_DOTS = 48
 # Largest plane whose input gradient takes the form by rows.
 _MOST_PIXELS_BY_ROWS = 12 * 12
@@ -121,32 +120,42 @@ def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) ->
 
 
 def _by_dots(win: Windows) -> bool:
-    """Whether rows are wide, and their windows side by side.
+    """Whether rows are wide, and a column of windows reads every column of the kernel in turn.
 
-    A kernel of one row is left out: ONNX Runtime computes a column times a matrix of two rows or
-    more as scalar products, a single row times a column one element at a time.
+    A kernel of one row is left out: ONNX Runtime computes a matrix of two rows or more times a
+    column as scalar products, a single row times a column one element at a time.
     """
-    return win.strides[1] == 1 and win.kernel[0] > 1 and win.out[1] >= _NARROWEST_ROW_OF_DOTS
+    in_turn = min(win.strides[1], win.dilations[1]) == 1
+    return in_turn and win.kernel[0] > 1 and win.size[1] >= _NARROWEST_ROW_OF_DOTS
 
 
 def _dots(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
-    """Tap (i, j) is the scalar product of the rows that taps i read and of dY, moved by j.
+    """Tap (i, j) is the scalar product of dY, moved by j, and of the rows that taps i read.
 
-    dY lies in rows as wide as those of the padded input, so that a tap moves it as a whole.
+    Rows of dY are as wide as those of the padded input, so that one shift moves all of them.
+    Where windows are s columns apart, column s c + b of the input is column c of plane b, and j
+    moves dY by j / s.
     """
-    (rows, columns), stride, dilations = win.out, win.strides[0], win.dilations
-    padded = op.pad(x, [0, 0, *win.before], [0, 0, *win.after])
-    width = win.before[1] + win.size[1] + win.after[1]
-    read = [i * dilations[0] + row * stride for i in range(win.kernel[0]) for row in range(rows)]
-    shifted = op.reshape(
-        op.Gather(padded, op.ints(*read), axis=2), -1, win.kernel[0], rows * width
-    )  # [N C, kh, out_h W]
+    (height, columns), (stride, apart) = win.out, win.strides
+    moves = range(0, -(-win.kernel[1] // apart) * win.dilations[1], win.dilations[1])
+    read = win.before[1] + win.size[1] + win.after[1]
+    width = max(-(-read // apart), moves[-1] + columns)
+    after = (win.after[0], win.after[1] + width * apart - read)
+    padded = op.pad(x, [0, 0, *win.before], [0, 0, *after])
+    planes = op.transpose(op.reshape(padded, -1, apart), 1, 0) if apart > 1 else padded
+    planes = op.reshape(planes, apart, -1, win.before[0] + win.size[0] + after[0], width)
+    starts = range(0, win.kernel[0] * win.dilations[0], win.dilations[0])
+    rows = op.ints(*(start + row * stride for start in starts for row in range(height)))
+    shifted = op.reshape(op.Gather(planes, rows, axis=2), apart, -1, win.kernel[0], height * width)
     sums = []
-    for start in range(0, win.kernel[1] * dilations[1], dilations[1]):
-        moved = op.pad(dy, [0, 0, 0, start], [0, 0, 0, width - columns - start])
-        sums.append(op.MatMul(shifted, op.reshape(moved, -1, rows * width, 1)))
-    samples = op.reshape(op.join(sums, 2), -1, win.channels, math.prod(win.kernel))
+    for move in moves:
+        moved = op.pad(dy, [0, 0, 0, move], [0, 0, 0, width - columns - move])
+        sums.append(op.MatMul(shifted, op.reshape(moved, -1, height * width, 1)))
+    taps = op.transpose(op.join(sums, 3), 1, 2, 3, 0)  # [N C, kh, moves, s]
+    samples = op.reshape(taps, -1, win.channels, win.kernel[0], len(moves) * apart)
     total = op.reduce_sum(samples, [0], keepdims=False)
+    if len(moves) * apart > win.kernel[1]:
+        total = op.slice(total, [2], [0], [win.kernel[1]])
     return op.reshape(total, win.channels, 1, *win.kernel)
 
 
