@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +17,9 @@ from odtpack.graph import match
 from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
 
-Write = Callable[[Ops, Mapping[str, ir.Value]], dict[str, ir.Value]]
+Values: TypeAlias = "Mapping[str, ir.Value]"
+
+Write: TypeAlias = "Callable[[Ops, Values], dict[str, ir.Value]]"
 """Writes an update: new values, by name, of some of the values that it gets by name."""
 
 
