@@ -18,8 +18,9 @@ from odtpack.step import axpy
 STEP, RATE = 3, 0.01
 
 
-def model_of(formula: Optimizer, shape: tuple[int, int], dtype: ir.DataType) -> ir.Model:
-    """One update of a parameter by the product of two factors, which is its gradient."""
+def model_of(formula: Optimizer, dtype: ir.DataType) -> ir.Model:
+    """One update of a parameter [1, 24] by the product of two factors, which is its gradient."""
+    shape = (1, 24)
     names = ["params", *(vector.name for vector in formula.state)]
     kept = {name: ir.val(name, dtype=dtype, shape=shape) for name in names}
     left = ir.val("left", dtype=dtype, shape=[5, shape[0]])
@@ -72,30 +73,27 @@ def feeds_of(model: ir.Model) -> dict[str, np.ndarray]:
     return feeds
 
 
-@pytest.mark.parametrize("shape", [(1, 24), (4, 6)])
 @pytest.mark.parametrize(
-    ("formula", "products", "of_rows"),
+    ("formula", "products"),
     [
-        # Gemms of an update of one row, the gradient's included; and of several.
-        (AdamW(), 4, 1),
-        (AdamW(weight_decay=0.1), 4, 1),
-        (AdamW(weight_decay=0.1, formula="pytorch"), 4, 1),
-        (Adam(weight_decay=0.1), 4, 1),
-        (Lion(weight_decay=0.1), 4, 1),
-        (SGD(), 2, 1),
-        (SGD(weight_decay=0.1), 2, 1),
-        (SGD(momentum=0.9, nesterov=True), 3, 1),
+        # Gemms, that of the gradient included
+        (AdamW(), 4),
+        (AdamW(weight_decay=0.1), 4),
+        (AdamW(weight_decay=0.1, formula="pytorch"), 4),
+        (Adam(weight_decay=0.1), 4),
+        (Lion(weight_decay=0.1), 4),
+        (SGD(), 2),
+        (SGD(weight_decay=0.1), 2),
+        (SGD(momentum=0.9, nesterov=True), 3),
     ],
     ids=lambda value: value.kind if isinstance(value, Optimizer) else None,
 )
-def test_values_are_those_of_the_formula(
-    formula: Optimizer, products: int, of_rows: int, shape: tuple[int, int]
-) -> None:
+def test_values_are_those_of_the_formula(formula: Optimizer, products: int) -> None:
     """In float64 nothing is fused."""
-    single = model_of(formula, shape, ir.DataType.FLOAT)
-    double = model_of(formula, shape, ir.DataType.DOUBLE)
+    single = model_of(formula, ir.DataType.FLOAT)
+    double = model_of(formula, ir.DataType.DOUBLE)
     counts = [Counter(node.op_type for node in model.graph) for model in (single, double)]
-    assert counts[0]["Gemm"] == (products if shape[0] == 1 else of_rows)
+    assert counts[0]["Gemm"] == products
     assert counts[1]["Gemm"] == 1
     inputs = {str(value.name): value for value in single.graph.inputs}
     for output in single.graph.outputs:
@@ -107,15 +105,9 @@ def test_values_are_those_of_the_formula(
         np.testing.assert_allclose(value, wanted[name], rtol=2e-6, atol=1e-7, err_msg=name)
 
 
-def test_the_product_is_added_to_the_parameter() -> None:
-    """Without state nothing but one Gemm, the sign and the small factor is computed."""
-    model = model_of(SGD(), (4, 6), ir.DataType.FLOAT)
-    assert sorted(node.op_type for node in model.graph) == ["Gemm", "Mul", "Neg"]
-
-
 def test_a_rate_of_zero_changes_nothing() -> None:
-    for formula, shape in ((SGD(), (4, 6)), (SGD(), (1, 24)), (AdamW(), (1, 24))):
-        model = model_of(formula, shape, ir.DataType.FLOAT)
+    for formula in (SGD(), AdamW()):
+        model = model_of(formula, ir.DataType.FLOAT)
         feeds = {n: a if n == "step" else a.astype(np.float32) for n, a in feeds_of(model).items()}
         feeds["rate"] = np.zeros(1, np.float32)
         np.testing.assert_array_equal(run(model, feeds)["params.out"], feeds["params"])

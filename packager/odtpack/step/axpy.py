@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph import match
-from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
 
 Values: TypeAlias = "Mapping[str, ir.Value]"
@@ -35,19 +34,18 @@ def write(
 
     Args:
         op: Writer for the graph.
-        kept: The parameter and its state, by name, which results may be written over.
-        gradient: The gradient, of the parameter's shape.
+        kept: The parameter and its state, by name, which results may be written over; [1, N] if
+            their type :func:`suits`.
+        gradient: The gradient, of the same shape.
         update: Writes the update; ``gradients`` is among what it gets.
 
     Returns:
         The new values, by name.
     """
-    dims, last = static_dims(kept["params"]) or (), next(reversed(op.graph), None)
+    last = next(reversed(op.graph), None)
     results = update(op, {**kept, "gradients": gradient})
-    if not suits(op.type_of(kept["params"])) or len(dims) != 2:
+    if not suits(op.type_of(gradient)):
         return results
-    if dims[0] > 1:
-        return {**results, "params": _fuse_product(op, results["params"])}
     nodes = list(itertools.takewhile(lambda node: node is not last, reversed(op.graph)))
     return _fuse_sums(op, nodes[::-1], {*kept.values(), gradient}, {*kept.values()}, results)
 
@@ -118,29 +116,3 @@ def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
         array = known.numpy().reshape(1, 1)
         return op.constant(np.negative(array) if negative else array)
     return op.reshape(op.Neg(scalar) if negative else scalar, 1, 1)
-
-
-def _fuse_product(op: Ops, result: ir.Value) -> ir.Value:
-    """Write p - k (A B), all that an update does, as the product of -k A and B added to p.
-
-    Args:
-        op: Writer for the graph.
-        result: The new value of a parameter.
-
-    Returns:
-        The new value after the rewrite; ``result`` if it is no such difference.
-    """
-    node = match.producer(result, "Sub")
-    scaled = None if node is None else match.producer(node.inputs[1], "Mul")
-    if node is None or scaled is None or not match.private([scaled], node):
-        return result
-    product = match.producer(scaled.inputs[0], "Gemm")
-    if product is None or not match.private([product], scaled):
-        return result
-    left, right = product.inputs[:2]
-    with op.before(node):
-        factor = op.Mul(left, op.Neg(scaled.inputs[1]))
-        attributes = {key: each.value for key, each in product.attributes.items()}
-        (total,) = op.emit("Gemm", [factor, right, node.inputs[0]], **attributes)
-    match.replace(result, total, [node, scaled, product])
-    return total

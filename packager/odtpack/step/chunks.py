@@ -114,20 +114,12 @@ def _input(
     return value
 
 
-def product_of(gradient: ir.Value) -> ir.Node | None:
-    """The product that is a gradient which nothing reads yet; None if it is none."""
-    node = match.producer(gradient, "Gemm")
-    if node is None or len(gradient.uses()) or any(v is not None for v in node.inputs[2:]):
-        return None
-    return node
-
-
 def _rows_of_product(
     op: Ops, inner: Ops, gradient: ir.Value, parts: Cut
 ) -> tuple[ir.Value, ir.Value] | None:
     """What to cut, and the rows of the gradient in the body; None unless it is one product."""
-    node = product_of(gradient)
-    if node is None:
+    node = match.producer(gradient, "Gemm")
+    if node is None or len(gradient.uses()) or any(v is not None for v in node.inputs[2:]):
         return None
     left, right = node.inputs[:2]
     assert left is not None  # noqa: S101 - a Gemm has two factors

@@ -215,7 +215,11 @@ class _Writer:
     ) -> None:
         """Update one parameter."""
         op, dims = self._op, static_dims(parameter) or ()
-        parts, shape = chunks.cut(dims), self._shape(dims, parameter, gradient)
+        parts = chunks.cut(dims)
+        # Not of [O, C, 1, 1]: with a scalar ONNX Runtime computes that one element at a time.
+        shape: tuple[int, ...] = (math.prod(dims),) if parts is None else parts.shape
+        if axpy.suits(op.type_of(parameter)):
+            shape = (1, *shape) if parts is None else parts.flat.shape
         vectors = {
             "params": parameter
             if shape == dims and not late
@@ -231,20 +235,6 @@ class _Writer:
             results = chunks.write(op, parts, vectors, gradient, update)
         for key, value in results.items():
             self._output(value, name, key, shape)
-
-    def _shape(
-        self, dims: tuple[int, ...], parameter: ir.Value, gradient: ir.Value
-    ) -> tuple[int, ...]:
-        """The shape in which a parameter of its own is updated, see :mod:`.axpy`.
-
-        A row: of [O, C, 1, 1] and a scalar ONNX Runtime computes one element at a time. A product
-        that nothing is kept of is added to the parameter as it lies.
-        """
-        parts, single = chunks.cut(dims), axpy.suits(self._op.type_of(parameter))
-        added = single and not self._optimizer.state and chunks.product_of(gradient) is not None
-        if parts is not None:
-            return parts.flat.shape if single and not added else parts.shape
-        return dims if added else (1, math.prod(dims)) if single else (math.prod(dims),)
 
     def _compute_at_once(self, gradient: ir.Value) -> None:
         """Let a gradient that is used at the end be computed as soon as it can be."""
