@@ -244,7 +244,7 @@ CASES: list[Case] = [
     *conv([1, 2, 5, 70], [2, 1, 3, 5], "depthwise-wide-all", group=2, strides=[2, 3],
           dilations=[1, 2], pads=[1, 2, 0, 1]),
     *conv([1, 2, 3, 135], [2, 1, 2, 3], "depthwise-wide-strided", group=2, strides=[1, 2]),
-    *conv([2, 2, 4, 49], [2, 1, 3, 5], "depthwise-wide-same", group=2, strides=[2, 3],
+    *conv([2, 2, 4, 67], [2, 1, 3, 5], "depthwise-wide-same", group=2, strides=[2, 3],
           auto_pad="SAME_UPPER", batch=["x"]),
     # Maxima: windows that tile the plane, and all others
     *pool("MaxPool", PLANE, "tiled", kernel_shape=[2, 2], strides=[2, 2], opsets=EVERY,
