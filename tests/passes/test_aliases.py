@@ -168,6 +168,25 @@ def test_unsafe(body: str, outputs: str, reason: str) -> None:
         _verify(body, outputs)
 
 
+def test_a_product_is_added_in_place_but_not_made_of_what_it_overwrites() -> None:
+    """A Gemm copies its third input into the output before it reads the others."""
+    head = "g (float[1, 4] source, float[1, 1] k, float[1, 4] b) => (float[1, 4] out) {{ {} }}"
+    for body, safe in (
+        ("out = Gemm(k, b, source)", True),
+        ("t = Mul(source, b) out = Gemm <beta = 0.5> (k, t, source)", True),
+        ("out = Gemm(k, source, b)", False),
+        ("out = Gemm(k, source, source)", False),
+        ("out = Gemm(source, w, source)", False),
+    ):
+        text = head.format(body).replace("float[1, 4] b)", "float[1, 4] b, float[4, 4] w)")
+        graph = parse(text).graph
+        if safe:
+            verify(graph, graph.inputs[0], graph.outputs[0])
+        else:
+            with pytest.raises(UnsafeAliasError, match="does not write 'out' in place"):
+                verify(graph, graph.inputs[0], graph.outputs[0])
+
+
 def test_a_subgraph_of_unknown_owner() -> None:
     body = IF.format(then="t = Identity(g)", otherwise="e = Add(source, g)")
     with pytest.raises(UnsafeAliasError, match="unknown owner"):

@@ -6,8 +6,8 @@ this is safe. It is, in whatever order the runtime executes, if
 1. every node that reads the input, except the one that writes the output, is an ancestor
    of the writer, and so has finished before the writer starts; and
 2. the writer either does not read the input, or reads and writes it element by element
-   at the same place, or adds to places of it that other inputs give; a Scan does so part by part
-   if its body does.
+   at the same place, or is a Gemm that adds the product of other values to it, or adds to places
+   of it that other inputs give; a Scan does so part by part if its body does.
 
 A node that reads a view of the input, the result of a Reshape that shares its memory, counts as a
 reader of the input.
@@ -28,6 +28,10 @@ _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}
 # Operators that copy their first input, unless it is the memory of the output, and then read
 # and write single elements of the output. What they read besides must be other memory.
 _SCATTERS = {"ScatterElements"}
+
+# Operators that copy their third input, unless it is the memory of the output, and then add to the
+# output. What they multiply must be other memory.
+_SUMS = {"Gemm"}
 
 # Operators whose output may be the memory of their first input.
 VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
@@ -106,6 +110,8 @@ def _is_in_place(writer: ir.Node, read: list[ir.Value]) -> bool:
         return True  # its body decides
     if writer.op_type in _SCATTERS:
         return not any(value in read for value in writer.inputs[1:])
+    if writer.op_type in _SUMS:
+        return not any(value in read for value in writer.inputs[:2])
     return writer.op_type in _ELEMENTWISE
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import onnx_ir as ir
 
 from odtpack.graph import match
+from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
+from odtpack.step import axpy
 
 LARGE: Final = 1 << 18
 """Elements from which on a parameter is updated in parts."""
@@ -26,9 +28,6 @@ PART: Final = 1 << 17
 
 LEAST_PART: Final = 1 << 14
 """Fewest elements of a part: running a body costs some ten microseconds."""
-
-Write = Callable[[Ops, Mapping[str, ir.Value]], dict[str, ir.Value]]
-"""Writes an update: new values, by name, of some of the values that it gets by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +42,11 @@ class Cut:
     def shape(self) -> tuple[int, int, int]:
         """Shape of the tensor whose first axis counts the parts."""
         return self.parts, self.rows, self.width
+
+    @property
+    def flat(self) -> Cut:
+        """The same parts, each a single row."""
+        return Cut(self.parts, 1, self.rows * self.width)
 
 
 def cut(dims: Sequence[int]) -> Cut | None:
@@ -59,33 +63,37 @@ def cut(dims: Sequence[int]) -> Cut | None:
 
 
 def write(
-    op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: Write
+    op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: axpy.Write
 ) -> dict[str, ir.Value]:
     """Write an update in parts.
 
     Args:
         op: Writer for the main graph.
         parts: How the parameter is cut.
-        vectors: The parameter and its state, by name, of the shape of ``parts``.
+        vectors: The parameter and its state, by name, of the shape of ``parts`` or, each part a
+            single row, of that of ``parts.flat``.
         gradient: Its gradient, which nothing but the update reads.
         update: Writes the update of one part; ``gradients`` is among what it gets.
 
     Returns:
-        The new values, by name, of the shape of ``parts``.
+        The new values, by name, of the shape of ``vectors``.
     """
+    shape = static_dims(vectors["params"]) or ()
     dtype = op.type_of(vectors["params"])
     body = ir.Graph([], [], nodes=[], name=op.fresh_name("update/part"))
     inner = op.inside(body)
-    own = {name: _input(op, body, name, dtype, parts.shape[1:]) for name in vectors}
+    kept = {name: _input(op, body, name, dtype, shape[1:]) for name in vectors}
     product = _rows_of_product(op, inner, gradient, parts)
     if product is None:
-        flat = op.reshape(gradient, *parts.shape)
-        own["gradients"] = _input(op, body, "gradients", dtype, parts.shape[1:])
+        flat = op.reshape(gradient, *shape)
+        rows = _input(op, body, "gradients", dtype, shape[1:])
     else:
-        flat, own["gradients"] = product
-    results = update(inner, own)
+        flat, rows = product
+        if shape != parts.shape:
+            rows = inner.reshape(rows, *shape[1:])
+    results = axpy.write(inner, kept, rows, update)
     for value in results.values():
-        value.type, value.shape = ir.TensorType(dtype), ir.Shape(parts.shape[1:])
+        value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape[1:])
         body.outputs.append(value)
     _hoist(op, body)
     scanned = [*vectors.values(), flat]
@@ -94,7 +102,7 @@ def write(
     node = outputs[0].producer()
     body.meta["owner"] = node
     for value in outputs:
-        value.type, value.shape = ir.TensorType(dtype), ir.Shape(parts.shape)
+        value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
     return dict(zip(results, outputs, strict=True))
 
 

@@ -34,7 +34,7 @@ from odtpack.optimizers.common.groups import Group
 from odtpack.optimizers.common.model import Clip, clipped
 from odtpack.passes import aliases
 from odtpack.passes.compact import compact
-from odtpack.step import chunks
+from odtpack.step import axpy, chunks
 from odtpack.step.fresh import fresh_gradients
 from odtpack.step.late_reads import Readers, after, ancestors
 from odtpack_runtime.session.graph_signature import (
@@ -216,8 +216,10 @@ class _Writer:
         """Update one parameter."""
         op, dims = self._op, static_dims(parameter) or ()
         parts = chunks.cut(dims)
-        # A vector: of [O, C, 1, 1] and a scalar ONNX Runtime computes one element at a time.
-        shape = (math.prod(dims),) if parts is None else parts.shape
+        # Not of [O, C, 1, 1]: with a scalar ONNX Runtime computes that one element at a time.
+        shape: tuple[int, ...] = (math.prod(dims),) if parts is None else parts.shape
+        if axpy.suits(op.type_of(parameter)):
+            shape = (1, *shape) if parts is None else parts.flat.shape
         vectors = {
             "params": parameter
             if shape == dims and not late
@@ -226,9 +228,9 @@ class _Writer:
         }
         update = self._formula(self._group.get(name, 0))
         if parts is None:
-            flat = gradient if shape == dims else op.reshape(gradient, -1)
+            flat = gradient if shape == dims else op.reshape(gradient, *shape)
             flat.type, flat.shape = parameter.type, ir.Shape(shape)
-            results = update(op, {**vectors, "gradients": flat})
+            results = axpy.write(op, vectors, flat, update)
         else:
             results = chunks.write(op, parts, vectors, gradient, update)
         for key, value in results.items():
@@ -269,7 +271,7 @@ class _Writer:
                 piece.type = parameter.type
                 self._output(piece, str(parameter.name), key, (size,))
 
-    def _formula(self, index: int) -> chunks.Write:
+    def _formula(self, index: int) -> axpy.Write:
         group = self._groups[index]
         decays = {each.weight_decay for each in self._groups}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -43,16 +44,32 @@ def thresholded_relu(ctx: Context) -> Cotangents:
 @vjp("Clip")
 def clip(ctx: Context) -> Cotangents:
     """The cotangent passes strictly between the bounds, as in PyTorch's ReLU6."""
-    op, y = ctx.op, ctx.y()
-    mask = None
+    op, y, bounds = ctx.op, ctx.y(), []
     for index, sign in ((1, 1), (2, -1)):
         bound, known = ctx.maybe_x(index), ctx.constant(index)
-        if bound is None or (known is not None and known.item() == -sign * math.inf):
-            continue
-        inside = _inside(op, y, bound, known, sign)
-        mask = inside if mask is None else op.Mul(mask, inside)
-    dx = ctx.dy() if mask is None else op.Mul(ctx.dy(), mask)
+        if bound is not None and (known is None or known.item() != -sign * math.inf):
+            bounds.append((bound, known, sign))
+    dx = ctx.dy()
+    if len(bounds) == 2 and y.dtype == ir.DataType.FLOAT:
+        dx = op.Mul(dx, _between(op, y, *(bound[:2] for bound in bounds)))
+    elif bounds:
+        masks = [_inside(op, y, *bound) for bound in bounds]
+        dx = op.Mul(dx, functools.reduce(op.Mul, masks))
     return [dx, _clip_bound(ctx, 1), _clip_bound(ctx, 2)]
+
+
+_Bound = tuple[ir.Value, np.ndarray | None]
+
+
+def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
+    """1 where ``y`` lies between both bounds, else 0.
+
+    Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
+    """
+    bound, known = low
+    positive = known is not None and known.item() == 0  # for y is not below the bound
+    above = op.cast(y, ir.DataType.BOOL) if positive else op.Greater(y, bound)
+    return op.cast(op.And(above, op.Less(y, high[0])), ir.DataType.FLOAT)
 
 
 def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sign: int) -> ir.Value:

@@ -24,7 +24,10 @@ import onnx_ir as ir
 from odtpack.graph import match
 from odtpack.graph.ops import Ops
 
-_ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Clip", "Relu", "HardSigmoid", "HardSwish", "Sigmoid"}
+_ELEMENTWISE = {
+    *("Add", "Sub", "Mul", "Div", "Clip", "Relu", "HardSigmoid", "HardSwish", "Sigmoid"),
+    *("Cast", "Greater", "Less", "And"),
+}
 _SWAP = (1, 0, 2)
 
 

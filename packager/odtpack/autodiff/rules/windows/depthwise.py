@@ -6,7 +6,9 @@ but in the one kernel that runs at full speed:
 
 - rows: each row is multiplied by a Toeplitz matrix T_i [W, out W] for each kernel row i,
   and the rows of all samples are stacked;
-- taps: on wide planes the band is too empty; each tap is a shifted product and a sum.
+- dots: of a wide row most of the band is computed in vain; the weight gradient of a tap is the
+  scalar product of the output gradient and the plane, shifted;
+- taps: wider still, where windows are steps apart, each tap is a shifted product and a sum.
 
 (Small planes are the matter of :mod:`odtpack.autodiff.windows.small_conv`.)
 
@@ -26,7 +28,9 @@ from odtpack.graph.ops import Ops
 
 # Widest row for the form by rows.
 _WIDEST_ROW = 64
-# Largest plane whose input gradient takes it.
+# Narrowest row for the weight gradient by dots.
+_NARROWEST_ROW_OF_DOTS = 48
+# Largest plane whose input gradient takes the form by rows.
 _MOST_PIXELS_BY_ROWS = 12 * 12
 
 
@@ -41,6 +45,8 @@ def _by_rows(win: Windows) -> bool:
 
 def weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     """dW [C, 1, kh, kw]."""
+    if _by_dots(win):
+        return _dots(op, win, x, dy)
     if not _by_rows(win):
         return _sum_of_taps(op, win, x, dy)
     grads = op.reshape(op.transpose(dy, 1, 0, 2, 3), win.channels, -1, win.out[1])
@@ -108,6 +114,51 @@ def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) ->
     bands = op.reshape(op.transpose(bands, 0, 1, 3, 2), win.channels, kh * win.out[1], width)
     dx = op.reshape(op.MatMul(rows, bands), win.channels, -1, height, width)
     return op.transpose(dx, 1, 0, 2, 3)
+
+
+# By dots
+
+
+def _by_dots(win: Windows) -> bool:
+    """Whether rows are wide, and a column of windows reads every column of the kernel in turn.
+
+    A kernel of one row is left out: ONNX Runtime computes a matrix of two rows or more times a
+    column as scalar products, a single row times a column one element at a time.
+    """
+    in_turn = min(win.strides[1], win.dilations[1]) == 1
+    # Of columns apart, a quarter of the time is not worth the memory of what is laid together.
+    narrowest = _NARROWEST_ROW_OF_DOTS if win.strides[1] == 1 else _WIDEST_ROW + 1
+    return in_turn and win.kernel[0] > 1 and win.size[1] >= narrowest
+
+
+def _dots(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """Tap (i, j) is the scalar product of dY, moved by j, and of the rows that taps i read.
+
+    Rows of dY are as wide as those of the padded input, so that one shift moves all of them.
+    Where windows are s columns apart, column s c + b of the input is column c of plane b, and j
+    moves dY by j / s.
+    """
+    (height, columns), (stride, apart) = win.out, win.strides
+    moves = range(0, -(-win.kernel[1] // apart) * win.dilations[1], win.dilations[1])
+    read = win.before[1] + win.size[1] + win.after[1]
+    width = max(-(-read // apart), moves[-1] + columns)
+    after = (win.after[0], win.after[1] + width * apart - read)
+    padded = op.pad(x, [0, 0, *win.before], [0, 0, *after])
+    planes = op.transpose(op.reshape(padded, -1, apart), 1, 0) if apart > 1 else padded
+    planes = op.reshape(planes, apart, -1, win.before[0] + win.size[0] + after[0], width)
+    starts = range(0, win.kernel[0] * win.dilations[0], win.dilations[0])
+    rows = op.ints(*(start + row * stride for start in starts for row in range(height)))
+    shifted = op.reshape(op.Gather(planes, rows, axis=2), apart, -1, win.kernel[0], height * width)
+    sums = []
+    for move in moves:
+        moved = op.pad(dy, [0, 0, 0, move], [0, 0, 0, width - columns - move])
+        sums.append(op.MatMul(shifted, op.reshape(moved, -1, height * width, 1)))
+    taps = op.transpose(op.join(sums, 3), 1, 2, 3, 0)  # [N C, kh, moves, s]
+    samples = op.reshape(taps, -1, win.channels, win.kernel[0], len(moves) * apart)
+    total = op.reduce_sum(samples, [0], keepdims=False)
+    if len(moves) * apart > win.kernel[1]:
+        total = op.slice(total, [2], [0], [win.kernel[1]])
+    return op.reshape(total, win.channels, 1, *win.kernel)
 
 
 # By taps
