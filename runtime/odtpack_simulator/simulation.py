@@ -252,7 +252,7 @@ def check_kits(profiles: Sequence[DeviceProfile], policy: Policy, where: str) ->
             raise OdtpackError(
                 "segments-unsupported",
                 f"An app on {profile.title} trains with the kit '{kit}', and a package that is "
-                "trained segment by segment runs in C++ and Python only.",
+                f"trained segment by segment runs with {', '.join(sorted(SEGMENT_KITS))} only.",
                 where=where,
                 hint="simulate it with --kit cpp if the app trains through C++; otherwise build it "
                 "without --segments",

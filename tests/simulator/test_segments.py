@@ -209,7 +209,7 @@ def test_kits_that_refuse(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(OdtpackError) as caught:
         simulate(
             folder / "int4", tmp_path / "none.npz", [profile], batch_size=1, epochs=1, seed=1,
-            policy=Policy(kit="kotlin"),
+            policy=Policy(kit="js"),
         )  # fmt: skip
     assert caught.value.code == "segments-unsupported"
-    assert "'kotlin'" in caught.value.what
+    assert "'js'" in caught.value.what
