@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -15,8 +16,13 @@ import pytest
 from benchmarks.decoder.model import SHAPES, Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import child_environment
+from odtpack_simulator.replay.limits import anonymous_bytes
 from tests.kits import kotlin_kit
-from tests.kits.kotlin_kit import command, run, save_batch, train
+from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
 from tests.kits.test_cpp import contents
 from tests.kits.test_cpp_segments import HOSTILE
 
@@ -139,6 +145,37 @@ def test_weights_stay_clean_pages_of_their_file(packages: dict[str, Path], tmp_p
     assert figures["Rss"] >= 0.9 * size
     clean = figures["Shared_Clean"] + figures["Private_Clean"]
     assert (clean, figures["Anonymous"]) == (figures["Rss"], 0)
+
+
+def test_the_plan_is_what_an_app_needs(tmp_path: Path) -> None:
+    """In a first life with an evaluation and a save, and a second one that resumes."""
+    package = built(write_model(LARGER, tmp_path / "model"), tmp_path / "package", base="int4")
+    ids = np.random.default_rng(2).integers(0, LARGER.words, (4, 192))
+    data = save_batch(tmp_path, input_ids=ids, labels=ids)
+    task = {"package": package, "data": data, "steps": 6, "evaluate": True}
+    saved = tmp_path / "saved.ckpt"
+    needs = [_need({**task, "save": saved}), _need({**task, "checkpoint": saved})]
+    opened = Package.open(package)
+    use = session_use(opened.manifest, "kotlin")
+    shapes = dict.fromkeys(("input_ids", "labels"), ids.shape)
+    plan = plan_memory(opened, shapes, threads=1, sharing=use.sharing)
+    assert max(needs) == pytest.approx(plan.peak.nbytes, rel=0.05)
+
+
+def _need(task: dict[str, Any]) -> int:
+    """Anonymous memory of a training at its peak, above that of Java without ONNX Runtime."""
+    # The heap of Java stands from the start, and what is freed goes back at once, as on phones.
+    options = (*OPTIONS, "-Xms512m", "-XX:+AlwaysPreTouch")
+    words = command("train", json.dumps(task, default=str), options=options)
+    environment = {**os.environ, **child_environment()}
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+    assert child.stdout is not None
+    peak = 0
+    while child.poll() is None:
+        peak = max(peak, anonymous_bytes(child.pid) or 0)
+        time.sleep(0.002)
+    assert child.returncode == 0
+    return int(peak - json.loads(child.stdout.read())["before"])
 
 
 def _mapping(pid: int, file: str) -> dict[str, int]:
