@@ -13,7 +13,7 @@ _PLATFORMS = (
     ("test_js_browser.py", "webgpu", "Chromium, WebGPU in software"),
     ("test_js_browser.py", "", "Chromium, WebAssembly"),
     ("test_js.py", "", "Node.js"),
-    ("test_kotlin.py", "", "Kotlin and Java on the JVM"),
+    ("test_kotlin", "", "Kotlin and Java on the JVM"),
     ("test_swift", "", "Swift on Linux"),
     ("test_trust.py", "arm64", "C++ on ARM64, emulated"),
     ("test_trust.py", "[kotlin", "Kotlin and Java on the JVM"),

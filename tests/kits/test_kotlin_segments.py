@@ -181,9 +181,11 @@ def _need(task: dict[str, Any]) -> int:
         while child.poll() is None:
             peak = max(peak, anonymous_bytes(child.pid) or 0)
             time.sleep(0.002)
-        found = child.stdout.read()
+        printed = child.stdout.read()
     assert child.returncode == 0
-    return int(peak - json.loads(found)["before"])
+    found = json.loads(printed)
+    assert found["resident"][-1] - found["resident"][4] < 4 * 2**20  # no step leaves anything behind
+    return int(peak - found["before"])
 
 
 def _mapping(pid: int, file: str) -> dict[str, int]:
