@@ -184,7 +184,8 @@ def _need(task: dict[str, Any]) -> int:
         printed = child.stdout.read()
     assert child.returncode == 0
     found = json.loads(printed)
-    assert found["resident"][-1] - found["resident"][4] < 4 * 2**20  # no step leaves anything behind
+    # No step leaves anything behind.
+    assert found["resident"][-1] - found["resident"][4] < 4 * 2**20
     return int(peak - found["before"])
 
 

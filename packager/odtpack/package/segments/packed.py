@@ -6,7 +6,7 @@
 
 The lower halves of the bytes are the first half of the codes, in rows, and the upper ones the
 second: both are written in one piece. Codes from -8 on are stored from 0 on, with z = 8.
-Each reader takes the bytes apart when its scales are there (:mod:`odtpack.autodiff.unpack_late`), so
+Each reader takes them apart when its scales are there (:mod:`odtpack.autodiff.unpack_late`), so
 that two of them are not merged.
 """
 
