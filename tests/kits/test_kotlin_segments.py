@@ -20,7 +20,6 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
-from odtpack_simulator.replay.limits import anonymous_bytes
 from tests.kits import kotlin_kit
 from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
 from tests.kits.test_cpp import contents
@@ -156,7 +155,7 @@ def test_the_plan_is_what_an_app_needs(tmp_path: Path) -> None:
     for size in ((1, 16), (8, 192)):
         ids = np.random.default_rng(2).integers(0, LARGER.words, size)
         data = save_batch(tmp_path, input_ids=ids, labels=ids)
-        task = {"package": package, "data": data, "steps": 20, "evaluate": True}
+        task = {"package": package, "data": data, "steps": 10, "evaluate": True}
         saved = tmp_path / "saved.ckpt"
         lives = {**task, "save": saved}, {**task, "checkpoint": saved}
         measured.append(max(map(_need, lives)))
@@ -166,7 +165,7 @@ def test_the_plan_is_what_an_app_needs(tmp_path: Path) -> None:
     # Classes and compiled methods, with any batch.
     java = measured[0] - planned[0]
     assert 0 < java < 16 * 2**20
-    assert measured[1] - java == pytest.approx(planned[1], rel=0.03)
+    assert measured[1] - java == pytest.approx(planned[1], rel=0.05)
 
 
 def _need(task: dict[str, Any]) -> int:
@@ -175,18 +174,22 @@ def _need(task: dict[str, Any]) -> int:
     options = (*OPTIONS, "-Xms512m", "-XX:+AlwaysPreTouch")
     words = command("train", json.dumps(task, default=str), options=options)
     environment = {**os.environ, **child_environment()}
-    peak = 0
+    # The kernel's mark of the peak, in which pages of files count: they come, and then stay.
+    peaks = {"VmHWM": 0, "RssFile": 0}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None
         while child.poll() is None:
-            peak = max(peak, anonymous_bytes(child.pid) or 0)
-            time.sleep(0.002)
+            for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():
+                name, _, figure = line.partition(":")
+                if name in peaks:
+                    peaks[name] = max(peaks[name], int(figure.split()[0]) * 1024)
+            time.sleep(0.05)
         printed = child.stdout.read()
     assert child.returncode == 0
     found = json.loads(printed)
     # No step leaves anything behind.
     assert found["resident"][-1] - found["resident"][4] < 4 * 2**20
-    return int(peak - found["before"])
+    return int(peaks["VmHWM"] - peaks["RssFile"] - found["before"])
 
 
 def _mapping(pid: int, file: str) -> dict[str, int]:
