@@ -56,8 +56,9 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
     op = Ops(graph, "packed/")
     stored = {value: _tensor(value) for value in values if value.dtype in _FOUR_BITS}
     for value, tensor in stored.items():
-        value.const_value = packed(tensor)
-        value.type, value.shape = ir.TensorType(ir.DataType.UINT8), value.const_value.shape
+        stored_as = packed(tensor)
+        value.const_value, value.type = stored_as, ir.TensorType(ir.DataType.UINT8)
+        value.shape = ir.Shape(stored_as.shape.numpy())
     for node in dict.fromkeys(node for value in stored for node, _ in value.uses()):
         codes, scale, *rest = [value for value in node.inputs if value is not None]
         offset = _FOUR_BITS[(stored.get(codes) or _tensor(codes)).dtype]
