@@ -1,6 +1,8 @@
 """Trains as ``js/training.mjs`` does, in a process whose ONNX Runtime the caller chooses.
 
-With ``"step_model": true`` in its task it uses the step model of a package that has one.
+With ``"step_model": true`` in its task it uses the step model of a package that has one, and with
+``"batches"``, a list in the place of ``"data"``, one after the other; ``"evaluate"`` asks for the
+losses of all in the end.
 """
 
 from __future__ import annotations
@@ -32,19 +34,29 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     if task.get("rate"):
         optimizer.set_learning_rate(task["rate"])
-    arrays = {
-        name: np.fromfile(each["file"], each["dtype"]).reshape(each["shape"])
-        for name, each in task["data"].items()
-    }
-    batch = [arrays[name] for name in module.input_names()]
+    batches = [_read(each, module) for each in task.get("batches") or [task["data"]]]
     losses, times = [], []
-    for _ in range(task["steps"]):
+    for step in range(task["steps"]):
+        batch = batches[step % len(batches)]
         before = time.process_time()
         losses.append(train_step(module, optimizer, [batch]))
         times.append((time.process_time() - before) * 1e3)
     if task.get("save"):
         CheckpointState.save_checkpoint(state, task["save"], include_optimizer_state=True)
-    return {"losses": losses, "times": times, "onnxruntime": onnxruntime.__version__}
+    found = {"losses": losses, "times": times, "onnxruntime": onnxruntime.__version__}
+    if task.get("evaluate"):
+        module.eval()
+        results = [module(*batch) for batch in batches]
+        found["evaluation"] = [float(r[0] if isinstance(r, tuple) else r) for r in results]
+    return found
+
+
+def _read(data: dict[str, Any], module: Module) -> list[np.ndarray[Any, Any]]:
+    arrays = {
+        name: np.fromfile(each["file"], each["dtype"]).reshape(each["shape"])
+        for name, each in data.items()
+    }
+    return [arrays[name] for name in module.input_names()]
 
 
 if __name__ == "__main__":

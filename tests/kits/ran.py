@@ -15,7 +15,7 @@ _PLATFORMS = (
     ("test_js.py", "", "Node.js"),
     ("test_segments.py", "swift", "Swift on Linux"),
     ("test_segments.py", "", "C++ on x86-64"),
-    ("test_kotlin.py", "", "Kotlin and Java on the JVM"),
+    ("test_kotlin", "", "Kotlin and Java on the JVM"),
     ("test_swift", "", "Swift on Linux"),
     ("test_trust.py", "arm64", "C++ on ARM64, emulated"),
     ("test_trust.py", "[kotlin", "Kotlin and Java on the JVM"),

@@ -19,15 +19,17 @@ from odtpack.build import build_package
 from odtpack_runtime import OdtpackError, Package
 from odtpack_simulator.budgets import judge
 from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
-from odtpack_simulator.device.kits import Kit
+from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.latency.latency import measure_host
+from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning.whole_graph import whole_graph
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.limits import anonymous_bytes
 from odtpack_simulator.replay.position import run_digest
+from odtpack_simulator.replay.prepare import with_sessions
 from odtpack_simulator.replay.replay import run_training_child
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.view.process_bar import mapped_words
@@ -242,12 +244,50 @@ def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
     assert swift.memory.mapped_bytes is not None
 
 
+@pytest.mark.parametrize("size", [(1, 256), (4, 96)])
+def test_of_a_kit_that_cannot_share_an_arena(
+    size: tuple[int, int], folder: Path, tmp_path: Path
+) -> None:
+    """Its sessions have none: with one each they would hold the peaks of all at once."""
+    package = Package.open(folder / "int4")
+    use = session_use(package.manifest, "kotlin")
+    assert use.sharing == "none"
+    job = dataclasses.replace(
+        with_sessions(job_of(package, *size, tmp_path), package, use), max_steps=9
+    )
+    found = run_training_child(job).peak_bytes
+    assert found is not None
+    plan = plan_memory(package, shapes(*size), sharing=use.sharing)
+    assert plan.peak.nbytes / found - 1 == pytest.approx(0, abs=0.05)
+    own = run_training_child(dataclasses.replace(job, sharing="own")).peak_bytes
+    assert own is not None
+    assert own > 1.3 * found
+    assert plan_memory(package, shapes(*size), sharing="own").peak.nbytes > 1.3 * found
+
+
+def test_a_simulation_of_an_app_in_kotlin(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.npz"
+    ids = np.random.default_rng(0).integers(0, SHAPE.words, (4, 64))
+    np.savez(data, input_ids=ids, labels=ids)
+    package = Package.open(folder / "int4")
+    peak = plan_memory(package, shapes(2, 64), sharing="none").peak.nbytes
+    result = simulate(
+        package.path, data, [make_profile("phone", int(1.2 * peak))], batch_size=2, epochs=1,
+        learning_rate=0.001, seed=1, policy=Policy(kit=kit_of("android")),
+        judge=lambda found: judge(found, None),
+    )  # fmt: skip
+    (phone,) = judge(result, None).devices
+    assert (phone.memory.kit, phone.memory.sharing) == ("kotlin", "none")
+    assert phone.memory.outcome == "fits"
+    assert phone.memory.held is not None
+
+
 def test_kits_that_refuse(folder: Path, tmp_path: Path) -> None:
     profile = make_profile("any", 10**9)
     with pytest.raises(OdtpackError) as caught:
         simulate(
             folder / "int4", tmp_path / "none.npz", [profile], batch_size=1, epochs=1, seed=1,
-            policy=Policy(kit="kotlin"),
+            policy=Policy(kit="js"),
         )  # fmt: skip
     assert caught.value.code == "segments-unsupported"
-    assert "'kotlin'" in caught.value.what
+    assert "'js'" in caught.value.what

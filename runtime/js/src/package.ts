@@ -58,7 +58,7 @@ export class TrainingPackage {
     if (manifest.segments !== undefined) {
       throw new OdtpackError('segments-unsupported',
         'The package is trained segment by segment, which this kit does not do.',
-        name, 'train it with Python or C++, or build it without --segments');
+        name, 'train it with a kit that runs segments, or build it without --segments');
     }
     const opened = new TrainingPackage(manifest, await sha256(bytes), source, read);
     if (options.verify !== 'used') for (const entry of entries(manifest)) await opened.file(entry);

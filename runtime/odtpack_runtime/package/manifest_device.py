@@ -130,24 +130,17 @@ FileName = Annotated[str, Rule(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}$")]
 
 @dataclass(frozen=True, kw_only=True)
 class WeightInfo(Part):
-    """A weight in the file of weights, from ``offset`` on; two elements of 4 bits take a byte."""
+    """A weight in the file of weights, from ``offset`` on."""
 
     name: Name
-    dtype: Literal["float16", "float32", "float64", "int8", "uint8", "int32", "int64",
-                   "bool", "int4", "uint4"]  # fmt: skip
+    dtype: Literal["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
     shape: FixedShape
     offset: NonNegativeInt
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        count = math.prod(self.shape)
-        return -(-count // 2) if self.packed else count * np.dtype(self.dtype).itemsize
-
-    @property
-    def packed(self) -> bool:
-        """Whether its elements have 4 bits."""
-        return self.dtype in ("int4", "uint4")
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True)

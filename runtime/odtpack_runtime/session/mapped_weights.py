@@ -16,8 +16,6 @@ from odtpack_runtime.checkpoint.layout import address
 from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.package.manifest_device import WeightInfo
 
-_FOUR_BITS = {"int4": 22, "uint4": 21}
-"""Numbers of the types in ONNX, by which ONNX Runtime binds what numpy does not have."""
 _MOST_RESIDENT: Final = 16 * 2**20
 """Bytes of weights that a run of a segment may keep in memory until its end."""
 _INTERVAL: Final = 0.005  # seconds
@@ -73,7 +71,7 @@ class MappedWeights:
     def bind(self, binding: Any, name: str, weight: str) -> None:
         """Let a model's input ``name`` be a weight."""
         info = self._tensors[weight]
-        kind = _FOUR_BITS.get(info.dtype) or np.dtype(info.dtype).type
+        kind = np.dtype(info.dtype).type
         binding.bind_input(name, "cpu", 0, kind, list(info.shape), self._start + info.offset)
 
     def range_of(self, names: Sequence[str]) -> Pages | None:

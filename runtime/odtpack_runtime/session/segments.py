@@ -24,8 +24,6 @@ from odtpack_runtime.session.mapped_weights import MappedWeights, segments_inval
 from odtpack_runtime.session.options import manifest_beside
 from odtpack_runtime.session.session import open_session
 
-_TYPES = {"tensor(int4)": "int4", "tensor(uint4)": "uint4"}
-
 
 class Segments:
     """The sessions of a package's segments, and what their inputs and outputs are called.
@@ -112,9 +110,7 @@ class Segments:
 
     def _check_weight(self, name: str, node: Any) -> None:
         info = self.weights[name]
-        kind = _TYPES.get(node.type)
-        if kind is None:
-            kind = TensorSpec.of_node(node, self.where).dtype.name
+        kind = TensorSpec.of_node(node, self.where).dtype.name
         if kind != info.dtype or tuple(node.shape) != info.shape:
             raise segments_invalid(
                 f"a model takes '{name}' as {node.type}{node.shape}, and the file holds "

@@ -31,7 +31,7 @@ STEP_MODEL_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
 """Kits that train with a package's step model where it has one; JavaScript's reads the training and
 the optimizer model."""
 
-SEGMENT_KITS: Final = frozenset({"swift", "cpp", "python"})
+SEGMENT_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
 """Kits that train a package of segments; the others refuse it."""
 
 _OF_SYSTEM: Final[dict[OsClass, Kit]] = {

@@ -44,7 +44,10 @@ class SessionUse(NamedTuple):
 def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
     """What a kit does with a package."""
     has = manifest.files.step_model is not None and manifest.accumulation_steps == 1
-    return SessionUse(sharing_of(manifest.session, kit), has and kit in STEP_MODEL_KITS)
+    sharing = sharing_of(manifest.session, kit)
+    if sharing == "own" and manifest.segments is not None and not KITS[kit]:
+        sharing = "none"  # an arena for each of so many sessions would hold their peaks at once
+    return SessionUse(sharing, has and kit in STEP_MODEL_KITS)
 
 
 class Arenas:

@@ -17,6 +17,7 @@ from odtpack_runtime.session.segments import segments_beside
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_runtime.training.schedules import make_schedule
+from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.replay.limits import METHODS, LimitMethod
 from odtpack_simulator.replay.sample_plan import SamplePlan
 
@@ -67,8 +68,7 @@ class Job:
             memory is low. The training then saves, frees everything and starts anew from the
             checkpoint, in the same process.
         step_model: Path of the step model, if it makes the steps; None for the other two.
-        own_arenas: Each session has an arena of its own, as in kits that cannot share one, even
-            where the package asks for one of all.
+        sharing: How sessions come by their memory, as in a kit; the package's choice if None.
         calibration: What this machine reached before with as many threads: the ``calibration``
             of a message ``timed``, which another timing takes over. None to measure it.
     """
@@ -105,7 +105,7 @@ class Job:
     pause_in_save: float | None = None
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
     step_model: str | None = None
-    own_arenas: bool = False
+    sharing: Sharing | None = None
     calibration: dict[str, Any] | None = None
 
     @property

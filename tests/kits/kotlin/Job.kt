@@ -82,6 +82,7 @@ fun main(arguments: Array<String>) {
         "saves" -> saves(rest[0], rest[1].toLong(), rest[2] == "keep")
         "load" -> load(rest[0])
         "keep" -> keep(rest[0], rest[1], rest[2].toLong())
+        "export" -> export(rest[0], rest[1])
         "hostile" -> hostile(File(rest[0]))
         "benchmark" -> println(benchmark(env, rest[0], 1, 500_000_000))
         "signature" -> signature(rest[0], rest.drop(1))

@@ -28,7 +28,7 @@ private fun anonymous(): Long = File("/proc/self/smaps_rollup").readLines()
 
 private class Task(val json: Json) {
     val session: OrtTrainingSession
-    private val batch: Map<String, OnnxTensor>
+    val batches: List<Map<String, OnnxTensor>>
 
     init {
         val pack = TrainingPackage.open(json["package"].text())
@@ -37,7 +37,9 @@ private class Task(val json: Json) {
         )
         session = OrtTrainingSession.create(env, pack, state, json["threads"].whole(1).toInt())
         if (!json["rate"].absent) session.learningRate = json["rate"].number().toFloat()
-        batch = json["data"].fields().mapValues { (_, each) -> read(each).onnx(env) }
+        batches = json["batches"].list(listOf(json["data"])).map { data ->
+            data.fields().mapValues { (_, each) -> read(each).onnx(env) }
+        }
     }
 
     private fun read(json: Json): Tensor {
@@ -49,6 +51,7 @@ private class Task(val json: Json) {
 
     /** A step, in the former calls from the step on that the task names. */
     fun step(index: Int): Double {
+        val batch = batches[(index - 1) % batches.size]
         if (index <= json["whole_steps"].whole(1_000_000_000)) return session.trainBatch(batch)
         val loss = session.trainStep(batch).use(session::lossOf)
         session.optimizerStep()
@@ -57,8 +60,12 @@ private class Task(val json: Json) {
     }
 }
 
-/** Train as `python_training.py` does; print what it prints, and the memory by tenths. */
+/**
+ * Train as `python_training.py` does; print what it prints, the memory before ONNX Runtime is
+ * loaded and that by tenths.
+ */
 internal fun train(json: Json) {
+    val before = anonymous()
     val task = Task(json)
     val steps = json["steps"].whole().toInt()
     val losses = ArrayList<Double>(steps)
@@ -75,8 +82,24 @@ internal fun train(json: Json) {
     }
     val save = json["save"].text("")
     if (save.isNotEmpty()) task.session.saveCheckpoint(save, true)
+    val evaluation = task.batches.filter { json["evaluate"].flag(false) }
+        .map { task.session.evalStep(it).use(task.session::lossOf) }
     task.session.close()
-    println("{\"losses\": $losses, \"times\": $times, \"resident\": $memory}")
+    println(
+        "{\"losses\": $losses, \"times\": $times, \"resident\": $memory, " +
+            "\"before\": $before, \"evaluation\": $evaluation}",
+    )
+}
+
+/** Print the error of an export for inference. */
+fun export(folder: String, path: String) {
+    OrtTrainingSession.create(env, TrainingPackage.open(folder)).use { session ->
+        try {
+            session.exportModelForInference(path, arrayOf("logits"))
+        } catch (error: OdtpackException) {
+            println("${error.errorCode}\n${error.message}")
+        }
+    }
 }
 
 /** Save for ever: all elements of all parameters are the property `number`, which counts up. */

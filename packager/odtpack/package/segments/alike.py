@@ -11,6 +11,7 @@ import onnx_ir as ir
 from odtpack.autodiff.unpack_late import SMALLEST
 from odtpack.graph.graphs import dims_of, subgraphs
 from odtpack.package.segments.cut import Piece
+from odtpack.package.segments.packed import can_be_lifted
 
 _LARGEST_COMPARED = 1 << 16
 """Bytes up to which constants are compared; what is larger is a weight."""
@@ -61,7 +62,7 @@ def outline(graph: ir.Graph, piece: Piece, trained: Sequence[str]) -> Outline:
         tensor, name = value.const_value, str(value.name)
         if not value.is_graph_input() and tensor is not None:
             note("constant", tensor.dtype.name, tuple(tensor.shape.numpy()))
-            if is_weight(tensor):
+            if is_weight(tensor) and can_be_lifted(value):
                 weights.append(name)
             else:
                 note(tensor.tobytes())

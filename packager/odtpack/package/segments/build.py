@@ -22,6 +22,7 @@ from odtpack.graph.ops import Ops
 from odtpack.package import training
 from odtpack.package.backend import Backend, optimization_level
 from odtpack.package.parameters import Parameter, lift_parameters
+from odtpack.package.segments import packed
 from odtpack.package.segments.alike import Outline, differing, outline
 from odtpack.package.segments.cut import cut
 from odtpack.package.segments.rows import split_rows
@@ -94,7 +95,11 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
             )
             stored[index] = _chosen(outlines[index], outside)
     head = _extract(graph, [*last.inputs, *unread], [graph.outputs[0]])
-    apart = [name for name, v in head.initializers.items() if _tensor(v).size >= SMALLEST]
+    apart = [
+        name
+        for name, v in head.initializers.items()
+        if _tensor(v).size >= SMALLEST and packed.can_be_lifted(v)
+    ]
     properties = training.properties_of(ready.info)
     level = optimization_level(graph, parameters)
     result = ready.evaluation.graph
@@ -114,7 +119,7 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
         segments=training.Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),
-            {name: tensors[name] for name in dict.fromkeys([*order, *apart])},
+            {name: packed.packed(tensors[name]) for name in dict.fromkeys([*order, *apart])},
             tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),
         ),
     )
@@ -275,10 +280,10 @@ def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool) -> None:
     recognized at the end.
     """
     late = unpack_late.find_chains(graph) if early else set()
-    for name in names:
-        value = graph.initializers.get(name)
-        if value is None or any(y in late for node, _ in value.uses() for y in node.outputs):
-            continue
-        graph.initializers.pop(name)
+    values = [graph.initializers[name] for name in names if name in graph.initializers]
+    values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
+    packed.unpack(graph, values)
+    for value in values:
+        graph.initializers.pop(str(value.name))
         value.const_value = None
         graph.inputs.append(value)

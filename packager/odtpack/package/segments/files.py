@@ -18,8 +18,6 @@ from odtpack_runtime.package.manifest import (
     WeightInfo,
 )
 
-_TYPES = {ir.DataType.INT4: "int4", ir.DataType.UINT4: "uint4"}
-
 
 @dataclasses.dataclass(frozen=True)
 class StagedSegments:
@@ -56,7 +54,7 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
                     WeightInfo.read(
                         {
                             "name": name,
-                            "dtype": _TYPES.get(tensor.dtype) or tensor.dtype.numpy().name,
+                            "dtype": tensor.dtype.numpy().name,
                             "shape": list(tensor.shape.numpy()),
                             "offset": stream.tell(),
                         }

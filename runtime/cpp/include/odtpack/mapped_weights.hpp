@@ -28,16 +28,13 @@ class MappedWeights {
     size_t end = 0;
     for (const Json& json : segments.Get<Json::List>("tensors", {})) {
       const auto name = json.Get<std::string>("name");
-      const auto kind = json.Get<std::string>("dtype");
-      const bool packed = kind == "int4" || kind == "uint4";
-      // Numbers of the types in ONNX, of which older headers have no names.
-      const Type type = packed ? static_cast<Type>(kind == "int4" ? 22 : 21) : Spec::TypeOf(kind);
+      const Type type = Spec::TypeOf(json.Get<std::string>("dtype"));
       const Shape shape = json.Wholes("shape");
-      if (!file_ || (!packed && TypeInfo(type).second == 0))
+      if (!file_ || TypeInfo(type).second == 0)
         ThrowSegments("nothing can hold the weight '" + name + "'");
       const auto start = static_cast<uint64_t>(json["offset"].Whole());
       if (start < end || start % kAlignment != 0) ThrowSegments("the place of '" + name + "'");
-      const size_t size = Size(shape, packed, TypeInfo(type).second);
+      const size_t size = Size(shape, TypeInfo(type).second);
       if (start > FileSize() || size > FileSize() - start)
         ThrowSegments("the weight '" + name + "' ends after the file of weights");
       end = start + size;
@@ -121,14 +118,14 @@ class MappedWeights {
   size_t FileSize() const { return file_ ? file_->size() : 0; }
 
   /// Bytes of a tensor; more than any file has where the sizes are no tensor's.
-  static size_t Size(const Shape& shape, bool packed, size_t element) {
+  static size_t Size(const Shape& shape, size_t element) {
     constexpr size_t most = size_t{1} << 48;
     size_t count = 1;
     for (const int64_t size : shape) {
       if (size < 0 || static_cast<size_t>(size) > most / std::max<size_t>(count, 1)) return most;
       count *= static_cast<size_t>(size);
     }
-    return packed ? (count + 1) / 2 : count * element;
+    return count * element;
   }
 
   void Release(const Pages& pages) const {

@@ -175,8 +175,12 @@ class _Training:
         if resume:
             self._saved = self._step = load_position(state, job, str(self._run)).step
         session = session_info(job.training_model)
-        if job.own_arenas:
-            session = dataclasses.replace(session, shared_allocator=False)
+        if job.sharing is not None:
+            session = dataclasses.replace(
+                session,
+                arena=job.sharing != "none",
+                shared_allocator=job.sharing == "shared",
+            )
         options = session_options(session, job.threads)
         options.log_severity_level = 3
         module = Module(

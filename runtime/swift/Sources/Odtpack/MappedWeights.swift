@@ -14,10 +14,9 @@ final class MappedWeights {
   typealias Pages = Range<Int>
 
   private struct Weight {
-    let type: Int, shape: [Int], place: Range<Int>, handle: OpaquePointer
+    let type: ElementType, shape: [Int], place: Range<Int>, handle: OpaquePointer
   }
   private static let alignment = 64, mostResident = 16 << 20
-  private static let packed = ["uint4": 21, "int4": 22]  // two elements in a byte
 
   private let file: UnsafeMutableRawBufferPointer
   private var weights: [String: Weight] = [:]
@@ -32,23 +31,21 @@ final class MappedWeights {
     }
     var end = 0
     for json in try segments["tensors"].list([]) {
-      let name = try json["name"].text(), kind = try json["dtype"].text()
-      let type = try? ElementType(name: kind)
+      let name = try json["name"].text(), type = try? ElementType(name: json["dtype"].text())
       let shape = try json["shape"].wholes(), start = try json["offset"].whole()
-      guard let base = file.baseAddress, let number = type?.rawValue ?? Self.packed[kind] else {
+      guard let base = file.baseAddress, let type, type.size > 0 else {
         throw invalidSegments("nothing can hold the weight '\(name)'")
       }
       guard start >= end, start % Self.alignment == 0 else {
         throw invalidSegments("the place of '\(name)'")
       }
-      let elements = shape.reduce(1.0) { $0 * Double($1) }  // no Int may overflow
-      let bytes = type.map { elements * Double($0.size) } ?? (elements / 2).rounded(.up)
+      let bytes = shape.reduce(Double(type.size)) { $0 * Double($1) }  // no Int may overflow
       guard shape.allSatisfy({ $0 >= 0 }), Double(start) + bytes <= Double(file.count) else {
         throw invalidSegments("the weight '\(name)' ends after the file of weights")
       }
       end = start + Int(bytes)
-      let handle = try ORTValue.over(base + start, Int(bytes), number, shape)
-      let weight = Weight(type: number, shape: shape, place: start..<end, handle: handle)
+      let handle = try ORTValue.over(base + start, Int(bytes), type.rawValue, shape)
+      let weight = Weight(type: type, shape: shape, place: start..<end, handle: handle)
       if let other = weights.updateValue(weight, forKey: name) {
         api.ReleaseValue(other.handle)
         throw invalidSegments("two weights are called '\(name)'")
@@ -63,7 +60,7 @@ final class MappedWeights {
   func has(_ name: String) -> Bool { weights[name] != nil }
   /// A weight as a model takes it.
   func find(_ name: String, as value: Model.Value) throws -> OpaquePointer {
-    guard let weight = weights[name], weight.type == value.typeNumber, weight.shape == value.shape
+    guard let weight = weights[name], weight.type == value.type, weight.shape == value.shape
     else {
       throw invalidSegments("a model takes another '\(name)' than the file of weights holds")
     }

@@ -27,10 +27,9 @@ final class Model {
 
   struct Value {
     let name: String
-    let typeNumber: Int, shape: [Int]  // in ONNX; -1 for what may vary
+    let type: ElementType?, shape: [Int]  // -1 for what may vary
     let symbols: [String]  // the names of such sizes
 
-    var type: ElementType? { ElementType(rawValue: typeNumber) }
     /// Whether a tensor has this shape, as far as it is fixed.
     func hasShape(of tensor: ORTValue) -> Bool {
       shape.count == tensor.shape.count
@@ -60,7 +59,7 @@ final class Model {
       var symbols = [UnsafePointer<CChar>?](repeating: nil, count: shape.count)
       try check(api.GetSymbolicDimensions(info, &symbols, symbols.count))
       return Value(
-        name: name, typeNumber: number, shape: shape,
+        name: name, type: ElementType(rawValue: number), shape: shape,
         symbols: symbols.map { $0.map(String.init(cString:)) ?? "" })
     }
   }

@@ -43,6 +43,20 @@ internal fun OrtSession.runOn(
     fail("run-failed", "ONNX Runtime: ${error.message}", "", hint)
 }
 
+/** A model with the inputs and outputs of the manifest, whose parameters stand in bound memory. */
+internal interface Model : AutoCloseable {
+    /**
+     * Run on the user's inputs; [wanted] are the outputs to return, null for all of them, and
+     * [extra] has memory of the caller's for some.
+     */
+    fun run(
+        feeds: Map<String, OnnxTensorLike>,
+        wanted: Set<String>?,
+        extra: Map<String, OnnxValue>,
+        options: RunOptions?,
+    ): Result
+}
+
 /**
  * A training, step or evaluation model whose parameters and what is kept of them stand in bound
  * memory; [hint] says what to do after a run that failed. The session is its maker's to close.
@@ -54,7 +68,7 @@ internal class Graph(
     outputs: List<Spec>,
     private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
     private val hint: String = "call lazyResetGrad: gradients may hold part of the step",
-) : AutoCloseable {
+) : Model {
     private val inputs = LinkedHashMap<String, OnnxTensorLike>()
     private val pinned = LinkedHashMap<String, OnnxValue>()
     private val requested = LinkedHashSet<String>()
@@ -81,7 +95,7 @@ internal class Graph(
         if (!complete) mismatch("a model lacks an input or output of the manifest")
     }
 
-    fun run(
+    override fun run(
         feeds: Map<String, OnnxTensorLike>,
         wanted: Set<String>?,
         extra: Map<String, OnnxValue>,
@@ -124,7 +138,7 @@ internal class Graph(
 }
 
 /** Check a batch against the inputs of the model, as Python does, with the same codes. */
-private fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
+internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
     if (feeds.size != specs.size || specs.any { it.name !in feeds }) {
         fail(
             "input-count", "The batch has the inputs ${feeds.keys}.", "",

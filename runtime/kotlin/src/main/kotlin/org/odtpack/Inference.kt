@@ -16,6 +16,12 @@ internal fun inferenceModel(
     outputs: Collection<String>,
 ): List<ByteBuffer> {
     state.requireValues()
+    if (pack.hasSegments) {
+        fail(
+            "segments-unsupported", "A package of segments holds no model for inference.", "",
+            "use odtpack adapter export PACKAGE --checkpoint FILE",
+        )
+    }
     if (outputs.isEmpty() || outputs.toSet().size != outputs.size) {
         fail("no-outputs", "An exported model needs outputs, and each only once.")
     }

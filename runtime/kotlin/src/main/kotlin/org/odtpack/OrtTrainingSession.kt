@@ -41,9 +41,10 @@ class OrtTrainingSession private constructor(
     private val bound = HashMap<String, Pair<Tensor, OnnxTensor>>()
     private val opened = ArrayList<AutoCloseable>()
     private val reset = zeros(Type.BOOL, longArrayOf(1))
-    private var training: Graph? = null
+    private val segments: Segments?
+    private var training: Model? = null
     private var step: StepModel? = null
-    private val evaluation: Graph?
+    private val evaluation: Model?
     private val optimizer: Optimizer?
     private var schedule: Pair<Schedule, Double>? = null
     private var pending = 0L
@@ -51,14 +52,18 @@ class OrtTrainingSession private constructor(
     init {
         try {
             val open = { path: String -> openSession(env, path, options).also(opened::add) }
-            val sessions = listOf(stepModel ?: trainingModel, evaluationModel, optimizerModel)
-                .map { it?.let(open) }
+            segments = if (!pack.hasSegments) null else {
+                Segments(env, options, pack, trainingModel, evaluationModel).also(opened::add)
+            }
+            val own = listOf(stepModel ?: trainingModel, evaluationModel)
+                .map { it.takeIf { segments == null } }
+            val sessions = (own + optimizerModel).map { it?.let(open) }
             val trainable = place(pack, state)
             for (spec in pack.parameters) bind(spec)
             bind("lazy_reset_grad", reset)
             lazyResetGrad()
-            if (stepModel == null) training = trainingGraph(sessions[0]!!)
-            evaluation = sessions[1]?.let { graph(it, pack.evaluationOutputs) }
+            if (stepModel == null) training = trainingGraph(sessions[0])
+            evaluation = evaluationModel?.let { graph(sessions[1], pack.evaluationOutputs, false) }
             optimizer = sessions[2]?.let { Optimizer(env, it, pack.manifest, state, trainable) }
             optimizer?.let(opened::add)
             if (stepModel == null) {
@@ -340,11 +345,15 @@ class OrtTrainingSession private constructor(
         bound.clear()
     }
 
-    private fun graph(session: OrtSession, outputs: List<Spec>) =
-        Graph(env, session, pack.inputs, outputs, bound).also(opened::add)
+    /** Of a session, or of segments. */
+    private fun graph(session: OrtSession?, outputs: List<Spec>, trains: Boolean): Model {
+        val model = if (session != null) Graph(env, session, pack.inputs, outputs, bound)
+        else SegmentedGraph(env, segments!!, pack.inputs, outputs, bound, trains)
+        return model.also(opened::add)
+    }
 
     /** The training model in the place of the step model. */
-    private fun openTraining(): Graph {
+    private fun openTraining(): Model {
         step?.also(opened::remove)?.close()
         step = null
         val session = pack.sessionOptions(threads).use { openSession(env, trainingModel, it) }
@@ -352,13 +361,13 @@ class OrtTrainingSession private constructor(
         return trainingGraph(session).also { training = it }
     }
 
-    private fun trainingGraph(session: OrtSession): Graph {
+    private fun trainingGraph(session: OrtSession?): Model {
         for (spec in pack.parameters.filter { it.trainable }) {
             val gradient = state.gradients.from(spec.offset, spec.shape)
             bind("${spec.name}_grad.accumulation.buffer", gradient)
             bind("${spec.name}_grad.accumulation.out", gradient)
         }
-        return graph(session, pack.outputs)
+        return graph(session, pack.outputs, true)
     }
 
     private fun optimizer() = optimizer

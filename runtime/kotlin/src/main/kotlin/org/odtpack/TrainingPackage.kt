@@ -128,13 +128,16 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         return "$folder/${file["path"].text()}"
     }
 
+    /** Whether it is trained segment by segment. */
+    internal val hasSegments get() = !manifest["segments"].absent
+
     /**
      * The path of the model that trains and updates at once, of a package that has one and makes
      * its steps of one batch.
      */
     internal val stepModel: String?
         get() {
-            val absent = manifest["files"]["step_model"].absent
+            val absent = manifest["files"]["step_model"].absent || hasSegments
             return if (absent || manifest["accumulation_steps"].whole(1) != 1L) null
             else path("step_model")
         }
@@ -163,7 +166,8 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         val options = SessionOptions()
         options.setOptimizationLevel(LEVELS[level] ?: Json.invalid("there is no level '$level'"))
         options.setMemoryPatternOptimization(session["memory_pattern"].flag(true))
-        options.setCPUArenaAllocator(session["arena"].flag(true))
+        // An arena for each session of segments would hold the peaks of all of them at once.
+        options.setCPUArenaAllocator(session["arena"].flag(true) && !hasSegments)
         if (!session["prepacking"].flag(true)) {
             options.addConfigEntry("session.disable_prepacking", "1")
         }
@@ -264,13 +268,6 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                     "private-training",
                     "The package is trained with private gradients, which this kit does not make.",
                     folder, "train it with Python, or build it without privacy",
-                )
-            }
-            if (!manifest["segments"].absent) {
-                fail(
-                    "segments-unsupported",
-                    "The package is trained segment by segment, which this kit does not do.",
-                    folder, "train it with Python or C++, or build it without --segments",
                 )
             }
             return TrainingPackage(folder, manifest).apply { check() }

@@ -1,0 +1,205 @@
+"""The Kotlin kit with packages that are trained segment by segment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.decoder.model import SHAPES, Shape, write_model
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import child_environment
+from tests.kits import kotlin_kit
+from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
+from tests.kits.test_cpp import contents
+from tests.kits.test_segments import HOSTILE
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
+]
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "int8": {"base": "int8"},
+    "int4": {"base": "int4"},
+    "nf4": {"base": "nf4"},
+    "no arena": {"base": "int4", "sessions": "small"},
+}
+STEPS = 7
+LONG = 192
+LARGER = Shape("larger", 3, 256, 4, 2, 704, 2000)
+
+
+def built(model: Path, folder: Path, **options: Any) -> Path:
+    build_package(
+        model, folder, loss="next_token", loss_options={"words": 300}, segments=True,
+        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A decoder of three blocks, by how its base is stored."""
+    folder = tmp_path_factory.mktemp("segments")
+    model = write_model(SHAPES["small"], folder / "model")
+    return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> list[dict[str, Any]]:
+    """Sequences of three lengths, two of them in batches of two."""
+    rng = np.random.default_rng(1)
+    found = []
+    for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
+        ids = rng.integers(0, SHAPES["small"].words, size)
+        (tmp_path / str(number)).mkdir()
+        found.append(save_batch(tmp_path / str(number), input_ids=ids, labels=ids))
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_training_gives_the_bits_of_python(
+    name: str, packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    task = {"package": packages[name], "batches": batches, "steps": STEPS, "rate": 0.01}
+    kotlin, python = (
+        train({**task, "evaluate": True, "save": tmp_path / f"{kit}.ckpt"}, kit)
+        for kit in ("kotlin", "python")
+    )
+    assert kotlin["losses"] == python["losses"]
+    assert len(set(kotlin["losses"])) == STEPS
+    assert kotlin["losses"][6] < kotlin["losses"][0]
+    assert kotlin["evaluation"] == python["evaluation"]
+    assert contents(tmp_path / "kotlin.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
+    for first, second in (("kotlin", "python"), ("python", "kotlin"), ("python", "python")):
+        begun = tmp_path / f"{first}-{second}.ckpt"
+        train({**task, "save": begun}, first)
+        train({**task, "checkpoint": begun, "save": f"{begun}.end"}, second)
+    ends = [contents(path) for path in tmp_path.glob("*.end")]
+    assert len(ends) == 3
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path: Path) -> None:
+    code, message = run("export", packages["int4"], tmp_path / "model.onnx").split("\n", 1)
+    assert code == "segments-unsupported"
+    assert "odtpack adapter export" in message
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_segments_that_contradict_themselves_are_refused(
+    packages: dict[str, Path], tmp_path: Path
+) -> None:
+    source = packages["int4"]
+    for what, change in {**HOSTILE, "nothing": lambda segments: None}.items():
+        package = tmp_path / what.replace(" ", "-")
+        package.mkdir()
+        for path in source.iterdir():
+            if path.name != "manifest.json":
+                (package / path.name).hardlink_to(path)
+        manifest = json.loads((source / "manifest.json").read_text())
+        change(manifest["segments"])
+        (package / "manifest.json").write_text(json.dumps(manifest))
+    found = dict(line.split(" ", 1) for line in run("hostile", tmp_path).splitlines())
+    assert found.pop("nothing") == "loaded"
+    assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
+
+
+def test_weights_stay_clean_pages_of_their_file(packages: dict[str, Path], tmp_path: Path) -> None:
+    """Nothing is copied: not a byte of the mapping is the process's own."""
+    package = packages["float32"]
+    subprocess.run(["sync", package / "segments.weights"], check=True)
+    ids = np.random.default_rng(2).integers(0, SHAPES["small"].words, (1, 32))
+    data = save_batch(tmp_path, input_ids=ids, labels=ids)
+    task = {"package": package, "data": data, "steps": 10**6}
+    child = subprocess.Popen(command("train", json.dumps(task, default=str)))
+    try:
+        size = (package / "segments.weights").stat().st_size // 1024
+        deadline = time.monotonic() + 60
+        figures: dict[str, int] = {}
+        while figures.get("Rss", 0) < 0.9 * size and time.monotonic() < deadline:
+            time.sleep(0.2)
+            figures = _mapping(child.pid, "segments.weights")
+    finally:
+        child.kill()
+        child.wait()
+    assert figures["Rss"] >= 0.9 * size
+    clean = figures["Shared_Clean"] + figures["Private_Clean"]
+    assert (clean, figures["Anonymous"]) == (figures["Rss"], 0)
+
+
+def test_the_plan_is_what_an_app_needs(tmp_path: Path) -> None:
+    """In a first life with an evaluation and a save, and a second one that resumes."""
+    package = built(write_model(LARGER, tmp_path / "model"), tmp_path / "package", base="int4")
+    opened = Package.open(package)
+    use = session_use(opened.manifest, "kotlin")
+    planned, measured = [], []
+    for size in ((1, 16), (8, 192)):
+        ids = np.random.default_rng(2).integers(0, LARGER.words, size)
+        data = save_batch(tmp_path, input_ids=ids, labels=ids)
+        task = {"package": package, "data": data, "steps": 10, "evaluate": True}
+        saved = tmp_path / "saved.ckpt"
+        lives = {**task, "save": saved}, {**task, "checkpoint": saved}
+        measured.append(max(map(_need, lives)))
+        shapes = dict.fromkeys(data, size)
+        plan = plan_memory(opened, shapes, threads=1, sharing=use.sharing)
+        planned.append(plan.peak.nbytes)
+    # Classes and compiled methods, with any batch.
+    java = measured[0] - planned[0]
+    assert 0 < java < 16 * 2**20
+    assert measured[1] - java == pytest.approx(planned[1], rel=0.05)
+
+
+def _need(task: dict[str, Any]) -> int:
+    """Anonymous memory of a training at its peak, above that of Java without ONNX Runtime."""
+    # The heap of Java stands from the start, and what is freed goes back at once, as on phones.
+    options = (*OPTIONS, "-Xms512m", "-XX:+AlwaysPreTouch")
+    words = command("train", json.dumps(task, default=str), options=options)
+    environment = {**os.environ, **child_environment()}
+    # The kernel's mark of the peak, in which pages of files count: they come, and then stay.
+    peaks = {"VmHWM": 0, "RssFile": 0}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        while child.poll() is None:
+            for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():
+                name, _, figure = line.partition(":")
+                if name in peaks:
+                    peaks[name] = max(peaks[name], int(figure.split()[0]) * 1024)
+            time.sleep(0.05)
+        printed = child.stdout.read()
+    assert child.returncode == 0
+    found = json.loads(printed)
+    # No step leaves anything behind.
+    assert found["resident"][-1] - found["resident"][4] < 4 * 2**20
+    return int(peaks["VmHWM"] - peaks["RssFile"] - found["before"])
+
+
+def _mapping(pid: int, file: str) -> dict[str, int]:
+    """Kilobytes of the mappings of a file, by what the system says of them."""
+    found: dict[str, int] = {}
+    ours = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            ours = line.endswith(file)
+        elif ours and line.endswith(" kB"):
+            name, number = line.removesuffix(" kB").split(":")
+            found[name] = found.get(name, 0) + int(number)
+    return found
