@@ -33,7 +33,7 @@ final class MappedWeights {
     for json in try segments["tensors"].list([]) {
       let name = try json["name"].text(), type = try? ElementType(name: json["dtype"].text())
       let shape = try json["shape"].wholes(), start = try json["offset"].whole()
-      guard let base = file.baseAddress, let type, type.size > 0 else {
+      guard let base = file.baseAddress, let type else {
         throw invalidSegments("nothing can hold the weight '\(name)'")
       }
       guard start >= end, start % Self.alignment == 0 else {
