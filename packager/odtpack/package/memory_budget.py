@@ -23,7 +23,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.values.units import format_bytes, format_duration, format_percent
 
 _ANY_TIME: Final = 2.0
-_ATTEMPTS: Final = 5
+_ATTEMPTS: Final = 8
 _REACHED: Final = 1.05
 """Times the limit: what is further above it cannot be brought down."""
 _SHOWN: Final = 8
@@ -54,16 +54,21 @@ def build_within(
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
             return plan_memory(package, sizes)  # type: ignore[arg-type]
 
-    asked = spec
+    asked, haste = spec, 1
     for _ in range(_ATTEMPTS):
         graphs = build(asked)
         plan = planned(graphs)
         if plan.peak.nbytes <= budget:
             return graphs
         kept = _kept(graphs, plan)
-        limit = kept - (plan.peak.nbytes - budget)
-        if limit <= 0 or (asked.limit is not None and kept > _REACHED * asked.limit):
+        if asked.limit is not None:
+            if kept > _REACHED * asked.limit:
+                break
+            haste *= 2  # an arena's peak does not fall by all that a step keeps less
+        excess = plan.peak.nbytes - budget
+        if kept <= excess:
             break
+        limit = max(kept - haste * excess, (kept - excess) // 2)
         asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
     raise _too_small(spec, plan.peak)
 
