@@ -10,9 +10,10 @@ as large as the one before, and never goes back while the arena exists. A reques
 3. splits that chunk if it is at least twice as large, or :data:`_DEAD_BYTES` larger;
 4. opens a new region if there is no such chunk.
 
-What is freed is joined with free neighbours in its region. A page of a region counts once it
-was part of a chunk: the system gives memory when it is written to. For every :data:`UNIT`
-bytes of a region the arena keeps an index of :data:`_HANDLE_BYTES`, written when it is opened.
+Linux places a region below those before it, which decides between chunks of one size. What is
+freed is joined with free neighbours in its region. A page of a region counts once it was part of
+a chunk: the system gives memory when it is written to. For every :data:`UNIT` bytes of a region
+the arena keeps an index of :data:`_HANDLE_BYTES`, written when it is opened.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _LARGEST_GROWTH: Final = 2**30
 _DEAD_BYTES: Final = 128 * 2**20
 _HANDLE_BYTES: Final = 8
 _PAGE: Final = 4096
+_TOP: Final = 2**62
 
 
 @dataclass(slots=True, eq=False)
@@ -120,9 +122,8 @@ class Arena:
         length = self._growth
         if not grown:
             self._growth = min(2 * self._growth, _LARGEST_GROWTH)
-        # A gap between regions: no chunk has two neighbours' addresses.
-        region = _Region(self.reserved, np.zeros(-(-length // _PAGE), np.bool_))
         self.reserved += length
+        region = _Region(_TOP - self.reserved, np.zeros(-(-length // _PAGE), np.bool_))
         return Chunk(region, 0, length)
 
     def _split(self, chunk: Chunk, size: int) -> None:

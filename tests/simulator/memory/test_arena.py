@@ -107,6 +107,21 @@ def test_chunks_do_not_overlap_and_all_come_back(requests: list[tuple[int, int]]
         assert arena.reserved == reserved
 
 
+def test_of_chunks_of_one_size_the_newest_regions_is_taken() -> None:
+    """It lies at the lowest address: Linux maps from the top down."""
+    arena = Arena()
+    held = [arena.allocate(FIRST_REGION_BYTES) for _ in range(3)]
+    first, second = held[0], held[1]
+    assert first is not None
+    assert second is not None
+    assert first.region is not second.region
+    arena.release(first)
+    arena.release(second)
+    chunk = arena.allocate(second.size)
+    assert chunk is not None
+    assert chunk.region is second.region
+
+
 def test_who_shares() -> None:
     def options(**changes: bool) -> SessionInfo:
         return SessionInfo(optimization_level="all", **changes)
