@@ -187,7 +187,7 @@ def _need(task: dict[str, Any]) -> int:
         printed = child.stdout.read()
     assert child.returncode == 0
     found = json.loads(printed)
-    # No step leaves anything behind.
+    # Memory does not grow with the steps.
     assert found["resident"][-1] - found["resident"][4] < 4 * 2**20
     return int(peaks["VmHWM"] - peaks["RssFile"] - found["before"])
 

@@ -274,11 +274,9 @@ class Formulation:
             if buffer.first > place:
                 continue
             last = buffer.late[-1] if buffer.late else -1
-            if place <= buffer.early:
+            if place <= max(buffer.early, last):
                 constant += buffer.nbytes
-            elif place <= last:
-                constant += buffer.nbytes
-                if index in self.again:
+                if place > buffer.early and index in self.again:
                     terms[self.again[index]] -= buffer.nbytes
             else:
                 self._add(terms, self.held(index, event + 1), buffer.nbytes)
@@ -304,11 +302,9 @@ class Formulation:
             if buffer.first > place:
                 continue
             last = buffer.late[-1] if buffer.late else -1
-            if place <= buffer.early:
+            if place <= max(buffer.early, last):
                 constant += buffer.nbytes
-            elif place <= last:
-                constant += buffer.nbytes
-                if index in self.again:
+                if place > buffer.early and index in self.again:
                     terms[self.again[index]] -= buffer.nbytes
             else:
                 self._add(terms, self._needed_later(index, event, None, first), buffer.nbytes)

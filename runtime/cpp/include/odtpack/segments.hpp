@@ -62,7 +62,7 @@ class Segments {
     for (const Json& file : package.Manifest()["files"].Get<Json::List>("extra", {})) {
       if (file.Get<std::string>("path") == name) return package.Folder() + "/" + name;
     }
-    ThrowSegments("'" + name + "' is no file of the package");
+    ThrowSegments("'" + name + "' is not a file of the package");
   }
   static std::string WeightsOf(const Package& package) {
     const Json& info = package.Manifest()["segments"];
@@ -72,7 +72,7 @@ class Segments {
     Part part{session, {}, {}};
     Ort::AllocatorWithDefaultOptions allocator;
     const auto add = [&names](std::vector<End>& ends, std::string own, const Ort::TypeInfo& found) {
-      if (found.GetONNXType() != ONNX_TYPE_TENSOR) ThrowSegments("'" + own + "' is no tensor");
+      if (found.GetONNXType() != ONNX_TYPE_TENSOR) ThrowSegments("'" + own + "' is not a tensor");
       const auto info = found.GetTensorTypeAndShapeInfo();
       std::vector<std::string> symbols;
       for (const char* symbol : info.GetSymbolicDimensions()) symbols.emplace_back(symbol);

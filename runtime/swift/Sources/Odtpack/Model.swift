@@ -54,7 +54,7 @@ final class Model {
       defer { api.ReleaseTypeInfo(type) }
       var info: OpaquePointer?
       try check(api.CastTypeInfoToTensorInfo(type, &info))
-      guard let info else { throw mismatch("'\(name)' is no tensor") }
+      guard let info else { throw mismatch("'\(name)' is not a tensor") }
       let (number, shape) = try ORTValue.describe(info)
       var symbols = [UnsafePointer<CChar>?](repeating: nil, count: shape.count)
       try check(api.GetSymbolicDimensions(info, &symbols, symbols.count))

@@ -164,7 +164,7 @@ public final class ORTValue {
     var isTensor: Int32 = 0
     var data: UnsafeMutableRawPointer?
     try check(api.IsTensor(handle, &isTensor))
-    guard isTensor == 1 else { throw mismatch("an output is no tensor") }
+    guard isTensor == 1 else { throw mismatch("an output is not a tensor") }
     let info = try make { api.GetTensorTypeAndShape(handle, $0) }
     defer { api.ReleaseTensorTypeAndShapeInfo(info) }
     let (number, shape) = try Self.describe(info)

@@ -34,7 +34,7 @@ internal class MappedWeights(
         try {
             val tensors = segments["tensors"].list(emptyList())
             if (path != null) RandomAccessFile(path, "r").use { read(it.channel, tensors) }
-            else if (tensors.isNotEmpty()) wrongSegments("there is no file of weights")
+            else if (tensors.isNotEmpty()) wrongSegments("the file of weights is missing")
         } catch (error: IOException) {
             fail("model-not-readable", "$path cannot be read: ${error.message}.")
         }
@@ -89,7 +89,7 @@ internal class MappedWeights(
         }
     }
 
-    /** Bytes of a tensor; more than any file has where the sizes are no tensor's. */
+    /** Bytes of a tensor; for impossible sizes, more than any file has. */
     private fun bytes(shape: LongArray, type: Type): Long {
         var count = type.size.toLong()
         for (size in shape) {

@@ -31,7 +31,7 @@ internal class Part(val session: OrtSession, private val names: Map<String, Stri
     val outputs = session.outputInfo.map { (own, node) -> end(own, node) }
 
     private fun end(own: String, node: NodeInfo) = End(
-        own, nameOf(own), node.info as? TensorInfo ?: wrongSegments("'$own' is no tensor"),
+        own, nameOf(own), node.info as? TensorInfo ?: wrongSegments("'$own' is not a tensor"),
     )
 
     /** What belongs to a value, such as its gradient, goes with it. */
@@ -115,7 +115,7 @@ internal class Segments(
         val name = json.text()
         val listed = pack.manifest["files"]["extra"].list(emptyList())
         if (listed.none { it["path"].text() == name }) {
-            wrongSegments("'$name' is no file of the package")
+            wrongSegments("'$name' is not a file of the package")
         }
         return "${pack.folder}/$name"
     }
