@@ -5,19 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from odtpack.graph.graphs import subgraphs
 from odtpack.passes.aliases import UnsafeAliasError, verify
 from tests.passes.tools import parse
 
 HEAD = "g (float[4] source, float[4] g, float[4, 4] w, bool c) => ({outputs}) {{ {body} }}"
 
 
-def _verify(body: str, outputs: str = "float[4] out", *, owners: bool = True) -> None:
+def _verify(body: str, outputs: str = "float[4] out") -> None:
     graph = parse(HEAD.format(outputs=outputs, body=body)).graph
-    for node in graph.all_nodes():
-        for subgraph in subgraphs(node):
-            if owners:
-                subgraph.meta["owner"] = node
     source = next(value for value in graph.inputs if value.name == "source")
     out = next(value for value in graph.outputs if value.name == "out")
     verify(graph, source, out)
@@ -188,9 +183,19 @@ def test_a_product_is_added_in_place_but_not_made_of_what_it_overwrites() -> Non
 
 
 def test_a_subgraph_of_unknown_owner() -> None:
-    body = IF.format(then="t = Identity(g)", otherwise="e = Add(source, g)")
+    graph = parse(HEAD.format(outputs="float[4] out", body="out = Add(source, g)")).graph
+    source = graph.inputs[0]
+    detached = ir.Graph([], [], nodes=[ir.node("Neg", [source])])
     with pytest.raises(UnsafeAliasError, match="unknown owner"):
-        _verify(body, owners=False)
+        verify(graph, source, graph.outputs[0])
+    assert len(detached) == 1
+
+
+def test_a_clone_is_verified_by_its_own_nodes() -> None:
+    body = IF.format(then="t = Identity(g)", otherwise="e = Add(source, g)")
+    model = parse(HEAD.format(outputs="float[4] out", body=body))
+    for each in (model, model.clone(), model.clone()):
+        verify(each.graph, each.graph.inputs[0], each.graph.outputs[0])
 
 
 def test_an_input_is_not_computed() -> None:

@@ -94,8 +94,6 @@ def _choose(op: Ops, reset: ir.Value, fresh: ir.Graph, added: ir.Graph) -> ir.Va
         then_branch=ir.AttrGraph("then_branch", fresh),
         else_branch=ir.AttrGraph("else_branch", added),
     )
-    for graph in (fresh, added):
-        graph.meta["owner"] = out.producer()
     return out
 
 

@@ -33,6 +33,8 @@ _SCATTERS = {"ScatterElements"}
 # output. What they multiply must be other memory.
 _SUMS = {"Gemm"}
 
+_OWNER = "owner"
+
 # Operators whose output may be the memory of their first input.
 VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
@@ -134,13 +136,29 @@ def _readers(source: ir.Value, graph: ir.Graph) -> set[ir.Node]:
         while node.graph is not graph:
             if node.graph is source.graph:
                 break  # outside of the branch that is looked at
-            owner = None if node.graph is None else node.graph.meta.get("owner")
-            if not isinstance(owner, ir.Node):
+            owner = None if node.graph is None else _owner(node.graph, source.graph)
+            if owner is None:
                 raise UnsafeAliasError(f"{source.name!r} is read in a subgraph of unknown owner")
             node = owner
         else:
             readers.add(node)
     return readers
+
+
+def _owner(graph: ir.Graph, outermost: ir.Graph | None) -> ir.Node | None:
+    """The node that a subgraph belongs to. Looked for once: a graph does not know it by itself."""
+    known = graph.meta.get(_OWNER)
+    # A clone of the graph may still name the node of the original.
+    if isinstance(known, ir.Node) and any(each is graph for each in subgraphs(known)):
+        return known
+    queue = [] if outermost is None else [outermost]
+    while queue:
+        for node in queue.pop():
+            for each in subgraphs(node):
+                each.meta[_OWNER] = node
+                queue.append(each)
+    found = graph.meta.get(_OWNER)
+    return found if isinstance(found, ir.Node) and found is not known else None
 
 
 def _not_upstream(wanted: set[ir.Node], writer: ir.Node) -> set[ir.Node]:

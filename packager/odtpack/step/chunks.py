@@ -99,8 +99,6 @@ def write(
     scanned = [*vectors.values(), flat]
     outputs = op.emit("Scan", scanned, outputs=len(results),
         body=ir.AttrGraph("body", body), num_scan_inputs=len(scanned))  # fmt: skip
-    node = outputs[0].producer()
-    body.meta["owner"] = node
     for value in outputs:
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
     return dict(zip(results, outputs, strict=True))
