@@ -39,6 +39,24 @@ class LstmClassifier(nn.Module):
         return self.head(y.mean(dim=1))
 
 
+class Translator(nn.Module):
+    """Source [N, S] and target tokens [N, T] to logits [N, V, T]: a decoder attends to a GRU."""
+
+    def __init__(self, vocabulary: int = 20) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.encoder = nn.GRU(8, 10, batch_first=True)
+        self.decoder = nn.LSTM(8, 10, batch_first=True)
+        self.query = nn.Linear(10, 10)
+        self.head = nn.Linear(20, vocabulary)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory, _ = self.encoder(self.embedding(source))
+        y, _ = self.decoder(self.embedding(target))
+        found = torch.softmax(self.query(y) @ memory.transpose(1, 2) / 3, dim=-1) @ memory
+        return self.head(torch.cat([found, y], dim=-1)).transpose(1, 2)
+
+
 class Bert(nn.Module):
     """Tokens, segments and a mask of what is not padding, all [N, T], to a class."""
 

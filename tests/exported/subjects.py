@@ -143,4 +143,11 @@ SUBJECTS = {
         target=lambda data: data["x"], rate=0.5, dynamic={"x": BATCH},
     ),
     "siamese": Subject(vision.Siamese, _pairs, loss=None),
+    "translator": Subject(
+        sequence.Translator, lambda: {"source": _tokens(20, 7), "target": _tokens(20, 5)},
+        target=_labels(20, 4, 5), dynamic={"source": BATCH, "target": BATCH}, rate=0.5,
+    ),
+    "window-transformer": Subject(
+        vision.WindowTransformer, _images(3, 16), target=_labels(5, 4), dynamic={"x": BATCH}
+    ),
 }  # fmt: skip

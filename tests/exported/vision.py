@@ -227,3 +227,34 @@ class Siamese(nn.Module):
         distance = F.pairwise_distance(self.tower(left), self.tower(right))
         apart = torch.clamp(self.margin - distance, min=0.0)
         return torch.mean(same * distance**2 + (1 - same) * apart**2)
+
+
+class WindowTransformer(nn.Module):
+    """Attention within windows of an image; every other layer shifts them by half a window."""
+
+    def __init__(self, d: int = 12, window: int = 2, depth: int = 2, classes: int = 5) -> None:
+        super().__init__()
+        self.window = window
+        self.patches = nn.Conv2d(3, d, 4, 4)
+        self.norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(depth))
+        self.qkv = nn.ModuleList(nn.Linear(d, 3 * d) for _ in range(depth))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(d, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).permute(0, 2, 3, 1)
+        size, d, w = x.shape[1], x.shape[3], self.window
+        half = w // 2
+        for i, (norm, qkv, mlp) in enumerate(zip(self.norms, self.qkv, self.mlps, strict=True)):
+            y = torch.roll(norm(x), (-half, -half), (1, 2)) if i % 2 else norm(x)
+            y = y.reshape(-1, size // w, w, size // w, w, d).transpose(2, 3)
+            q, k, v = qkv(y.reshape(-1, w * w, d)).chunk(3, dim=-1)
+            y = torch.softmax(q @ k.transpose(1, 2) * d**-0.5, dim=-1) @ v
+            y = y.reshape(-1, size // w, size // w, w, w, d).transpose(2, 3)
+            y = y.reshape(-1, size, size, d)
+            x = x + (torch.roll(y, (half, half), (1, 2)) if i % 2 else y)
+            x = x + mlp(x)
+        return self.head(x.mean((1, 2)))

@@ -64,6 +64,30 @@ def recurrent() -> onnx.ModelProto:
     return model
 
 
+def volumes() -> onnx.ModelProto:
+    """Convolutions and a maximum over three axes, whose gradients are transposed convolutions."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        volumes (float[batch, 1, 16, 16, 16] input) => (float[batch, 10] output) {
+            c1 = Conv <pads = [1, 1, 1, 1, 1, 1]> (input, w1, b1)
+            r1 = Relu (c1)
+            p1 = MaxPool <kernel_shape = [2, 2, 2], strides = [2, 2, 2]> (r1)
+            c2 = Conv <pads = [1, 1, 1, 1, 1, 1]> (p1, w2, b2)
+            r2 = Relu (c2)
+            p2 = AveragePool <kernel_shape = [2, 2, 2], strides = [2, 2, 2]> (r2)
+            found = Flatten (p2)
+            output = Gemm (found, w3, b3)
+        }"""
+    )
+    shapes = {"w1": (16, 1, 3, 3, 3), "b1": (16,), "w2": (32, 16, 3, 3, 3), "b2": (32,),
+              "w3": (2048, 10), "b3": (10,)}  # fmt: skip
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        value = random.standard_normal(shape, dtype=np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     "mlp": (zoo.mlp, OptimType.AdamW, 64),
     "cnn": (zoo.cnn, OptimType.SGD, 8),
@@ -76,6 +100,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     "transformer": (zoo.transformer_encoder, OptimType.AdamW, 1),
     "recurrent": (recurrent, OptimType.AdamW, 8),
     "tables": (tables, OptimType.SGD, 64),
+    "volumes": (volumes, OptimType.AdamW, 16),
 }
 """Model, optimizer and batch size by name."""
 

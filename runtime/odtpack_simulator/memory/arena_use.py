@@ -2,12 +2,13 @@
 
 An arena gives nothing back before the last of its sessions is closed. So what counts is the
 order of all requests, those of every session that shares it: run after run what
-:mod:`odtpack_simulator.memory.allocation` planned. Constants, and the copies that kernels
+:mod:`odtpack_simulator.memory.allocation` planned. Constants, and most copies that kernels
 rearrange, are no part of it: ONNX Runtime reserves memory for each by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from odtpack_runtime.package.manifest import Manifest
@@ -66,6 +67,11 @@ class Arenas:
     def resident(self) -> int:
         """Bytes of the system's memory that they hold, whatever of it is in use."""
         return sum(arena.resident for arena in (self._one, *self._own.values()))
+
+    def load(self, session: str, copies: Iterable[int]) -> None:
+        """Load a session, whose kernels take so many bytes for as long as it is open."""
+        for nbytes in copies:
+            self._of(session).allocate(nbytes)
 
     def run(self, session: str, plan: Allocation) -> int:
         """Run a session once: buffers come and go, a kernel's working memory with its node.

@@ -101,7 +101,8 @@ def plan_memory(
     contract = optimizer_contract(package)
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
-        return Session(name, load(path, sizes, threads=threads, level=level), session_bytes(path))
+        graph = load(path, sizes, threads=threads, level=level)
+        return Session(name, graph, session_bytes(path), arena=sharing != "none")
 
     optimizer = opened("optimizer", package.optimizer_model, vectors(contract, layout))
     update = Pass((Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),))
@@ -142,10 +143,13 @@ def plan_memory(
     saved = len(manifest.parameters) + len(moments) * len(layout.slots)
     tables = max(heap or 0, saved * BYTES_PER_SAVED_TENSOR)
     life = Life(Arenas(sharing), heap)
+    life.load(models.training)
     life.add("loading the training model", [*loaded, _loading(models.training)])
+    life.load(models.evaluation)
     life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
     life.add("placing the parameters", [*placed, *moved(layout, 1)])
     resumed = [*placed, *optimizer.items(), *moments, *moved(layout, len(moments))]
+    life.load([optimizer])
     life.add("resuming", resumed)
     life.run("first evaluation", evaluated, models.held_out)
     if heap is None or len(models.afresh.runs) > 1:

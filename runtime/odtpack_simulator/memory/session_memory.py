@@ -12,6 +12,7 @@ them, and on networks whose layers are frozen in part or all but the last.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Final
 import onnx
 
 from odtpack_simulator.memory.missing_shapes import NCHWC_DOMAIN
-from odtpack_simulator.memory.runtime_graph import RuntimeGraph
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 
 LOADED_BYTES: Final = 1_573_000
 """Once per process, when a package is loaded: registries of schemas and kernels, pages of the
@@ -69,6 +70,9 @@ _PACKERS: Final = {
 _PRODUCTS: Final = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 """Operators that rearrange a matrix, and only a matrix, into panels of :data:`_PANEL` columns."""
 
+_IN_ARENA: Final = frozenset({"ConvTranspose"})
+"""Operators that turn the matrix of each group, and take the copy from the arena."""
+
 _PANEL: Final = 16
 
 
@@ -100,14 +104,33 @@ def count(graph: onnx.GraphProto) -> tuple[int, int]:
     return nodes, subgraphs
 
 
-def constant_bytes(graph: RuntimeGraph) -> int:
+def constant_bytes(graph: RuntimeGraph, *, arena: bool = False) -> int:
     """Bytes of constants in a loaded session.
 
     A kernel that rearranges a weight keeps its own copy, which it shares with the
     kernels of the same operator that rearrange it to the same. The original goes
     when all of its readers have one.
+
+    Args:
+        graph: The session's graph.
+        arena: Whether the session has an arena, in which :func:`arena_copies` lie.
     """
-    return sum(_constants(graph))
+    return sum(_constants(graph)) - arena * sum(arena_copies(graph))
+
+
+def arena_copies(graph: RuntimeGraph) -> list[int]:
+    """Bytes of each rearranged copy that a kernel takes from the session's arena.
+
+    ``ConvTranspose`` asks for its copy as for a buffer; the other kernels reserve theirs.
+    """
+    names = [
+        node.inputs[1]
+        for node in graph.walk()
+        if node.op_type in _IN_ARENA
+        and node.inputs[1] in graph.initializers
+        and _is_packed(node, graph.values[node.inputs[1]].shape or ())
+    ]
+    return [graph.initializers[name] for name in dict.fromkeys(names)]
 
 
 def _constants(graph: RuntimeGraph) -> Iterable[int]:
@@ -119,7 +142,7 @@ def _constants(graph: RuntimeGraph) -> Iterable[int]:
                 continue
             shape = graph.values[name].shape or ()
             transposed = bool(node.attributes.get("transB", 0))
-            if index in _PACKERS.get(node.op_type, ()) and _is_packed(node.op_type, shape):
+            if index in _PACKERS.get(node.op_type, ()) and _is_packed(node, shape):
                 nbytes = graph.initializers[name]
                 if node.op_type in _PRODUCTS:
                     columns = max(1, shape[-2] if transposed else shape[-1])
@@ -132,8 +155,12 @@ def _constants(graph: RuntimeGraph) -> Iterable[int]:
         yield copies + (nbytes if read[name] or not copies else 0)
 
 
-def _is_packed(op_type: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or op_type not in _PRODUCTS
+def _is_packed(node: Node, shape: tuple[int, ...]) -> bool:
+    if node.op_type in _PRODUCTS:
+        return len(shape) == 2
+    if node.op_type in _IN_ARENA:  # a row or a column is as it should be
+        return shape[0] > int(node.attributes.get("group", 1)) and math.prod(shape[1:]) > 1
+    return True
 
 
 def loading_bytes(graph: RuntimeGraph) -> int:

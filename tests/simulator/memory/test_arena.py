@@ -43,7 +43,9 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "mobilenet", "transformer", "recurrent", "tables"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn", "mobilenet", "transformer", "recurrent", "tables", "volumes"]
+)
 def test_regions_are_onnx_runtimes(
     name: str, case: Callable[[str], Case], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:

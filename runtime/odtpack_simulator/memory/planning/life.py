@@ -15,23 +15,29 @@ from odtpack_simulator.memory.memory_phases import Item
 from odtpack_simulator.memory.node_names import Labels
 from odtpack_simulator.memory.planning.items import GRADIENT
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
-from odtpack_simulator.memory.session_memory import constant_bytes, loading_bytes
+from odtpack_simulator.memory.session_memory import (
+    arena_copies,
+    constant_bytes,
+    loading_bytes,
+)
 from odtpack_simulator.result.result import TimelinePoint
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A model, loaded."""
+    """A model, loaded; ``arena`` says whether it has one."""
 
     name: str
     graph: RuntimeGraph
     nbytes: int
+    arena: bool = False
 
     def items(self) -> list[Item]:
         """What it takes from when it is loaded."""
+        constants = constant_bytes(self.graph, arena=self.arena)
         return [
             Item(f"{self.name} session", self.nbytes, "session"),
-            Item(f"constants of the {self.name} session", constant_bytes(self.graph), "session"),
+            Item(f"constants of the {self.name} session", constants, "session"),
         ]
 
     def loading(self) -> Item:
@@ -178,6 +184,12 @@ class Life:
     def __init__(self, arenas: Arenas, heap: int | None) -> None:
         self.phases: dict[str, tuple[Item, ...]] = {}
         self._arenas, self._heap = arenas, heap
+
+    def load(self, sessions: Iterable[Session]) -> None:
+        """Load sessions, some of whose kernels take memory from the arena."""
+        for session in sessions:
+            if session.arena:
+                self._arenas.load(session.name, arena_copies(session.graph))
 
     def run(self, name: str, items: Sequence[Item], work: Pass) -> None:
         """Compute a batch, with ``items`` around it."""
