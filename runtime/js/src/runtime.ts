@@ -18,7 +18,8 @@ export function sessionOptions(
   return {
     graphOptimizationLevel: session.optimization_level,
     enableMemPattern: session.memory_pattern,
-    enableCpuMemArena: session.arena,
+    // Sessions cannot share an arena here; one for each segment would hold the peaks of all at once.
+    enableCpuMemArena: session.arena && !manifest.segments,
     executionMode: 'sequential',
     ...(session.threads !== undefined && { intraOpNumThreads: session.threads }),
     ...overrides,
@@ -72,8 +73,15 @@ export function tensorOver(ort: OnnxRuntime, dtype: DType, data: TypedArray, dim
   return new ort.Tensor(dtype as 'float32', data as Float32Array, dims);
 }
 
+/** One model, or what acts as one. */
+export interface Model {
+  readonly session: InferenceSession;
+  readonly feeds: Feeds;
+  run(options?: InferenceSession.RunOptions): Promise<Feeds>;
+}
+
 /** A session, what is always fed to it, and the outputs that belong into memory. */
-export class Graph {
+export class Graph implements Model {
   readonly #fetches: Record<string, Tensor | null> | string[];
   readonly #inPlace: boolean;
 

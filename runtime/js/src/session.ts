@@ -14,11 +14,12 @@ import { Optimizer } from './optimizer.js';
 import type { ModelName } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
-  type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver,
+  type Feeds, Graph, type Model, openSession, otherProviders, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
   makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
 } from './schedules.js';
+import { BUFFER, GRADIENT, Segments } from './segments.js';
 import {
   ARRAYS, bytesOf, type DType, join, product, requireFits, type TypedArray,
 } from './tensors.js';
@@ -39,18 +40,17 @@ export interface Evaluation {
 }
 
 const SCHEDULE_PROPERTY = 'odtpack.schedule';
-const BUFFER = '_grad.accumulation.buffer';
-const GRADIENT = '_grad.accumulation.out';
 
 interface Parts {
   ort: OnnxRuntime;
   manifest: Manifest;
   template: (() => Promise<Uint8Array>) | undefined;
   flat: FlatState;
-  training: Graph;
+  training: Model;
   reset: Uint8Array;
-  evaluation: Graph | undefined;
+  evaluation: Model | undefined;
   optimizer: Optimizer | undefined;
+  segments: Segments | undefined;
 }
 
 export class TrainingSession {
@@ -89,6 +89,8 @@ export class TrainingSession {
     const training = await open('training_model');
     const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
     const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
+    const segments = manifest.segments &&
+      (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
     // Nothing has been changed so far: a session that cannot be made leaves the state alone.
     const flat = place(manifest, state);
     const outputs = manifest.outputs.map(({ name }) => name);
@@ -111,10 +113,12 @@ export class TrainingSession {
     return new TrainingSession({
       ort, manifest, flat, reset,
       template: entry && (() => opened.file(entry)),
-      training: new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
-      evaluation: evaluation && new Graph(
+      segments,
+      training: segments?.training({ ...parameters, ...feeds, ...memory }) ??
+        new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
+      evaluation: evaluation && (segments?.evaluation(parameters) ?? new Graph(
         ort, evaluation, { ...parameters }, {}, evaluationOutputs(manifest).map(({ name }) => name),
-      ),
+      )),
       optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
     }, state);
   }
@@ -317,21 +321,27 @@ export class TrainingSession {
 
   /** Free the models; the state remains. */
   async release(): Promise<void> {
-    const { training, evaluation, optimizer } = this.#parts;
+    const { training, evaluation, optimizer, segments } = this.#parts;
     for (const each of [training, evaluation, optimizer]) await each?.session.release();
+    await segments?.release();
   }
 
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
     const { manifest, template } = this.#parts;
     this.state.requireValues();
+    if (manifest.segments) {
+      throw new OdtpackError('segments-unsupported',
+        'A package of segments holds no model for inference.', '',
+        'use odtpack adapter export PACKAGE --checkpoint FILE');
+    }
     if (!template) {
-      throw new OdtpackError('no-outputs',
-        'The model has no output but its loss: there is nothing to export.');
+      const problem = 'The model has no output but its loss: there is nothing to export.';
+      throw new OdtpackError('no-outputs', problem);
     }
     return inferenceModel(manifest, await template(), this.state, outputNames);
   }
 
-  async #run(graph: Graph, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
+  async #run(graph: Model, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
     this.state.requireValues();
     checkBatch(this.#parts.manifest.inputs, feeds);
     const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
@@ -359,7 +369,7 @@ export class TrainingSession {
       'pass optimizerModel');
   }
 
-  #evaluating(): Graph {
+  #evaluating(): Model {
     const { evaluation } = this.#parts;
     if (evaluation) return evaluation;
     throw new OdtpackError('no-eval-model', 'The session has no evaluation model.', '',

@@ -1,6 +1,8 @@
 // usage: node training.mjs KIT JSON: trains as {package, checkpoint?, data: {input: {file, dtype,
 // shape}}, steps, rate?, save, threads} says; prints losses, memory and processor time as JSON.
-import { readFileSync } from 'node:fs';
+// With `batches`, a list in the place of `data`, one after the other; `evaluate` asks for the losses
+// of all in the end, and `fetched` has the package's files in memory, as a browser does.
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
@@ -8,26 +10,32 @@ const [root, text] = process.argv.slice(2);
 const task = JSON.parse(text);
 const { TrainingSession } = await import(pathToFileURL(join(root, 'dist/index.js')));
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
+const files = () => readdirSync(task.package).map((name) => [
+  name, new Uint8Array(readFileSync(join(task.package, name))),
+]);
+const source = task.fetched ? new Map(files()) : task.package;
+const before = process.memoryUsage().rss;
 const session = await TrainingSession.create(
-  { package: task.package, ...(task.checkpoint && { checkpointState: task.checkpoint }) },
+  { package: source, ...(task.checkpoint && { checkpointState: task.checkpoint }) },
   { intraOpNumThreads: task.threads ?? 1 },
 );
 if (task.rate) session.setLearningRate(task.rate);
-const feeds = Object.fromEntries(
-  Object.entries(task.data).map(([name, { file, dtype, shape }]) => {
+const batches = (task.batches ?? [task.data]).map((inputs) => Object.fromEntries(
+  Object.entries(inputs).map(([name, { file, dtype, shape }]) => {
     const data = new ARRAYS[dtype](new Uint8Array(readFileSync(file)).buffer);
     return [name, new session.ort.Tensor(dtype, data, shape)];
   }),
-);
+));
 const losses = [];
 const resident = [];
 const times = [];
 for (let step = 0; step < task.steps; step++) {
-  const before = process.cpuUsage();
+  const start = process.cpuUsage();
+  const feeds = batches[step % batches.length];
   losses.push(session.lossOf(await session.runTrainStep(feeds)));
   await session.runOptimizerStep();
   await session.lazyResetGrad();
-  const { user, system } = process.cpuUsage(before);
+  const { user, system } = process.cpuUsage(start);
   times.push((user + system) / 1000);
   if (step % 500 === 499) {
     globalThis.gc?.();
@@ -35,4 +43,9 @@ for (let step = 0; step < task.steps; step++) {
   }
 }
 if (task.save) await session.saveCheckpoint(task.save);
-console.log(JSON.stringify({ losses, resident, times }));
+const evaluation = [];
+for (const feeds of task.evaluate ? batches : []) {
+  evaluation.push(session.lossOf(await session.runEvalStep(feeds)));
+}
+await session.release();
+console.log(JSON.stringify({ losses, resident, times, evaluation, before }));

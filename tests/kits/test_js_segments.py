@@ -1,0 +1,92 @@
+"""The JavaScript kit with packages that are trained segment by segment, in Node and in Chromium."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.decoder.model import SHAPES, write_model
+from tests.kits import javascript
+from tests.kits.javascript import node, save_batch, train
+from tests.kits.test_cpp import contents
+from tests.kits.test_kotlin_segments import KINDS, built
+from tests.kits.test_segments import HOSTILE
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+]
+STEPS = 7
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A decoder of three blocks, by how its base is stored."""
+    folder = tmp_path_factory.mktemp("segments")
+    model = write_model(SHAPES["small"], folder / "model")
+    return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> list[dict[str, Any]]:
+    """Sequences of three lengths, two of them in batches of two."""
+    rng = np.random.default_rng(1)
+    found = []
+    for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
+        ids = rng.integers(0, SHAPES["small"].words, size)
+        (tmp_path / str(number)).mkdir()
+        found.append(save_batch(tmp_path / str(number), input_ids=ids, labels=ids))
+    return found
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_training_gives_the_bits_of_python(
+    name: str, fetched: bool, packages: dict[str, Path], batches: list[dict[str, Any]],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Whether weights are read from their file for each segment, or lie in memory."""
+    task = {"package": packages[name], "batches": batches, "steps": STEPS, "rate": 0.01,
+            "evaluate": True}  # fmt: skip
+    found = train({**task, "fetched": fetched, "save": tmp_path / "node.ckpt"}, "node")
+    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
+    assert found["losses"] == wanted["losses"]
+    assert len(set(found["losses"])) == STEPS
+    assert found["losses"][6] < found["losses"][0]
+    assert found["evaluation"] == wanted["evaluation"]
+    assert contents(tmp_path / "node.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
+    for first, second in (("node", "python"), ("python", "node"), ("python", "python")):
+        begun = tmp_path / f"{first}-{second}.ckpt"
+        train({**task, "save": begun}, first)
+        train({**task, "checkpoint": begun, "save": f"{begun}.end"}, second)
+    ends = [contents(path) for path in tmp_path.glob("*.end")]
+    assert len(ends) == 3
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_segments_that_contradict_themselves_are_refused(
+    packages: dict[str, Path], tmp_path: Path
+) -> None:
+    source = packages["int4"]
+    for what, change in {**HOSTILE, "nothing": lambda segments: None}.items():
+        package = tmp_path / what.replace(" ", "-")
+        package.mkdir()
+        for path in source.iterdir():
+            if path.name != "manifest.json":
+                (package / path.name).hardlink_to(path)
+        manifest = json.loads((source / "manifest.json").read_text())
+        change(manifest["segments"])
+        (package / "manifest.json").write_text(json.dumps(manifest))
+    found = node("hostile.mjs", tmp_path, "train")
+    assert found.pop("nothing") == "loaded"
+    assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
