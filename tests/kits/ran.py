@@ -12,7 +12,6 @@ _PLATFORMS = (
     ("test_cpp", "", "C++ on x86-64"),
     ("test_js_browser.py", "webgpu", "Chromium, WebGPU in software"),
     ("test_js_browser.py", "", "Chromium, WebAssembly"),
-    ("test_js_segments.py", "chromium", "Chromium, WebAssembly"),
     ("test_js.py", "", "Node.js"),
     ("test_js_segments.py", "", "Node.js"),
     ("test_segments.py", "swift", "Swift on Linux"),

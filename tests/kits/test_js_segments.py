@@ -1,4 +1,4 @@
-"""The JavaScript kit with packages that are trained segment by segment, in Node and in Chromium."""
+"""The JavaScript kit in Node with packages that are trained segment by segment."""
 
 from __future__ import annotations
 
@@ -31,16 +31,20 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
 
 
-@pytest.fixture
-def batches(tmp_path: Path) -> list[dict[str, Any]]:
-    """Sequences of three lengths, two of them in batches of two."""
+def three_lengths(folder: Path) -> list[dict[str, Any]]:
+    """Batches of sequences of three lengths, two of them of two."""
     rng = np.random.default_rng(1)
     found = []
     for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
         ids = rng.integers(0, SHAPES["small"].words, size)
-        (tmp_path / str(number)).mkdir()
-        found.append(save_batch(tmp_path / str(number), input_ids=ids, labels=ids))
+        (folder / str(number)).mkdir()
+        found.append(save_batch(folder / str(number), input_ids=ids, labels=ids))
     return found
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> list[dict[str, Any]]:
+    return three_lengths(tmp_path)
 
 
 @pytest.mark.parametrize("fetched", [False, True])
@@ -59,6 +63,18 @@ def test_a_training_gives_the_bits_of_python(
     assert found["losses"][6] < found["losses"][0]
     assert found["evaluation"] == wanted["evaluation"]
     assert contents(tmp_path / "node.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+def test_gradients_of_several_batches_make_a_step(
+    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    model = packages["int4"].parent / "model"
+    package = built(model / "model.onnx", tmp_path / "package", base="int4", accumulation_steps=2)
+    task = {"package": package, "batches": batches, "steps": 4, "rate": 0.01, "accumulate": 2}
+    found = [train({**task, "save": tmp_path / kit}, kit) for kit in ("node", "python")]
+    assert found[0]["losses"] == found[1]["losses"]
+    assert len(set(found[0]["losses"])) == 8
+    assert contents(tmp_path / "node") == contents(tmp_path / "python")
 
 
 def test_a_training_begun_in_one_goes_on_in_the_other(

@@ -1,7 +1,7 @@
 // usage: node training.mjs KIT JSON: trains as {package, checkpoint?, data: {input: {file, dtype,
 // shape}}, steps, rate?, save, threads} says; prints losses, memory and processor time as JSON.
 // With `batches`, a list in the place of `data`, one after the other; `evaluate` asks for the losses
-// of all in the end, and `fetched` has the package's files in memory, as a browser does.
+// of all in the end, `accumulate` makes a step of several batches, and `fetched` has the package's files in memory, as a browser does.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -31,8 +31,11 @@ const resident = [];
 const times = [];
 for (let step = 0; step < task.steps; step++) {
   const start = process.cpuUsage();
-  const feeds = batches[step % batches.length];
-  losses.push(session.lossOf(await session.runTrainStep(feeds)));
+  const count = task.accumulate ?? 1;
+  for (let part = step * count; part < (step + 1) * count; part++) {
+    const results = await session.runTrainStep(batches[part % batches.length]);
+    losses.push(session.lossOf(results));
+  }
   await session.runOptimizerStep();
   await session.lazyResetGrad();
   const { user, system } = process.cpuUsage(start);
