@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from tests.kits import javascript
 from tests.kits.javascript import node, save_batch, train
 from tests.kits.test_cpp import contents
 from tests.kits.test_kotlin_segments import KINDS, built
-from tests.kits.test_segments import HOSTILE
+from tests.kits.test_segments import HOSTILE, write_hostile
 
 pytestmark = [
     pytest.mark.kits,
@@ -93,16 +92,8 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
 def test_segments_that_contradict_themselves_are_refused(
     packages: dict[str, Path], tmp_path: Path
 ) -> None:
-    source = packages["int4"]
-    for what, change in {**HOSTILE, "nothing": lambda segments: None}.items():
-        package = tmp_path / what.replace(" ", "-")
-        package.mkdir()
-        for path in source.iterdir():
-            if path.name != "manifest.json":
-                (package / path.name).hardlink_to(path)
-        manifest = json.loads((source / "manifest.json").read_text())
-        change(manifest["segments"])
-        (package / "manifest.json").write_text(json.dumps(manifest))
+    for what in (*HOSTILE, "nothing"):
+        write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
     found = node("hostile.mjs", tmp_path, "train")
     assert found.pop("nothing") == "loaded"
     assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
