@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.decoder.model import SHAPES, write_model
+from benchmarks.decoder.model import SHAPES, Shape, write_model
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.held_weights import held_weights
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import javascript
-from tests.kits.javascript import node, save_batch, train
+from tests.kits.javascript import KIT, NODE, node, save_batch, train
 from tests.kits.test_cpp import contents
 from tests.kits.test_kotlin_segments import KINDS, built
 from tests.kits.test_segments import HOSTILE, write_hostile
@@ -94,6 +101,54 @@ def test_segments_that_contradict_themselves_are_refused(
 ) -> None:
     for what in (*HOSTILE, "nothing"):
         write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
+    write_hostile(packages["int4"], tmp_path / "changed", "nothing")
+    weights = tmp_path / "changed" / "segments.weights"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.unlink()
+    weights.write_bytes(data)
     found = node("hostile.mjs", tmp_path, "train")
     assert found.pop("nothing") == "loaded"
+    assert found.pop("changed") == "package-changed"
     assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
+
+
+def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path: Path) -> None:
+    script = tmp_path / "export.mjs"
+    script.write_text(f"""
+import {{ TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};
+const session = await TrainingSession.create({{ package: {json.dumps(str(packages["int4"]))} }});
+const path = {json.dumps(str(tmp_path / "model.onnx"))};
+const error = await session.exportModelForInference(path).catch((error) => error);
+console.log(JSON.stringify([error.code, error.hint]));
+""")
+    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=True)
+    code, hint = json.loads(done.stdout)
+    assert code == "segments-unsupported"
+    assert "odtpack adapter export" in hint
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_weights_of_one_segment_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside what the plan counts there are Node's own, and what its collector finds later."""
+    for variable, value in child_environment().items():  # what is freed goes back at once
+        monkeypatch.setenv(variable, value)
+    shape = Shape("deep", 8, 512, 8, 2, 1408, 1000)
+    package = built(write_model(shape, tmp_path / "model"), tmp_path / "package")
+    opened = Package.open(package)
+    total = (package / "segments.weights").stat().st_size
+    held = held_weights(opened, "js", fetched=False)
+    assert total > 80e6
+    assert held < total / 8
+    ids = np.random.default_rng(2).integers(0, shape.words, (1, 64))
+    data = save_batch(tmp_path, input_ids=ids, labels=ids)
+    task = {"package": package, "data": data, "steps": 5, "evaluate": True}
+    read, fetched = (train({**task, "fetched": each}, "node")["taken"] for each in (False, True))
+    plan = plan_memory(
+        opened, dict.fromkeys(data, ids.shape), sharing=session_use(opened.manifest, "js").sharing,
+        weights_bytes=held,
+    )  # fmt: skip
+    assert fetched - read > 0.7 * total
+    assert 0 < read - plan.peak.nbytes < 64 * 2**20

@@ -94,9 +94,7 @@ export class TrainingSession {
     // Nothing has been changed so far: a session that cannot be made leaves the state alone.
     const flat = place(manifest, state);
     const outputs = manifest.outputs.map(({ name }) => name);
-    const parameters: Feeds = {};
-    const memory: Feeds = {};
-    const feeds: Feeds = {};
+    const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [{}, {}, {}];
     for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
       parameters[name] = tensorOver(ort, dtype, data, dims);
       if (grad) {

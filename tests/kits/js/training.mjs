@@ -2,7 +2,7 @@
 // shape}}, steps, rate?, save, threads} says; prints losses, memory and processor time as JSON.
 // With `batches`, a list in the place of `data`, one after the other; `evaluate` asks for the losses
 // of all in the end, `accumulate` makes a step of several batches, and `fetched` has the package's files in memory, as a browser does.
-import { readdirSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
@@ -10,11 +10,17 @@ const [root, text] = process.argv.slice(2);
 const task = JSON.parse(text);
 const { TrainingSession } = await import(pathToFileURL(join(root, 'dist/index.js')));
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
+/** A figure of the kernel's about this process, in bytes; there is none but on Linux. */
+function figure(name) {
+  const path = '/proc/self/status';
+  const text = existsSync(path) ? readFileSync(path, 'utf8') : '';
+  return 1024 * Number(new RegExp(`${name}:\\s*(\\d+)`).exec(text)?.[1] ?? 0);
+}
+const before = figure('RssAnon');
 const files = () => readdirSync(task.package).map((name) => [
   name, new Uint8Array(readFileSync(join(task.package, name))),
 ]);
 const source = task.fetched ? new Map(files()) : task.package;
-const before = process.memoryUsage().rss;
 const session = await TrainingSession.create(
   { package: source, ...(task.checkpoint && { checkpointState: task.checkpoint }) },
   { intraOpNumThreads: task.threads ?? 1 },
@@ -51,4 +57,6 @@ for (const feeds of task.evaluate ? batches : []) {
   evaluation.push(session.lossOf(await session.runEvalStep(feeds)));
 }
 await session.release();
-console.log(JSON.stringify({ losses, resident, times, evaluation, before }));
+// At its peak; pages of the library's file come, and then stay.
+const taken = figure('VmHWM') - figure('RssFile') - before;
+console.log(JSON.stringify({ losses, resident, times, evaluation, taken }));
