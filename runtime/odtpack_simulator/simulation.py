@@ -29,11 +29,11 @@ from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
 from odtpack_simulator.memory.arena_use import SessionUse, session_use
-from odtpack_simulator.memory.held_weights import held_weights
 from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
+from odtpack_simulator.memory.planning.held_weights import held_weights
 from odtpack_simulator.memory.planning.whole_graph import whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS

@@ -206,7 +206,7 @@ class SegmentedGraph implements Model {
   }
 }
 
-/** What a segment calls inputs and outputs; what belongs to a value, as its gradient, goes with it. */
+/** What a segment calls inputs or outputs; what belongs to a value, as its gradient, goes along. */
 function ends({ names }: Part, own: readonly string[]): End[] {
   return own.map((each) => {
     const end = [COTANGENT, BUFFER, GRADIENT].find((suffix) => each.endsWith(suffix)) ?? '';
@@ -217,6 +217,6 @@ function ends({ names }: Part, own: readonly string[]): End[] {
 
 /** Give memory back now, where an engine can (Node 22, Chrome 114): else it is found in time. */
 function free({ data }: Tensor): void {
-  const buffer = (data as TypedArray).buffer as { transfer?(nbytes: number): unknown };
-  buffer.transfer?.(0);
+  const buffer = (data as TypedArray).buffer as { transfer?(nbytes: number): unknown } | undefined;
+  buffer?.transfer?.(0);
 }

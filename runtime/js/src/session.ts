@@ -1,7 +1,7 @@
 /** Train the models of a package on the parameters of a state. */
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
-import { checkBatch, countRight, withoutAnswers } from './batch.js';
+import { checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
 import { CheckpointState, type FlatState, nominal, type SaveOptions } from './checkpoint.js';
 import { OdtpackError } from './errors.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
@@ -11,10 +11,11 @@ import {
   type TrainingFiles,
 } from './opening.js';
 import { Optimizer } from './optimizer.js';
-import type { ModelName } from './package.js';
+import type { ModelName, TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
-  type Feeds, Graph, type Model, openSession, otherProviders, sessionOptions, tensorOver,
+  type Feeds, type Fetches, Graph, isFetches, type Model, openSession, otherProviders,
+  type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
   makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
@@ -91,7 +92,22 @@ export class TrainingSession {
     const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
     const segments = manifest.segments &&
       (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
-    // Nothing has been changed so far: a session that cannot be made leaves the state alone.
+    try {
+      // Nothing has been changed so far: a session that cannot be made leaves the state alone.
+      return TrainingSession.#placed(ort, opened, state, training, evaluation, updating, segments);
+    } catch (error) {
+      await segments?.release();
+      throw error;
+    }
+  }
+
+  /** A session of opened models, which finds the parameters where they belong. */
+  static #placed(
+    ort: OnnxRuntime, opened: TrainingPackage, state: CheckpointState, training: InferenceSession,
+    evaluation: InferenceSession | undefined, updating: InferenceSession | undefined,
+    segments: Segments | undefined,
+  ): TrainingSession {
+    const { manifest } = opened;
     const flat = place(manifest, state);
     const outputs = manifest.outputs.map(({ name }) => name);
     const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [{}, {}, {}];
@@ -379,20 +395,4 @@ export class TrainingSession {
       .filter(({ role }) => role === 'trainable' || !trainableOnly)
       .map(({ name }) => this.state.parameters.get(name)!);
   }
-}
-
-/** Names of outputs, in a list or as keys; tensors to write into are refused. */
-type Fetches = readonly string[] | Readonly<Record<string, null>>;
-type RunOptions = InferenceSession.RunOptions;
-type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
-
-function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
-  if (Array.isArray(value)) return true;
-  return typeof value === 'object' && value !== null && outputs.some((name) => name in value);
-}
-
-function lossOf(manifest: Manifest, results: Feeds): number {
-  const { type, data } = results[manifest.outputs[0]!.name]!;
-  const bits = type === 'float16' && data instanceof Uint16Array;
-  return (bits ? widen(data) : (data as Float32Array))[0]!;
 }

@@ -68,7 +68,7 @@ export class Weights {
     return names.map((name) => {
       const { dtype, dims, offset, nbytes } = this.#weights.get(name)!;
       const { bytes } = this.file!;
-      if (bytes) {
+      if (bytes && bytes.byteOffset % ALIGNMENT === 0) {
         const data = view(bytes.buffer, dtype, bytes.byteOffset + offset, nbytes);
         return tensorOver(ort, dtype, data, dims);
       }

@@ -91,7 +91,7 @@ def plan_memory(
             of the training and the optimizer model; of a kit:
             :func:`~odtpack_simulator.memory.arena_use.session_use`.
         weights_bytes: Frozen weights of segments that the kit holds in memory:
-            :func:`~odtpack_simulator.memory.held_weights.held_weights`.
+            :func:`~odtpack_simulator.memory.planning.held_weights.held_weights`.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
