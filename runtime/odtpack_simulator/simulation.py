@@ -23,16 +23,17 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.budgets.judge import judge as judge_without_budgets
 from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
-from odtpack_simulator.device.kits import SEGMENT_KITS, Sharing, kit_of
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena_use import SessionUse, session_use
 from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
+from odtpack_simulator.memory.planning.held_weights import held_weights
 from odtpack_simulator.memory.planning.whole_graph import whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
@@ -128,8 +129,6 @@ def simulate(
     package.require_stock()
     manifest = package.manifest
     policy = policy or Policy()
-    if manifest.segments is not None:
-        check_kits(profiles, policy, str(package.path))
     _check_arguments(learning_rate, threads, interruptions, profiles)
     arrays = package.load_data(data_path)
     whole_schedule = make_sample_plan(
@@ -154,7 +153,7 @@ def simulate(
         tokens = _tokens_per_sample(arrays)
         del arrays
         reporter.begin("predicting")
-        apps = [_app_on(profile, policy, footprint(profile), manifest) for profile in profiles]
+        apps = [_app_on(profile, policy, footprint(profile), package) for profile in profiles]
         uses = dict.fromkeys(app.sessions for app in apps) or [session_use(manifest)]
         plans = {
             use: plan_memory(package, shapes, threads=threads, **use._asdict()) for use in uses
@@ -206,7 +205,7 @@ def simulate(
         training=_training_info(free, job),
         interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plans[most], peaks[most], most.sharing, manifest),
+        memory=_memory_info(plans[most], peaks[most], most, manifest),
         devices=[
             device_result(
                 app,
@@ -227,30 +226,6 @@ def simulate(
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
-
-
-def check_kits(profiles: Sequence[DeviceProfile], policy: Policy, where: str) -> None:
-    """Check that what apps on the devices train with runs segments.
-
-    Args:
-        profiles: The devices.
-        policy: Says what the apps train with, if it is not the usual kit of the system.
-        where: What has segments, for messages.
-
-    Raises:
-        OdtpackError: ``segments-unsupported``.
-    """
-    for profile in profiles:
-        kit = policy.kit or kit_of(profile.os)
-        if kit not in SEGMENT_KITS:
-            raise OdtpackError(
-                "segments-unsupported",
-                f"An app on {profile.title} trains with the kit '{kit}', and a package that is "
-                f"trained segment by segment runs with {', '.join(sorted(SEGMENT_KITS))} only.",
-                where=where,
-                hint="simulate it with --kit cpp if the app trains through C++; otherwise build it "
-                "without --segments",
-            )
 
 
 def _check_arguments(
@@ -298,10 +273,12 @@ def _within(job: Job, name: str) -> Job:
 
 
 def _app_on(
-    profile: DeviceProfile, policy: Policy, footprint: AppFootprint, manifest: Manifest
+    profile: DeviceProfile, policy: Policy, footprint: AppFootprint, package: Package
 ) -> AppOnDevice:
     kit = policy.kit or kit_of(profile.os)
-    return AppOnDevice(profile, policy, kit, session_use(manifest, kit), footprint)
+    use = session_use(package.manifest, kit)
+    use = use._replace(weights_bytes=held_weights(package, kit, fetched=profile.os == "web"))
+    return AppOnDevice(profile, policy, kit, use, footprint)
 
 
 def _package_info(package: Package, given: Path) -> PackageInfo:
@@ -364,18 +341,17 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
     )
 
 
-def _memory_info(
-    plan: MemoryPlan, peaks: Peaks, sharing: Sharing, manifest: Manifest
-) -> MemoryInfo:
+def _memory_info(plan: MemoryPlan, peaks: Peaks, use: SessionUse, manifest: Manifest) -> MemoryInfo:
     modules, segments = manifest.module_names(), manifest.segments
+    mapped = () if segments is None or use.weights_bytes else segments.tensors
     return MemoryInfo(
         predicted=plan.predicted(),
         measured_peak_bytes=peaks.nbytes,
         phases=plan.phase_peaks(peaks.phases),
-        sharing=sharing,
+        sharing=use.sharing,
         timeline=list(plan.timeline),
         tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
-        mapped_bytes=None if segments is None else sum(w.nbytes for w in segments.tensors),
+        mapped_bytes=sum(w.nbytes for w in mapped) or None,
     )
 
 

@@ -88,9 +88,6 @@ PACKAGES: dict[str, tuple[Change, str]] = {
     "package_target": (_manifest(target="ort-training"), "package-target"),
     "package_private": (
         _manifest(privacy={"clip_norm": 1.0, "noise_multiplier": 1.0}), "private-training"),
-    "package_segments": (
-        _manifest(segments={"segments": [{"forward": "segment_0_forward.onnx"}]}),
-        "segments-unsupported"),
     "manifest_version": (_manifest(schema_version=2), "manifest-version"),
     "manifest_no_files": (_manifest(files=None), "manifest-invalid"),
     "manifest_no_version": (_manifest(schema_version=None), "manifest-invalid"),

@@ -1,8 +1,8 @@
 """Trains as ``js/training.mjs`` does, in a process whose ONNX Runtime the caller chooses.
 
 With ``"step_model": true`` in its task it uses the step model of a package that has one, and with
-``"batches"``, a list in the place of ``"data"``, one after the other; ``"evaluate"`` asks for the
-losses of all in the end.
+``"batches"``, a list in the place of ``"data"``, one after the other; ``"accumulate"`` makes a step
+of several, and ``"evaluate"`` asks for the losses of all in the end.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     if task.get("rate"):
         optimizer.set_learning_rate(task["rate"])
     batches = [_read(each, module) for each in task.get("batches") or [task["data"]]]
-    losses, times = [], []
+    losses: list[float] = []
+    times = []
+    count = task.get("accumulate", 1)
     for step in range(task["steps"]):
-        batch = batches[step % len(batches)]
+        some = [batches[part % len(batches)] for part in range(step * count, (step + 1) * count)]
         before = time.process_time()
-        losses.append(train_step(module, optimizer, [batch]))
+        train_step(module, optimizer, some, on_loss=losses.append)
         times.append((time.process_time() - before) * 1e3)
     if task.get("save"):
         CheckpointState.save_checkpoint(state, task["save"], include_optimizer_state=True)

@@ -13,6 +13,7 @@ _PLATFORMS = (
     ("test_js_browser.py", "webgpu", "Chromium, WebGPU in software"),
     ("test_js_browser.py", "", "Chromium, WebAssembly"),
     ("test_js.py", "", "Node.js"),
+    ("test_js_segments.py", "", "Node.js"),
     ("test_segments.py", "swift", "Swift on Linux"),
     ("test_segments.py", "", "C++ on x86-64"),
     ("test_kotlin", "", "Kotlin and Java on the JVM"),

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.decoder.model import SHAPES, write_model
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
+from tests.kits.test_js_segments import three_lengths
+from tests.kits.test_kotlin_segments import built
 from tests.reports.browser import CHROMIUM, Browser
 
 pytestmark = [
@@ -46,10 +49,13 @@ TRAIN = """(async () => {
   const arrays = { float32: Float32Array, int64: BigInt64Array };
   const session = await kit.TrainingSession.create({ package: '/files/package' }, %s);
   session.setLearningRate(task.rate);
-  const feeds = {};
-  for (const [name, { dtype, shape }] of Object.entries(task.data)) {
-    const bytes = await (await fetch(`/files/${name}.bin`)).arrayBuffer();
-    feeds[name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
+  const batches = [];
+  for (const [i, batch] of (task.batches ?? [task.data]).entries()) {
+    batches.push({});
+    for (const [name, { dtype, shape }] of Object.entries(batch)) {
+      const bytes = await (await fetch(`/files/${i}-${name}.bin`)).arrayBuffer();
+      batches[i][name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
+    }
   }
   const losses = [];
   const held = [];
@@ -59,6 +65,7 @@ TRAIN = """(async () => {
       const wasm = memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
       held.push([wasm, performance.memory.usedJSHeapSize]);
     }
+    const feeds = batches[step %% batches.length];
     losses.push(session.lossOf(await session.runTrainStep(feeds)));
     await session.runOptimizerStep();
     await session.lazyResetGrad();
@@ -113,6 +120,23 @@ def test_chromium_trains_as_python_does(
     assert train(resumed, "python")["losses"][0] < wanted[0]
 
 
+def test_chromium_trains_segment_by_segment(browsers: Browser, tmp_path: Path) -> None:
+    model = write_model(SHAPES["small"], tmp_path / "model")
+    package = built(model, tmp_path / "package", base="int4")
+    task = {"package": package, "batches": three_lengths(tmp_path), "steps": 7, "rate": 0.01}
+    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
+    found = in_browser(browsers, task, tmp_path)
+    assert wanted[6] < wanted[0]
+    for loss, right in zip(found["losses"], wanted, strict=True):
+        assert abs(loss - right) <= 2e-6 * max(1, abs(right))
+    (tmp_path / "browser.ckpt").write_bytes(base64.b64decode(found["saved"]))
+    state = CheckpointState.load_checkpoint(tmp_path / "browser.ckpt")
+    for name, array in read_checkpoint(tmp_path / "python.ckpt").trainable.items():
+        np.testing.assert_allclose(state.parameters[name].data, array, atol=1e-4)
+    resumed = {**task, "checkpoint": tmp_path / "browser.ckpt", "steps": 1}
+    assert train(resumed, "python")["losses"][0] < wanted[0]
+
+
 def test_chromium_does_not_grow_with_steps(
     packages: dict[str, Path], batch: dict[str, Any], browsers: Browser, tmp_path: Path
 ) -> None:
@@ -137,8 +161,9 @@ def in_browser(
     files = tmp_path / "files"
     files.mkdir()
     (files / "package").symlink_to(task["package"])
-    for name, each in task["data"].items():
-        (files / f"{name}.bin").symlink_to(each["file"])
+    for number, batch in enumerate(task.get("batches") or [task["data"]]):
+        for name, each in batch.items():
+            (files / f"{number}-{name}.bin").symlink_to(each["file"])
     page = web.PAGE.replace("ort.wasm.min.mjs", module)
     with web.serve({**web.FOLDERS, "files": files}, page) as address:
         open_kit(browser, address + query)

@@ -23,7 +23,7 @@ from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit
 from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
 from tests.kits.test_cpp import contents
-from tests.kits.test_segments import HOSTILE
+from tests.kits.test_segments import HOSTILE, write_hostile
 
 pytestmark = [
     pytest.mark.kits,
@@ -108,16 +108,8 @@ def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path:
 def test_segments_that_contradict_themselves_are_refused(
     packages: dict[str, Path], tmp_path: Path
 ) -> None:
-    source = packages["int4"]
-    for what, change in {**HOSTILE, "nothing": lambda segments: None}.items():
-        package = tmp_path / what.replace(" ", "-")
-        package.mkdir()
-        for path in source.iterdir():
-            if path.name != "manifest.json":
-                (package / path.name).hardlink_to(path)
-        manifest = json.loads((source / "manifest.json").read_text())
-        change(manifest["segments"])
-        (package / "manifest.json").write_text(json.dumps(manifest))
+    for what in (*HOSTILE, "nothing"):
+        write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
     found = dict(line.split(" ", 1) for line in run("hostile", tmp_path).splitlines())
     assert found.pop("nothing") == "loaded"
     assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")

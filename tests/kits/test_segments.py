@@ -132,6 +132,23 @@ def _tensor(index: int, **values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda segments: segments["tensors"][index].update(values)
 
 
+def _gradients(*values: str) -> Callable[[dict[str, Any]], None]:
+    """Calls values gradients, whose memory serves others after two."""
+
+    def rename(segments: dict[str, Any]) -> None:
+        for segment in segments["segments"]:
+            names = segment.setdefault("names", {})
+            names.update({name: f"{names.get(name, name)}.cotangent" for name in values})
+
+    return rename
+
+
+TABLES = ("value_8", "value_9", "value_12")
+"""What the first segment makes for all blocks: the rotary tables, and a mask of another shape."""
+ATTENTION = "value_60"
+"""What the model of attention makes."""
+
+
 HOSTILE: dict[str, Callable[[dict[str, Any]], None]] = {
     "a weight after the end": _tensor(-1, shape=[1 << 40]),
     "more bytes than numbers count": _tensor(-1, shape=[1 << 40, 1 << 40, 1 << 40]),
@@ -148,7 +165,21 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], None]] = {
     "a segment less": lambda segments: segments["segments"].pop(0),
     "a segment twice": lambda segments: segments["segments"].insert(0, segments["segments"][0]),
     "weights without a file": lambda segments: segments.pop("weights"),
+    "a value read after its memory is another's": _gradients(*TABLES),
+    "a value read while its memory becomes another's": _gradients(*TABLES[:2], ATTENTION),
 }
+
+
+def write_hostile(source: Path, folder: Path, what: str) -> None:
+    """Write a package that differs from another in what its manifest says of segments."""
+    folder.mkdir()
+    for path in source.iterdir():
+        if path.name != "manifest.json":
+            (folder / path.name).hardlink_to(path)
+    manifest = json.loads((source / "manifest.json").read_text())
+    if what in HOSTILE:
+        HOSTILE[what](manifest["segments"])
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -156,13 +187,7 @@ def test_segments_that_contradict_themselves_are_refused(
     what: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
     package = tmp_path / "package"
-    package.mkdir()
-    for path in packages["int4"].iterdir():
-        if path.name != "manifest.json":
-            (package / path.name).hardlink_to(path)
-    manifest = json.loads((packages["int4"] / "manifest.json").read_text())
-    HOSTILE[what](manifest["segments"])
-    (package / "manifest.json").write_text(json.dumps(manifest))
+    write_hostile(packages["int4"], package, what)
     (tmp_path / "job.json").write_text(json.dumps({**job, "package": package}, default=str))
     options = {"variant": "sanitized"} if kit is cpp_kit else {}
     done = kit.run("measure", tmp_path / "job.json", **options)

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.decoder.model import Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack_runtime import OdtpackError, Package
+from odtpack_runtime import Package
 from odtpack_simulator.budgets import judge
 from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
 from odtpack_simulator.device.kits import Kit, kit_of
@@ -282,12 +282,30 @@ def test_a_simulation_of_an_app_in_kotlin(folder: Path, tmp_path: Path) -> None:
     assert phone.memory.held is not None
 
 
-def test_kits_that_refuse(folder: Path, tmp_path: Path) -> None:
-    profile = make_profile("any", 10**9)
-    with pytest.raises(OdtpackError) as caught:
-        simulate(
-            folder / "int4", tmp_path / "none.npz", [profile], batch_size=1, epochs=1, seed=1,
-            policy=Policy(kit="js"),
-        )  # fmt: skip
-    assert caught.value.code == "segments-unsupported"
-    assert "'js'" in caught.value.what
+@pytest.mark.parametrize("system", ["linux", "web"])
+def test_a_simulation_of_an_app_in_javascript(
+    system: OsClass, folder: Path, tmp_path: Path
+) -> None:
+    """Its kit reads the weights of a segment into memory; a page has all of them there too."""
+    data = tmp_path / "data.npz"
+    ids = np.random.default_rng(0).integers(0, SHAPE.words, (4, 64))
+    np.savez(data, input_ids=ids, labels=ids)
+    package = Package.open(folder / "float32")
+    assert package.manifest.segments is not None
+    sizes = {each.name: each.nbytes for each in package.manifest.segments.tensors}
+    # The segments with the most hold three matrices of an MLP and a norm.
+    mlp = [name for name in sizes if ".0.mlp." in name or ".0.post_attention" in name]
+    held = sum(sizes[name] for name in mlp) + (sum(sizes.values()) if system == "web" else 0)
+    mapped = plan_memory(package, shapes(2, 64), sharing="none").peak.nbytes
+    profile = make_profile("any", int(1.2 * (mapped + held))).model_copy(update={"os": system})
+    result = simulate(
+        package.path, data, [profile], batch_size=2, epochs=1, learning_rate=0.001, seed=1,
+        policy=Policy(kit="js"), judge=lambda found: judge(found, None),
+    )  # fmt: skip
+    (app,) = judge(result, None).devices
+    assert (app.memory.kit, app.memory.sharing) == ("js", "none")
+    assert app.memory.predicted_peak_bytes == mapped + held
+    assert app.memory.outcome == "fits"
+    found = result.memory.measured_peak_bytes
+    assert found is not None
+    assert (mapped + held) / found - 1 == pytest.approx(0, abs=0.05)

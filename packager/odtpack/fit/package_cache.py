@@ -15,6 +15,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.planning.held_weights import held_weights
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
@@ -144,9 +145,15 @@ def build_and_plan(order: Order) -> Planned:
         if not (folder / "manifest.json").is_file():
             order.settings.build(folder)
         package = Package.open(folder)
+        uses = {
+            session_use(package.manifest, kit)._replace(
+                weights_bytes=held_weights(package, kit, fetched=kit == "js")  # a page's
+            )
+            for kit in order.kits
+        }
         peak = max(
             plan_memory(package, shapes, threads=order.threads, **use._asdict()).peak.nbytes
-            for use in {session_use(package.manifest, kit) for kit in order.kits}
+            for use in uses
         )
         work = step_work(package, shapes, threads=order.threads)
     except OdtpackError as error:

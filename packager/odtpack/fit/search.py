@@ -29,8 +29,7 @@ from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.sample_plan import SamplePlan
-from odtpack_simulator.result.result import Policy, SimulationResult
-from odtpack_simulator.simulation import check_kits
+from odtpack_simulator.result.result import SimulationResult
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec, Recipe
@@ -133,8 +132,6 @@ def fit(
     """
     with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as name:
         folder = Path(name)
-        if request.settings.segments:
-            check_kits(request.profiles, Policy(), str(request.settings.model))
         progress(FitProgress("build the recipe as it is"))
         ground = make_search_context(request.settings, request.data, folder, request.seed)
         local = LocalExecutor(jobs)

@@ -1,6 +1,7 @@
 /** What a batch must be, and what is taken from its results. */
 import type { Tensor } from 'onnxruntime-common';
 import { OdtpackError } from './errors.js';
+import { widen } from './inference.js';
 import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, tensorOver } from './runtime.js';
@@ -85,6 +86,13 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
     whole[spec.name] = tensorOver(ort, dtype, zeros, dims as number[]);
   }
   return whole;
+}
+
+/** The loss as a number, of what a step returned. */
+export function lossOf(manifest: Manifest, results: Feeds): number {
+  const { type, data } = results[manifest.outputs[0]!.name]!;
+  const bits = type === 'float16' && data instanceof Uint16Array;
+  return (bits ? widen(data) : (data as Float32Array))[0]!;
 }
 
 /** Counts right classes of a batch; undefined where the model has no scores for each class. */

@@ -88,7 +88,18 @@ const schema = object({
   }),
   target: optional(text, undefined),
   privacy: optional(check<object>('an object', isRecord), undefined),
-  segments: optional(check<object>('an object', isRecord), undefined),
+  segments: optional(
+    object({
+      weights: optional(text, undefined),
+      tensors: optional(
+        list(object({ name: text, dtype: text, shape: list(label), offset: count })), [],
+      ),
+      segments: list(object({
+        forward: text, backward: optional(text, undefined), names: optional(texts, {}),
+      })),
+    }),
+    undefined,
+  ),
   inputs: list(object({
     name: text, dtype, shape: list(size), role: oneOf('data', 'labels', 'target'),
     class_count: optional(positive, undefined), ignore_index: optional(label, undefined),
@@ -148,6 +159,7 @@ const schema = object({
 export type Settings = Record<string, number | readonly number[]>;
 export type Manifest = Checked<typeof schema>;
 export type FileEntry = Manifest['files']['training_model'];
+export type SegmentsInfo = NonNullable<Manifest['segments']>;
 export type InputInfo = Manifest['inputs'][number];
 export type ParameterInfo = Manifest['parameters'][number];
 

@@ -3,6 +3,7 @@ import { platform } from '#platform';
 import { hex, subtle } from './digest.js';
 import { OdtpackError, reason } from './errors.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
+import type { OpenedFile } from './platform.js';
 
 /** A folder (path in Node, address in a browser), a manifest's path, or the files by path. */
 export type PackageSource = string | URL | ReadonlyMap<string, Uint8Array>;
@@ -29,10 +30,11 @@ export class TrainingPackage {
     readonly sha256: string,
     readonly source: PackageSource,
     readonly read: (path: string) => Promise<Uint8Array>,
+    readonly openFile: (path: string) => Promise<OpenedFile>,
   ) {}
 
   static async open(source: PackageSource, options: OpenOptions = {}): Promise<TrainingPackage> {
-    const { read, name } = reader(source);
+    const { read, open, name } = reader(source);
     const bytes = await read(name).catch((error: unknown) => {
       if (!(error instanceof OdtpackError) || error.code === 'package-path') throw error;
       const hint = 'odtpack build model.onnx --out package --loss cross_entropy';
@@ -55,13 +57,10 @@ export class TrainingPackage {
         'The package is trained with private gradients, which this kit does not make.',
         name, 'train it with Python, or build it without privacy');
     }
-    if (manifest.segments !== undefined) {
-      throw new OdtpackError('segments-unsupported',
-        'The package is trained segment by segment, which this kit does not do.',
-        name, 'train it with a kit that runs segments, or build it without --segments');
+    const opened = new TrainingPackage(manifest, await sha256(bytes), source, read, open);
+    if (options.verify !== 'used') {
+      for (const entry of entries(manifest)) (await opened.open(entry)).close();
     }
-    const opened = new TrainingPackage(manifest, await sha256(bytes), source, read);
-    if (options.verify !== 'used') for (const entry of entries(manifest)) await opened.file(entry);
     return opened;
   }
 
@@ -69,11 +68,29 @@ export class TrainingPackage {
   async file(entry: FileEntry): Promise<Uint8Array> {
     const bytes = await this.read(entry.path);
     if (bytes.length !== entry.size_bytes || (await sha256(bytes)) !== entry.sha256) {
-      throw new OdtpackError('package-changed',
-        `'${entry.path}' is not the file that the manifest describes.`, String(this.source),
-        'copy or build the package again; save training progress outside the package');
+      this.#changed(entry);
     }
     return bytes;
+  }
+
+  /** A file to read parts of, once it is the one that the manifest describes. */
+  async open(entry: FileEntry): Promise<OpenedFile> {
+    const file = await this.openFile(entry.path);
+    try {
+      if (file.size !== entry.size_bytes || hex(await file.sha256()) !== entry.sha256) {
+        this.#changed(entry);
+      }
+    } catch (error) {
+      file.close();
+      throw error;
+    }
+    return file;
+  }
+
+  #changed(entry: FileEntry): never {
+    throw new OdtpackError('package-changed',
+      `'${entry.path}' is not the file that the manifest describes.`, String(this.source),
+      'copy or build the package again; save training progress outside the package');
   }
 
   /** A model: the .onnx file, or the one in ORT format of style `fixed` that runs everywhere. */
@@ -93,19 +110,31 @@ export class TrainingPackage {
   }
 }
 
-function reader(source: PackageSource): { read: TrainingPackage['read']; name: string } {
+function reader(source: PackageSource): {
+  read: TrainingPackage['read']; open: TrainingPackage['openFile']; name: string;
+} {
   if (typeof source !== 'string' && !(source instanceof URL)) {
     const read = async (path: string): Promise<Uint8Array> => {
       const bytes = source.get(path);
       if (bytes) return bytes;
       throw new OdtpackError('package-incomplete', `The package lacks its file '${path}'.`);
     };
-    return { read, name: MANIFEST };
+    return { read, open: async (path) => inMemory(await read(path)), name: MANIFEST };
   }
   // The manifest's own path may carry a prefix.
   const [, folder, name] = /^(.*?)([^/\\]*manifest\.json)?$/s.exec(String(source))!;
   const root = source instanceof URL ? new URL(folder!) : folder || '.';
-  return { read: (path) => platform.readIn(root, path), name: name ?? MANIFEST };
+  const read = (path: string): Promise<Uint8Array> => platform.readIn(root, path);
+  const open = async (path: string): Promise<OpenedFile> =>
+    platform.openIn?.(root, path) ?? inMemory(await read(path));
+  return { read, open, name: name ?? MANIFEST };
+}
+
+function inMemory(bytes: Uint8Array): OpenedFile {
+  return {
+    size: bytes.length, bytes, sha256: () => platform.sha256(bytes), close: () => undefined,
+    read: (target, at) => target.set(bytes.subarray(at, at + target.length)),
+  };
 }
 
 async function sha256(bytes: Uint8Array): Promise<string> {

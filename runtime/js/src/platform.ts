@@ -46,6 +46,16 @@ export interface StorageTimes {
   readonly syncSeconds: readonly number[];
 }
 
+/** A file to read parts of; `bytes` are there if all of it lies in memory anyway. */
+export interface OpenedFile {
+  readonly size: number;
+  readonly bytes?: Uint8Array;
+  /** Fills an array from a position on. */
+  read(target: Uint8Array, position: number): void;
+  sha256(): Uint8Array | Promise<Uint8Array>;
+  close(): void;
+}
+
 export interface Platform {
   importRuntime(): Promise<OnnxRuntime>;
   /** `nbytes` zero bytes, from an address that is a multiple of 64 where that can be had. */
@@ -56,6 +66,8 @@ export interface Platform {
   timeStorage?(folder: string, fileBytes: number): Promise<StorageTimes>;
   /** Reads a file of a folder; throws `package-incomplete` or `package-path`. */
   readIn(folder: string | URL, path: string): Promise<Uint8Array>;
+  /** Opens a file of a folder, as `readIn`; absent where files come whole. */
+  openIn?(folder: string | URL, path: string): OpenedFile;
   /** The SHA-256 of some bytes. */
   sha256(bytes: Uint8Array): Uint8Array | Promise<Uint8Array>;
   openCheckpoint(path: string | URL): Promise<OpenedCheckpoint>;

@@ -12,6 +12,7 @@ import type { OnnxRuntime, Platform } from './platform.js';
 const writev = promisify(fs.writev);
 const PAGE = 65536;
 const HASHED_AT_ONCE = 2 ** 30; // OpenSSL counts bytes in 31 bits
+const HASHED_FROM_FILE = 2 ** 20;
 const BLOCK = new Uint8Array(2 ** 20).fill(0x78);
 const SYSTEMS: Partial<Record<string, string>> = {
   android: 'android', darwin: 'macos', linux: 'linux', win32: 'windows',
@@ -56,27 +57,36 @@ export const platform: Platform = {
     });
   },
 
-  async readIn(folder, path) {
-    const root = local(folder);
-    let at = root;
-    try {
-      for (const part of path.split('/')) {
-        at = join(at, part);
-        if (fs.lstatSync(at).isSymbolicLink()) {
-          throw new OdtpackError('package-path',
-            `'${path}' does not lie inside the package: it is reached through a link.`, root,
-            'do not use this package: it was tampered with, or not written by odtpack');
-        }
+  readIn: async (folder, path) => inFolder(folder, path, (at) => fs.readFileSync(at)),
+
+  openIn: (folder, path) => inFolder(folder, path, (at) => {
+    const fd = fs.openSync(at, 'r');
+    const { size } = fs.fstatSync(fd);
+    const fill = (target: Uint8Array, position: number): void => {
+      let problem = 'it became shorter';
+      try {
+        if (readInto(fd, target, position) === target.length) return;
+      } catch (error) {
+        problem = reason(error);
       }
-      if (!fs.statSync(at).isFile()) throw new Error('it is not a file');
-      return fs.readFileSync(at);
-    } catch (error) {
-      if (error instanceof OdtpackError) throw error;
-      throw new OdtpackError('package-incomplete',
-        `The package lacks its file '${path}': ${reason(error)}.`, root,
-        'copy the whole folder, or build the package again');
-    }
-  },
+      throw incomplete(path, problem, local(folder));
+    };
+    return {
+      size,
+      read: fill,
+      sha256() {
+        const hash = createHash('sha256');
+        const block = new Uint8Array(HASHED_FROM_FILE);
+        for (let position = 0; position < size; position += block.length) {
+          const part = block.subarray(0, size - position);
+          fill(part, position);
+          hash.update(part);
+        }
+        return hash.digest();
+      },
+      close: () => fs.closeSync(fd),
+    };
+  }),
 
   async openCheckpoint(path) {
     const where = local(path);
@@ -164,15 +174,47 @@ function local(path: string | URL): string {
   return typeof path === 'string' ? path : fileURLToPath(path);
 }
 
+/** Does something with a file of a folder, which no link leads to. */
+function inFolder<T>(folder: string | URL, path: string, use: (path: string) => T): T {
+  const root = local(folder);
+  let at = root;
+  try {
+    for (const part of path.split('/')) {
+      at = join(at, part);
+      if (fs.lstatSync(at).isSymbolicLink()) {
+        throw new OdtpackError('package-path',
+          `'${path}' does not lie inside the package: it is reached through a link.`, root,
+          'do not use this package: it was tampered with, or not written by odtpack');
+      }
+    }
+    if (!fs.statSync(at).isFile()) throw new Error('it is not a file');
+    return use(at);
+  } catch (error) {
+    if (error instanceof OdtpackError) throw error;
+    throw incomplete(path, reason(error), root);
+  }
+}
+
+function incomplete(path: string, problem: string, root: string): OdtpackError {
+  return new OdtpackError('package-incomplete',
+    `The package lacks its file '${path}': ${problem}.`, root,
+    'copy the whole folder, or build the package again');
+}
+
 function read(fd: number, position: number, length: number): Uint8Array {
   const bytes = new Uint8Array(length);
+  return bytes.subarray(0, readInto(fd, bytes, position));
+}
+
+/** Fills an array as far as the file goes; returns how many bytes that are. */
+function readInto(fd: number, bytes: Uint8Array, position: number): number {
   let done = 0;
-  while (done < length) {
-    const count = fs.readSync(fd, bytes, done, length - done, position + done);
+  while (done < bytes.length) {
+    const count = fs.readSync(fd, bytes, done, bytes.length - done, position + done);
     if (!count) break;
     done += count;
   }
-  return bytes.subarray(0, done);
+  return done;
 }
 
 /** Writes in another thread, in which this one may hash; returns where it ended. */

@@ -7,6 +7,16 @@ import { bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
 
 export type Feeds = Record<string, Tensor>;
 
+/** Names of outputs, in a list or as keys; tensors to write into are refused. */
+export type Fetches = readonly string[] | Readonly<Record<string, null>>;
+export type RunOptions = InferenceSession.RunOptions;
+export type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
+
+export function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
+  if (Array.isArray(value)) return true;
+  return typeof value === 'object' && value !== null && outputs.some((name) => name in value);
+}
+
 /** Options of the package, with the caller's in their place. */
 export function sessionOptions(
   manifest: Manifest, ort: OnnxRuntime, overrides: InferenceSession.SessionOptions,
@@ -18,7 +28,8 @@ export function sessionOptions(
   return {
     graphOptimizationLevel: session.optimization_level,
     enableMemPattern: session.memory_pattern,
-    enableCpuMemArena: session.arena,
+    // Segments cannot share an arena here, and one each would hold the peaks of all at once.
+    enableCpuMemArena: session.arena && !manifest.segments,
     executionMode: 'sequential',
     ...(session.threads !== undefined && { intraOpNumThreads: session.threads }),
     ...overrides,
@@ -72,8 +83,15 @@ export function tensorOver(ort: OnnxRuntime, dtype: DType, data: TypedArray, dim
   return new ort.Tensor(dtype as 'float32', data as Float32Array, dims);
 }
 
+/** One model, or what acts as one. */
+export interface Model {
+  readonly session: InferenceSession;
+  readonly feeds: Feeds;
+  run(options?: InferenceSession.RunOptions): Promise<Feeds>;
+}
+
 /** A session, what is always fed to it, and the outputs that belong into memory. */
-export class Graph {
+export class Graph implements Model {
   readonly #fetches: Record<string, Tensor | null> | string[];
   readonly #inPlace: boolean;
 

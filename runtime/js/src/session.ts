@@ -1,7 +1,7 @@
 /** Train the models of a package on the parameters of a state. */
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
-import { checkBatch, countRight, withoutAnswers } from './batch.js';
+import { checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
 import { CheckpointState, type FlatState, nominal, type SaveOptions } from './checkpoint.js';
 import { OdtpackError } from './errors.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
@@ -11,14 +11,16 @@ import {
   type TrainingFiles,
 } from './opening.js';
 import { Optimizer } from './optimizer.js';
-import type { ModelName } from './package.js';
+import type { ModelName, TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
-  type Feeds, Graph, openSession, otherProviders, sessionOptions, tensorOver,
+  type Feeds, type Fetches, Graph, isFetches, type Model, openSession, otherProviders,
+  type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
   makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
 } from './schedules.js';
+import { BUFFER, GRADIENT, Segments } from './segments.js';
 import {
   ARRAYS, bytesOf, type DType, join, product, requireFits, type TypedArray,
 } from './tensors.js';
@@ -39,18 +41,17 @@ export interface Evaluation {
 }
 
 const SCHEDULE_PROPERTY = 'odtpack.schedule';
-const BUFFER = '_grad.accumulation.buffer';
-const GRADIENT = '_grad.accumulation.out';
 
 interface Parts {
   ort: OnnxRuntime;
   manifest: Manifest;
   template: (() => Promise<Uint8Array>) | undefined;
   flat: FlatState;
-  training: Graph;
+  training: Model;
   reset: Uint8Array;
-  evaluation: Graph | undefined;
+  evaluation: Model | undefined;
   optimizer: Optimizer | undefined;
+  segments: Segments | undefined;
 }
 
 export class TrainingSession {
@@ -89,12 +90,27 @@ export class TrainingSession {
     const training = await open('training_model');
     const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
     const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
-    // Nothing has been changed so far: a session that cannot be made leaves the state alone.
+    const segments = manifest.segments &&
+      (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
+    try {
+      // Nothing has been changed so far: a session that cannot be made leaves the state alone.
+      return TrainingSession.#placed(ort, opened, state, training, evaluation, updating, segments);
+    } catch (error) {
+      await segments?.release();
+      throw error;
+    }
+  }
+
+  /** A session of opened models, which finds the parameters where they belong. */
+  static #placed(
+    ort: OnnxRuntime, opened: TrainingPackage, state: CheckpointState, training: InferenceSession,
+    evaluation: InferenceSession | undefined, updating: InferenceSession | undefined,
+    segments: Segments | undefined,
+  ): TrainingSession {
+    const { manifest } = opened;
     const flat = place(manifest, state);
     const outputs = manifest.outputs.map(({ name }) => name);
-    const parameters: Feeds = {};
-    const memory: Feeds = {};
-    const feeds: Feeds = {};
+    const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [{}, {}, {}];
     for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
       parameters[name] = tensorOver(ort, dtype, data, dims);
       if (grad) {
@@ -111,10 +127,12 @@ export class TrainingSession {
     return new TrainingSession({
       ort, manifest, flat, reset,
       template: entry && (() => opened.file(entry)),
-      training: new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
-      evaluation: evaluation && new Graph(
+      segments,
+      training: segments?.training({ ...parameters, ...feeds, ...memory }) ??
+        new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
+      evaluation: evaluation && (segments?.evaluation(parameters) ?? new Graph(
         ort, evaluation, { ...parameters }, {}, evaluationOutputs(manifest).map(({ name }) => name),
-      ),
+      )),
       optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
     }, state);
   }
@@ -317,21 +335,27 @@ export class TrainingSession {
 
   /** Free the models; the state remains. */
   async release(): Promise<void> {
-    const { training, evaluation, optimizer } = this.#parts;
+    const { training, evaluation, optimizer, segments } = this.#parts;
     for (const each of [training, evaluation, optimizer]) await each?.session.release();
+    await segments?.release();
   }
 
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
     const { manifest, template } = this.#parts;
     this.state.requireValues();
+    if (manifest.segments) {
+      throw new OdtpackError('segments-unsupported',
+        'A package of segments holds no model for inference.', '',
+        'use odtpack adapter export PACKAGE --checkpoint FILE');
+    }
     if (!template) {
-      throw new OdtpackError('no-outputs',
-        'The model has no output but its loss: there is nothing to export.');
+      const problem = 'The model has no output but its loss: there is nothing to export.';
+      throw new OdtpackError('no-outputs', problem);
     }
     return inferenceModel(manifest, await template(), this.state, outputNames);
   }
 
-  async #run(graph: Graph, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
+  async #run(graph: Model, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
     this.state.requireValues();
     checkBatch(this.#parts.manifest.inputs, feeds);
     const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
@@ -359,7 +383,7 @@ export class TrainingSession {
       'pass optimizerModel');
   }
 
-  #evaluating(): Graph {
+  #evaluating(): Model {
     const { evaluation } = this.#parts;
     if (evaluation) return evaluation;
     throw new OdtpackError('no-eval-model', 'The session has no evaluation model.', '',
@@ -371,20 +395,4 @@ export class TrainingSession {
       .filter(({ role }) => role === 'trainable' || !trainableOnly)
       .map(({ name }) => this.state.parameters.get(name)!);
   }
-}
-
-/** Names of outputs, in a list or as keys; tensors to write into are refused. */
-type Fetches = readonly string[] | Readonly<Record<string, null>>;
-type RunOptions = InferenceSession.RunOptions;
-type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
-
-function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
-  if (Array.isArray(value)) return true;
-  return typeof value === 'object' && value !== null && outputs.some((name) => name in value);
-}
-
-function lossOf(manifest: Manifest, results: Feeds): number {
-  const { type, data } = results[manifest.outputs[0]!.name]!;
-  const bits = type === 'float16' && data instanceof Uint16Array;
-  return (bits ? widen(data) : (data as Float32Array))[0]!;
 }

@@ -31,8 +31,9 @@ STEP_MODEL_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
 """Kits that train with a package's step model where it has one; JavaScript's reads the training and
 the optimizer model."""
 
-SEGMENT_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
-"""Kits that train a package of segments; the others refuse it."""
+MAPPING_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
+"""Kits that map the frozen weights of segments. JavaScript's reads those of a segment when it runs,
+in a browser from all of them in memory."""
 
 _OF_SYSTEM: Final[dict[OsClass, Kit]] = {
     "android": "kotlin",

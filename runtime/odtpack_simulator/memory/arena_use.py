@@ -36,10 +36,12 @@ class SessionUse(NamedTuple):
     """The sessions of a training in a kit: how they come by their memory, and of which models.
 
     ``step_model``: the package's step model makes the steps, and no gradients are kept.
+    ``weights_bytes``: Frozen weights that the kit holds in memory, as it cannot map their file.
     """
 
     sharing: Sharing
     step_model: bool
+    weights_bytes: int = 0
 
 
 def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:

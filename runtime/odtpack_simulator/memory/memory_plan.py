@@ -76,6 +76,7 @@ def plan_memory(
     threads: int = 1,
     sharing: Sharing | None = None,
     step_model: bool = False,
+    weights_bytes: int = 0,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -89,6 +90,8 @@ def plan_memory(
         step_model: Plan steps of the package's step model, which keeps no gradients, and not those
             of the training and the optimizer model; of a kit:
             :func:`~odtpack_simulator.memory.arena_use.session_use`.
+        weights_bytes: Frozen weights of segments that the kit holds in memory:
+            :func:`~odtpack_simulator.memory.planning.held_weights.held_weights`.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
@@ -123,6 +126,8 @@ def plan_memory(
         bindings = ends * BYTES_PER_BINDING
         bindings += len(parameters) * BYTES_PER_SEGMENTED_PARAMETER
         parameters.append(Item("bindings of segments", bindings, "session"))
+    if weights_bytes:
+        parameters.append(Item("frozen weights in memory", weights_bytes, "parameters"))
     gradients = [] if is_whole else list(gradient_items(manifest.parameters))
     moments = list(state_items(contract, layout))
     # Moments are zeros at first, which take no memory before they are written.

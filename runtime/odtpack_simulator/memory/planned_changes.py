@@ -53,6 +53,7 @@ def plan_changes(
     threads: int = 1,
     sharing: Sharing | None = None,
     step_model: bool = False,
+    weights_bytes: int = 0,
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once.
 
@@ -66,6 +67,7 @@ def plan_changes(
         sharing: How sessions come by their memory; the package's choice if None.
         step_model: Whether the app trains with the package's step model. Packages with fewer
             gradients or another optimizer are planned with the other two models all the same.
+        weights_bytes: Frozen weights of segments that the kit holds in memory.
 
     Returns:
         Single changes first, those of a kind from the least to the most; then combinations. The
@@ -75,7 +77,9 @@ def plan_changes(
         OdtpackError: A model does not load, or a shape does not fit.
     """
     with tempfile.TemporaryDirectory(prefix="odtpack-changes-") as folder:
-        variants = _Variants(package, shapes, threads, sharing, Path(folder), step_model)
+        variants = _Variants(
+            package, shapes, threads, sharing, Path(folder), step_model, weights_bytes
+        )
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
         stateless = [True] if variants.keeps_state() else []
         freezes: list[_Freeze | None] = [*variants.freezes()]
@@ -105,8 +109,10 @@ class _Variants:
         sharing: Sharing | None,
         folder: Path,
         step_model: bool,
+        weights_bytes: int,
     ) -> None:
         self._package = package
+        self._weights_bytes = weights_bytes
         self._step_model = step_model
         self._shapes = shapes
         self._threads = threads
@@ -173,6 +179,7 @@ class _Variants:
             and freeze is None
             and not stateless
             and manifest.accumulation_steps == 1,
+            weights_bytes=self._weights_bytes,
             load=self._load,
         )
         return PlannedChange(

@@ -69,6 +69,7 @@ class Job:
             checkpoint, in the same process.
         step_model: Path of the step model, if it makes the steps; None for the other two.
         sharing: How sessions come by their memory, as in a kit; the package's choice if None.
+        weights_bytes: Memory that is taken for frozen weights, which the kit holds there.
         calibration: What this machine reached before with as many threads: the ``calibration``
             of a message ``timed``, which another timing takes over. None to measure it.
     """
@@ -106,6 +107,7 @@ class Job:
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
     step_model: str | None = None
     sharing: Sharing | None = None
+    weights_bytes: int = 0
     calibration: dict[str, Any] | None = None
 
     @property

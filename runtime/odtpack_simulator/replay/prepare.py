@@ -86,7 +86,9 @@ def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
 def with_sessions(job: Job, package: Package, use: SessionUse) -> Job:
     """The job with sessions as a kit has them; the package says what is shared."""
     step = str(package.step_model) if use.step_model else None
-    return dataclasses.replace(job, sharing=use.sharing, step_model=step)
+    return dataclasses.replace(
+        job, sharing=use.sharing, step_model=step, weights_bytes=use.weights_bytes
+    )
 
 
 def make_job(

@@ -185,8 +185,6 @@ private fun codeOf(body: () -> Unit): String = try {
 }
 
 private fun refused(test: Json, folder: File): String {
-    val code = test["code"].text()
-    if (code == "segments-unsupported") return code // this kit trains segment by segment
     return codeOf { act(test, folder) }
 }
 

@@ -107,6 +107,7 @@ class _Training:
     def __init__(self, job: Job, send: Send, meter: MemoryMeter, run: str | None) -> None:
         self.peaks: dict[str, int] = {}
         self._job, self._send, self._meter, self._run = job, send, meter, run
+        self._weights: Array | None = None
         schedule = job.schedule
         enough = schedule.held_out_samples >= (schedule.batch_size if job.full_batches else 1)
         self._evaluated = schedule.evaluation_steps() if job.evaluate and enough else ()
@@ -181,6 +182,8 @@ class _Training:
                 arena=job.sharing != "none",
                 shared_allocator=job.sharing == "shared",
             )
+        if job.weights_bytes and self._weights is None:
+            self._weights = np.ones(job.weights_bytes, np.uint8)  # written: its pages are there
         options = session_options(session, job.threads)
         options.log_severity_level = 3
         module = Module(

@@ -64,6 +64,11 @@ final class Segments {
         ))
     }
     (forward, backward) = (parts.map(\.forward), parts.map(\.backward))
+    // Of those only the next run reads a value: others take its memory.
+    let made = forward.flatMap(\.outputs).map(\.name)
+    if let odd = made.first(where: { $0.hasSuffix(cotangent) }) {
+      throw invalidSegments("'\(odd)' is a name of a gradient")
+    }
     last = try Part(open(training), [:])
     lastEvaluated = try evaluation.map { try Part(open($0), [:]) }
   }

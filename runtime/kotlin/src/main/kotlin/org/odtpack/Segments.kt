@@ -77,6 +77,9 @@ internal class Segments(
                 val names = json["names"].let { if (it.absent) emptyMap() else it.fields() }
                     .mapValues { (_, each) -> each.text() }
                 forward.add(part(pathOf(json["forward"]), names))
+                // Of those only the next run reads a value: others take its memory.
+                val odd = forward.last().outputs.find { it.isCotangent }
+                if (odd != null) wrongSegments("'${odd.name}' is a name of a gradient")
                 val back = json["backward"]
                 if (!back.absent) backward.add(0, part(pathOf(back), names))
             }

@@ -1,0 +1,154 @@
+"""The JavaScript kit in Node with packages that are trained segment by segment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.decoder.model import SHAPES, Shape, write_model
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.planning.held_weights import held_weights
+from odtpack_simulator.memory.process_memory import child_environment
+from tests.kits import javascript
+from tests.kits.javascript import KIT, NODE, node, save_batch, train
+from tests.kits.test_cpp import contents
+from tests.kits.test_kotlin_segments import KINDS, built
+from tests.kits.test_segments import HOSTILE, write_hostile
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+]
+STEPS = 7
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A decoder of three blocks, by how its base is stored."""
+    folder = tmp_path_factory.mktemp("segments")
+    model = write_model(SHAPES["small"], folder / "model")
+    return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
+
+
+def three_lengths(folder: Path) -> list[dict[str, Any]]:
+    """Batches of sequences of three lengths, two of them of two."""
+    rng = np.random.default_rng(1)
+    found = []
+    for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
+        ids = rng.integers(0, SHAPES["small"].words, size)
+        (folder / str(number)).mkdir()
+        found.append(save_batch(folder / str(number), input_ids=ids, labels=ids))
+    return found
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> list[dict[str, Any]]:
+    return three_lengths(tmp_path)
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_training_gives_the_bits_of_python(
+    name: str, fetched: bool, packages: dict[str, Path], batches: list[dict[str, Any]],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Whether weights are read from their file for each segment, or lie in memory."""
+    task = {"package": packages[name], "batches": batches, "steps": STEPS, "rate": 0.01,
+            "evaluate": True}  # fmt: skip
+    found = train({**task, "fetched": fetched, "save": tmp_path / "node.ckpt"}, "node")
+    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
+    assert found["losses"] == wanted["losses"]
+    assert len(set(found["losses"])) == STEPS
+    assert found["losses"][6] < found["losses"][0]
+    assert found["evaluation"] == wanted["evaluation"]
+    assert contents(tmp_path / "node.ckpt") == contents(tmp_path / "python.ckpt")
+
+
+def test_gradients_of_several_batches_make_a_step(
+    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    model = packages["int4"].parent / "model"
+    package = built(model / "model.onnx", tmp_path / "package", base="int4", accumulation_steps=2)
+    task = {"package": package, "batches": batches, "steps": 4, "rate": 0.01, "accumulate": 2}
+    found = [train({**task, "save": tmp_path / kit}, kit) for kit in ("node", "python")]
+    assert found[0]["losses"] == found[1]["losses"]
+    assert len(set(found[0]["losses"])) == 8
+    assert contents(tmp_path / "node") == contents(tmp_path / "python")
+
+
+def test_a_training_begun_in_one_goes_on_in_the_other(
+    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
+    for first, second in (("node", "python"), ("python", "node"), ("python", "python")):
+        begun = tmp_path / f"{first}-{second}.ckpt"
+        train({**task, "save": begun}, first)
+        train({**task, "checkpoint": begun, "save": f"{begun}.end"}, second)
+    ends = [contents(path) for path in tmp_path.glob("*.end")]
+    assert len(ends) == 3
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_segments_that_contradict_themselves_are_refused(
+    packages: dict[str, Path], tmp_path: Path
+) -> None:
+    for what in (*HOSTILE, "nothing"):
+        write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
+    write_hostile(packages["int4"], tmp_path / "changed", "nothing")
+    weights = tmp_path / "changed" / "segments.weights"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.unlink()
+    weights.write_bytes(data)
+    found = node("hostile.mjs", tmp_path, "train")
+    assert found.pop("nothing") == "loaded"
+    assert found.pop("changed") == "package-changed"
+    assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
+
+
+def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path: Path) -> None:
+    script = tmp_path / "export.mjs"
+    script.write_text(f"""
+import {{ TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};
+const session = await TrainingSession.create({{ package: {json.dumps(str(packages["int4"]))} }});
+const path = {json.dumps(str(tmp_path / "model.onnx"))};
+const error = await session.exportModelForInference(path).catch((error) => error);
+console.log(JSON.stringify([error.code, error.hint]));
+""")
+    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=True)
+    code, hint = json.loads(done.stdout)
+    assert code == "segments-unsupported"
+    assert "odtpack adapter export" in hint
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_weights_of_one_segment_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside what the plan counts there are Node's own, and what its collector finds later."""
+    for variable, value in child_environment().items():  # what is freed goes back at once
+        monkeypatch.setenv(variable, value)
+    shape = Shape("deep", 8, 512, 8, 2, 1408, 1000)
+    package = built(write_model(shape, tmp_path / "model"), tmp_path / "package")
+    opened = Package.open(package)
+    total = (package / "segments.weights").stat().st_size
+    held = held_weights(opened, "js", fetched=False)
+    assert total > 80e6
+    assert held < total / 8
+    ids = np.random.default_rng(2).integers(0, shape.words, (1, 64))
+    data = save_batch(tmp_path, input_ids=ids, labels=ids)
+    task = {"package": package, "data": data, "steps": 5, "evaluate": True}
+    read, fetched = (train({**task, "fetched": each}, "node")["taken"] for each in (False, True))
+    plan = plan_memory(
+        opened, dict.fromkeys(data, ids.shape), sharing=session_use(opened.manifest, "js").sharing,
+        weights_bytes=held,
+    )  # fmt: skip
+    assert fetched - read > 0.7 * total
+    assert 0 < read - plan.peak.nbytes < 64 * 2**20
