@@ -1,0 +1,210 @@
+"""Keeps where an activation was cut off instead of the activation, where nothing else is needed.
+
+The gradient of a ReLU6 asks of its output only whether it lies between the bounds. Where no weight
+gradient reads the output, a byte for each element, computed right after it, does for the backward
+pass. ONNX Runtime executes first what the loss needs, so the loss is computed from a view that
+exists once all these masks do. The masks are part of the forward pass then: what chooses what is
+computed again may choose them as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
+from odtpack.memory.forward import ancestors
+from odtpack.memory.timeline import Step
+from odtpack_simulator.memory.kernel_memory import ALIASES
+
+_LARGE: Final = 1 << 14
+"""Bytes from which on a value is worth a mask."""
+
+_SHARE: Final = 2
+"""Times that what is freed must be larger than what is kept in its place."""
+
+_STEEP: Final = 2.0**100
+"""Slope from which on a HardSigmoid of float32 is a step from 0 to 1."""
+
+_BOOLEAN: Final = {
+    *("And", "Equal", "Greater", "GreaterOrEqual", "IsNaN"),
+    *("Less", "LessOrEqual", "Not", "Or", "Xor"),
+}
+_ELEMENTWISE: Final = {
+    *_BOOLEAN,
+    *("Abs", "Add", "Cast", "HardSigmoid", "Max", "Min", "Mul", "Neg", "Sign", "Sub"),
+}
+
+
+@dataclasses.dataclass
+class _Group:
+    """Values of the forward pass, and the masks that would do for them."""
+
+    roots: list[ir.Value]
+    masks: list[ir.Value]
+
+
+def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
+    """Let masks for which the backward pass would keep what is larger be needed by the loss.
+
+    Args:
+        op: Writer for the training graph.
+        graph: The graph; new nodes go to its end.
+        step: It as ONNX Runtime executes it.
+
+    Returns:
+        Names of what is to be computed as soon as it can be: the masks, what is computed on the
+        way to them, and the loss; empty if there are no such masks, and then the graph is as it was.
+    """
+    search = _Search(graph, step)
+    found = [mask for group in search.groups() for mask in group.masks]
+    place = _place(graph)
+    if not found or place is None:
+        return frozenset()
+    masks = [_as_bytes(op, mask) for mask in found]
+    node, index, value = place
+    early = ancestors(graph.outputs[:1]) - ancestors(graph.outputs[1:])
+    early.update(*map(search.on_the_way, masks))
+    zeros = op.constant(np.zeros(len(dims_of(value) or ()), np.int64))
+    view = op.Reshape(value, op.Mul(op.Max(*map(op.Size, masks)), zeros))
+    view.type, view.shape = value.type, value.shape
+    node.replace_input_with(index, view)
+    return frozenset(v.name for node in early for v in node.outputs if v.name)
+
+
+def _place(graph: ir.Graph) -> tuple[ir.Node, int, ir.Value] | None:
+    """The node that computes the loss, and which of its inputs can be a view."""
+    node = graph.outputs[0].producer()
+    for index, value in enumerate(node.inputs if node is not None else ()):
+        if node is not None and value is not None and value.producer() is not None:
+            if dims_of(value) is not None:
+                return node, index, value
+    return None
+
+
+def _as_bytes(op: Ops, mask: ir.Value) -> ir.Value:
+    """The mask as booleans; what reads a step of numbers reads them as numbers again."""
+    step = mask.producer()
+    if step is None or step.op_type != "HardSigmoid":
+        return mask
+    alpha, beta = (step.attributes.get_float(name, 0.0) for name in ("alpha", "beta"))
+    compare = op.Greater if alpha > 0 else op.Less
+    found = compare(step.inputs[0], -beta / alpha)
+    mask.replace_all_uses_with(op.cast(found, ir.DataType.FLOAT))
+    return found
+
+
+class _Search:
+    def __init__(self, graph: ir.Graph, step: Step) -> None:
+        self._graph = graph
+        self._step = step
+        self._forward = ancestors(graph.outputs[:1])
+        self._early: dict[ir.Value, bool] = {}
+
+    def groups(self) -> Iterator[_Group]:
+        """What would do for what, where it is worth it."""
+        owner: dict[ir.Value, _Group] = {}
+        groups: list[_Group] = []
+        for root, masks in self._roots():
+            group = _Group([root], list(masks))
+            for other in {id(owner[m]): owner[m] for m in masks if m in owner}.values():
+                group.roots += other.roots
+                group.masks = list(dict.fromkeys([*other.masks, *group.masks]))
+                groups.remove(other)
+            owner.update(dict.fromkeys(group.masks, group))
+            groups.append(group)
+        for group in groups:
+            freed = sum(map(self._nbytes, group.roots))
+            if sum(map(self._mask_bytes, group.masks)) * _SHARE <= freed:
+                yield group
+
+    def on_the_way(self, mask: ir.Value) -> set[ir.Node]:
+        """Nodes that compute a mask from the forward pass."""
+        found: set[ir.Node] = set()
+        stack = [mask.producer()]
+        while stack:
+            node = stack.pop()
+            if node is not None and node not in self._forward and node not in found:
+                found.add(node)
+                stack += [each.producer() for each in node.inputs if each is not None]
+        return found
+
+    def _roots(self) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
+        """Values that only masks are computed from in the backward pass, with these."""
+        families: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+        for node in self._graph:
+            if node in self._forward:
+                for value in node.outputs:
+                    families[self._root(value)].append(value)
+        for root, family in families.items():
+            if self._nbytes(root) >= _LARGE and root.producer() is not None:
+                masks = self._masks(family)
+                if masks:
+                    yield root, masks
+
+    def _root(self, value: ir.Value) -> ir.Value:
+        node = value.producer()
+        while node is not None and not node.domain and node.op_type in ALIASES:
+            source = node.inputs[0]
+            if source is None:
+                break
+            value, node = source, source.producer()
+        return value
+
+    def _masks(self, family: list[ir.Value]) -> list[ir.Value] | None:
+        """The masks that the backward pass computes from a buffer; None if it needs more of it."""
+        found: dict[ir.Value, None] = {}
+        seen: set[ir.Node] = set()
+        if any(value.is_graph_output() for value in family):
+            return None
+        stack = [n for v in family for n in v.consumers() if n not in self._forward]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            value = node.outputs[0]
+            if value.is_graph_output() or not self._is_early(value):
+                return None
+            if self._is_mask(value):
+                found[value] = None
+            else:
+                stack += value.consumers()
+        return list(found)
+
+    def _is_early(self, value: ir.Value) -> bool:
+        """Whether a value can be computed from the forward pass, element by element."""
+        node = value.producer()
+        if node is None or node in self._forward:
+            return True
+        if value not in self._early:
+            self._early[value] = (
+                not node.domain
+                and node.op_type in _ELEMENTWISE
+                and node.graph is self._graph
+                and all(each is None or self._is_early(each) for each in node.inputs)
+            )
+        return self._early[value]
+
+    def _is_mask(self, value: ir.Value) -> bool:
+        """Whether a value tells two cases apart, and more than other masks are computed from it."""
+        node = value.producer()
+        if node is None or value.dtype not in (ir.DataType.BOOL, ir.DataType.FLOAT):
+            return False
+        if value.dtype == ir.DataType.BOOL:
+            return any(each.op_type not in _BOOLEAN for each in value.consumers())
+        alpha = node.attributes.get_float("alpha", 0.0) if node.op_type == "HardSigmoid" else 0.0
+        return abs(alpha) >= _STEEP
+
+    def _nbytes(self, value: ir.Value) -> int:
+        known = self._step.graph.values.get(value.name or "")
+        return 0 if known is None else known.nbytes or 0
+
+    def _mask_bytes(self, value: ir.Value) -> int:
+        return self._nbytes(value) // (value.dtype or ir.DataType.BOOL).itemsize
