@@ -20,6 +20,7 @@ import onnx_ir as ir
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 from odtpack.memory.forward import ancestors
+from odtpack.memory.spec import WORTH
 from odtpack.memory.timeline import Step
 from odtpack_simulator.memory.kernel_memory import ALIASES
 
@@ -36,18 +37,25 @@ _BOOLEAN: Final = {
     *("And", "Equal", "Greater", "GreaterOrEqual", "IsNaN"),
     *("Less", "LessOrEqual", "Not", "Or", "Xor"),
 }
+_SIZES: Final = {"Shape", "Size"}
 _ELEMENTWISE: Final = {
     *_BOOLEAN,
     *("Abs", "Add", "Cast", "HardSigmoid", "Max", "Min", "Mul", "Neg", "Sign", "Sub"),
 }
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Group:
-    """Values of the forward pass, and the masks that would do for them."""
+    """Values of the forward pass, and the masks that would do for them; bytes of each."""
 
-    roots: list[ir.Value]
     masks: list[ir.Value]
+    freed: int
+    kept: int = 0
+
+    @property
+    def saved(self) -> int:
+        """Bytes less."""
+        return self.freed - self.kept
 
 
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
@@ -60,14 +68,13 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
 
     Returns:
         Names of what is to be computed as soon as it can be: the masks, what is computed on the
-        way to them, and the loss; empty if there are no such masks, and then the graph is as it was.
+        way to them, and the loss. None where that would save too little: the graph is as it was.
     """
     search = _Search(graph, step)
-    found = [mask for group in search.groups() for mask in group.masks]
-    place = _place(graph)
-    if not found or place is None:
+    groups, place = list(search.groups()), _place(graph)
+    if place is None or sum(group.saved for group in groups) < WORTH * step.timeline().peak:
         return frozenset()
-    masks = [_as_bytes(op, mask) for mask in found]
+    masks = [_as_bytes(op, mask, step) for group in groups for mask in group.masks]
     node, index, value = place
     early = ancestors(graph.outputs[:1]) - ancestors(graph.outputs[1:])
     early.update(*map(search.on_the_way, masks))
@@ -81,22 +88,29 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
 def _place(graph: ir.Graph) -> tuple[ir.Node, int, ir.Value] | None:
     """The node that computes the loss, and which of its inputs can be a view."""
     node = graph.outputs[0].producer()
-    for index, value in enumerate(node.inputs if node is not None else ()):
-        if node is not None and value is not None and value.producer() is not None:
-            if dims_of(value) is not None:
-                return node, index, value
-    return None
+    if node is None:
+        return None
+    computed = (
+        (node, index, value)
+        for index, value in enumerate(node.inputs)
+        if value is not None and value.producer() is not None and dims_of(value) is not None
+    )
+    return next(computed, None)
 
 
-def _as_bytes(op: Ops, mask: ir.Value) -> ir.Value:
+def _as_bytes(op: Ops, mask: ir.Value, step: Step) -> ir.Value:
     """The mask as booleans; what reads a step of numbers reads them as numbers again."""
-    step = mask.producer()
-    if step is None or step.op_type != "HardSigmoid":
+    node = mask.producer()
+    if node is None or node.op_type != "HardSigmoid":
         return mask
-    alpha, beta = (step.attributes.get_float(name, 0.0) for name in ("alpha", "beta"))
-    compare = op.Greater if alpha > 0 else op.Less
-    found = compare(step.inputs[0], -beta / alpha)
-    mask.replace_all_uses_with(op.cast(found, ir.DataType.FLOAT))
+    alpha, beta = (node.attributes.get_float(name, 0.0) for name in ("alpha", "beta"))
+    with op.before(node):
+        found = (op.Greater if alpha > 0 else op.Less)(node.inputs[0], -beta / alpha)
+        numbers, name = op.cast(found, ir.DataType.FLOAT), mask.name
+    mask.replace_all_uses_with(numbers)
+    found.shape = numbers.shape = ir.Shape(step.value(str(name)).dims or ())
+    op.graph.remove(node, safe=True)
+    numbers.name = name  # which has a place in the step, where it is read
     return found
 
 
@@ -112,16 +126,16 @@ class _Search:
         owner: dict[ir.Value, _Group] = {}
         groups: list[_Group] = []
         for root, masks in self._roots():
-            group = _Group([root], list(masks))
+            group = _Group(list(masks), self._nbytes(root))
             for other in {id(owner[m]): owner[m] for m in masks if m in owner}.values():
-                group.roots += other.roots
+                group.freed += other.freed
                 group.masks = list(dict.fromkeys([*other.masks, *group.masks]))
                 groups.remove(other)
             owner.update(dict.fromkeys(group.masks, group))
             groups.append(group)
         for group in groups:
-            freed = sum(map(self._nbytes, group.roots))
-            if sum(map(self._mask_bytes, group.masks)) * _SHARE <= freed:
+            group.kept = sum(map(self._mask_bytes, group.masks))
+            if _SHARE * group.kept <= group.freed:
                 yield group
 
     def on_the_way(self, mask: ir.Value) -> set[ir.Node]:
@@ -186,17 +200,20 @@ class _Search:
         if value not in self._early:
             self._early[value] = (
                 not node.domain
-                and node.op_type in _ELEMENTWISE
+                and node.op_type in _ELEMENTWISE | _SIZES
                 and node.graph is self._graph
                 and all(each is None or self._is_early(each) for each in node.inputs)
             )
         return self._early[value]
 
     def _is_mask(self, value: ir.Value) -> bool:
-        """Whether a value tells two cases apart, and more than other masks are computed from it."""
+        """Whether a value tells two cases apart, and more than other masks are computed from it.
+
+        Or is a number of elements, which takes no memory either.
+        """
         node = value.producer()
-        if node is None or value.dtype not in (ir.DataType.BOOL, ir.DataType.FLOAT):
-            return False
+        if node is None or node.op_type in _SIZES:
+            return node is not None
         if value.dtype == ir.DataType.BOOL:
             return any(each.op_type not in _BOOLEAN for each in value.consumers())
         alpha = node.attributes.get_float("alpha", 0.0) if node.op_type == "HardSigmoid" else 0.0
@@ -207,4 +224,4 @@ class _Search:
         return 0 if known is None else known.nbytes or 0
 
     def _mask_bytes(self, value: ir.Value) -> int:
-        return self._nbytes(value) // (value.dtype or ir.DataType.BOOL).itemsize
+        return self._nbytes(value) // int((value.dtype or ir.DataType.BOOL).itemsize)
