@@ -2,9 +2,9 @@
 
 The gradient of a ReLU6 asks of its output only whether it lies between the bounds. Where no weight
 gradient reads the output, a byte for each element, computed right after it, does for the backward
-pass. ONNX Runtime executes first what the loss needs, so the loss is computed from a view that
-exists once all these masks do. The masks are part of the forward pass then: what chooses what is
-computed again may choose them as well.
+pass. ONNX Runtime executes first what the loss needs, so the loss is a view of itself that exists
+once all these masks do. The masks are part of the forward pass then: what chooses what is computed
+again may choose them as well.
 """
 
 from __future__ import annotations
@@ -71,31 +71,19 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
         way to them, and the loss. None where that would save too little: the graph is as it was.
     """
     search = _Search(graph, step)
-    groups, place = list(search.groups()), _place(graph)
-    if place is None or sum(group.saved for group in groups) < WORTH * step.timeline().peak:
+    groups, loss = list(search.groups()), graph.outputs[0]
+    saved = sum(group.saved for group in groups)
+    if dims_of(loss) is None or saved <= WORTH * step.timeline().peak:
         return frozenset()
     masks = [_as_bytes(op, mask, step) for group in groups for mask in group.masks]
-    node, index, value = place
     early = ancestors(graph.outputs[:1]) - ancestors(graph.outputs[1:])
     early.update(*map(search.on_the_way, masks))
-    zeros = op.constant(np.zeros(len(dims_of(value) or ()), np.int64))
-    view = op.Reshape(value, op.Mul(op.Max(*map(op.Size, masks)), zeros))
-    view.type, view.shape = value.type, value.shape
-    node.replace_input_with(index, view)
+    zeros = op.constant(np.zeros(len(dims_of(loss) or ()), np.int64))
+    view = op.Reshape(loss, op.Mul(op.Max(*map(op.Size, masks)), zeros))
+    view.type, view.shape = loss.type, loss.shape
+    loss.name, view.name = view.name, loss.name
+    graph.outputs[0] = view
     return frozenset(v.name for node in early for v in node.outputs if v.name)
-
-
-def _place(graph: ir.Graph) -> tuple[ir.Node, int, ir.Value] | None:
-    """The node that computes the loss, and which of its inputs can be a view."""
-    node = graph.outputs[0].producer()
-    if node is None:
-        return None
-    computed = (
-        (node, index, value)
-        for index, value in enumerate(node.inputs)
-        if value is not None and value.producer() is not None and dims_of(value) is not None
-    )
-    return next(computed, None)
 
 
 def _as_bytes(op: Ops, mask: ir.Value, step: Step) -> ir.Value:
