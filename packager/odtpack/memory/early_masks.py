@@ -107,7 +107,19 @@ class _Search:
         self._graph = graph
         self._step = step
         self._forward = ancestors(graph.outputs[:1])
-        self._early: dict[ir.Value, bool] = {}
+        self._early = self._computed_early()
+
+    def _computed_early(self) -> set[ir.Value]:
+        """What can be computed from the forward pass element by element, and the sizes of it."""
+        found: set[ir.Value] = set()
+        for node in self._graph:
+            if node in self._forward or (
+                not node.domain
+                and node.op_type in _ELEMENTWISE | _SIZES
+                and all(v is None or v.producer() is None or v in found for v in node.inputs)
+            ):
+                found.update(node.outputs)
+        return found
 
     def groups(self) -> Iterator[_Group]:
         """What would do for what, where it is worth it."""
@@ -172,27 +184,13 @@ class _Search:
                 continue
             seen.add(node)
             value = node.outputs[0]
-            if value.is_graph_output() or not self._is_early(value):
+            if value.is_graph_output() or value not in self._early:
                 return None
             if self._is_mask(value):
                 found[value] = None
             else:
                 stack += value.consumers()
         return list(found)
-
-    def _is_early(self, value: ir.Value) -> bool:
-        """Whether a value can be computed from the forward pass, element by element."""
-        node = value.producer()
-        if node is None or node in self._forward:
-            return True
-        if value not in self._early:
-            self._early[value] = (
-                not node.domain
-                and node.op_type in _ELEMENTWISE | _SIZES
-                and node.graph is self._graph
-                and all(each is None or self._is_early(each) for each in node.inputs)
-            )
-        return self._early[value]
 
     def _is_mask(self, value: ir.Value) -> bool:
         """Whether a value tells two cases apart, and more than other masks are computed from it.
@@ -204,8 +202,8 @@ class _Search:
             return node is not None
         if value.dtype == ir.DataType.BOOL:
             return any(each.op_type not in _BOOLEAN for each in value.consumers())
-        alpha = node.attributes.get_float("alpha", 0.0) if node.op_type == "HardSigmoid" else 0.0
-        return abs(alpha) >= _STEEP
+        is_step = node.op_type == "HardSigmoid" and value.dtype == ir.DataType.FLOAT
+        return is_step and abs(node.attributes.get_float("alpha", 0.0)) >= _STEEP
 
     def _nbytes(self, value: ir.Value) -> int:
         known = self._step.graph.values.get(value.name or "")
