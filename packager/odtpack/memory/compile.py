@@ -18,7 +18,7 @@ import onnx_ir as ir
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, exact, mixed_integer, own_buffers
+from odtpack.memory import clone_writer, early_masks, exact, mixed_integer, own_buffers
 from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors, nameable
 from odtpack.memory.order import gradients_at_once, weights_late
@@ -68,12 +68,13 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     peak = before.timeline().peak
     trial = model.clone()
     op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
+    early = early_masks.compute_early(op, trial.graph, before)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
-    Schedule.of(trial.graph, before.timeline(), {}).arrange()
+    Schedule.of(trial.graph, before.timeline(), {}, early).arrange()
     step = Step(weights_late(gradients_at_once(_load(trial, shapes)), parameters))
     choice = _choose(step, spec, total * spec.slowdown, nameable(trial.graph))
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
-    Schedule.of(trial.graph, choice.timeline, renamed).arrange()
+    Schedule.of(trial.graph, choice.timeline, renamed, early).arrange()
     after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
         return MemoryReport(peak, peak, total)

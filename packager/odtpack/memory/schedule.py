@@ -30,20 +30,30 @@ class Schedule:
         self._places = places
 
     @classmethod
-    def of(cls, graph: ir.Graph, timeline: Timeline, renamed: Mapping[str, str]) -> Schedule:
+    def of(
+        cls,
+        graph: ir.Graph,
+        timeline: Timeline,
+        renamed: Mapping[str, str],
+        at_once: Collection[str] = (),
+    ) -> Schedule:
         """The order of a timeline.
 
         Args:
             graph: The graph.
             timeline: The planned order.
             renamed: Names that the graph has for those of the timeline that differ.
+            at_once: Names of values that the loss needs and that are computed as soon as they can
+                be instead.
         """
         places = {
             renamed.get(name, name): float(index)
             for index, node in enumerate(timeline.nodes)
             for name in node.outputs
-            if name
+            if name and name not in at_once
         }
+        if at_once:
+            places[str(graph.outputs[0].name)] = 0.0  # all that the loss needs comes first
         return cls(graph, places)
 
     def arrange(self) -> None:

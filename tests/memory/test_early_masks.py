@@ -1,0 +1,169 @@
+"""Masks in place of activations: less memory where weights are frozen, and the same gradients."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from odtpack import losses
+from odtpack.memory import early_masks
+from odtpack.memory.spec import MemorySpec
+from odtpack.memory.timeline import Step
+from odtpack.model.loading import load_model
+from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack_simulator.memory.runtime_graph import RuntimeGraph
+from tests import zoo
+from tests.memory.test_compile import BATCH, ROOT, feeds, run, written
+from tests.memory.test_control_edge import LEVELS
+from tests.packaging_tools import trainable_names
+
+LAYERS = 10
+SIZE = BATCH * 10 * 32 * 32
+"""Elements of an activation."""
+
+ACTIVATIONS = {
+    "Relu": "Relu(c{i})",
+    "ReLU6": "Clip(c{i}, zero, six)",
+    "two-sided Clip": "Clip(c{i}, one, six)",
+    "one-sided Clip": "Clip(c{i}, , six)",
+    "LeakyRelu": "LeakyRelu<alpha = 0.1>(c{i})",
+    "HardSigmoid": "HardSigmoid(c{i})",
+    "ThresholdedRelu": "ThresholdedRelu<alpha = 0.5>(c{i})",
+}
+
+
+def network(activation: str) -> onnx.ModelProto:
+    """Convolutions with biases, each with an activation, and the mean of each channel."""
+    layers = " ".join(
+        f"p{i} = Conv<pads = [1, 1, 1, 1]>(h{i}, w{i}) c{i} = Add(p{i}, b{i}) "
+        f"h{i + 1} = {ACTIVATIONS[activation].format(i=i)}"
+        for i in range(LAYERS)
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> chain '
+        "(float[N, 10, 32, 32] h0) => (float[N, 10] y) "
+        "<float zero = {0.0}, float one = {1.0}, float six = {6.0}> "
+        f"{{ {layers} m = GlobalAveragePool(h{LAYERS}) y = Flatten(m) }}"
+    )
+    random = np.random.default_rng(0)
+    for i in range(LAYERS):
+        for name, shape in ((f"w{i}", (10, 10, 3, 3)), (f"b{i}", (10, 1, 1))):
+            array = random.standard_normal(shape).astype(np.float32)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def build(model: onnx.ModelProto, names: tuple[str, ...], memory: MemorySpec | None) -> Graphs:
+    spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
+    return build_graphs(load_model(model), spec)
+
+
+BIASES = tuple(f"b{i}" for i in range(LAYERS))
+ORDER = MemorySpec(batch=BATCH, limit=0, slowdown=0.0)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_are_those_of_the_activation(activation: str) -> None:
+    model = network(activation)
+    plain, compiled = (build(model, BIASES, memory) for memory in (None, ORDER))
+    assert compiled.memory is not None
+    assert compiled.memory.after < compiled.memory.before
+    given = feeds(model, plain)
+    for level in LEVELS:
+        wanted, found = run(plain, level, given), run(compiled, level, given)
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=f"{level} {name}")
+    assert any(np.abs(value).max() > 1e-6 for name, value in wanted.items() if "grad" in name)
+
+
+def kept(graph: RuntimeGraph) -> list[int]:
+    """Sizes of the larger of the values that the forward pass leaves to the backward pass."""
+    step = Step(graph)
+    last = max(step.forward)
+    alive = step.timeline().allocation.alive(last)
+    return sorted(b.nbytes for b in alive if b.nbytes >= SIZE and b.first <= last < b.last)
+
+
+@pytest.mark.parametrize("activation", ["Relu", "ReLU6", "LeakyRelu"])
+def test_a_byte_is_kept_of_each_element(activation: str, tmp_path: Path) -> None:
+    graph = written(build(network(activation), BIASES, ORDER), tmp_path)
+    assert kept(graph) == [SIZE] * LAYERS
+    made = {"And", "Cast", "Greater", "Less"}
+    masks = [
+        index
+        for index, node in enumerate(graph.nodes)
+        if node.op_type in made and graph.values[node.outputs[0]].itemsize == 1
+    ]
+    assert len(masks) >= LAYERS
+    assert max(masks) < max(Step(graph).forward)
+
+
+def test_what_a_weight_gradient_reads_is_kept_once(tmp_path: Path) -> None:
+    """The weight of the third convolution is trained, and reads the second activation."""
+    graph = written(build(network("ReLU6"), (*BIASES, "w2"), ORDER), tmp_path)
+    assert kept(graph) == [SIZE] * (LAYERS - 1) + [4 * SIZE]
+
+
+def test_nothing_changes_where_weight_gradients_read_the_activations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for the last, and one mask of ten is not worth an order of its own."""
+    names = (*BIASES, *(f"w{i}" for i in range(LAYERS)))
+    found = build(network("ReLU6"), names, ORDER)
+    monkeypatch.setattr(early_masks, "compute_early", lambda *_: frozenset())
+    assert ir.to_proto(found.training) == ir.to_proto(
+        build(network("ReLU6"), names, ORDER).training
+    )
+
+
+def test_what_is_computed_again_goes_with_masks() -> None:
+    """Biases of a MobileNetV2 with training-mode batch normalization, and half of the memory."""
+    model = zoo.mobilenet_v2(32, width_mult=0.35, stages=3, batch_norm="train")
+    biases = tuple(name for name in trainable_names(model) if name.endswith("bias"))
+    plain, ordered = build(model, biases, None), build(model, biases, ORDER)
+    assert ordered.memory is not None
+    limit = ordered.memory.after * 3 // 4
+    halved = build(model, biases, MemorySpec(batch=BATCH, limit=limit, slowdown=1.0))
+    assert halved.memory is not None
+    assert halved.memory.decisions
+    assert halved.memory.after < ordered.memory.after < 0.8 * ordered.memory.before
+    given = feeds(model, plain)
+    for level in LEVELS:
+        wanted, *found = (run(each, level, given) for each in (plain, ordered, halved))
+        for name, value in wanted.items():
+            scale = max(1e-3, float(np.abs(value).max()))
+            for each in found:
+                np.testing.assert_allclose(each[name], value, rtol=0, atol=2e-5 * scale)
+
+
+DIGEST = """
+from tests.memory.test_early_masks import digest
+print(digest())
+"""
+
+
+def digest() -> str:
+    """Of a training model with masks in place of activations."""
+    training = build(network("Relu"), BIASES, ORDER).training
+    return hashlib.sha256(ir.to_proto(training).SerializeToString()).hexdigest()
+
+
+def test_two_builds_give_the_same_bytes() -> None:
+    """Once more in a process that puts sets into another order."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "7"}
+    found = subprocess.run(
+        [sys.executable, "-c", DIGEST], check=True, env=environment, capture_output=True, text=True
+    )
+    assert found.stdout.split()[-1] == digest()
