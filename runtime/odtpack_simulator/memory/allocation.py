@@ -119,6 +119,13 @@ class Allocation:
         """Most bytes of small buffers at once: the heap keeps them when they are freed."""
         return max((use.small for use in self.uses), default=0)
 
+    def at_peak(self) -> list[int]:
+        """Bytes of each buffer at the node that needs most, those of its kernel included."""
+        if not self.uses:
+            return []
+        index = max(range(len(self.uses)), key=lambda i: self.uses[i].total)
+        return [*(buffer.nbytes for buffer in self.alive(index)), *self.uses[index].scratch]
+
     def alive(self, index: int) -> list[Buffer]:
         """Buffers that exist while node ``index`` runs."""
         return [buffer for buffer in self.buffers if buffer.first <= index <= buffer.last]
@@ -287,8 +294,7 @@ class _Planner:
         uses = []
         for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False):
             if node.subgraphs:  # which count what their allocations add already
-                working, outside = self._subgraphs(node)
-                scratch: tuple[int, ...] = (working - outside,)
+                working, outside, scratch = self._subgraphs(node)
             else:
                 scratch = self._scratch(node)
                 working, outside = sum(map(allocated_size, scratch)), 0
@@ -309,7 +315,7 @@ class _Planner:
             domain=node.domain,
         )
 
-    def _subgraphs(self, node: Node) -> tuple[int, int]:
+    def _subgraphs(self, node: Node) -> tuple[int, int, tuple[int, ...]]:
         """Memory inside the subgraphs of a node: one branch, or one iteration and its results.
 
         A branch of ``If`` writes straight into the node's outputs. A loop keeps the state that
@@ -317,7 +323,7 @@ class _Planner:
         scan outputs until it joins them, where ``Scan`` writes them straight into its outputs.
 
         Returns:
-            Bytes in all, and those of them that no arena gives.
+            Bytes in all, those of them that no arena gives, and the others, buffer by buffer.
         """
         subgraphs = node.subgraphs
         taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
@@ -325,20 +331,21 @@ class _Planner:
             branch = "then_branch" if taken else "else_branch"
             subgraphs = {branch: subgraphs[branch]}
         peak = outside = 0
+        pieces: tuple[int, ...] = ()
         for graph in subgraphs.values():
             inner = _Planner(graph, self._threads, self._values, self._conditions).run()
             self._unknown += inner.unknown
-            own = inner.peak
+            around = []
             if node.op_type in ("Loop", "Scan"):
                 names = graph.outputs
                 if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
                     names = names[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
-                returned = (graph.values[name] for name in names if name in graph.values)
-                own += 2 * sum(allocated_size(value.nbytes or 0) for value in returned)
+                returned = [graph.values[name] for name in names if name in graph.values]
+                around += 2 * [value.nbytes or 0 for value in returned]
             if node.op_type == "Loop":
-                own += sum(
-                    allocated_size(self._values[name].nbytes or 0) for name in node.outputs if name
-                )
-            peak = max(peak, own)
+                around += [self._values[name].nbytes or 0 for name in node.outputs if name]
+            own = inner.peak + sum(map(allocated_size, around))
+            if own > peak:
+                peak, pieces = own, (*inner.at_peak(), *around)
             outside = max(outside, *(use.outside for use in inner.uses), 0)
-        return peak, outside
+        return peak, outside, pieces

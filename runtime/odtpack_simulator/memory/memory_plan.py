@@ -24,7 +24,7 @@ from typing import Protocol
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.session.graph_signature import RESET_NAME
+from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory.arena_use import Arenas, sharing_of
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
@@ -214,12 +214,14 @@ def step_graphs(
 def _one_model(manifest: Manifest, training: Session, evaluation: Session, threads: int) -> Models:
     """The passes of a package with one training model."""
     additional = {output.name for output in manifest.outputs if output.role == "additional"}
+    # What only orders the nodes of a step model, nobody asks for or gives memory to.
+    fresh = additional | {n for n in training.graph.outputs if n.startswith(ORDER_PREFIX)}
     returned = additional | {output.name for output in manifest.evaluation_outputs}
     names = {p.name for p in manifest.parameters}
     labels = Labels(training.graph, names, shown=manifest.module_names(), later="grad/")
     # A step starts its gradients afresh; only the further batches of a step add to them.
     afresh, adding = (
-        Pass((Run(training, training.plan(threads, additional, {RESET_NAME: reset}), labels),))
+        Pass((Run(training, training.plan(threads, fresh, {RESET_NAME: reset}), labels),))
         for reset in (True, False)
     )
     held_out = Pass((Run(evaluation, evaluation.plan(threads, returned, {})),))
