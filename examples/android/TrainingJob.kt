@@ -17,6 +17,7 @@ import java.nio.channels.FileChannel
 import java.util.concurrent.CopyOnWriteArraySet
 import org.odtpack.OrtCheckpointState
 import org.odtpack.OrtTrainingSession
+import org.odtpack.Telemetry
 import org.odtpack.TrainingPackage
 import org.odtpack.selfCheck
 
@@ -66,6 +67,7 @@ class Trainer(private val context: Context) {
     }
 
     private fun train(): Boolean {
+        Telemetry.disable()
         val env = OrtEnvironment.getEnvironment()
         val folder = File(context.filesDir, "package").path
         val pack = TrainingPackage.unpack(folder, { context.assets.open("package/$it") })

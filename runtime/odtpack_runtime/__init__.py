@@ -15,9 +15,13 @@ The names and their behaviour are those of ``onnxruntime.training.api``, and the
         module.lazy_reset_grad()
     CheckpointState.save_checkpoint(state, "progress.ckpt", include_optimizer_state=True)
 
-Importing this package imports numpy, onnxruntime and flatbuffers, nothing more.
+Importing this package imports numpy, onnxruntime and flatbuffers, nothing more, and turns the
+telemetry of ONNX Runtime off, unless ``ORT_DISABLE_TELEMETRY`` is set.
 """
 
+from odtpack_runtime import telemetry  # noqa: F401 - before anything imports onnxruntime
+
+# isort: split
 from odtpack_runtime.checkpoint.parameters import Parameter, Parameters
 from odtpack_runtime.checkpoint.state import CheckpointState, Properties
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, UnknownNameError, WrongTypeError

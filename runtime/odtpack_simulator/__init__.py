@@ -14,8 +14,12 @@ A name is imported when it is first used: importing this package imports nothing
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+# As odtpack_runtime does, for modules that import onnxruntime before it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from odtpack_simulator.budgets.budget_file import Budgets, parse_budgets, read_budgets

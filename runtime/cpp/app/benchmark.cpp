@@ -14,6 +14,7 @@ int main(int count, char** arguments) {
     return 2;
   }
   try {
+    odtpack::DisableTelemetry();
     const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "benchmark");
     const size_t limit = count > 3 ? std::strtoull(arguments[3], nullptr, 10) : 0;
     const double minutes = count > 4 ? std::strtod(arguments[4], nullptr) : 0;

@@ -126,6 +126,7 @@ int Measure(const std::string& path) {
   using job::Json;
   const Json json = job::ReadJson(path);
   const auto folder = job::fs::absolute(path).parent_path();
+  odtpack::DisableTelemetry();
   const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "odtpack");
   Phases phases;
   const size_t before = Anonymous();

@@ -19,7 +19,11 @@ const SYSTEMS: Partial<Record<string, string>> = {
 };
 
 export const platform: Platform = {
-  importRuntime: async () => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
+  async importRuntime() {
+    // Its official builds send telemetry from 1.29 on, unless they are told not to by then.
+    process.env.ORT_DISABLE_TELEMETRY ??= '1';
+    return (await import('onnxruntime-node')) as unknown as OnnxRuntime;
+  },
 
   allocate(nbytes) {
     // A WebAssembly memory begins at a page; a plain ArrayBuffer 16 bytes after one.

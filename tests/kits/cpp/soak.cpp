@@ -46,6 +46,7 @@ struct App {
 
 int main(int count, char** arguments) {
   if (count != 10) return 2;
+  odtpack::DisableTelemetry();
   const Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "soak");
   const std::string packages[] = {arguments[1], arguments[2]}, saved = arguments[5];
   auto samples = Read<float>(arguments[3]);

@@ -11,6 +11,7 @@ int main(int count, char** arguments) try {
   if (count != 2) return 2;
   const auto json = job::ReadJson(arguments[1]);
   const auto folder = job::fs::absolute(arguments[1]).parent_path();
+  odtpack::DisableTelemetry();
   const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "steps");
   job::Training training(env, json, folder, 1);
   const job::Batch batch(json.Get<job::Json::List>("steps").at(0)["inputs"], folder);

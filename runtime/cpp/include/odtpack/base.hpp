@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <functional>
@@ -27,6 +28,14 @@
 #include <variant>
 
 namespace odtpack {
+
+/// Whether ONNX Runtime sends telemetry, as its official builds do from 1.29 on. An app that wants
+/// that sets it to 0.
+constexpr char kNoTelemetry[] = "ORT_DISABLE_TELEMETRY";
+
+/// Keep ONNX Runtime from sending anything. Call it before the first `Ort::Env` is made: of one that
+/// exists, a training session can only stop what comes later.
+inline void DisableTelemetry() { setenv(kNoTelemetry, "1", 0); }
 
 /// Bad input or usage, for the person who must correct it. Codes are those of the Python runtime.
 class Error : public Ort::Exception {

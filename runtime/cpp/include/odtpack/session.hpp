@@ -43,6 +43,9 @@ class TrainingSession {
         env_(env),
         options_(options.Clone()),
         training_model_(training_model) {
+    if (std::getenv(kNoTelemetry) == nullptr) {
+      Ort::Status(Ort::GetApi().DisableTelemetryEvents(env));
+    }
     const detail::Json& manifest = package_.Manifest();
     std::optional<detail::SharedArena> shared;
     if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))

@@ -30,11 +30,13 @@ func make(
   return made!
 }
 
-/// The environment, which is the process's.
+/// The environment, which is the process's. Keeps ONNX Runtime from sending telemetry, as its
+/// official builds do from 1.29 on: an app that wants that sets ORT_DISABLE_TELEMETRY to 0.
 public final class ORTEnv {
   let handle: OpaquePointer
 
   public init() throws {
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0)
     handle = try make { api.CreateEnv(ORT_LOGGING_LEVEL_ERROR, "odtpack", $0) }
   }
   deinit { api.ReleaseEnv(handle) }

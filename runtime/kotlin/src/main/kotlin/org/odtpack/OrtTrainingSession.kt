@@ -51,6 +51,7 @@ class OrtTrainingSession private constructor(
 
     init {
         try {
+            Telemetry.stop(env)
             val open = { path: String -> openSession(env, path, options).also(opened::add) }
             segments = if (!pack.hasSegments) null else {
                 Segments(env, options, pack, trainingModel, evaluationModel).also(opened::add)

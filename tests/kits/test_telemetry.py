@@ -1,0 +1,64 @@
+"""An app that trains with a kit sends nothing, as far as the kit can see to that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack.build import build_package
+from tests import zoo
+from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
+
+pytestmark = pytest.mark.kits
+VARIABLE = "ORT_DISABLE_TELEMETRY"
+KEPT = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "JAVA_HOME", "ODTPACK_SWIFT", "TMPDIR"}
+
+
+def _program(kit: Any) -> Callable[[dict[str, Any], Path], None]:
+    def train(task: dict[str, Any], folder: Path) -> None:
+        inputs = [{"name": name, **each} for name, each in task["data"].items()]
+        steps = [{"inputs": inputs}]
+        job = {"package": "package", "steps": steps, "evaluation": steps[0], "threads": 1}
+        kit.measure({**job, "count": task["steps"]}, folder)
+
+    return train
+
+
+KITS: dict[str, tuple[Callable[[], str | None], Callable[[dict[str, Any], Path], Any]]] = {
+    "cpp": (cpp_kit.unavailable, _program(cpp_kit)),
+    "swift": (swift_kit.unavailable, _program(swift_kit)),
+    "node": (javascript.unavailable, lambda task, _: javascript.train(task, "node")),
+    "kotlin": (kotlin_kit.unavailable, lambda task, _: kotlin_kit.train(task, "kotlin")),
+}
+
+
+@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_off_unless_the_app_says_otherwise(
+    name: str, chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unavailable, train = KITS[name]
+    if reason := unavailable():
+        pytest.skip(reason)
+    build_package(zoo.mlp((8, 6, 10)), tmp_path / "package", loss="cross_entropy")
+    rng = np.random.default_rng(0)
+    batch = {"input": rng.standard_normal((4, 8), np.float32), "labels": np.arange(4)}
+    data = javascript.save_batch(tmp_path, **batch)
+    # Without the variables of build servers, at whose sight ONNX Runtime sends nothing.
+    for variable in os.environ.keys() - KEPT:
+        monkeypatch.delenv(variable)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    if chosen is not None:
+        monkeypatch.setenv(VARIABLE, chosen)
+    elif name == "kotlin":  # Java cannot set it: on a JVM the app is started with it
+        monkeypatch.setenv(VARIABLE, "1")
+    train({"package": str(tmp_path / "package"), "data": data, "steps": 3}, tmp_path)
+    left = {path.name for path in home.rglob("*") if path.is_file()}
+    assert ("deviceid" in left) == (chosen == "0")
