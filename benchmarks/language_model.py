@@ -199,7 +199,10 @@ class _Memory:
     def _watch(self) -> None:
         start = time.monotonic()
         while not self._done.wait(0.005):
-            lines = self._status.read_text().splitlines()
+            try:
+                lines = self._status.read_text().splitlines()
+            except ProcessLookupError:  # it ended just now
+                return
             found = {each[0]: int(each[1]) / MB for line in lines if len(each := line.split()) > 1
                      and each[0] in ("RssAnon:", "RssFile:")}  # fmt: skip
             if not found:  # it has ended
