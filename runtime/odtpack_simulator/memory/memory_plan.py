@@ -214,7 +214,7 @@ def step_graphs(
 def _one_model(manifest: Manifest, training: Session, evaluation: Session, threads: int) -> Models:
     """The passes of a package with one training model."""
     additional = {output.name for output in manifest.outputs if output.role == "additional"}
-    # What only orders the nodes of a step model, nobody asks for or gives memory to.
+    # Outputs that only order the nodes of a step model are neither fetched nor bound.
     fresh = additional | {n for n in training.graph.outputs if n.startswith(ORDER_PREFIX)}
     returned = additional | {output.name for output in manifest.evaluation_outputs}
     names = {p.name for p in manifest.parameters}
