@@ -15,12 +15,16 @@ predicted the steps of the others:
 
 They take turns within a fraction of a second, round by round, so that a machine
 that other programs slow down slows all of them; a prediction is compared with the
-steps of its own round. A step that waited for the processor took more wall time
-than processor time: such steps are counted as interrupted, and not compared. Where
-more than half of the steps were interrupted, processor times are compared instead
-(the column ``clock``), which are the same on a machine that does nothing else. They
-are no stand-in for two threads, of which one waits for the other. How far a matrix
-product drifted between rounds is reported too.
+steps of its own round. What is compared most closely is timed in turns within a round:
+the two processes of one configuration, and the two with two threads. Where in a round a
+matrix product gains less from the second thread than ``odtpack simulate`` asks for, the
+two virtual cores share one, and what that round says of two threads is not judged.
+
+A step that waited for the processor took more wall time than processor time: such steps
+are counted as interrupted, and not compared. Where more than half of the steps were
+interrupted, processor times are compared instead (the column ``clock``), which are the
+same on a machine that does nothing else. They are no stand-in for two threads, of which
+one waits for the other. How far a matrix product drifted between rounds is reported too.
 
     python -m benchmarks.fidelity.latency [--models NAME ...] [--quick]
 """
@@ -58,6 +62,7 @@ from benchmarks.fidelity.latency_prediction import (
     threaded_step,
 )
 from benchmarks.fidelity.models import CASES, Built, build
+from odtpack_simulator.latency.steadiness import LEAST_GAIN
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.replay.job import Job
 
@@ -75,13 +80,13 @@ WORKER = Path(__file__).with_name("latency_worker.py")
 class Effort:
     """Rounds per model, seconds of steps in a turn, and of each calibrated size."""
 
-    rounds: int = 5
-    seconds: float = 0.12
+    rounds: int = 11
+    seconds: float = 0.04
     scaling: float = 0.004
     profiled: int = 12
 
 
-QUICK = Effort(rounds=3, seconds=0.06, profiled=6)
+QUICK = Effort(rounds=3, profiled=6)
 
 
 def measure(
@@ -151,6 +156,7 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
             turns
             for turns in rounds
             if all(times(turns[who]["steps"], clock) for who in CALIBRATED_BY[group])
+            and (group != "threads" or turns["two"]["gain"] >= 1 + LEAST_GAIN)
         ]
         rows.append(
             compare(
@@ -189,15 +195,27 @@ class Prediction:
         return Curves.best([turns[name] for turns in self.rounds], self.costs[0])
 
 
+TURNS = (
+    *("calibrated", "twin", "calibrated", "middle", "small", "twin", "calibrated"),
+    *("two", "middle-two", "two", "middle-two", "two"),
+)
+"""The order of a round: what a prediction rests on comes before and after what it is of."""
+
+
 def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:
-    """A turn of each; the calibrated process has one before and one after the others."""
-    turns: dict[str, Any] = {
-        name: process.ask("steps", seconds=effort.seconds) for name, process in processes.items()
-    }
+    """Turns of all, and how much faster two threads multiply before, between and after theirs."""
+    turns: dict[str, Any] = {name: {"steps": []} for name in processes}
+    gains = []
+    for name in TURNS:
+        if name == "two":
+            alone, together = (
+                processes[who].ask("product", seconds=effort.scaling)["seconds"]
+                for who in ("calibrated", "two")
+            )
+            gains.append(alone / together)
+        turns[name]["steps"] += processes[name].ask("steps", seconds=effort.seconds)["steps"]
     turns["calibrated"] |= processes["calibrated"].ask("scaling", seconds=effort.scaling)
-    turns["calibrated"]["steps"] += processes["calibrated"].ask("steps", seconds=effort.seconds)[
-        "steps"
-    ]
+    turns["two"]["gain"] = min(gains)
     return turns
 
 

@@ -4,6 +4,7 @@ It reads commands, one JSON object per line, from standard input and answers eac
 with one on standard output:
 
 - ``{"do": "scaling"}``: seconds of matrix products and copies of several sizes;
+- ``{"do": "product", "seconds": s}``: seconds of the largest of these products;
 - ``{"do": "steps", "seconds": s}``: wall and processor milliseconds of steps;
 - ``{"do": "nodes", "steps": n}``: the nodes of a typical step, profiled in a session
   of its own: operator, work, and microseconds of the profile;
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -71,6 +73,13 @@ class Worker:
         ]
         return {"products": products, "copies": copies, "least": least}
 
+    def product(self, seconds: float) -> dict[str, Any]:
+        """Median seconds of the largest product, with the threads of the steps."""
+        found = operator_seconds(
+            "MatMul", [(GEMM_SIZES[-1], GEMM_SIZES[-1])] * 2, self._job.threads, seconds
+        )
+        return {"seconds": statistics.median(found)}
+
     def steps(self, seconds: float) -> dict[str, Any]:
         """Steps for some time, at least two; the one before them brings the caches back."""
         self._trainer.step(next(self._source))
@@ -100,7 +109,9 @@ def main(path: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is not an answer
     worker = Worker(Job.read(Path(path)))
-    actions = {name: getattr(worker, name) for name in ("scaling", "steps", "nodes", "costs")}
+    actions = {
+        name: getattr(worker, name) for name in ("scaling", "product", "steps", "nodes", "costs")
+    }
     answers.write("{}\n")
     answers.flush()
     for line in sys.stdin:
