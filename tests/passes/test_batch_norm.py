@@ -108,6 +108,50 @@ def test_a_layer_used_twice_updates_twice() -> None:
     np.testing.assert_allclose(results["var.out"], layer.running_var.numpy(), rtol=1e-5)
 
 
+def test_layers_of_one_size_share_their_count_and_one_update() -> None:
+    """Five layers with statistics of one size, the last on another plane."""
+    layers, text = 5, ""
+    values = [f"float[3] {name}{i}" for i in range(layers) for name in ("mean", "var")]
+    for i in range(layers):
+        if i == layers - 1:
+            text += f"x{i} = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (y{i - 1})"
+        elif i:
+            text += f"x{i} = Neg(y{i - 1})"
+        text += (
+            f"y{i}, m{i}, v{i} = BatchNormalization <training_mode = 1> "
+            f"(x{i}, scale, bias, mean{i}, var{i})"
+        )
+    model = parse(
+        f"norm (float[N, 3, 4, 6] x0, float[3] scale, float[3] bias, {', '.join(values)}) "
+        f"=> (float[N, 3, 2, 3] y{layers - 1}) {{ {text} }}",
+        17,
+        f', "{INTERNAL_DOMAIN}" : 1',
+    )
+    model = _lowered(model)
+    types = op_types(model.graph)
+    assert (types.count("Size"), types.count("Split")) == (2, 1)
+    random = np.random.default_rng(1)
+    feeds = {
+        str(value.name): random.random([d if isinstance(d, int) else 5 for d in value.shape or ()])
+        .astype(np.float32)
+        for value in model.graph.inputs
+    }  # fmt: skip
+    results = run(model, feeds)
+    norms = [torch.nn.BatchNorm2d(3, momentum=0.1).double() for _ in range(layers)]
+    x = torch.from_numpy(feeds["x0"]).double()
+    for i, norm in enumerate(norms):
+        norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var = (
+            torch.from_numpy(feeds[name]).double()
+            for name in ("scale", "bias", f"mean{i}", f"var{i}")
+        )
+        if i:
+            x = torch.nn.functional.max_pool2d(x, 2) if i == layers - 1 else -x
+        x = norm(x)
+        np.testing.assert_allclose(results[f"mean{i}.out"], norm.running_mean, rtol=1e-5)
+        np.testing.assert_allclose(results[f"var{i}.out"], norm.running_var, rtol=1e-5)
+    np.testing.assert_allclose(results[f"y{layers - 1}"], x.detach(), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("outputs", ["y, m2, v2", "y, m2, v2, m3, v3"])
 def test_outputs_meant_training_before_opset_14(outputs: str) -> None:
     model = _model(f"{outputs} = BatchNormalization (x, scale, bias, mean, var)", opset=13)

@@ -12,7 +12,7 @@ from odtpack.choices import STOCK, Runtime
 from odtpack.errors import OdtpackError
 from odtpack_simulator.values.units import parse_quantity
 
-FREE_SLOWDOWN: Final = 0.02
+FREE_SLOWDOWN: Final = 0.03
 """Part of a step's time that a build without a budget may spend on computing again."""
 
 WORTH: Final = 0.03

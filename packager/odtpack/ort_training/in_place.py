@@ -22,6 +22,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph import match
 from odtpack.graph.ops import Ops
 from odtpack.passes.batch_norm import OP_TYPE as BATCH_NORM
+from odtpack.passes.batch_norm import count_per_channel
 
 DOMAIN: Final = "com.microsoft"
 ACCUMULATOR: Final = "InPlaceAccumulatorV2"
@@ -56,8 +57,10 @@ def lower_batch_norms(op: Ops, graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type != BATCH_NORM or node.domain != INTERNAL_DOMAIN:
             continue
-        check_float(node.inputs[0])
-        mean, variance = (value for value in node.inputs[3:5] if value is not None)
+        x, mean, variance = (
+            value for value in (node.inputs[0], *node.inputs[3:5]) if value is not None
+        )
+        check_float(x)
         with op.before(node):
             results = op.emit(
                 INTERNAL_BATCH_NORM,
@@ -68,8 +71,9 @@ def lower_batch_norms(op: Ops, graph: ir.Graph) -> None:
                 momentum=node.attributes.get_float("momentum"),
                 training_mode=1,
             )
+            count = count_per_channel(op, x, ir.DataType.FLOAT)
         # A layer that is used twice updates its statistics twice, in this order.
         latest[mean], latest[variance] = results[1:3]
-        for old, new in zip(node.outputs, results, strict=True):
+        for old, new in zip(node.outputs, (*results, count), strict=True):
             match.replace(old, new, [])
         graph.remove(node, safe=True)

@@ -11,19 +11,27 @@ batch statistics; the gradient rule uses them. After it :func:`lower` writes pla
 
 The running variance takes the unbiased batch variance (n / (n - 1)), as PyTorch does; the
 ONNX text has the biased one, but no framework trains so.
+
+A network has dozens of such layers, and a node takes some kilobytes of a session and some
+microseconds of a step, however short its vectors are. So layers of one size share n and
+n / (n - 1), and the statistics of all layers are updated as one vector.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable
 
+import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.autodiff.rules.norm import affine, per_channel, sum_per_channel
+from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
 from odtpack.graph import match
-from odtpack.graph.graphs import dims_of, nodes_of, wider
+from odtpack.graph.graphs import dims_of, nodes_of, static_dims, wider
 from odtpack.graph.ops import Ops
 
 OP_TYPE = "BatchNormTraining"
@@ -120,19 +128,27 @@ def mark(graph: ir.Graph) -> None:
                 "momentum": node.attributes.get_float("momentum", 0.9),
             },
             domain=INTERNAL_DOMAIN,
-            num_outputs=5,
+            num_outputs=6,
             name=node.name,
         )
         y = node.outputs[0]
         for output, part in zip(
-            new.outputs, ("", "mean.update", "var.update", "mean", "inv_std"), strict=True
+            new.outputs, ("", "mean.update", "var.update", "mean", "inv_std", "count"), strict=True
         ):
             output.name = names.fresh_name(f"{y.name}.{part}") if part else y.name
             if scale is not None and x is not None:
                 output.type = ir.TensorType(wider(x.dtype or ir.DataType.FLOAT))
-                output.shape = scale.shape
+                output.shape = scale.shape if part != "count" else ir.Shape([])
         new.outputs[0].type, new.outputs[0].shape = y.type, y.shape
         ir.convenience.replace_nodes_and_values(graph, node, [node], [new], [y], [new.outputs[0]])
+
+
+def count_per_channel(op: Ops, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """Number of elements of each channel of [N, C, ...], a scalar."""
+    dims = dims_of(x)
+    if dims is None or not isinstance(dims[1], int):
+        raise OdtpackError("unknown-shape", f"the channels of {x.name!r} are unknown")
+    return op.Mul(op.cast(op.Size(x), dtype), 1 / dims[1])
 
 
 def lower(op: Ops, graph: ir.Graph) -> list[RunningStatistic]:
@@ -141,42 +157,105 @@ def lower(op: Ops, graph: ir.Graph) -> list[RunningStatistic]:
     A layer that is used twice updates its statistics twice, the second time from the
     result of the first.
     """
-    latest: dict[ir.Value, ir.Value] = {}
-    for node in list(graph):
-        if node.op_type == OP_TYPE and node.domain == INTERNAL_DOMAIN:
-            with op.before(node):
-                _write(op, node, latest)
-    return [RunningStatistic(source.name or "", update) for source, update in latest.items()]
+    layers = [n for n in graph if n.op_type == OP_TYPE and n.domain == INTERNAL_DOMAIN]
+    uses = Counter(value for node in layers for value in node.inputs[3:5])
+    writer = _Writer(op)
+    for node in layers:
+        with op.before(node):
+            writer.write(node)
+    return writer.updates(uses)
 
 
-def _write(op: Ops, node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
-    x, scale, bias, running_mean, running_variance = (v for v in node.inputs if v is not None)
-    epsilon = node.attributes.get_float("epsilon")
-    momentum = node.attributes.get_float("momentum")
-    dims, dtype = dims_of(x), x.dtype
-    if dims is None or dtype is None or not isinstance(dims[1], int):
-        raise OdtpackError(
-            "unknown-shape", f"the channels of {x.name!r}, read by {node.name!r}, are unknown"
-        )
-    rank, channels = len(dims), dims[1]
-    # Statistics of float16 values are computed, and may be kept, in float32.
-    wide = wider(dtype)
-    x, scale, bias = (op.cast(value, wide) for value in (x, scale, bias))
-    count = op.Mul(op.cast(op.Size(x), wide), 1 / channels)
-    mean = op.Div(sum_per_channel(op, x, rank), count)
-    centered = op.Sub(x, per_channel(op, mean, rank))
-    variance = op.Div(sum_per_channel(op, op.Mul(centered, centered), rank), count)
-    inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
-    y = op.cast(affine(op, centered, op.Mul(inv_std, scale), bias, channels), dtype)
-    # n / (n - 1), which for a single element would divide by zero.
-    unbiased = op.Mul(variance, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
-    for running, batch in ((running_mean, mean), (running_variance, unbiased)):
-        previous = op.cast(latest.get(running, running), wide)
-        update = op.Add(op.Mul(previous, momentum), op.Mul(batch, 1 - momentum))
-        latest[running] = op.cast(update, running.dtype or wide)
-    for old, new in zip(node.outputs, (y, None, None, mean, inv_std), strict=True):
-        if new is None:
-            continue
-        match.replace(old, new, [])
-    if node.graph is not None:
-        node.graph.remove(node, safe=True)
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """What a layer found in a batch, to go into a running statistic."""
+
+    running: ir.Value
+    statistic: ir.Value
+    momentum: float
+
+
+class _Writer:
+    """Writes layers, and remembers what they found."""
+
+    def __init__(self, op: Ops) -> None:
+        self._op = op
+        self._counts: dict[Hashable, tuple[ir.Value, ir.Value]] = {}
+        self._found: list[_Batch] = []
+
+    def write(self, node: ir.Node) -> None:
+        """Write a layer before its node, and remove the node."""
+        op = self._op
+        x, scale, bias, running_mean, running_variance = (v for v in node.inputs if v is not None)
+        epsilon = node.attributes.get_float("epsilon")
+        momentum = node.attributes.get_float("momentum")
+        dims, dtype = dims_of(x), x.dtype
+        if dims is None or dtype is None or not isinstance(dims[1], int):
+            raise OdtpackError(
+                "unknown-shape", f"the channels of {x.name!r}, read by {node.name!r}, are unknown"
+            )
+        rank, channels = len(dims), dims[1]
+        # Statistics of float16 values are computed, and may be kept, in float32.
+        wide = wider(dtype)
+        x, scale, bias = (op.cast(value, wide) for value in (x, scale, bias))
+        count, correction = self._count(x, wide)
+        mean = op.Div(sum_per_channel(op, x, rank), count)
+        centered = op.Sub(x, per_channel(op, mean, rank))
+        variance = op.Div(sum_per_channel(op, op.Mul(centered, centered), rank), count)
+        zeros = op.constant(np.zeros(channels, wide.numpy()))
+        y = op.BatchNormalization(centered, scale, bias, zeros, variance, epsilon=epsilon)
+        inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+        self._found += [
+            _Batch(running_mean, mean, momentum),
+            _Batch(running_variance, op.Mul(variance, correction), momentum),
+        ]
+        results = (op.cast(y, dtype), None, None, mean, inv_std, count)
+        for old, new in zip(node.outputs, results, strict=True):
+            if new is not None:
+                match.replace(old, new, [])
+        if node.graph is not None:
+            node.graph.remove(node, safe=True)
+
+    def _count(self, x: ir.Value, wide: ir.DataType) -> tuple[ir.Value, ir.Value]:
+        """Elements n of each channel, and n / (n - 1), once for layers of one size."""
+        op, dims = self._op, dims_of(x) or ()
+        sizes = (dims[0], *dims[2:])
+        known = None if None in sizes else (sizes, wide)
+        if known is not None and known in self._counts:
+            return self._counts[known]
+        count = count_per_channel(op, x, wide)
+        # For a single element n / (n - 1) would divide by zero.
+        found = count, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0))
+        if known is not None:
+            self._counts[known] = found
+        return found
+
+    def updates(self, uses: Counter[ir.Value | None]) -> list[RunningStatistic]:
+        """Write the new running statistics at the end of the graph.
+
+        Args:
+            uses: How many layers update each statistic.
+        """
+        op, latest = self._op, dict[ir.Value, ir.Value]()
+        together: dict[Hashable, list[_Batch]] = defaultdict(list)
+        for found in self._found:
+            running = found.running
+            if uses[running] == 1 and static_dims(running) is not None:
+                together[found.momentum, running.dtype, found.statistic.dtype].append(found)
+            else:
+                previous = latest.get(running, running)
+                latest[running] = self._moved(previous, found.statistic, found.momentum)
+        for batches in together.values():
+            # One vector of all, and not one after the other.
+            running = op.join([each.running for each in batches], 0)
+            statistic = op.join([each.statistic for each in batches], 0)
+            moved = self._moved(running, statistic, batches[0].momentum)
+            sizes = [math.prod(static_dims(each.running) or ()) for each in batches]
+            parts = op.split(moved, 0, sizes) if len(batches) > 1 else (moved,)
+            latest |= {each.running: part for each, part in zip(batches, parts, strict=True)}
+        return [RunningStatistic(source.name or "", update) for source, update in latest.items()]
+
+    def _moved(self, running: ir.Value, batch: ir.Value, momentum: float) -> ir.Value:
+        op, wide = self._op, self._op.type_of(batch)
+        moved = op.Add(op.Mul(op.cast(running, wide), momentum), op.Mul(batch, 1 - momentum))
+        return op.cast(moved, running.dtype or wide)

@@ -137,7 +137,7 @@ def affine(op: Ops, x: ir.Value, gain: ir.Value, shift: ir.Value, channels: int)
 
 @vjp("BatchNormTraining", domain=INTERNAL_DOMAIN)
 def batch_norm_training(ctx: Context) -> Cotangents:
-    """Inputs x, scale, bias, running mean and variance; outputs y, ..., mean, inv_std.
+    """Inputs x, scale, bias, running mean and variance; outputs y, ..., mean, inv_std, count.
 
     With g = scale inv_std and a bar for means over samples and space,
     dx = g dy - (g dy_bar + g inv_std^2 (dy (x - mean))_bar (x - mean)).
@@ -152,9 +152,8 @@ def batch_norm_training(ctx: Context) -> Cotangents:
     dx = None
     if ctx.needs(0):
         channels = ctx.size(ctx.x(), 1)
-        count = op.Mul(op.cast(op.Size(x), wide), 1 / channels)
         gain = op.Mul(op.cast(ctx.x(1), wide), inv_std)
-        share = op.Div(gain, count)
+        share = op.Div(gain, ctx.y(5))
         slope = op.Mul(op.Mul(share, inv_std), dscale)
         along = affine(op, centered, slope, op.Mul(share, dbias), channels)
         dx = op.Sub(op.Mul(dy, per_channel(op, gain, rank)), along)
