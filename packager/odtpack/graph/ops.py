@@ -234,7 +234,10 @@ class Ops:
 
     def reshape(self, value: ir.Value, *dims: int) -> ir.Value:
         """Reshape to static dimensions, one of which may be -1."""
-        return self.Reshape(value, self.ints(*dims))
+        result: ir.Value = self.Reshape(value, self.ints(*dims))
+        if all(dim > 0 for dim in dims):
+            result.type, result.shape = value.type, ir.Shape(dims)
+        return result
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Reshape to the shape of ``like``.

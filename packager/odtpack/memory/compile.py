@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
@@ -74,6 +75,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     step = Step(weights_late(gradients_at_once(_load(trial, shapes)), parameters))
     choice = _choose(step, spec, total * spec.slowdown, nameable(trial.graph))
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
+    common_passes.RemoveUnusedNodesPass()(trial)  # copies of what ONNX Runtime merges with others
     Schedule.of(trial.graph, choice.timeline, renamed, early).arrange()
     after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:

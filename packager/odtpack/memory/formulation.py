@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from odtpack.memory.buffers import Buffers
@@ -70,7 +70,7 @@ class Formulation:
         self._copied: dict[tuple[int, int], int] = {}
         self._held: dict[tuple[int, int], int | None] = {}
         self._copy_held: dict[tuple[int, int], int | None] = {}
-        for index in sorted(self.again, key=lambda i: -buffers.all[i].first):  # readers first
+        for index in self._readers_first():
             self._windows[index] = self._window(index)
             for event in range(*self._windows[index]):
                 self.copied(index, event)
@@ -115,10 +115,22 @@ class Formulation:
         """The last event at a place or before it; -1 before all."""
         return bisect.bisect_right(self.events, place) - 1
 
+    def _readers_first(self) -> Iterator[int]:
+        """Every decision, once those that are computed from it were yielded.
+
+        A buffer may be computed from one that begins later: its view, from that one's shape.
+        """
+        left = sorted(self.again, key=lambda index: -self.buffers.all[index].first)
+        while left:
+            ready = (i for i in left if not set(self._readers(i)).intersection(left))
+            index = next(ready, left[0])
+            left.remove(index)
+            yield index
+
     def _window(self, index: int) -> tuple[int, int]:
         """The events at which the copy of a buffer may be made: from one to another."""
         late = self.buffers.all[index].late
-        readers = [self._windows[w] for w in self._readers(index)]
+        readers = [self._windows[w] for w in self._readers(index) if w in self._windows]
         first = min((first for first, _ in readers), default=len(self.events))
         if not late:
             return first, max((last for _, last in readers), default=first)

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of, reads, subgraphs
 from odtpack.graph.ops import Ops
-from odtpack.memory.control_edge import SizeNames, zeros_of
+from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors
 from odtpack.memory.timeline import Step
 from odtpack_simulator.memory.kernel_memory import IN_PLACE
@@ -46,6 +46,7 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
     renamed: set[ir.Value] = set()
     views: dict[ir.Value, ir.Value] = {}
     shapes: dict[int, ir.Value] = {}
+    flag = op.cast(reset, ir.DataType.INT64)  # what it is, no inference of shapes knows
     for node in list(graph):
         if node in forward:
             _own_sizes(node, step, names)
@@ -61,11 +62,11 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
         if source is None:
             continue
         if source not in views:
-            rank = len(dims_of(source) or ())
-            if rank not in shapes:
-                shapes[rank] = zeros_of(op, reset, rank)
-            view = op.Reshape(source, shapes[rank])
-            view.type, view.shape = source.type, names.shape(source)
+            dims = _dims(source, step)
+            if len(dims) not in shapes:
+                shapes[len(dims)] = op.Mul(flag, op.ints(*[0] * len(dims)))
+            view = op.Reshape(source, shapes[len(dims)])
+            view.type, view.shape = source.type, names.named(dims)
             views[source] = view
         for index, value in enumerate(node.inputs):
             if value is source:
@@ -80,10 +81,11 @@ def _own_sizes(node: ir.Node, step: Step, names: SizeNames) -> None:
     source = dims_of(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     overwrites = not node.domain and node.op_type in IN_PLACE  # its result has its input's shape
     for value in node.outputs:
-        known = step.graph.values.get(value.name or "")
-        dims = dims_of(value) or (known.dims if known is not None else None)
+        dims = _dims(value, step)
         if not dims or value.is_graph_output():
             continue
+        if dims_of(value) is None and all(isinstance(dim, int) for dim in dims):
+            continue  # ONNX Runtime takes the name over from what it is computed from
         if overwrites and source and any(map(SizeNames.is_own, source)):
             value.shape = ir.Shape(source)
         else:
@@ -95,9 +97,15 @@ def _sources(node: ir.Node, step: Step) -> Iterator[ir.Value]:
     found = [
         value
         for value in node.inputs
-        if value is not None and dims_of(value) and not value.is_initializer()
+        if value is not None and _dims(value, step) and not value.is_initializer()
     ]
     yield from sorted(found, key=lambda value: -_nbytes(step, value))
+
+
+def _dims(value: ir.Value, step: Step) -> tuple[int | str | None, ...]:
+    """Sizes of the axes: what the graph says, or else ONNX Runtime; none where neither does."""
+    known = step.graph.values.get(value.name or "")
+    return dims_of(value) or (known.dims if known is not None else None) or ()
 
 
 def _nbytes(step: Step, value: ir.Value) -> int:

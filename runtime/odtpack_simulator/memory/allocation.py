@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from odtpack_simulator.memory.kernel_memory import (
     ALIASES,
+    BEFORE_OUTPUT,
     FROM_HEAP,
     in_place_input,
     workspaces,
@@ -80,6 +81,7 @@ class NodeUse:
     ``small`` is the part of ``live`` that lies in the heap: buffers below :data:`LARGE`.
     ``scratch`` are the buffers of the working memory, in bytes that the kernel asks for, and
     ``outside`` is the part of it that comes from the heap even where there is an arena.
+    ``scratch_first`` says that the kernel asks for them before it asks for its output.
     """
 
     live: int
@@ -87,6 +89,7 @@ class NodeUse:
     small: int = 0
     scratch: tuple[int, ...] = ()
     outside: int = 0
+    scratch_first: bool = False
 
     @property
     def total(self) -> int:
@@ -103,11 +106,13 @@ class Allocation:
         uses: One per node, in execution order.
         unknown: Tensors whose size depends on data, taken to be as large as
             the largest input of the node that writes them.
+        results: Names of the buffers that are handed to the caller.
     """
 
     buffers: tuple[Buffer, ...]
     uses: tuple[NodeUse, ...]
     unknown: tuple[str, ...]
+    results: frozenset[str] = frozenset()
 
     @property
     def peak(self) -> int:
@@ -189,7 +194,10 @@ class _Planner:
                     self._release(name)
         self._find_ends()
         return Allocation(
-            tuple(self._buffers.values()), tuple(self._measure()), tuple(self._unknown)
+            tuple(self._buffers.values()),
+            tuple(self._measure()),
+            tuple(self._unknown),
+            self._outputs.intersection(self._buffers),
         )
 
     def _count_uses(self) -> dict[str, int]:
@@ -214,8 +222,10 @@ class _Planner:
         if name in self._bound:
             return
         source = None
-        if name not in self._outputs and name in self._read:
-            source = self._shared_input(node, position, name) or self._freed(name)
+        if name not in self._outputs:
+            is_view = node.op_type in ALIASES and node.domain in ("", "ai.onnx")
+            if name in self._read or is_view:
+                source = self._shared_input(node, position, name) or self._freed(name)
         if source is None:
             self._buffers[name] = Buffer(
                 name, self._nbytes(node, name), index, index, {name: index}
@@ -300,7 +310,8 @@ class _Planner:
                 working, outside = sum(map(allocated_size, scratch)), 0
                 if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
                     scratch, outside = (), working
-            uses.append(NodeUse(live, working, small, scratch, outside))
+            first = node.op_type in BEFORE_OUTPUT and node.domain in ("", "ai.onnx")
+            uses.append(NodeUse(live, working, small, scratch, outside, first))
         return uses
 
     def _scratch(self, node: Node) -> tuple[int, ...]:

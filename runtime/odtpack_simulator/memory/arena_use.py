@@ -56,24 +56,28 @@ def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
 class Arenas:
     """The arenas of the sessions of one process.
 
+    Where a freed chunk is used again depends on every request before it, of a few bytes too, and a
+    region is touched or not. So what a binding does with results that it returns, of which this
+    knows nothing, counts as what takes more: it lets go of them at once, or before the next run.
+
     Args:
         sharing: Who has which.
     """
 
     def __init__(self, sharing: Sharing) -> None:
         self.sharing: Final = sharing
-        self._one = Arena()
-        self._own: dict[str, Arena] = {}
+        self._variants = [_Arenas(sharing, keeps_results=keeps) for keeps in (False, True)]
 
     @property
     def resident(self) -> int:
         """Bytes of the system's memory that they hold, whatever of it is in use."""
-        return sum(arena.resident for arena in (self._one, *self._own.values()))
+        return max(variant.resident for variant in self._variants)
 
     def load(self, session: str, copies: Iterable[int]) -> None:
         """Load a session, whose kernels take so many bytes for as long as it is open."""
-        for nbytes in copies:
-            self._of(session).allocate(nbytes)
+        sizes = list(copies)
+        for variant in self._variants:
+            variant.load(session, sizes)
 
     def run(self, session: str, plan: Allocation) -> int:
         """Run a session once: buffers come and go, a kernel's working memory with its node.
@@ -81,8 +85,33 @@ class Arenas:
         Returns:
             Bytes that kernels take from the heap at the worst, beyond what the arenas come to hold.
         """
+        most = max(variant.run(session, plan) for variant in self._variants)
+        return max(0, most - self.resident)
+
+
+class _Arenas:
+    """The arenas of a process that keeps results until a session's next run, or does not."""
+
+    def __init__(self, sharing: Sharing, *, keeps_results: bool) -> None:
+        self._is_shared, self._keeps_results = sharing == "shared", keeps_results
+        self._one = Arena()
+        self._own: dict[str, Arena] = {}
+        self._results: dict[str, list[Chunk | None]] = {}
+
+    @property
+    def resident(self) -> int:
+        return sum(arena.resident for arena in (self._one, *self._own.values()))
+
+    def load(self, session: str, copies: Iterable[int]) -> None:
+        for nbytes in copies:
+            self._of(session).allocate(nbytes)
+
+    def run(self, session: str, plan: Allocation) -> int:
+        """Run a session once; return the most bytes, those of the heap included, or 0."""
         most = 0
         arena = self._of(session)
+        for chunk in self._results.pop(session, []):
+            arena.release(chunk)
         held: dict[str, Chunk | None] = {}
         begun: dict[int, list[str]] = {}
         ended: dict[int, list[str]] = {}
@@ -92,17 +121,22 @@ class Arenas:
             begun.setdefault(buffer.first, []).append(buffer.name)
             ended.setdefault(buffer.last, []).append(buffer.name)
         for index, use in enumerate(plan.uses):
+            scratch = [arena.allocate(n) for n in use.scratch] if use.scratch_first else []
             for name in begun.get(index, ()):
                 held[name] = arena.allocate(sizes[name])
-            for scratch in [arena.allocate(nbytes) for nbytes in use.scratch]:
-                arena.release(scratch)
+            if not use.scratch_first:
+                scratch = [arena.allocate(nbytes) for nbytes in use.scratch]
+            for chunk in scratch:
+                arena.release(chunk)
             if use.outside:
                 most = max(most, self.resident + use.outside)
             for name in ended.get(index, ()):
-                arena.release(held.pop(name))
-        return max(0, most - self.resident)
+                if not (self._keeps_results and name in plan.results):
+                    arena.release(held.pop(name))
+        self._results[session] = list(held.values())
+        return most
 
     def _of(self, session: str) -> Arena:
-        if self.sharing == "shared":
+        if self._is_shared:
             return self._one
         return self._own.setdefault(session, Arena())

@@ -36,6 +36,9 @@ of those with one only what ONNX Runtime counts as activations.
 FROM_HEAP: Final = frozenset({"ScatterElements"})
 """Operators that keep their working memory in a vector of C++: no arena gives it, nor keeps it."""
 
+BEFORE_OUTPUT: Final = frozenset({"Where"})
+"""Operators that ask for their working memory before they ask for their output."""
+
 _SUM_INPUT: Final = 3
 """The input of a fused convolution that is added to its result, and may become it."""
 

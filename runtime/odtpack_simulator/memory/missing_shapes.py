@@ -55,6 +55,8 @@ def fill_in(
     opset: int,
     constants: Mapping[str, onnx.TensorProto],
     found: MutableMapping[str, Typed],
+    *,
+    as_planned: bool = False,
 ) -> None:
     """Add types and shapes of node outputs that ``found`` lacks, where rules give them.
 
@@ -63,8 +65,11 @@ def fill_in(
         opset: Version of the default operator set.
         constants: Initializers in scope.
         found: Element type and shape by name; gets the new ones.
+        as_planned: Leave out what ONNX Runtime does not know when it plans memory.
     """
-    sizes = _Sizes(nodes, opset, constants, found)
+    if as_planned:
+        nodes = [node for node in nodes if is_planned(node)]
+    sizes = _Sizes(nodes, opset, constants, found, products_with_zero=not as_planned)
     for node in nodes:
         outputs = [name for name in node.output if name]
         if all(is_fixed(found.get(name, (0, None))[1]) for name in outputs):
@@ -99,7 +104,10 @@ class _Sizes:
         opset: int,
         constants: Mapping[str, onnx.TensorProto],
         found: Mapping[str, Typed],
+        *,
+        products_with_zero: bool,
     ) -> None:
+        self._products_with_zero = products_with_zero
         self._producers = {name: node for node in nodes for name in node.output if name}
         self._opset = opset
         self._constants = constants
@@ -129,6 +137,10 @@ class _Sizes:
                 return np.array(math.prod(shape), np.int64)
             start, end = _attribute(node, "start", 0), _attribute(node, "end", len(shape))
             return np.array(shape[start:end], np.int64)
+        if self._products_with_zero and node.op_type == "Mul":
+            zeros = self._zeros(node)
+            if zeros is not None:
+                return zeros
         feeds: dict[str, Array] = {}
         for operand in filter(None, node.input):
             value = self.get(operand)
@@ -149,6 +161,16 @@ class _Sizes:
         results = list(ReferenceEvaluator(model).run([name], feeds))
         result = np.asarray(results[0])
         return result if result.size <= _MOST_SIZES else None
+
+    def _zeros(self, node: onnx.NodeProto) -> Array | None:
+        """The product of zeros and whatever integers, of a known shape, there are."""
+        for one, other in (tuple(node.input), tuple(node.input)[::-1]):
+            value, (kind, shape) = self.get(one), self._found.get(other, (0, None))
+            if value is None or value.any() or kind != TensorProto.INT64 or not is_fixed(shape):
+                continue
+            result = np.zeros(np.broadcast_shapes(value.shape, shape), np.int64)
+            return result if result.size <= _MOST_SIZES else None
+        return None
 
 
 def _infer(node: onnx.NodeProto, opset: int, sizes: _Sizes, inputs: Sequence[Typed]) -> list[Typed]:

@@ -35,7 +35,6 @@ from odtpack_simulator.memory.missing_shapes import (
     Typed,
     fill_in,
     is_fixed,
-    is_planned,
     tensor_type,
 )
 from odtpack_simulator.memory.process_memory import memory_options
@@ -265,7 +264,7 @@ def _convert(
     constants = {**outer.constants, **{tensor.name: tensor for tensor in graph.initializer}}
     stored = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
     planned = {**outer.planned, **{v.name: tensor_type(v.type) for v in _infos(graph)}, **stored}
-    fill_in([n for n in graph.node if is_planned(n)], opset, constants, planned)
+    fill_in(graph.node, opset, constants, planned, as_planned=True)
     found = {**outer.found, **{v.name: tensor_type(v.type) for v in _infos(inferred)}, **stored}
     fill_in(graph.node, opset, constants, found)
     scope = _Scope(planned, found, constants)
