@@ -266,6 +266,19 @@ def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path: Path) -> N
     assert shared  # what an operator may overwrite, it does
 
 
+def test_no_form_of_a_weight_is_held_for_the_backward_pass(tmp_path: Path) -> None:
+    """Convolutions of small planes are products with forms of the same size, forth and back."""
+    graph = written(kept("mobilenet"), tmp_path)
+    forward = Step(graph).forward
+    forms = 0
+    for buffer in allocate(graph).buffers:
+        made = [i for i in buffer.tensors.values() if graph.nodes[i].op_type == "Gemm"]
+        if len(made) > 1 and buffer.nbytes >= 1 << 14:
+            assert len({index in forward for index in made}) == 1, buffer
+        forms += len(made)
+    assert forms > 1
+
+
 def test_forms_of_weights_wait_until_they_are_read(tmp_path: Path) -> None:
     graphs = halved("mobilenet")
     graph = written(graphs, tmp_path)

@@ -3,11 +3,13 @@
 Its planner gives a tensor the buffer of one that is no longer needed if both are known to be of
 the same size, by number or by the name of a size, and the buffer stays allocated in between. A
 gradient has the size of its value: it would get the buffer of some activation that was freed long
-ago, or of the one that is computed again. Names are compared as names, so the backward pass reads
-values under another name of the same size: through a view (:mod:`.control_edge`) whose first axis
-has a name of its own. What it computes has names of its own, too: else the gradients of one layer
-would hold their memory for those of the next. Only what an operator may write over its input, as
-activations may, keeps the name of that input.
+ago, or of the one that is computed again; the form of a weight that a gradient needs would get that
+of the forward pass. Names are compared as names, so the backward pass reads values under another
+name of the same size: through a view (:mod:`.control_edge`) whose first axis has a name of its own.
+The zeros of its shape are a flag times zeros: of Size, inference of shapes would know the number,
+and with it the view's sizes where they are numbers. What the backward pass computes has names of
+its own, too: else the gradients of one layer would hold their memory for those of the next. Only
+what an operator may write over its input, as activations may, keeps the name of that input.
 """
 
 from __future__ import annotations

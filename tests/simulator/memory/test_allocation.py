@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from odtpack_runtime import CheckpointState, Module
 from odtpack_simulator.memory import allocation
 from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
+from odtpack_simulator.memory.arena_use import Arenas
 from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input
 from odtpack_simulator.memory.planning.life import stable_name
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
@@ -253,6 +254,54 @@ def test_verifier_sees_a_shared_buffer(case: Callable[[str], Case]) -> None:
 )
 def test_allocated_size(nbytes: int, size: int) -> None:
     assert allocated_size(nbytes) == size
+
+
+def test_where_asks_for_its_selections_before_its_output() -> None:
+    """The chunk of a few bytes that is free decides where those after it lie."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (bool[8] c, float[8] x, float[8] y) => (float[8] out) {
+            kept = Where (c, x, y)
+            out = Neg (kept)
+        }"""
+    )
+    where, neg = allocate(load_model(model)).uses
+    assert where.scratch == (32, 32)
+    assert where.scratch_first
+    assert not neg.scratch_first
+
+
+def test_a_view_that_nothing_reads_takes_nothing() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[8] x) => (float[8] out) {
+            shape = Constant <value_ints = [2, 4]> ()
+            y = Exp (x)
+            unread = Reshape (y, shape)
+            out = Neg (y)
+        }"""
+    )
+    (buffer,) = allocate(load_model(model)).buffers
+    assert set(buffer.tensors) == {"y", "unread"}
+
+
+def test_results_that_the_caller_gets() -> None:
+    """They are kept by a binding, or not: the arenas are planned both ways."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1000] x) => (float[1000] out, float[1000] bound) {
+            out = Exp (x)
+            bound = Neg (out)
+        }"""
+    )
+    plan = allocate(load_model(model), fresh_outputs=["out"])
+    assert plan.results == {"out"}
+    arenas = Arenas("shared")
+    held = []
+    for session in ("a", "a", "b"):
+        arenas.run(session, plan)
+        held.append(arenas.resident)
+    assert held[0] == held[1] < held[2]  # of each session one, and not one of each run
 
 
 def test_branch_of_a_known_condition() -> None:

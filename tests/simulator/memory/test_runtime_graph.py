@@ -91,6 +91,23 @@ def test_shape_of_a_fused_product(flags: tuple[int, ...]) -> None:
     assert found["y"] == (TensorProto.FLOAT, result.shape)
 
 
+def test_sizes_that_onnx_runtime_does_not_know() -> None:
+    """A flag times zeros leaves sizes as they are; ONNX Runtime plans by the name."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[6, 8] x, bool[1] flag) => (float[m, n] out)
+        <int64[2] zeros = {0, 0}, float["own", 8] view> {
+            number = Cast <to = 7> (flag)
+            shape = Mul (number, zeros)
+            view = Reshape (x, shape)
+            out = Exp (view)
+        }"""
+    )
+    view = load_model(model).values["view"]
+    assert view.dims == ("own", 8)
+    assert view.shape == (6, 8)
+
+
 def test_axes_that_were_broadcast() -> None:
     """The sum over axes that the graph finds by comparing shapes has a known shape."""
     model = onnx.parser.parse_model(
