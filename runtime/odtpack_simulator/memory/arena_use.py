@@ -53,12 +53,17 @@ def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
     return SessionUse(sharing, has and kit in STEP_MODEL_KITS)
 
 
+_LARGE_RESULT: Final = 1 << 16
+"""Bytes of a result that no app keeps longer than it must."""
+
+
 class Arenas:
     """The arenas of the sessions of one process.
 
     Where a freed chunk is used again depends on every request before it, of a few bytes too, and a
-    region is touched or not. So what a binding does with results that it returns, of which this
-    knows nothing, counts as what takes more: it lets go of them at once, or before the next run.
+    region is touched or not. So what a binding does with small results, of which this knows
+    nothing, counts as what takes more: it lets go of them at once, or before the session's next
+    run. Large ones go at once, as in the kits for C++ and Swift.
 
     Args:
         sharing: Who has which.
@@ -131,7 +136,8 @@ class _Arenas:
             if use.outside:
                 most = max(most, self.resident + use.outside)
             for name in ended.get(index, ()):
-                if not (self._keeps_results and name in plan.results):
+                kept = self._keeps_results and name in plan.results
+                if not kept or sizes[name] >= _LARGE_RESULT:
                     arena.release(held.pop(name))
         self._results[session] = list(held.values())
         return most
