@@ -197,8 +197,8 @@ class _Writer:
         rank, channels = len(dims), dims[1]
         # Statistics of float16 values are computed, and may be kept, in float32.
         wide = wider(dtype)
-        x, scale, bias = (op.cast(value, wide) for value in (x, scale, bias))
         count, correction = self._count(x, wide)
+        x, scale, bias = (op.cast(value, wide) for value in (x, scale, bias))
         mean = op.Div(sum_per_channel(op, x, rank), count)
         centered = op.Sub(x, per_channel(op, mean, rank))
         variance = op.Div(sum_per_channel(op, op.Mul(centered, centered), rank), count)
