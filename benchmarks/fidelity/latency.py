@@ -271,7 +271,7 @@ def _drift(turns: Sequence[dict[str, Any]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--models", nargs="+", choices=list(CASES), help="all by default")
-    parser.add_argument("--quick", action="store_true", help="half the rounds, shorter turns")
+    parser.add_argument("--quick", action="store_true", help="three rounds")
     arguments = parser.parse_args()
     start = time.monotonic()
     rows: list[Row] = []

@@ -163,7 +163,7 @@ def test_what_takes_too_much_memory_computes_again(tmp_path: Path) -> None:
     package = Package.open(tmp_path / "plain")
     shapes = {spec.name: (16, *spec.shape[1:]) for spec in package.manifest.input_specs()}
     peak = plan_memory(package, shapes).peak.nbytes  # type: ignore[arg-type]
-    limit = int(0.9 * peak)
+    limit = int(0.85 * peak)
     result = fit(
         FitRequest(
             settings,

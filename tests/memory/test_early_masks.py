@@ -129,7 +129,7 @@ def test_nothing_changes_where_weight_gradients_read_the_activations(
 
 def test_what_is_computed_again_goes_with_masks() -> None:
     """Biases of a MobileNetV2 with training-mode batch normalization, and half of the memory."""
-    model = zoo.mobilenet_v2(64, width_mult=0.35, stages=3, batch_norm="train")
+    model = zoo.mobilenet_v2(32, width_mult=0.35, stages=3, batch_norm="train")
     biases = tuple(name for name in trainable_names(model) if name.endswith("bias"))
     plain, ordered = build(model, biases, None), build(model, biases, ORDER)
     assert ordered.memory is not None

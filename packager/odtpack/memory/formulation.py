@@ -120,11 +120,11 @@ class Formulation:
 
         A buffer may be computed from one that begins later: its view, from that one's shape.
         """
-        left = sorted(self.again, key=lambda index: -self.buffers.all[index].first)
+        left = dict.fromkeys(sorted(self.again, key=lambda i: -self.buffers.all[i].first))
         while left:
-            ready = (i for i in left if not set(self._readers(i)).intersection(left))
-            index = next(ready, left[0])
-            left.remove(index)
+            ready = (index for index in left if left.keys().isdisjoint(self._readers(index)))
+            index = next(ready, next(iter(left)))
+            del left[index]
             yield index
 
     def _window(self, index: int) -> tuple[int, int]:

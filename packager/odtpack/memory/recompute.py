@@ -86,14 +86,14 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
     for _ in range(_MOST_MOVES):
         if limit is not None and best.peak <= limit:
             break
-        moved = search.lower(current, max(limit or 0, int(best.peak * _STEP_DOWN)))
-        if moved.peak < best.peak:
-            best, failures = moved, 0
+        lowest, last = search.lower(current, max(limit or 0, int(best.peak * _STEP_DOWN)))
+        if lowest.peak < best.peak:
+            best, failures = lowest, 0
         else:
             failures += 1
-        if moved.again == current.again or failures > _PATIENCE:
+        if last.again == current.again or failures > _PATIENCE:
             break
-        current = moved
+        current = last
     return search.without_superfluous(best, best.peak if limit is None else max(limit, best.peak))
 
 
@@ -115,8 +115,13 @@ class _Search:
     def choice(self, again: frozenset[str]) -> Choice:
         return Choice(again, self._step.timeline(again), self.time(again))
 
-    def lower(self, current: Choice, target: int) -> Choice:
-        """Add moves until the peak is at the target, or none helps or fits the time."""
+    def lower(self, current: Choice, target: int) -> tuple[Choice, Choice]:
+        """Add moves until the peak is at the target, or none helps or fits the time.
+
+        Returns:
+            The lowest choice on the way, and the last: the same where the target is reached.
+        """
+        lowest = current
         for _ in range(_MOST_MOVES):
             if current.peak <= target:
                 break
@@ -140,7 +145,8 @@ class _Search:
             if again == current.again:
                 break
             current = self.choice(frozenset(again))
-        return current
+            lowest = min(lowest, current, key=lambda choice: choice.peak)
+        return lowest, current
 
     def without_superfluous(self, choice: Choice, peak: int) -> Choice:
         """Keep again what the peak does not need to be computed again, the costliest first."""

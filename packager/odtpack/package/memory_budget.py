@@ -26,6 +26,8 @@ _ANY_TIME: Final = 2.0
 _ATTEMPTS: Final = 8
 _REACHED: Final = 1.05
 """Times the limit: what is further above it cannot be brought down."""
+_FINEST: Final = 1.02
+"""Times a limit that was not reached: a limit nearer to it is not tried."""
 _SHOWN: Final = 8
 
 
@@ -54,21 +56,26 @@ def build_within(
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
             return plan_memory(package, sizes)  # type: ignore[arg-type]
 
-    asked, haste = spec, 1
+    asked, haste, reached, out_of_reach = spec, 1, 0, 0
     for _ in range(_ATTEMPTS):
         graphs = build(asked)
         plan = planned(graphs)
         if plan.peak.nbytes <= budget:
             return graphs
-        kept = _kept(graphs, plan)
-        if asked.limit is not None:
-            if kept > _REACHED * asked.limit:
+        kept, excess = _kept(graphs, plan), plan.peak.nbytes - budget
+        if asked.limit is not None and kept > _REACHED * asked.limit:
+            out_of_reach = asked.limit
+        else:
+            if kept <= excess:
                 break
-            haste *= 2  # an arena's peak does not fall by all that a step keeps less
-        excess = plan.peak.nbytes - budget
-        if kept <= excess:
-            break
-        limit = max(kept - haste * excess, (kept - excess) // 2)
+            if asked.limit is not None:
+                haste *= 2  # an arena's peak does not fall by all that a step keeps less
+            reached = kept
+            limit = max(kept - haste * excess, (kept - excess) // 2)
+        if out_of_reach:
+            limit = max(limit, (out_of_reach + reached) // 2)
+            if limit <= _FINEST * out_of_reach:
+                break
         asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
     raise _too_small(spec, plan.peak)
 

@@ -70,7 +70,6 @@ class Arenas:
     """
 
     def __init__(self, sharing: Sharing) -> None:
-        self.sharing: Final = sharing
         self._variants = [_Arenas(sharing, keeps_results=keeps) for keeps in (False, True)]
 
     @property

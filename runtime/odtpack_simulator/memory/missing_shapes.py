@@ -163,7 +163,7 @@ class _Sizes:
         return result if result.size <= _MOST_SIZES else None
 
     def _zeros(self, node: onnx.NodeProto) -> Array | None:
-        """The product of zeros and whatever integers, of a known shape, there are."""
+        """A product one factor of which is all zeros, where the other's shape is known."""
         for one, other in (tuple(node.input), tuple(node.input)[::-1]):
             value, (kind, shape) = self.get(one), self._found.get(other, (0, None))
             if value is None or value.any() or kind != TensorProto.INT64 or not is_fixed(shape):
