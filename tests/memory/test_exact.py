@@ -72,6 +72,19 @@ def test_is_no_worse_than_the_greedy_search(share: float) -> None:
     assert found.seconds - found.least <= 1.01 * exact.GAP * sum(step.seconds)
 
 
+def test_the_greedy_search_may_repeat_what_is_no_decision() -> None:
+    """A buffer that no control edge can be put on is none; memory while it is copied is no row."""
+    step = layered_step(blocks=3)
+    peak = step.timeline().peak
+    greedy = choose(step, limit=peak // 2, seconds=math.inf, nameable=names(step))
+    for name in sorted(greedy.again):
+        buffers = Buffers(step, names(step) - {name})
+        model = formulation.Formulation(buffers, limit=1)
+        places = set[tuple[int, int]]()
+        assert model.limit_all(greedy.timeline, places)
+        assert all(buffer in model.again for buffer, event in places if event >= 0)
+
+
 def test_same_program_same_choice() -> None:
     step = layered_step(blocks=4)
     limit = step.timeline().peak // 2

@@ -20,6 +20,8 @@ _FLOPS: Final = 100e9
 _CONVOLUTION_FLOPS: Final = 60e9
 _GROUPED_FLOPS: Final = 5e9
 _BANDWIDTH: Final = 50e9
+MEMORY_BANDWIDTH: Final = 20e9
+"""Bytes a second where tensors come from memory, and from no cache."""
 _NODE_SECONDS: Final = 2e-6
 _CONVOLUTIONS: Final = {"Conv", "ConvTranspose", "FusedConv"}
 
@@ -47,17 +49,18 @@ _NANOSECONDS: Final = {
 accesses make slower than their traffic."""
 
 
-def seconds(node: Node, values: Mapping[str, Value]) -> float:
+def seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BANDWIDTH) -> float:
     """Estimated time of one run of a node; that of the first branch where it has several.
 
     Args:
         node: The node.
         values: Every value that it and its subgraphs may name.
+        bandwidth: Bytes a second that are read and written.
     """
     if node.subgraphs:
         body = next(iter(node.subgraphs.values()))
         inner = {**values, **body.values}
-        return 5 * _NODE_SECONDS + sum(seconds(each, inner) for each in body.nodes)
+        return 5 * _NODE_SECONDS + sum(seconds(each, inner, bandwidth) for each in body.nodes)
     if node.op_type in SMALL:
         return _NODE_SECONDS
     inputs, outputs = (
@@ -71,7 +74,7 @@ def seconds(node: Node, values: Mapping[str, Value]) -> float:
     work = operator_work(node.op_type, inputs, outputs)
     elements = max((tensor.size for tensor in (*inputs, *outputs)), default=0)
     return _NODE_SECONDS + max(
-        Roof(_rate(node), _BANDWIDTH).seconds(work),
+        Roof(_rate(node), bandwidth).seconds(work),
         elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9,
     )
 

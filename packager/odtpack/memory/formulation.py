@@ -101,6 +101,8 @@ class Formulation:
             if place in timeline.triggers:
                 trigger = next(filter(None, nodes[timeline.triggers[place]].outputs))
                 buffer = self.buffers.index(name.removesuffix(AGAIN))
+                if buffer not in self.again:
+                    continue  # a copy of the greedy search's, which is none of these decisions
                 where = buffer, self.event(producer[trigger])
                 stretch = 1, where[1]
             else:

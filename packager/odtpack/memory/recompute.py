@@ -14,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
+from odtpack.memory import costs
 from odtpack.memory.timeline import AGAIN, Step, Timeline, reads
 
 _SMALLEST: Final = 4096
@@ -60,11 +61,11 @@ class _Move:
     adds: frozenset[str]
     nbytes: int
     gain: float
-    seconds: float
+    weight: float
 
     @property
     def worth(self) -> float:
-        return self.gain / (self.seconds + 1e-5)
+        return self.gain / (self.weight + 1e-5)
 
 
 def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Choice:
@@ -80,7 +81,17 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
         The choice with the lowest peak within the time; with a limit, the cheapest that was found
         within it, if one was.
     """
-    search = _Search(step, seconds, nameable)
+    found = _choose(_Search(step, seconds, nameable, step.seconds), limit)
+    if limit is None or found.peak <= limit:
+        return found
+    # In another order it may come further: as where tensors come from memory.
+    values = step.graph.values
+    weights = [costs.seconds(each, values, costs.MEMORY_BANDWIDTH) for each in step.graph.nodes]
+    other = _choose(_Search(step, seconds, nameable, weights), limit)
+    return min(found, other, key=lambda choice: choice.peak)
+
+
+def _choose(search: _Search, limit: int | None) -> Choice:
     best = current = search.choice(frozenset())
     failures = 0
     for _ in range(_MOST_MOVES):
@@ -98,8 +109,11 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
 
 
 class _Search:
-    def __init__(self, step: Step, seconds: float, nameable: Collection[str]) -> None:
+    def __init__(
+        self, step: Step, seconds: float, nameable: Collection[str], weights: Sequence[float]
+    ) -> None:
         self._step = step
+        self._weights = weights
         self._seconds = seconds
         self._nameable = nameable
         self._families: dict[str, list[str]] = defaultdict(list)
@@ -197,7 +211,7 @@ class _Search:
         """What goes with some values of one buffer; None if they cannot be computed again."""
         step, adds, stack = self._step, set[str](), list(wanted)
         nodes: set[int] = set()
-        spent = 0.0
+        spent = weight = 0.0
         while stack:
             name = stack.pop()
             if name in adds or name in again:
@@ -209,6 +223,7 @@ class _Search:
             if index not in nodes:
                 nodes.add(index)
                 spent += step.seconds[index]
+                weight += self._weights[index]
             if spent > room:
                 return None
             for read in step.graph.nodes[index].inputs:
@@ -219,7 +234,7 @@ class _Search:
                     stack.append(read)
                 else:
                     gain -= held
-        return _Move(frozenset(adds), step.nbytes(root), gain, spent)
+        return _Move(frozenset(adds), step.nbytes(root), gain, weight)
 
     def _can_repeat(self, name: str, index: int) -> bool:
         return self._step.can_repeat(index) and name not in self._outputs
