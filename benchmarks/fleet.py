@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = ROOT / ".venv-federated"
+from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS, installed
 
 FLEET = """\
 [population]
@@ -185,17 +184,16 @@ def main() -> None:
 
 def in_process(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     python = ENVIRONMENT / "bin" / "python" if name == "flower" else Path(sys.executable)
-    if name == "flower" and not (ENVIRONMENT / ".ready").exists():
+    if name == "flower" and not installed():
         sys.exit("Flower is not installed in .venv-federated: run make federated")
     paths = [str(ROOT / "packager"), str(ROOT / "runtime"), str(ROOT)]
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [str(python), "-W", "ignore", "-m", "benchmarks.fleet", "--only", name]
     command += ["--folder", str(folder), "--clients", str(arguments.clients)]
     command += ["--per-round", str(arguments.per_round), "--rounds", str(arguments.rounds)]
     done = subprocess.run(
         [*command, "--jobs", str(arguments.jobs)],
         cwd=ROOT,
-        env=os.environ | quiet | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -10,7 +10,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-federated"
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+# "local": else Ray joins a cluster that another program left running on this machine.
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"
+}  # fmt: skip
 
 
 def installed() -> bool:
@@ -31,7 +34,7 @@ def play(folder: Path, **job: Any) -> dict[str, Any]:
     done = subprocess.run(
         [python, "-W", "ignore", "-m", "tests.federated.flower_jobs", str(file)],
         cwd=ROOT,
-        env=os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         check=False,

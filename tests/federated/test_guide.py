@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState
-from tests.federated.play import ENVIRONMENT, QUIET, ROOT
+from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS
 from tests.fleet.fleets import write_digits
 
 pytestmark = pytest.mark.federated
@@ -82,7 +82,7 @@ def test_the_app_of_the_guide_trains_on_real_supernodes(
         "insecure = true\n"
     )
     binaries = ENVIRONMENT / "bin"
-    environment = os.environ | QUIET
+    environment = os.environ | SETTINGS
     environment |= {
         "HOME": str(tmp_path),
         "FLWR_HOME": str(home),

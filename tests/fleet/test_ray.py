@@ -31,6 +31,8 @@ def address() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Beside other tests, workers at Ray's own niceness of 15 hardly run.
+        patch.setenv("RAY_worker_niceness", "0")
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         cluster.add_node(num_cpus=1)
         yield cluster.address
@@ -45,6 +47,22 @@ def whose(number: int) -> str:
     if number == 99:
         raise OdtpackError("fleet-arrays", "number 99")
     return str(ray.get_runtime_context().get_node_id())
+
+
+def told(number: int) -> int:
+    if number == 99:
+        raise OdtpackError("fleet-arrays", "number 99")
+    return number
+
+
+def test_an_error_ends_calls_and_never_this_process(address: str) -> None:
+    executor = RayExecutor(address)
+    for _ in range(100):
+        numbers: list[int] = []
+        with pytest.raises(OdtpackError, match="number 99"):
+            numbers.extend(executor.in_order(told, [(1,), (99,), (2,), (3,)]))
+        assert numbers == [1]
+    assert executor.map(str, range(9)) == list("012345678")
 
 
 def test_two_nodes_come_to_the_bits_of_this_process(address: str, tmp_path: Path) -> None:

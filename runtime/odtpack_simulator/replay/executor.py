@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import itertools
 import multiprocessing
 import os
 import socket
@@ -174,19 +175,14 @@ class RayExecutor:
         Raises:
             OdtpackError: As the function raises it; ``worker-lost`` if a process died.
         """
-        ray = self._ray
-        remote = ray.remote(num_cpus=1, max_retries=0)(guarded)
-        waiting = [remote.remote(function, *arguments) for arguments in calls]
-        try:
-            while waiting:
-                yield unwrapped(ray.get(waiting[0]))
-                waiting.pop(0)
-        except ray.exceptions.RayError as error:
-            raise worker_lost(error) from error
-        finally:
-            # Without force: Ray's driver aborts if a task that it killed answers all the same.
-            for reference in waiting:
-                ray.cancel(reference)
+        remote = self._ray.remote(num_cpus=1, max_retries=0)(guarded)
+        finished: dict[int, Any] = {}
+        wanted = 0
+        for index, reference in self._finished(remote, [(function, *each) for each in calls]):
+            finished[index] = reference
+            while wanted in finished:
+                yield self._result(finished.pop(wanted))
+                wanted += 1
 
     def map(
         self,
@@ -197,27 +193,41 @@ class RayExecutor:
         on_done: OnDone | None = None,
     ) -> list[R]:
         """See :class:`Executor`."""
-        ray = self._ray
         # Sent once, whatever the number of items.
-        shipments = [ray.put(Shipment.pack(path)) for path in files]
-        # Killed workers are started anew by Ray: a second try could hide a crash.
-        remote = ray.remote(num_cpus=1, max_retries=0)(_on_worker)
-        waiting = [remote.remote(function, item, *shipments) for item in items]
-        order, done = list(waiting), 0
+        shipments = [self.share(path) for path in files]
+        remote = self._ray.remote(num_cpus=1, max_retries=0)(_on_worker)
+        calls = [(function, item, *shipments) for item in items]
+        results: dict[int, R] = {}
+        for index, reference in self._finished(remote, calls):
+            results[index] = self._result(reference)
+            if on_done is not None:
+                on_done(len(results), len(items))
+        return [results[index] for index in range(len(items))]
+
+    def _finished(self, remote: Any, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """Indices and references of calls as they end; after an error no further call begins.
+
+        Twice as many calls as there are cores are under way, so that none waits for this process
+        and a cluster that grows on demand does. None is ever cancelled: Ray's driver aborts where
+        a call answers in the moment in which it is cancelled (Ray 2.60).
+        """
+        waiting = enumerate(calls)
+        under_way: dict[Any, int] = {}
+        while True:
+            room = max(0, 2 * self.cores - len(under_way))
+            for index, arguments in itertools.islice(waiting, room):
+                under_way[remote.remote(*arguments)] = index
+            if not under_way:
+                return
+            ready, _ = self._ray.wait(list(under_way))
+            for reference in ready:
+                yield under_way.pop(reference), reference
+
+    def _result(self, reference: Any) -> Any:
         try:
-            while waiting:
-                ready, waiting = ray.wait(waiting)
-                done += len(ready)
-                for reference in ready:
-                    unwrapped(ray.get(reference))
-                if on_done is not None:
-                    on_done(done, len(items))
-            return [unwrapped(ray.get(reference)) for reference in order]
-        except ray.exceptions.RayError as error:
+            return unwrapped(self._ray.get(reference))
+        except self._ray.exceptions.RayError as error:
             raise worker_lost(error) from error
-        finally:
-            for reference in waiting:
-                ray.cancel(reference)
 
 
 @dataclasses.dataclass(frozen=True)
