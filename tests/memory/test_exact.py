@@ -95,10 +95,11 @@ def test_same_program_same_choice() -> None:
     assert first.again == second.again
 
 
-def test_report_says_who_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["transformer", "mobilenet-bn"])
+def test_report_says_who_chose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a whole build: the solver's choice stays within the limit and takes no more time."""
-    model = MODELS["transformer"]()
-    spec = least(0.6, all_kept("transformer"))
+    model = MODELS[name]()
+    spec = least(0.6, all_kept(name))
     assert spec.limit is not None
     solved = build(model, spec).memory
     monkeypatch.setattr(mixed_integer, "is_installed", lambda: False)

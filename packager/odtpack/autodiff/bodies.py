@@ -23,13 +23,16 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import FLOATS
 from odtpack.autodiff.context import Context
-from odtpack.graph.graphs import Dims, captures, defined, dims_of, reads, subgraphs
+from odtpack.graph.graphs import (
+    RANDOM_OPERATORS,
+    Dims,
+    captures,
+    defined,
+    dims_of,
+    reads,
+    subgraphs,
+)
 from odtpack.graph.ops import Ops
-
-_RANDOM = {
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike",
-}  # fmt: skip
 
 # Operators that take no longer than reading what they return.
 _CHEAP = {
@@ -233,7 +236,7 @@ def add_output(ctx: Context, index: int, stem: str, like: ir.Value, dims: Dims |
 
 def _is_unrepeatable(node: ir.Node) -> bool:
     """Whether a second run may give another result: random draws, unknown operators."""
-    if node.op_type in _RANDOM or node.domain not in ("", "ai.onnx"):
+    if node.op_type in RANDOM_OPERATORS or node.domain not in ("", "ai.onnx"):
         return True
     return any(_is_unrepeatable(inner) for body in subgraphs(node) for inner in body)
 

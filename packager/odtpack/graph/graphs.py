@@ -6,6 +6,7 @@ Nothing is written here: :mod:`odtpack.graph.ops` does that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import onnx_ir as ir
 
@@ -13,6 +14,12 @@ Dims = tuple[int | str | None, ...]
 
 LOOK_UP = "odtpack.look-up"
 """Metadata of the node that ends a look-up of rows that are stored as codes."""
+
+RANDOM_OPERATORS: Final = frozenset({
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+})  # fmt: skip
+"""Operators that give something else when they run again; Dropout where it is in training mode."""
 
 _LIFTED = "odtpack.lifted_constant"
 

@@ -19,9 +19,9 @@ import onnx_ir.passes.common as common_passes
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, early_masks, exact, mixed_integer, own_buffers
+from odtpack.memory import clone_writer, early_masks, equal_nodes, exact, mixed_integer, own_buffers
 from odtpack.memory.control_edge import SizeNames
-from odtpack.memory.forward import ancestors, nameable
+from odtpack.memory.forward import ancestors, nameable, take_ranks
 from odtpack.memory.order import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import Schedule
@@ -64,15 +64,18 @@ def compile_memory(
 
 def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -> MemoryReport:
     shapes = input_shapes(model.graph, spec)
-    before = Step(_load(model, shapes))
+    trial = model.clone()
+    equal_nodes.merge(trial.graph)
+    before = Step(_load(trial, shapes))
     total = sum(before.seconds)
     peak = before.timeline().peak
-    trial = model.clone()
     op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
     early = early_masks.compute_early(op, trial.graph, before)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
     Schedule.of(trial.graph, before.timeline(), {}, early).arrange()
-    step = Step(weights_late(gradients_at_once(_load(trial, shapes)), parameters))
+    executed = _load(trial, shapes)
+    take_ranks(trial.graph, executed)
+    step = Step(weights_late(gradients_at_once(executed), parameters))
     choice = _choose(step, spec, total * spec.slowdown, nameable(trial.graph))
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
     common_passes.RemoveUnusedNodesPass()(trial)  # copies of what ONNX Runtime merges with others
@@ -90,7 +93,8 @@ def _choose(step: Step, spec: MemorySpec, seconds: float, names: Collection[str]
     if spec.limit is None or not seconds or not mixed_integer.is_installed():
         return choice
     better = exact.improve(step, choice, spec.limit, names)
-    return choice if better is None or better.seconds > seconds else better
+    most = choice.seconds if choice.peak <= spec.limit else seconds
+    return choice if better is None or better.seconds > most else better
 
 
 def _values_bytes(graph: ir.Graph, spec: MemorySpec) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Final
 
+from odtpack.graph.graphs import RANDOM_OPERATORS
 from odtpack.memory import costs
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.allocation import Allocation, allocate
@@ -24,10 +25,6 @@ AGAIN: Final = "~again"
 EDGE_NODES: Final = 3
 """Nodes that it takes to hold back what is computed again, see :mod:`.control_edge`."""
 
-_RANDOM = {
-    *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
-    *("RandomUniform", "RandomUniformLike"),
-}
 OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
 """Operators that run again whose outputs beyond the first may be left out."""
 
@@ -109,7 +106,7 @@ class Step:
     def can_repeat(self, index: int) -> bool:
         """Whether a node of the forward pass gives the same when it runs again."""
         node = self.graph.nodes[index]
-        return index in self.forward and not node.subgraphs and node.op_type not in _RANDOM
+        return index in self.forward and not node.subgraphs and node.op_type not in RANDOM_OPERATORS
 
     def time(self, again: Collection[str]) -> float:
         """Estimated seconds of computing some values again, each node once."""

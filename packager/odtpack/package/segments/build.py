@@ -16,7 +16,7 @@ import onnx_ir as ir
 from odtpack.autodiff import differentiate, unpack_late
 from odtpack.autodiff.unpack_late import SMALLEST
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import nodes_of
+from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
@@ -30,11 +30,6 @@ from odtpack.package.training import Graphs, TrainingGraphSpec
 from odtpack.passes import pipeline
 from odtpack_runtime.package.manifest import SegmentInfo
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
-
-_RANDOM = {
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
-    "Multinomial",
-}  # fmt: skip
 
 
 def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> Graphs:
@@ -156,7 +151,8 @@ def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
         problem = "a batch normalization in training mode would update its statistics twice"
         hint = "export the model in evaluation mode"
     for node in nodes_of(graph):
-        if node.op_type in _RANDOM or (node.op_type == "Dropout" and len(node.inputs) > 2):
+        passes_through = node.op_type == "Dropout" and len(node.inputs) < 3
+        if node.op_type in RANDOM_OPERATORS and not passes_through:
             problem = f"{node.op_type} {node.name!r} draws other numbers when it runs again"
             hint = "set the dropout to 0"
     if problem:

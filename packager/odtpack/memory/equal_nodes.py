@@ -1,0 +1,60 @@
+"""Merges nodes that compute the same, as ONNX Runtime's optimizers do.
+
+What is computed again is chosen for the step that ONNX Runtime executes, and written into the
+model: a node that ONNX Runtime would have merged with another would read what the choice knows
+nothing of, beside the copy of that other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+import onnx_ir as ir
+
+from odtpack.graph.graphs import RANDOM_OPERATORS
+
+_PLAIN: Final = {
+    ir.AttributeType.INT,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.STRING,
+    ir.AttributeType.INTS,
+    ir.AttributeType.FLOATS,
+    ir.AttributeType.STRINGS,
+}
+
+
+def merge(graph: ir.Graph) -> None:
+    """Let the first of several equal nodes do for all; those of subgraphs stay as they are.
+
+    Args:
+        graph: A sorted graph; changed in place.
+    """
+    found: dict[Hashable, ir.Node] = {}
+    for node in list(graph):
+        key = _key(node)
+        if key is None:
+            continue
+        first = found.setdefault(key, node)
+        if first is node or any(value.is_graph_output() for value in node.outputs):
+            continue
+        for kept, value in zip(first.outputs, node.outputs, strict=True):
+            if kept.shape is None:
+                kept.shape = value.shape
+        ir.convenience.replace_all_uses_with(node.outputs, first.outputs)
+        graph.remove(node, safe=True)
+
+
+def _key(node: ir.Node) -> Hashable:
+    """The same for nodes that compute the same; None where nobody can say."""
+    attributes = sorted(node.attributes.items())
+    if node.domain or node.op_type in RANDOM_OPERATORS:
+        return None
+    if any(attribute.type not in _PLAIN for _, attribute in attributes):
+        return None
+    return (
+        node.op_type,
+        tuple(node.inputs),
+        tuple(bool(value.name) for value in node.outputs),
+        tuple((name, str(attribute.value)) for name, attribute in attributes),
+    )
