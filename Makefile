@@ -78,7 +78,7 @@ distribution: $(VENV)/.ready-full
 
 federated: $(VENV)/.ready-full
 	@scripts/setup_federated.sh
-	@$(BIN)/python -m pytest -m federated tests/federated
+	@$(BIN)/python -m pytest -m federated --maxfail=3 tests/federated
 
 fleet-demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack fleet demo --out build/fleet-demo

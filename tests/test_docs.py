@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ GUIDES.remove(ROOT / "docs" / "guides" / "sentence-encoder.md")  # tests/test_se
 MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 MARKDOWN += sorted((ROOT / "docs").rglob("*.md"))
 BUSY = "run it again when the machine has"
+PAUSE_SECONDS = 10
 BUDGETS = '[budgets]\npeak_memory = "200 MB"\npackage_size = "1 MB"\n'
 
 
@@ -74,7 +76,8 @@ def run(command: list[str], folder: Path, tries: int = 5) -> None:
         command, cwd=folder, capture_output=True, text=True, check=False, env=environment
     )
     if tries > 1 and done.returncode == 2 and BUSY in done.stderr:
-        run(command, folder, tries - 1)  # as it says: other tests kept this machine busy
+        time.sleep(PAUSE_SECONDS)  # as it says: other tests kept this machine busy
+        run(command, folder, tries - 1)
         return
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
@@ -84,6 +87,7 @@ def odtpack(cli: Run, command: str, folder: Path, tries: int = 5) -> None:
     with contextlib.chdir(folder):
         done = cli(*shlex.split(command))
     if tries > 1 and done.code == 2 and BUSY in " ".join(done.err.split()):
+        time.sleep(PAUSE_SECONDS)
         odtpack(cli, command, folder, tries - 1)
         return
     assert done.code == 0, f"odtpack {command}\n{done.out}\n{done.err}"

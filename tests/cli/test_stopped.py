@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,26 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def running(
+    command: list[object], temporary: Path, reached: Callable[[], bool]
+) -> Iterator[subprocess.Popen[str]]:
+    """A command that has reached something, and does not outlive the block."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "odtpack", *map(str, command)],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:  # fmt: skip
+        until = time.monotonic() + 300
+        try:
+            while not reached():
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < until, "it does not begin"
+                time.sleep(0.01)
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_train_keeps_the_epochs_that_are_over(
@@ -34,17 +55,10 @@ def test_train_keeps_the_epochs_that_are_over(
     out, temporary = tmp_path / "out.ckpt", tmp_path / "tmp"
     temporary.mkdir()
     command = ["train", shared.package, "--data", shared.data, "--epochs", 10**6, "--out", out]
-    with subprocess.Popen(
-        [sys.executable, "-m", "odtpack", *map(str, command)],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
-    ) as process:  # fmt: skip
-        while not out.exists():
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.01)
+    with running(command, temporary, out.exists) as process:
         process.send_signal(number)
-        assert process.stderr is not None
-        text = process.stderr.read()
-        assert process.wait() == code, text
+        _, text = process.communicate(timeout=120)
+    assert process.returncode == code, text
     word = "interrupted" if number == signal.SIGINT else "terminated"
     assert f"error[{word}]: stopped" in text
     assert "Traceback" not in text
@@ -64,17 +78,12 @@ def test_a_simulation_that_is_terminated_leaves_nothing_over(
 ) -> None:
     command = ["simulate", shared.package, "--data", shared.data, "--device", "pixel-8a",
                "--epochs", 10**5]  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-m", "odtpack", *map(str, command)],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
+    with running(
+        command, tmp_path, lambda: any(tmp_path.glob("odtpack-simulate-*/*"))
     ) as process:  # fmt: skip
-        while not any(tmp_path.glob("odtpack-simulate-*/*")):
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.01)
         process.terminate()
-        assert process.stderr is not None
-        text = process.stderr.read()  # ends when its children have ended, too
-        assert process.wait() == 143, text
+        _, text = process.communicate(timeout=120)  # returns when its children have ended, too
+    assert process.returncode == 143, text
     assert "error[terminated]" in text
     assert list(tmp_path.glob("*odtpack*")) == []
 

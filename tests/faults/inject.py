@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,20 +133,24 @@ def run_faults(
     control = folder / "control"
     Control(control)
     chosen = [word for fault in faults for word in ("--fault", fault)]
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.faults.run", action, str(folder / "faults")),
-            *("--every", str(every), *chosen),
-        ],
-        env=environment(library, control),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.faults.run", action, str(folder / "faults")),
+                *("--every", str(every), *chosen),
+            ],
+            env=environment(library, control),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
         assert process.stdout is not None
-        assert process.stderr is not None
         for line in process.stdout:
             yield json.loads(line)
-        problem = process.stderr.read()
+        process.wait()
+        errors.seek(0)
+        problem = errors.read()
     if process.returncode:
         raise RuntimeError(f"{action}: exit {process.returncode}\n{problem[-2000:]}")

@@ -25,6 +25,7 @@ from tests.faults.actions import ACTIONS, Action
 from tests.faults.inject import FAULTS, Control, Fault
 
 REFUSED, NO_MEMORY, ABORTED, CRASHED = 3, 4, 5, 6
+_LONGEST_SECONDS = 300
 
 
 def apart(call: Callable[[], object], log: Path) -> tuple[int, int]:
@@ -32,6 +33,7 @@ def apart(call: Callable[[], object], log: Path) -> tuple[int, int]:
     pid = os.fork()
     if pid == 0:
         code = CRASHED
+        signal.alarm(_LONGEST_SECONDS)  # a fault must not make it wait for ever
         try:
             with log.open("wb") as stream:
                 os.dup2(stream.fileno(), 2)

@@ -14,6 +14,8 @@ ENVIRONMENT = ROOT / ".venv-federated"
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"
 }  # fmt: skip
+# Before a number of seconds and a command, which then ends even where this process is gone.
+WITHIN = ("timeout", "--kill-after=10")
 
 
 def installed() -> bool:
@@ -32,13 +34,13 @@ def play(folder: Path, **job: Any) -> dict[str, Any]:
     paths = [str(ROOT / "packager"), str(ROOT / "runtime"), str(ROOT)]
     python = str(ENVIRONMENT / "bin" / "python")
     done = subprocess.run(
-        [python, "-W", "ignore", "-m", "tests.federated.flower_jobs", str(file)],
+        [*WITHIN, "600", python, "-W", "ignore", "-m", "tests.federated.flower_jobs", str(file)],
         cwd=ROOT,
         env=os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=660,
     )
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState
-from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS
+from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS, WITHIN
 from tests.fleet.fleets import write_digits
 
 pytestmark = pytest.mark.federated
@@ -91,7 +91,7 @@ def test_the_app_of_the_guide_trains_on_real_supernodes(
     }
 
     def command(name: str, *more: str) -> list[str]:
-        return [str(binaries / name), "--insecure", *more]
+        return [*WITHIN, "600", str(binaries / name), "--insecure", *more]
 
     with ExitStack() as stack:
         stack.enter_context(

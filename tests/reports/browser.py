@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 300.0
 
 
 class Browser:
@@ -67,11 +67,15 @@ class Browser:
         self._count = 0
         self.console: list[str] = []
         """What the page wrote to the console, and what the browser logged about it."""
-        target = self._send("Target.createTarget", {"url": "about:blank"})["targetId"]
-        attached = self._send("Target.attachToTarget", {"targetId": target, "flatten": True})
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.send(f"{domain}.enable")
+        try:
+            target = self._send("Target.createTarget", {"url": "about:blank"})["targetId"]
+            attached = self._send("Target.attachToTarget", {"targetId": target, "flatten": True})
+            self._session = attached["sessionId"]
+            for domain in ("Page", "Runtime", "Log"):
+                self.send(f"{domain}.enable")
+        except BaseException:
+            self._close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +86,9 @@ class Browser:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         os.close(self._out)
         os.close(self._in)
         os.killpg(self._process.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,17 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 
 posix = pytest.mark.skipif(os.name != "posix", reason="flock")
+
+
+def exits(commands: Iterable[list[str]]) -> list[int]:
+    """How commands end that run at the same time."""
+    processes = [subprocess.Popen(command) for command in commands]
+    try:
+        return [process.wait(300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
 
 SAVER = """
 import sys
@@ -43,8 +55,7 @@ for step in range(150):
 def test_two_processes_save_one_checkpoint(tmp_path: Path, threshold: int) -> None:
     path = tmp_path / "checkpoint"
     words = [sys.executable, "-c", SAVER, str(path)]
-    savers = [subprocess.Popen([*words, str(i), str(threshold)]) for i in (1, 2)]
-    assert [saver.wait() for saver in savers] == [0, 0]
+    assert exits([*words, str(i), str(threshold)] for i in (1, 2)) == [0, 0]
     for name in (path, tmp_path / "checkpoint.previous"):
         data = read_checkpoint(name)
         assert data.checked
@@ -75,11 +86,13 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
             with locked(tmp_path):
                 entered.set()
 
-        waiting = threading.Thread(target=enter)
+        waiting = threading.Thread(target=enter, daemon=True)
         waiting.start()
-        assert not entered.wait(0.3)
-        process.send_signal(signal.SIGKILL)
-        waiting.join(30)
+        try:
+            assert not entered.wait(0.3)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            waiting.join(30)
     assert entered.is_set()
     assert list(tmp_path.iterdir()) == []
 
@@ -103,8 +116,7 @@ def test_two_processes_update_one_folder(tmp_path: Path) -> None:
     target.mkdir()
     (target / "notes.txt").write_text("mine")
     words = [sys.executable, "-c", OPENER, str(target)]
-    updates = [subprocess.Popen([*words, name]) for name in ("x", "y")]
-    assert [update.wait() for update in updates] == [0, 0]
+    assert exits([*words, name] for name in ("x", "y")) == [0, 0]
     assert sorted(path.name for path in target.iterdir()) == ["a", "b", "last", "notes.txt"]
     assert len({(target / name).read_text() for name in ("a", "b", "last")}) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["package"]
@@ -155,17 +167,20 @@ def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_
             assert loaded.optimizer is not None
             found.append((loaded.optimizer.step, contents(loaded)))
 
-    saver = threading.Thread(target=save)
+    saver = threading.Thread(target=save, daemon=True)
     states[0] = contents(state)
     saver.start()
     start = time.monotonic()
-    while len(found) < 20 and time.monotonic() < start + 60 and not problems:
-        module(*batch(optimizer.step_count))
-        optimizer.step()
-        states[optimizer.step_count] = contents(state)
-        module.lazy_reset_grad()
-    stop.set()
-    saver.join()
+    try:
+        while len(found) < 20 and time.monotonic() < start + 60 and not problems:
+            module(*batch(optimizer.step_count))
+            optimizer.step()
+            states[optimizer.step_count] = contents(state)
+            module.lazy_reset_grad()
+    finally:
+        stop.set()
+        saver.join(60)
+    assert not saver.is_alive()
     assert problems == []
     assert len(found) >= 20
     for step, content in found:

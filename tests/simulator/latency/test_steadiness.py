@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,7 @@ def _in_process(
     work: Callable[[set[int]], tuple[float, float]], core: set[int]
 ) -> tuple[float, float]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, (core,))
+        return pool.apply_async(work, (core,)).get(120)
 
 
 def _spin(core: set[int]) -> tuple[float, float]:
@@ -162,11 +163,12 @@ def _spin(core: set[int]) -> tuple[float, float]:
     return spent, waited
 
 
-def _burn(cores: set[int] | None) -> None:
+def _burn(parent: int, begun: Semaphore, cores: set[int] | None) -> None:
     if cores is not None:
         os.sched_setaffinity(0, cores)
     data = np.ones(2**18, np.float32)
-    while True:
+    begun.release()
+    while os.getppid() == parent:
         np.multiply(data, 1.0, out=data)
 
 
@@ -185,12 +187,16 @@ def test_others_compute() -> None:
 
 @contextmanager
 def load(processes: int, cores: set[int] | None = None) -> Iterator[None]:
-    """So many processes that compute and write memory all the time."""
+    """So many processes that compute and write memory all the time, from the first moment on."""
     context = multiprocessing.get_context("spawn")
-    busy = [context.Process(target=_burn, args=(cores,), daemon=True) for _ in range(processes)]
+    begun = context.Semaphore(0)
+    arguments = (os.getpid(), begun, cores)
+    busy = [context.Process(target=_burn, args=arguments, daemon=True) for _ in range(processes)]
     for process in busy:
         process.start()
     try:
+        for _ in busy:
+            assert begun.acquire(timeout=120)
         yield
     finally:
         for process in busy:
