@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
-import importlib.util
 import json
 import os
 import platform
@@ -22,7 +20,7 @@ import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fidelity import memory
+from benchmarks.fidelity import latency, latency_comparison, memory
 from benchmarks.fidelity.models import CASES, Case
 from odtpack_runtime.files.atomic import atomic_write
 
@@ -142,22 +140,17 @@ def _memory_cells(row: memory.Row) -> list[str]:
 def _latency(
     cases: Sequence[Case], quick: bool, console: Console, document: dict[str, Any]
 ) -> Targets:
-    """Everything about step times: see ``benchmarks.fidelity.latency``."""
-    if importlib.util.find_spec("benchmarks.fidelity.latency") is None:
-        console.print("step times are not measured: there is no benchmarks.fidelity.latency")
-        return []
-    latency = importlib.import_module("benchmarks.fidelity.latency")
-    rows: list[Any] = []
+    """Everything about step times: see :mod:`benchmarks.fidelity.latency`."""
+    rows: list[latency_comparison.Row] = []
     names = [case.name for case in cases]
     with console.status("step times") as status:
         for found in latency.measure(names, latency.QUICK if quick else None):
             rows += found
             status.update(f"step times: the last was {found[-1].model}" if found else "step times")
-    comparison = importlib.import_module("benchmarks.fidelity.latency_comparison")
-    for line in comparison.table(rows):
+    for line in latency_comparison.table(rows):
         console.print(line, soft_wrap=True)
-    groups = comparison.summarize(rows)
-    document["latency"] = [comparison.as_document(row) for row in rows]
+    groups = latency_comparison.summarize(rows)
+    document["latency"] = [latency_comparison.as_document(row) for row in rows]
     document["latency_summary"] = [dataclasses.asdict(group) for group in groups]
     targets: Targets = []
     for group in groups:

@@ -57,7 +57,6 @@ from benchmarks.fidelity.latency_comparison import (
 from benchmarks.fidelity.latency_prediction import (
     Curves,
     Node,
-    scaled_step,
     step_between,
     threaded_step,
 )
@@ -179,11 +178,11 @@ class Prediction:
 
     def of(self, group: Group, name: str, turns: dict[str, Any], clock: Clock) -> float:
         """Milliseconds of a step of process ``name`` in one round."""
-        large = (self.nodes["calibrated"], typical(turns["calibrated"]["steps"], clock))
-        works = [node.work for node in self.nodes.get(name, self.nodes["calibrated"])]
-        here = self._curves("calibrated")
+        calibrated_ms = typical(turns["calibrated"]["steps"], clock)
         if group == "process":
-            return scaled_step(*large, self.costs, here, here, works)
+            return calibrated_ms
+        large = (self.nodes["calibrated"], calibrated_ms)
+        here = self._curves("calibrated")
         small = (self.nodes["small"], typical(turns["small"]["steps"], clock))
         works = [node.work for node in self.nodes["middle"]]
         if group == "threads":

@@ -25,7 +25,7 @@ class Row:
         group: What it asks.
         batch_size: Of the predicted step.
         threads: Of the predicted step.
-        predicted_ms: Median of the rounds' predictions.
+        predicted_ms: Median of the predictions of rounds in which a step was compared.
         clock: What is compared: wall time, or processor time where that was disturbed.
         measured_ms: Median of all steps that were compared.
         error: Median over the rounds of prediction over that round's median step, less 1.
@@ -91,18 +91,20 @@ def compare(
     """
     clock = configuration[-1]
     errors: list[float] = []
+    judged: list[float] = []
     compared: list[float] = []
     within = 0
     for predicted, steps in zip(predictions, measured, strict=True):
         found = times(steps, clock)
         if found:
             errors.append(predicted / statistics.median(found) - 1)
+            judged.append(predicted)
         compared += found
         within += sum(abs(predicted / step - 1) <= 0.1 for step in found)
     nothing = float("nan")
     return Row(
         *configuration,
-        predicted_ms=statistics.median(predictions) if predictions else nothing,
+        predicted_ms=statistics.median(judged) if judged else nothing,
         measured_ms=statistics.median(compared) if compared else nothing,
         error=statistics.median(errors) if errors else nothing,
         within=within / len(compared) if compared else nothing,

@@ -1,8 +1,8 @@
-"""Predict a step of this machine in another configuration from a calibrated one. Pure functions.
+"""Predict a step of this machine in another configuration from calibrated ones. Pure functions.
 
-The calibrated step is known operator by operator. In another configuration each
-operator takes what it took, times the ratio of its roofs there and here; what the
-runtime takes for any operator, and the time around operators, stay as they are.
+A calibrated step is known operator by operator. At a batch size between two calibrated ones
+each operator takes what lies between its two times, by its roofs at the three sizes; what the
+runtime takes for any operator is part of both.
 The roofs are curves here: products and copies were timed at several sizes, since
 small ones are slower, and copies within a cache quicker, than large ones (the
 cache-aware roofline: A. Ilic, F. Pratas, L. Sousa, "Cache-aware Roofline model:
@@ -19,7 +19,6 @@ from typing import Any
 
 from odtpack_simulator.latency.host_timing import added_us, without_profile
 from odtpack_simulator.memory.operator_work import Work
-from odtpack_simulator.memory.roofline import SMALL
 
 Points = Sequence[tuple[float, float]]
 
@@ -108,31 +107,6 @@ def calibrated_nodes(
     return [fit * us for us in times], max(0.0, 1e3 * step_ms - fit * sum(times))
 
 
-def scaled_step(
-    nodes: Sequence[Node],
-    step_ms: float,
-    costs: tuple[float, float],
-    here: Curves,
-    there: Curves,
-    works: Sequence[Work],
-) -> float:
-    """Milliseconds of a step in another configuration.
-
-    Args:
-        nodes: Of the calibrated step.
-        step_ms: See :func:`calibrated_nodes`.
-        costs: See there.
-        here: Curves of the calibrated configuration.
-        there: Curves of the other one.
-        works: Work of the same nodes there.
-    """
-    times, total = calibrated_nodes(nodes, step_ms, costs)
-    for node, us, work in zip(nodes, times, works, strict=True):
-        fixed = min(us, costs[0])
-        total += fixed + (us - fixed) * _ratio(node, work, here, there)
-    return total / 1e3
-
-
 def step_between(
     small: tuple[Sequence[Node], float],
     large: tuple[Sequence[Node], float],
@@ -217,12 +191,3 @@ def _gain(op_type: str, one: float, many: float) -> float:
     if one <= 0:
         return 1.0
     return max(1.0, many / one) if op_type in SERIAL else many / one
-
-
-def _ratio(node: Node, work: Work, here: Curves, there: Curves) -> float:
-    least = here.seconds(node.work)
-    if node.op_type in SMALL or least == 0:
-        return 1.0
-    if node.op_type in SERIAL:  # on one thread here as there
-        return here.seconds(work) / least
-    return there.seconds(work) / least

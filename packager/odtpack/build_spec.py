@@ -92,7 +92,7 @@ class BuildSpec(StepsSpec):
             "--segments",
             "Cut the model into segments that run one after the other and are computed a second "
             "time on the way back, so that memory does not grow with depth; for adapters on large "
-            "models, trained with Python.",
+            "models.",
             "Cut the model into segments that run one after the other and are computed a second "
             "time on the way back, so that memory does not grow with depth.",
         ),

@@ -26,7 +26,7 @@ from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import input_shapes
 from odtpack.memory.recompute import Choice
 from odtpack.memory.spec import MemorySpec
-from odtpack.memory.timeline import Step, reads
+from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
 from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
 from odtpack_runtime.package.package import Package
@@ -287,7 +287,7 @@ def test_forms_of_weights_wait_until_they_are_read(tmp_path: Path) -> None:
     waiting: set[str] = set()
     forms = 0
     for node in graph.nodes:
-        if not node.subgraphs and all(name in known for name in reads(node)):
+        if not node.subgraphs and all(name in known for name in node.reads):
             known.update(node.outputs)
             waiting.update(node.outputs)
             forms += 1
@@ -301,12 +301,12 @@ def consumed_by(node: Node, graph: RuntimeGraph) -> set[str]:
     """What a node reads, and what that is computed from."""
     producer = {name: each for each in graph.nodes for name in each.outputs}
     found: set[str] = set()
-    stack = [*reads(node)]
+    stack = [*node.reads]
     while stack:
         name = stack.pop()
         if name not in found:
             found.add(name)
-            stack += reads(producer[name]) if name in producer else ()
+            stack += producer[name].reads if name in producer else ()
     return found
 
 

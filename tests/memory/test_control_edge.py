@@ -42,7 +42,7 @@ def test_same_nodes_run_twice_and_late(level: str, rows: str | int, tmp_path: Pa
     first.shape = x.shape
     late = op.emit("Sin", [first], name="late")[0]
     late.shape = x.shape
-    view = ControlEdge(op, late, SizeNames(graph)).view(x)
+    view = ControlEdge(op, late, SizeNames()).view(x)
     second = op.emit("Tanh", [view], name="second")[0]
     out = op.emit("Sub", [late, second], name="out")[0]
     out.shape = ir.Shape([rows, 4])

@@ -13,6 +13,7 @@ from odtpack.memory.buffers import Buffers
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.timeline import Step
 from odtpack.package.memory_budget import sentences
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 from tests.memory.steps import random_step
 from tests.memory.test_compile import MODELS, build, least
 from tests.memory.test_compile import kept as all_kept
@@ -114,3 +115,31 @@ def test_report_says_who_chose(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert solved.least <= solved.slowdown * solved.seconds
     assert solved.slowdown <= greedy.slowdown
     assert "HiGHS chose, and no choice takes less than" in next(sentences(solved))
+
+
+def test_views_may_be_shaped_by_what_they_are_views_of() -> None:
+    """The shape is no decision: of that value even the rank is unknown."""
+    values = {"x": Value("x", 4, ("size of x",), (65536,))}
+    nodes: list[Node] = []
+
+    def node(op_type: str, inputs: list[str], name: str, size: int = 65536) -> str:
+        nodes.append(Node(name, op_type, "", tuple(inputs), (name,), {}))
+        values[name] = Value(name, 4, (f"size of {name}",), (size,))
+        return name
+
+    h = node("Exp", ["x"], "h0")
+    for i in range(4):
+        a = node("Exp", [h], f"a{i}")
+        shape = node("Neg", [node("Shape", [a], f"shape{i}", 1)], f"sizes{i}", 1)
+        view = node("Reshape", [a, shape], f"r{i}")
+        h = node(
+            "Sin", [node("Reshape", [node("Sin", [view], f"m{i}"), shape], f"q{i}")], f"h{i + 1}"
+        )
+    loss, gradient = node("ReduceMean", [h], "loss", 1), node("Neg", [h], "g")
+    for i in reversed(range(4)):
+        for name in (f"h{i + 1}", f"q{i}", f"r{i}"):
+            gradient = node("Mul", [gradient, name], f"g.{name}")
+    step = Step(RuntimeGraph(("x",), (loss, gradient), tuple(nodes), values, {}))
+    known = {name for name in values if not name.startswith("s")}
+    found = exact.improve(step, kept(step), int(0.7 * step.timeline().peak), known)
+    assert found is None or found.peak <= 0.7 * step.timeline().peak

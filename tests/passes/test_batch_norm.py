@@ -173,6 +173,18 @@ def test_inference_mode_is_left_alone(opset: int) -> None:
     assert op_types(model.graph) == ["BatchNormalization"]
 
 
+@pytest.mark.parametrize("shape", ["N", "N, C"])
+def test_unknown_channels_are_refused(shape: str) -> None:
+    """A single axis, too, which ONNX allows for a single channel."""
+    model = _model(shape=shape)
+    with pytest.raises(OdtpackError) as caught:
+        _updates(model)
+    assert caught.value.code == "unknown-shape"
+    x = model.graph.inputs[0]
+    with pytest.raises(OdtpackError, match="'x'"):
+        batch_norm.count_per_channel(Ops(model.graph, "new/"), x, ir.DataType.FLOAT)
+
+
 def test_evaluation_uses_the_running_statistics() -> None:
     model = _model(attributes=", epsilon = 0.25")
     batch_norm.to_evaluation(model.graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +101,22 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
         frozen_params=sorted(frozen),
     )  # fmt: skip
     assert change.peak_bytes == pytest.approx(planned(tmp_path, transformer.shapes), rel=0.03)
+
+
+def test_a_weight_that_is_multiplied_by_itself_again_and_again(
+    transformer: Case,
+) -> None:
+    """It is carried once through every node, not twice as often as through the one before."""
+    manifest = transformer.package.manifest
+    weight = next(p for p in manifest.parameters if len(p.shape) == 2)
+    names = [weight.name, *(f"v{depth}" for depth in range(60))]
+    nodes = [
+        onnx.helper.make_node("Mul", [before, before], [after])
+        for before, after in itertools.pairwise(names)
+    ]
+    nodes.append(onnx.helper.make_node("MatMul", [manifest.inputs[0].name, names[-1]], ["y"]))
+    graph = onnx.helper.make_graph(nodes, "g", [], [])
+    assert trained_layers(graph, manifest)[0][0] == weight
 
 
 def test_micro_batches_are_planned_with_their_accumulation(tmp_path: Path) -> None:

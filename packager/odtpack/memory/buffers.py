@@ -13,7 +13,7 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import Final
 
-from odtpack.memory.timeline import AGAIN, OPTIONAL_OUTPUTS, Step, Timeline, reads
+from odtpack.memory.timeline import AGAIN, OPTIONAL_OUTPUTS, Step, Timeline
 from odtpack_simulator.memory.allocation import allocated_size
 from odtpack_simulator.memory.kernel_memory import in_place_input
 
@@ -57,7 +57,7 @@ class Buffers:
 
     Args:
         step: The step.
-        nameable: Names of values that the model's author can find in it.
+        nameable: Names of values that a control edge can be put on: those of a known rank.
     """
 
     def __init__(self, step: Step, nameable: Collection[str]) -> None:
@@ -114,7 +114,7 @@ class Buffers:
 
     def made(self, timeline: Timeline) -> frozenset[str]:
         """The values that a timeline computes again, what it does not need left out."""
-        read = {name for node in timeline.nodes for name in reads(node) if name.endswith(AGAIN)}
+        read = {name for node in timeline.nodes for name in node.reads if name.endswith(AGAIN)}
         return frozenset(name.removesuffix(AGAIN) for name in read)
 
     def chosen(self, again: Collection[str]) -> frozenset[int]:
@@ -156,7 +156,7 @@ class Buffers:
         step, late = self.step, defaultdict[int, set[int]](set)
         for place, node in enumerate(step.graph.nodes):
             own = {self._index[name] for name in node.outputs if name in self._index}
-            for name in reads(node):
+            for name in node.reads:
                 source = self._index.get(name, self._index.get(step.root(name)))
                 if source is None:
                     continue
@@ -189,7 +189,7 @@ class Buffers:
                 step.root(name) in buffer.names
                 for index in buffer.readers
                 for place in self.all[index].nodes
-                for name in reads(step.graph.nodes[place])
+                for name in step.graph.nodes[place].reads
             )
             wanted = self._wanted(buffer)
             buffer.is_held = all(name in self._nameable for name in buffer.names)
@@ -211,4 +211,4 @@ class Buffers:
     def _wanted(self, buffer: Buffer) -> set[str]:
         """Values of a buffer that the backward pass reads."""
         nodes = self.step.graph.nodes
-        return {name for place in buffer.late for name in reads(nodes[place])} & set(buffer.names)
+        return {name for place in buffer.late for name in nodes[place].reads} & set(buffer.names)

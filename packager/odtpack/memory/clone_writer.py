@@ -17,7 +17,7 @@ from odtpack.memory.control_edge import ControlEdge, SizeNames
 from odtpack.memory.forward import ancestors, named_values
 from odtpack.memory.recompute import Choice
 from odtpack.memory.timeline import AGAIN, OPTIONAL_OUTPUTS, Step
-from odtpack.memory.timeline import reads as names_read
+from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 from odtpack_simulator.memory.runtime_graph import Node
 
 
@@ -60,20 +60,35 @@ class _Writer:
         self._again, self._sizes = again, sizes
         self._values = named_values(graph)
         self._parameters = set(graph.inputs)
+        self._constant: set[ir.Value] = set()
+        for node in graph:
+            if not subgraphs(node) and all(map(self._is_constant, reads(node))):
+                self._constant.update(node.outputs)
         self._copies: dict[ir.Value, ir.Value] = {}
-        self._constant: dict[ir.Value, bool] = {}
         self._before = list(graph)
         self._forward = ancestors(graph.outputs[:1])
         self._places = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
 
     def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
-        """What is computed last before a node of the timeline, of what it reads if possible."""
+        """What is computed last before a node of the timeline, of what it reads if possible.
+
+        Of data: sizes exist long before, and what accumulates gradients is not in a step model.
+        """
         places = {n: i for i, node in enumerate(nodes) for n in node.outputs if n in self._values}
-        late = [name for name in places if self._step.producer[name] not in self._step.forward]
-        read = set(names_read(nodes[trigger])).intersection(late)
-        before = [name for name in late if places[name] < trigger]
-        found = read or before or [name for name in places if places[name] < trigger]
+        late = {n for n in places if self._step.producer[n] not in self._step.forward}
+        late = {n for n in late if places[n] < trigger and self._is_data(self._values[n])}
+        read = late.intersection(nodes[trigger].reads)
+        needed = late.intersection(n for node in nodes[trigger:] for n in node.reads)
+        found = read or needed or late or {n for n in places if places[n] < trigger}
         return self._values[max(found, key=lambda name: (places[name], name))]
+
+    @staticmethod
+    def _is_data(value: ir.Value) -> bool:
+        node, dtype = value.producer(), value.dtype
+        if node is None or dtype is None or not dtype.is_floating_point():
+            return False
+        accumulates = any(str(each.name).endswith(BUFFER_SUFFIX) for each in reads(node))
+        return not accumulates and not value.is_graph_output()
 
     def group(self, names: Collection[str], late: ir.Value) -> None:
         """Copy what computes some values, to run once ``late`` exists."""
@@ -108,14 +123,9 @@ class _Writer:
         return value.name in self._again or value.name not in self._step.graph.values
 
     def _is_constant(self, value: ir.Value) -> bool:
-        if value not in self._constant:
-            node = value.producer()
-            self._constant[value] = (
-                value not in self._parameters
-                if node is None
-                else not subgraphs(node) and all(map(self._is_constant, reads(node)))
-            )
-        return self._constant[value]
+        if value.producer() is None:
+            return value not in self._parameters
+        return value in self._constant
 
     def _copy_node(self, node: ir.Node, edge: ControlEdge) -> None:
         activations = [v for v in node.inputs if v is not None and v.producer() is not None]

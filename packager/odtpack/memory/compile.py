@@ -17,9 +17,10 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
+from odtpack.graph import equal_nodes
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, early_masks, equal_nodes, exact, mixed_integer, own_buffers
+from odtpack.memory import clone_writer, early_masks, exact, mixed_integer, own_buffers
 from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors, nameable, take_ranks
 from odtpack.memory.order import gradients_at_once, weights_late
@@ -65,11 +66,12 @@ def compile_memory(
 def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -> MemoryReport:
     shapes = input_shapes(model.graph, spec)
     trial = model.clone()
+    # ONNX Runtime merges them: of what is chosen for its step they would read nothing.
     equal_nodes.merge(trial.graph)
     before = Step(_load(trial, shapes))
     total = sum(before.seconds)
     peak = before.timeline().peak
-    op, sizes = Ops(trial.graph, "again/"), SizeNames(trial.graph)
+    op, sizes = Ops(trial.graph, "again/"), SizeNames()
     early = early_masks.compute_early(op, trial.graph, before)
     own_buffers.rename_sizes(op, trial.graph, before, sizes)
     Schedule.of(trial.graph, before.timeline(), {}, early).arrange()
@@ -144,15 +146,13 @@ def _decisions(step: Step, choice: Choice, parameters: Mapping[str, str]) -> tup
     """What is computed again, of each buffer the largest, with what goes along."""
     labels = Labels(step.graph, parameters.keys(), shown=parameters)
     found: dict[str, tuple[int, float]] = {}
-    counted: Collection[int] = set()
-    for name in sorted(choice.again, key=lambda each: step.producer[each]):
+    counted: set[int] = set()
+    for name in sorted(choice.again, key=lambda each: (step.producer[each], each)):
         index = step.producer[name]
-        if index in counted:
-            continue
-        counted = {*counted, index}
         label = labels.node(index)
         nbytes, time = found.get(label, (0, 0.0))
         own = 0 if step.root(name) != name else step.nbytes(name)
-        found[label] = nbytes + own, time + step.seconds[index]
+        found[label] = nbytes + own, time + (0.0 if index in counted else step.seconds[index])
+        counted.add(index)
     ordered = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
     return tuple(Decision(label, nbytes, time) for label, (nbytes, time) in ordered)

@@ -12,7 +12,8 @@ not merged by its elimination of common subexpressions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -32,19 +33,16 @@ class SizeNames:
     """Names of sizes that nothing else in a model has, see :mod:`.own_buffers`.
 
     Args:
-        graph: The graph of the model.
-        number: Which of several families of names.
+        numbers: Of the families of names that are still to come.
     """
 
-    def __init__(self, graph: ir.Graph, number: int = 0) -> None:
-        self._graph = graph
-        self._number = number
-        self._last = number
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+        self._numbers = itertools.count() if numbers is None else numbers
+        self._number = next(self._numbers)
 
     def another(self) -> SizeNames:
         """Names that differ from these and from those of every call before."""
-        self._last += 1
-        return SizeNames(self._graph, self._last)
+        return SizeNames(self._numbers)
 
     @staticmethod
     def is_own(size: object) -> bool:

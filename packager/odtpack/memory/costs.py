@@ -50,7 +50,7 @@ accesses make slower than their traffic."""
 
 
 def seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BANDWIDTH) -> float:
-    """Estimated time of one run of a node; that of the first branch where it has several.
+    """Estimated time of one run of a node: of its first branch, or of one turn of its body.
 
     Args:
         node: The node.

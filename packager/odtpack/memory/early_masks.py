@@ -58,6 +58,10 @@ class _Group:
         return self.freed - self.kept
 
 
+_SIGMOID: Final = {"alpha": 0.2, "beta": 0.5}
+"""A HardSigmoid's attributes where it has none."""
+
+
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     """Let masks for which the backward pass would keep what is larger be needed by the loss.
 
@@ -91,7 +95,7 @@ def _as_bytes(op: Ops, mask: ir.Value, step: Step) -> ir.Value:
     node = mask.producer()
     if node is None or node.op_type != "HardSigmoid":
         return mask
-    alpha, beta = (node.attributes.get_float(name, 0.0) for name in ("alpha", "beta"))
+    alpha, beta = (node.attributes.get_float(name, usual) for name, usual in _SIGMOID.items())
     with op.before(node):
         found = (op.Greater if alpha > 0 else op.Less)(node.inputs[0], -beta / alpha)
         numbers, name = op.cast(found, ir.DataType.FLOAT), mask.name

@@ -23,8 +23,8 @@ GAP: Final = 0.002
 NODES: Final = 200
 """Of the search for one solution; a limit in time would make two builds differ."""
 
-MOST_DECISIONS: Final = 1000
-"""Beyond which the greedy search chooses alone: it takes seconds where this would take hours."""
+MOST_DECISIONS: Final = 600
+"""Beyond which the greedy search chooses alone, in seconds: a program of 900 takes many minutes."""
 
 _ROUNDS: Final = 30
 
@@ -44,7 +44,7 @@ def improve(
         step: The step.
         choice: A choice, to begin with where it is within the limit.
         limit: Bytes of activations at the peak.
-        nameable: Names of values that the model's author can find in it.
+        nameable: Names of values that a control edge can be put on: those of a known rank.
         gap: Part of the step's time by which a better choice may be better.
         nodes: Nodes of one search.
 

@@ -158,7 +158,8 @@ class Formulation:
         before = self.copied(index, event - 1)
         if before is not None:
             program.at_most([(before, 1), (column, -1)], 0)
-        made = [c for c in (self.copied(w, event) for w in self._readers(index)) if c is not None]
+        readers = (w for w in self._readers(index) if w in self._windows)
+        made = [c for c in (self.copied(w, event) for w in readers) if c is not None]
         for each in made:
             program.at_most([(each, 1), (again, 1), (column, -1)], 1)
         program.at_most([(column, 1), *((each, -1) for each in made)], 0)

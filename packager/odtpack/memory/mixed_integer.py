@@ -30,12 +30,10 @@ class Solution:
 
     Attributes:
         values: One for each column.
-        is_optimal: Whether nothing is better by more than the gap that was asked for.
         bound: No solution is less.
     """
 
     values: tuple[float, ...]
-    is_optimal: bool
     bound: float
 
 
@@ -75,11 +73,6 @@ class Program:
         for column, factor in terms:
             row[column] = row.get(column, 0.0) + factor
         self._rows.append(({c: f for c, f in row.items() if f}, most))
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return len(self._rows), len(self._costs)
 
     def solve(self, start: Mapping[int, float], *, gap: float, nodes: int) -> Solution | None:
         """Solve it.
@@ -122,5 +115,4 @@ class Program:
         info = solver.getInfo()
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
-        optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        return Solution(tuple(solver.getSolution().col_value), optimal, info.mip_dual_bound)
+        return Solution(tuple(solver.getSolution().col_value), info.mip_dual_bound)

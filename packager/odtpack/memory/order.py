@@ -12,7 +12,6 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Collection
 
-from odtpack.memory.timeline import reads
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 
 
@@ -20,7 +19,7 @@ def gradients_at_once(graph: RuntimeGraph) -> RuntimeGraph:
     """The graph with the nodes that only one gradient needs right after what they need."""
     nodes = graph.nodes
     producer = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}
-    needs = [{producer[n] for n in reads(node) if n in producer} for node in nodes]
+    needs = [{producer[n] for n in node.reads if n in producer} for node in nodes]
     owner = _owners(graph, needs)
     parts: dict[int, list[int]] = defaultdict(list)
     missing: dict[int, set[int]] = defaultdict(set)
@@ -62,28 +61,22 @@ def weights_late(graph: RuntimeGraph, parameters: Collection[str]) -> RuntimeGra
     nodes = graph.nodes
     early: dict[str, int] = {}
     for index, node in enumerate(nodes):
-        if not node.subgraphs and all(name in known for name in reads(node)):
+        if not node.subgraphs and all(name in known for name in node.reads):
             known.update(node.outputs)
             early.update(dict.fromkeys(node.outputs, index))
-    order: list[int] = []
-    placed: set[int] = set()
-
-    def place(index: int) -> None:
-        if index in placed:
-            return
-        placed.add(index)
-        for name in reads(nodes[index]):
-            if name in early:
-                place(early[name])
-        order.append(index)
-
+    placed: dict[int, None] = {}
     waiting = set(early.values())
-    for index in range(len(nodes)):
-        if index not in waiting:
-            place(index)
-    for index in sorted(waiting):
-        place(index)  # what nothing else reads
-    return dataclasses.replace(graph, nodes=tuple(nodes[index] for index in order))
+    late = [index for index in range(len(nodes)) if index not in waiting]
+    for index in (*late, *sorted(waiting)):  # at the end what nothing else reads
+        stack = [index]
+        while stack:
+            needs = [early[name] for name in nodes[stack[-1]].reads if name in early]
+            missing = [each for each in needs if each not in placed]
+            if missing:
+                stack += reversed(missing)
+            else:
+                placed[stack.pop()] = None
+    return dataclasses.replace(graph, nodes=tuple(nodes[index] for index in placed))
 
 
 def _owners(graph: RuntimeGraph, needs: list[set[int]]) -> list[int | None]:

@@ -23,13 +23,14 @@ from odtpack.graph.ops import Ops
 from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors
 from odtpack.memory.timeline import Step
+from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.kernel_memory import IN_PLACE
 
 _LARGE = 1 << 14
 """Bytes from which on a buffer is worth a view."""
 
 
-def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
+def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None:
     """Let the backward pass read what it starts from under sizes of other names.
 
     Args:
@@ -37,14 +38,11 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
         graph: The graph; new nodes go to its end.
         step: It as ONNX Runtime executes it.
         names: Makes the names.
-
-    Returns:
-        Number of views.
     """
     forward = ancestors(graph.outputs[:1])
-    reset = next((v for v in graph.inputs if v.dtype == ir.DataType.BOOL), None)
+    reset = next((v for v in graph.inputs if v.name == RESET_NAME), None)
     if reset is None:
-        return 0
+        return
     renamed: set[ir.Value] = set()
     views: dict[ir.Value, ir.Value] = {}
     shapes: dict[int, ir.Value] = {}
@@ -75,7 +73,6 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> int:
                 node.replace_input_with(index, views[source])
         renamed.update(node.outputs)
         _own_sizes(node, step, names)
-    return len(views)
 
 
 def _own_sizes(node: ir.Node, step: Step, names: SizeNames) -> None:

@@ -18,10 +18,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from odtpack.memory import costs
-from odtpack.memory.timeline import AGAIN, Step, Timeline, reads
-
-_SMALLEST: Final = 4096
-"""Bytes from which on a tensor is worth a thought."""
+from odtpack.memory.buffers import SMALLEST
+from odtpack.memory.timeline import AGAIN, Step, Timeline
 
 _HELD_INSTEAD: Final = (0.0, 0.3, 1.0)
 """What is needed to compute a tensor again may be kept instead up to this part of its size."""
@@ -75,7 +73,7 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
         step: The step.
         limit: Bytes of activations at the peak to come to; as few as the time allows if None.
         seconds: Time that computing again may take.
-        nameable: Names of values that the model's author can find in it.
+        nameable: Names of values that a control edge can be put on: those of a known rank.
 
     Returns:
         The choice with the lowest peak within the time; with a limit, the cheapest that was found
@@ -168,21 +166,31 @@ class _Search:
         for name in choice.again:
             groups[self._step.root(name)].add(name)
         life = _Lives(self._step, choice, peak)
-        for root in sorted(groups, key=lambda r: (-self.time(groups[r]), r)):
+
+        def may_be_kept(root: str) -> bool:
+            """Whether it would not lie there at the peak: of most a plan need not say so."""
             early = life.early_end(self._families[root])
-            if life.most_until_repeated(early, groups[root]) + self._step.nbytes(root) > peak:
-                continue  # it would lie there at the peak: a whole new plan need not say so
-            rest = choice.again - groups[root]
-            trial = self.choice(frozenset(rest))
+            return life.most_until_repeated(early, groups[root]) + self._step.nbytes(root) <= peak
+
+        # Many at a time, and half of them where that is too much.
+        stack = [sorted(groups, key=lambda r: (-self.time(groups[r]), r))]
+        while stack:
+            roots = [root for root in stack.pop() if may_be_kept(root)]
+            if not roots:
+                continue
+            trial = self.choice(choice.again.difference(*(groups[root] for root in roots)))
             if trial.peak <= peak:
                 choice, life = trial, _Lives(self._step, trial, peak)
+            elif len(roots) > 1:
+                half = len(roots) // 2
+                stack += [roots[half:], roots[:half]]
         return choice
 
     def _moves(self, current: Choice, target: int) -> Iterator[_Move]:
         life, room = _Lives(self._step, current, target), self._seconds - current.seconds
         seen: set[frozenset[str]] = set()
         for root, family in self._families.items():
-            if root not in self._step.producer or self._step.nbytes(root) < _SMALLEST:
+            if root not in self._step.producer or self._step.nbytes(root) < SMALLEST:
                 continue
             late = [name for name in family if life.late.get(name) and name not in current.again]
             if not late or not self._outputs.isdisjoint(family):
@@ -247,7 +255,7 @@ class _Search:
         if source not in self._step.producer:
             return 0.0  # a view of a parameter or of an input
         end, nbytes = life.end(self._families[source]), self._step.nbytes(source)
-        if end >= first or nbytes < _SMALLEST:
+        if end >= first or nbytes < SMALLEST:
             return 0.0
         if nbytes <= ratio * self._step.nbytes(root):
             return float(life.above(end, first) * nbytes)
@@ -270,7 +278,7 @@ class _Lives:
                     self._early[output] = place
                 elif output.endswith(AGAIN):
                     self._repeated[output.removesuffix(AGAIN)] = place
-            for name in reads(node):
+            for name in node.reads:
                 if name.endswith(AGAIN):
                     continue
                 if is_early:

@@ -7,7 +7,7 @@ needs it, from what is kept or computed again itself, and stays until the last s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Final
 
@@ -73,23 +73,12 @@ class Step:
         self.producer = {
             name: index for index, node in enumerate(graph.nodes) for name in node.outputs if name
         }
-        self.forward = self._needed(graph.outputs[:1])
+        self.forward = graph.needed_for(graph.outputs[:1])
         self.seconds = [costs.seconds(node, graph.values) for node in graph.nodes]
         self._root: dict[str, str] = {}
         for node in graph.nodes:
             if node.op_type in ALIASES and node.domain in ("", "ai.onnx"):
                 self._root[node.outputs[0]] = self.root(node.inputs[0])
-
-    def _needed(self, names: Iterable[str]) -> frozenset[int]:
-        found: set[int] = set()
-        stack = [self.producer[name] for name in names if name in self.producer]
-        while stack:
-            index = stack.pop()
-            if index not in found:
-                found.add(index)
-                read = reads(self.graph.nodes[index])
-                stack += [self.producer[name] for name in read if name in self.producer]
-        return frozenset(found)
 
     def root(self, name: str) -> str:
         """The value whose memory this one is a view of; itself if it has its own."""
@@ -124,7 +113,7 @@ class Step:
             if index in self.forward or not again:
                 nodes.append(node)
                 continue
-            wanted = self._to_repeat([n for n in reads(node) if n in again], again, made)
+            wanted = self._to_repeat([n for n in node.reads if n in again], again, made)
             start = len(nodes)
             nodes += [self._copy(each, again, later) for each in wanted]
             made.update(wanted)
@@ -148,7 +137,7 @@ class Step:
             name
             for index, node in enumerate(self.graph.nodes)
             if index not in self.forward
-            for name in reads(node)
+            for name in node.reads
             if name in again
         }
         for name in again:
@@ -179,14 +168,8 @@ class Step:
         return dataclasses.replace(node, name=node.name + AGAIN, outputs=tuple(outputs))
 
     def _redirected(self, node: Node, again: Collection[str]) -> Node:
-        if not any(name in again for name in reads(node)):
+        if not any(name in again for name in node.reads):
             return node
         inputs = tuple(name + AGAIN if name in again else name for name in node.inputs)
         implicit = tuple(name + AGAIN if name in again else name for name in node.implicit)
         return dataclasses.replace(node, inputs=inputs, implicit=implicit)
-
-
-def reads(node: Node) -> Iterator[str]:
-    """Names of what a node reads, its subgraphs included."""
-    yield from (name for name in node.inputs if name)
-    yield from node.implicit

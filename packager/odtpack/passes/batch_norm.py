@@ -145,10 +145,18 @@ def mark(graph: ir.Graph) -> None:
 
 def count_per_channel(op: Ops, x: ir.Value, dtype: ir.DataType) -> ir.Value:
     """Number of elements of each channel of [N, C, ...], a scalar."""
-    dims = dims_of(x)
-    if dims is None or not isinstance(dims[1], int):
+    channels = _channels(x)
+    if channels is None:
         raise OdtpackError("unknown-shape", f"the channels of {x.name!r} are unknown")
-    return op.Mul(op.cast(op.Size(x), dtype), 1 / dims[1])
+    return op.Mul(op.cast(op.Size(x), dtype), 1 / channels)
+
+
+def _channels(x: ir.Value) -> int | None:
+    """Size of the second axis; None if that is unknown, or there is no such axis."""
+    dims = dims_of(x)
+    if dims is None or len(dims) < 2 or not isinstance(dims[1], int):
+        return None
+    return dims[1]
 
 
 def lower(op: Ops, graph: ir.Graph) -> list[RunningStatistic]:
@@ -189,12 +197,12 @@ class _Writer:
         x, scale, bias, running_mean, running_variance = (v for v in node.inputs if v is not None)
         epsilon = node.attributes.get_float("epsilon")
         momentum = node.attributes.get_float("momentum")
-        dims, dtype = dims_of(x), x.dtype
-        if dims is None or dtype is None or not isinstance(dims[1], int):
+        dims, dtype, channels = dims_of(x), x.dtype, _channels(x)
+        if dims is None or dtype is None or channels is None:
             raise OdtpackError(
                 "unknown-shape", f"the channels of {x.name!r}, read by {node.name!r}, are unknown"
             )
-        rank, channels = len(dims), dims[1]
+        rank = len(dims)
         # Statistics of float16 values are computed, and may be kept, in float32.
         wide = wider(dtype)
         count, correction = self._count(x, wide)

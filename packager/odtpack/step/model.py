@@ -26,7 +26,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
-from odtpack.graph.graphs import static_dims, subgraphs, used_names
+from odtpack.graph import equal_nodes
+from odtpack.graph.graphs import static_dims, used_names
 from odtpack.graph.ops import Ops
 from odtpack.memory.schedule import Schedule
 from odtpack.optimizers.common.base import Optimizer
@@ -94,7 +95,8 @@ def step_model(
     common_passes.RemoveUnusedNodesPass()(model)
     writer.take_place_of(reset)
     common_passes.DeduplicateInitializersPass()(model)
-    merge_equal(graph)
+    # Scalars of the formula that several updates compute alike.
+    equal_nodes.merge(graph, (node for node in graph if str(node.name).startswith(_PREFIX)))
     Schedule(graph, places).arrange()
     inputs = {str(value.name): value for value in graph.inputs}
     for value in graph.outputs:
@@ -104,23 +106,6 @@ def step_model(
     graph.name = "step"
     targets.stamp(model)
     return compact(model, keep_names=False)
-
-
-def merge_equal(graph: ir.Graph) -> None:
-    """Compute once what several updates compute alike: scalars of the formula."""
-    known: dict[object, ir.Value] = {}
-    twins: list[ir.Node] = []
-    for node in graph:
-        if not str(node.name).startswith(_PREFIX) or len(node.outputs) != 1 or subgraphs(node):
-            continue
-        value = node.outputs[0]
-        attributes = sorted((key, str(each.value)) for key, each in node.attributes.items())
-        key = (node.op_type, tuple(map(id, node.inputs)), str(attributes))
-        twin = known.setdefault(key, value)
-        if twin is not value and not value.is_graph_output():
-            value.replace_all_uses_with(twin)
-            twins.append(node)
-    graph.remove(twins, safe=True)
 
 
 def _execution_places(training: ir.Model) -> dict[str, float]:

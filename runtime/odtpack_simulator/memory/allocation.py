@@ -31,10 +31,9 @@ from odtpack_simulator.memory.kernel_memory import (
     in_place_input,
     workspaces,
 )
-from odtpack_simulator.memory.process_memory import MAPPED_FROM
+from odtpack_simulator.memory.process_memory import MAPPED_FROM, PAGE
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
-PAGE = 4096
 LARGE = MAPPED_FROM
 """Allocations from this size on are mapped from the system one by one, and gone when freed."""
 
@@ -174,7 +173,7 @@ class _Planner:
         self._bound = self._outputs
         self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
         # What is not read takes a buffer of its own, until the end.
-        self._read = {n for node in graph.nodes for n in (*node.inputs, *node.implicit)}
+        self._read = {name for node in graph.nodes for name in node.reads}
         self._uses = self._count_uses()
         self._free: dict[object, list[str]] = {}  # by size, most recently freed last
         self._buffers: dict[str, Buffer] = {}
@@ -285,9 +284,8 @@ class _Planner:
         """Let every buffer live until its last reader; without one, until the end."""
         last: dict[str, int] = {}
         for index, node in enumerate(self._graph.nodes):
-            for name in (*node.inputs, *node.implicit):
-                if name:
-                    last[self._root(name)] = index
+            for name in node.reads:
+                last[self._root(name)] = index
         end = len(self._graph.nodes) - 1
         for name, buffer in self._buffers.items():
             buffer.last = end if name in self._outputs else last.get(name, end)

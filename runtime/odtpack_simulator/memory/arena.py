@@ -25,12 +25,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from odtpack_simulator.memory.process_memory import PAGE
+
 UNIT: Final = 256
 FIRST_REGION_BYTES: Final = 2**20
 _LARGEST_GROWTH: Final = 2**30
 _DEAD_BYTES: Final = 128 * 2**20
 _HANDLE_BYTES: Final = 8
-_PAGE: Final = 4096
 _TOP: Final = 2**62
 
 
@@ -66,12 +67,10 @@ class Arena:
     Attributes:
         touched: Bytes of pages that were part of a chunk so far.
         reserved: Bytes of all regions.
-        in_use: Bytes of the chunks that are in use.
     """
 
     touched: int = 0
     reserved: int = 0
-    in_use: int = 0
     _growth: int = FIRST_REGION_BYTES
     _keys: list[tuple[int, int]] = field(default_factory=list)
     _free: dict[tuple[int, int], Chunk] = field(default_factory=dict)
@@ -90,7 +89,6 @@ class Arena:
         if chunk.size >= 2 * size or chunk.size - size >= _DEAD_BYTES:
             self._split(chunk, size)
         chunk.free = False
-        self.in_use += chunk.size
         self._touch(chunk, nbytes)
         return chunk
 
@@ -98,7 +96,6 @@ class Arena:
         """Free memory."""
         if chunk is None:
             return
-        self.in_use -= chunk.size
         for other, first in ((chunk.after, False), (chunk.before, True)):
             if other is not None and other.free:
                 self._unlist(other)
@@ -123,7 +120,7 @@ class Arena:
         if not grown:
             self._growth = min(2 * self._growth, _LARGEST_GROWTH)
         self.reserved += length
-        region = _Region(_TOP - self.reserved, np.zeros(-(-length // _PAGE), np.bool_))
+        region = _Region(_TOP - self.reserved, np.zeros(-(-length // PAGE), np.bool_))
         return Chunk(region, 0, length)
 
     def _split(self, chunk: Chunk, size: int) -> None:
@@ -144,11 +141,11 @@ class Arena:
         chunk.free = False
 
     def _touch(self, chunk: Chunk, nbytes: int) -> None:
-        pages = chunk.region.touched[chunk.start // _PAGE : -(-(chunk.start + nbytes) // _PAGE)]
+        pages = chunk.region.touched[chunk.start // PAGE : -(-(chunk.start + nbytes) // PAGE)]
         fresh = pages.size - int(np.count_nonzero(pages))
         if fresh:
             pages[:] = True
-            self.touched += fresh * _PAGE
+            self.touched += fresh * PAGE
 
 
 def _joined(chunk: Chunk, following: Chunk) -> Chunk:

@@ -7,12 +7,13 @@ it needs (``GraphViewer``, its default order). The order in the file matters onl
 through the numbers.
 
 An optimized model that ONNX Runtime saves has its nodes in this order, if the
-optimizers changed anything. If not, it is saved as it was.
+optimizers changed anything. If not, it is saved as it was. Names of values may
+appear in it twice, outside and inside a body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 
@@ -23,7 +24,7 @@ def execution_order(graph: onnx.GraphProto) -> list[int]:
         name: index for index, node in enumerate(graph.node) for name in node.output if name
     }
     needs = [
-        sorted({producers[name] for name in _reads(node) if name in producers})
+        sorted({producers[name] for name in reads(node) if name in producers})
         for node in graph.node
     ]
     read = {index for indices in needs for index in indices}
@@ -63,17 +64,53 @@ def sort_saved_model(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
         saved.node.extend(nodes)
 
 
+def rename_in_bodies(saved: onnx.GraphProto) -> None:
+    """Rename the values of bodies whose names a graph around them has, too.
+
+    ONNX Runtime gives the casts that it inserts around float16 the same names outside and
+    inside a body, and does not load such a model again.
+
+    Args:
+        saved: The graph as saved; changed in place.
+    """
+    _rename(saved, {}, frozenset())
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[str]) -> None:
+    """Use new names for values of the graphs around, and for those of its own that clash."""
+    own = {
+        *(value.name for value in graph.input),
+        *(tensor.name for tensor in graph.initializer),
+        *(name for node in graph.node for name in node.output if name),
+    }
+    taken = own | outer
+    names = dict(names)
+    for name in sorted(own & outer):
+        new = f"{name}/inner"
+        while new in taken:
+            new += "/inner"
+        names[name] = new
+        taken |= {new}
+    for each in (*graph.input, *graph.initializer, *graph.value_info, *graph.output):
+        each.name = names.get(each.name, each.name)
+    for node in graph.node:
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+        for _, body in _graphs(node):
+            _rename(body, names, frozenset(taken))
+
+
 def _graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.name, attribute.g
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Names that a node reads, in its subgraphs too; values inside those may be among them."""
     yield from node.input
     for _, graph in _graphs(node):
         for inner in graph.node:
-            yield from _reads(inner)
+            yield from reads(inner)
         for value in graph.output:
             yield value.name

@@ -17,6 +17,9 @@ import numpy as np
 
 Shape = tuple[int, ...]
 
+NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
+"""Domain of the operators in ONNX Runtime's blocked layout for convolutions."""
+
 ALIASES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose first output is their first input's buffer, whatever else reads that."""
 
@@ -50,7 +53,7 @@ def in_place_input(op_type: str, domain: str) -> int | None:
     """Index of the input whose buffer output 0 may take; None if there is none."""
     if domain in ("", "ai.onnx") and op_type in IN_PLACE:
         return 0
-    fused = (domain, op_type) in {("com.microsoft.nchwc", "Conv"), ("com.microsoft", "FusedConv")}
+    fused = (domain, op_type) in {(NCHWC_DOMAIN, "Conv"), ("com.microsoft", "FusedConv")}
     return _SUM_INPUT if fused else None
 
 
@@ -74,7 +77,7 @@ def workspaces(
         domain: The operator's domain.
     """
     rule = _RULES.get(op_type)
-    if rule is None or domain == "com.microsoft.nchwc":
+    if rule is None or domain == NCHWC_DOMAIN:
         return ()  # the blocked kernels compute straight from their inputs
     if not outputs or any(shape is None for shape, _ in (*inputs, *outputs)):
         return ()

@@ -6,12 +6,13 @@ vectors (biases, scales of normalizations) belong to the layer before them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import onnx
 
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX, GRADIENT_SUFFIX
+from odtpack_simulator.memory.execution_order import reads
 
 _MATRIX_RANK = 2
 
@@ -30,8 +31,8 @@ def trained_layers(graph: onnx.GraphProto, manifest: Manifest) -> list[Layer]:
     carried: dict[str, list[str]] = {name: [name] for name in trained}
     met: dict[str, None] = {}
     for node in graph.node:
-        names = list(_reads(node))
-        parameters = [each for name in names for each in carried.get(name, ())]
+        names = list(reads(node))
+        parameters = list(dict.fromkeys(each for name in names for each in carried.get(name, ())))
         if data.isdisjoint(names):  # a weight may be transposed before it meets the data
             carried.update(dict.fromkeys(node.output, parameters))
             continue
@@ -59,7 +60,7 @@ def drop_gradients(graph: onnx.GraphProto, names: Collection[str]) -> None:
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output):
             kept.append(node)
-            needed.update(_reads(node))
+            needed.update(reads(node))
     _keep(graph.node, kept[::-1])
     _keep(graph.initializer, [each for each in graph.initializer if each.name in needed])
 
@@ -69,13 +70,3 @@ def _keep(field: object, items: Iterable[object]) -> None:
     copies = list(items)
     del field[:]  # type: ignore[attr-defined]
     field.extend(copies)  # type: ignore[attr-defined]
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Names that a node reads, those that only its subgraphs read included."""
-    yield from node.input
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            for inner in attribute.g.node:
-                yield from _reads(inner)
-            yield from (value.name for value in attribute.g.output)

@@ -21,7 +21,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from odtpack_runtime.checkpoint.layout import Array
-from odtpack_simulator.memory.kernel_memory import Shape
+from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, Shape
 
 Dim = int | str | None
 """A size, the name of a size, or None for an unknown one."""
@@ -30,7 +30,6 @@ Dims = tuple[Dim, ...]
 Typed = tuple[int, Dims | None]
 """ONNX element type (0 if unknown) and dimensions (None if not even their number is known)."""
 
-NCHWC_DOMAIN = "com.microsoft.nchwc"
 MICROSOFT_DOMAIN = "com.microsoft"
 
 _MOST_SIZES = 64

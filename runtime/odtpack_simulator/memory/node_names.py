@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
-from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
+from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 
 
 class Labels:
@@ -40,7 +40,7 @@ class Labels:
         producers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
         neighbours = _neighbours(graph, producers)
         layers = _layers(graph, {name: shown.get(name, name) for name in parameters}, neighbours)
-        self._forward = forward = set() if gradient else _needed(graph, producers)
+        self._forward = forward = graph.needed_for(() if gradient else graph.outputs[:1])
         self._nodes: list[str] = []
         self._values: dict[str, str] = {}
         for index, (node, layer) in enumerate(zip(graph.nodes, layers, strict=True)):
@@ -63,15 +63,9 @@ class Labels:
         return name if name in self._fixed else self._values.get(name, name)
 
 
-def _reads(node: Node) -> tuple[str, ...]:
-    return (*(name for name in node.inputs if name), *node.implicit)
-
-
 def _neighbours(graph: RuntimeGraph, producers: dict[str, int]) -> list[list[int]]:
     """For each node those that it reads from, then those that read from it."""
-    before = [
-        [producers[name] for name in _reads(node) if name in producers] for node in graph.nodes
-    ]
+    before = [[producers[name] for name in node.reads if name in producers] for node in graph.nodes]
     after: list[list[int]] = [[] for _ in graph.nodes]
     for index, sources in enumerate(before):
         for source in sources:
@@ -86,7 +80,7 @@ def _layers(
     layers = [""] * len(graph.nodes)
     queue: deque[int] = deque()
     for index, node in enumerate(graph.nodes):
-        for name in _reads(node):
+        for name in node.reads:
             parameter = name.removesuffix(BUFFER_SUFFIX)
             if parameter in parameters and not layers[index]:
                 shown = parameters[parameter]
@@ -99,15 +93,3 @@ def _layers(
                 layers[other] = layers[index]
                 queue.append(other)
     return layers
-
-
-def _needed(graph: RuntimeGraph, producers: dict[str, int]) -> set[int]:
-    """Places of the nodes that the first output needs."""
-    found: set[int] = set()
-    stack = [producers[name] for name in graph.outputs[:1] if name in producers]
-    while stack:
-        index = stack.pop()
-        if index not in found:
-            found.add(index)
-            stack += [producers[name] for name in _reads(graph.nodes[index]) if name in producers]
-    return found

@@ -33,10 +33,11 @@ _CLEAR = Path("/proc/self/clear_refs")
 _SAMPLING_SECONDS = 0.002
 _PROBE_BYTES = 64 * 2**20
 _THREAD_STACK = 8 * 2**20
-MAPPED_FROM = 16 * 1024
+PAGE = 4096
+MAPPED_FROM = 4 * PAGE
 """Bytes from which on the child maps an allocation by itself, and returns it when it is freed.
 
-Four pages. Above it, rounding to pages costs a quarter at most; below it lie few of the
+Above it, rounding to pages costs a quarter at most; below it lie few of the
 tensors of a training step, which the heap keeps for those that come after them.
 """
 

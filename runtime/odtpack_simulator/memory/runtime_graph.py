@@ -28,7 +28,7 @@ from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.session.options import LEVELS
 from odtpack_runtime.session.session import open_session
-from odtpack_simulator.memory.execution_order import sort_saved_model
+from odtpack_simulator.memory.execution_order import rename_in_bodies, sort_saved_model
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import (
     Dims,
@@ -80,6 +80,11 @@ class Node:
     subgraphs: Mapping[str, RuntimeGraph] = field(default_factory=dict)
     implicit: tuple[str, ...] = ()
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of what it reads, its subgraphs included."""
+        return (*(name for name in self.inputs if name), *self.implicit)
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeGraph:
@@ -95,12 +100,30 @@ class RuntimeGraph:
     values: Mapping[str, Value]
     initializers: Mapping[str, int]
 
+    def bodies(self) -> Iterator[RuntimeGraph]:
+        """The subgraphs of its nodes, not those inside them."""
+        for node in self.nodes:
+            yield from node.subgraphs.values()
+
     def walk(self) -> Iterator[Node]:
         """Every node, those of subgraphs included."""
         for node in self.nodes:
             yield node
             for subgraph in node.subgraphs.values():
                 yield from subgraph.walk()
+
+    def needed_for(self, names: Iterable[str]) -> frozenset[int]:
+        """Places of the nodes that it takes to compute some values."""
+        producers = {name: i for i, node in enumerate(self.nodes) for name in node.outputs if name}
+        found: set[int] = set()
+        stack = [producers[name] for name in names if name in producers]
+        while stack:
+            index = stack.pop()
+            if index not in found:
+                found.add(index)
+                read = self.nodes[index].reads
+                stack += [producers[name] for name in read if name in producers]
+        return frozenset(found)
 
 
 _RECENT: Final = 8
@@ -156,6 +179,7 @@ def _read(
         optimized = onnx.load(str(optimized_path))
         sort_saved_model(optimized.graph, original.graph)
         del original
+        rename_in_bodies(optimized.graph)
         options = memory_options(threads)
         sizes = _name_sizes(optimized.graph, shapes, str(model))
         for name, size in sizes.items():
@@ -210,7 +234,12 @@ def _name_sizes(
             if not dim.HasField("dim_value"):
                 dim.dim_param = dim.dim_param or f"{value.name}.{axis}"
                 sizes.setdefault(dim.dim_param, size)
-        fixed = [dim.dim_value or sizes[dim.dim_param] for dim in tensor.shape.dim]
+        fixed = [
+            dim.dim_value
+            if dim.HasField("dim_value")
+            else sizes.get(dim.dim_param, dim.dim_param or "?")
+            for dim in tensor.shape.dim
+        ]
         if fixed != list(shape):
             raise OdtpackError(
                 "input-shape",
@@ -308,6 +337,8 @@ def _node(
         for attribute in node.attribute
         if attribute.name not in graphs
     }
+    if opset < 13 and node.op_type in ("LogSoftmax", "Softmax"):
+        attributes["axis"] = -1  # these normalize rows of a matrix, whatever axis that begins at
     return Node(
         node.name or node.op_type,
         node.op_type,
@@ -325,8 +356,8 @@ def _outer_names(subgraphs: Iterable[RuntimeGraph]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for graph in subgraphs:
         for node in graph.nodes:
-            for name in (*node.inputs, *node.implicit):
-                if name and name not in graph.values:
+            for name in node.reads:
+                if name not in graph.values:
                     names[name] = None
         for name in graph.outputs:
             if name not in graph.values:

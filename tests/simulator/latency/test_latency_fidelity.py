@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.latency import Effort, measure_model
+from benchmarks.fidelity.latency import Effort, Prediction, measure_model
 from benchmarks.fidelity.latency_comparison import (
     GROUPS,
     Row,
@@ -21,8 +21,8 @@ from benchmarks.fidelity.latency_comparison import (
 from benchmarks.fidelity.latency_prediction import (
     Curves,
     Node,
+    calibrated_nodes,
     rate,
-    scaled_step,
     step_between,
     threaded_step,
 )
@@ -31,7 +31,6 @@ from odtpack_simulator.memory.operator_work import Work
 
 FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])
 """100 GFLOPS and 10 GB/s at any size."""
-TWICE = Curves([(1e3, 5e-9), (1e9, 5e-3)], [(1e3, 5e-8), (1e9, 0.05)])
 
 
 class TestCurves:
@@ -56,41 +55,22 @@ class TestCurves:
         assert found.copies == [(80.0, pytest.approx(1e-6))]  # never less than a node takes
 
 
-class TestScaling:
-    nodes = (
-        Node("Gemm", 4000.0, Work(200e6, 1e6)),
-        Node("Slice", 1000.0, Work(None, 5e6)),
-        Node("Shape", 1000.0, Work(None, 8.0)),
-    )
+class TestCalibratedNodes:
+    nodes = (Node("Gemm", 4000.0, Work(200e6, 1e6)), Node("Slice", 2000.0, Work(None, 5e6)))
 
-    def predict(self, there: Curves, *factors: float, step_ms: float = 10.0) -> float:
-        works = [
-            Work(node.work.flops and node.work.flops * factor, node.work.moved_bytes * factor)
-            for node, factor in zip(self.nodes, factors, strict=True)
-        ]
-        return scaled_step(self.nodes, step_ms, (0.0, 0.0), FLAT, there, works)
-
-    def test_the_same_configuration_is_the_calibrated_step(self) -> None:
-        assert self.predict(FLAT, 1, 1, 1) == pytest.approx(10)
-
-    def test_twice_the_work(self) -> None:
-        """Four milliseconds around the operators, and the shape's one, stay."""
-        assert self.predict(FLAT, 2, 2, 2) == pytest.approx(4 + 8 + 2 + 1)
-        assert self.predict(FLAT, 2, 1, 1) == pytest.approx(4 + 8 + 1 + 1)
-
-    def test_twice_the_rates(self) -> None:
-        """What runs in one thread does not gain."""
-        assert self.predict(TWICE, 1, 1, 1) == pytest.approx(4 + 2 + 1 + 1)
+    def test_nodes_and_the_rest_sum_to_the_step(self) -> None:
+        assert calibrated_nodes(self.nodes, 10, (0.0, 0.0)) == ([4000, 2000], 4000)
 
     def test_operators_slowed_down_by_the_profile(self) -> None:
         """Six milliseconds of operators in a step of three: each counts half."""
-        assert self.predict(FLAT, 2, 2, 2, step_ms=3) == pytest.approx(4 + 1 + 0.5)
+        assert calibrated_nodes(self.nodes, 3, (0.0, 0.0)) == ([2000, 1000], 0)
 
-    def test_the_runtime_s_part_does_not_scale(self) -> None:
-        node = Node("Gemm", 10.0, Work(200e6, 1e6))
-        double = Work(400e6, 2e6)
-        found = scaled_step([node], 0.01, (2.0, 0.0), FLAT, FLAT, [double])
-        assert found == pytest.approx(0.002 + 2 * 0.008)
+
+def test_another_process_takes_the_calibrated_step() -> None:
+    turns = {"calibrated": {"steps": [(10.0, 9.9), (10.4, 10.3), (90.0, 9.4)]}}
+    prediction = Prediction({"calibrated": [*TestCalibratedNodes.nodes]}, (0.5, 0.1), [turns])
+    for clock, step_ms in (("wall", 10.2), ("processor", 9.9)):
+        assert prediction.of("process", "twin", turns, clock) == pytest.approx(step_ms)
 
 
 class TestBetween:

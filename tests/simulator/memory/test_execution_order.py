@@ -9,10 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 
-from odtpack_simulator.memory.execution_order import execution_order, sort_saved_model
+from odtpack_simulator.memory.execution_order import (
+    execution_order,
+    rename_in_bodies,
+    sort_saved_model,
+)
 from tests.simulator.packages import Case
 
 KERNEL = "_kernel_time"
@@ -105,3 +110,40 @@ def test_model_that_was_not_changed_is_sorted() -> None:
     sort_saved_model(saved, graph)
     # Add is the last that nobody reads; of its operands' producers Sqrt stands later.
     assert [node.op_type for node in saved.node] == ["Neg", "Sqrt", "Exp", "Add", "Abs"]
+
+
+def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed() -> None:
+    """At every depth, wherever the name stands; what only a body has keeps its name."""
+    graph = onnx.parser.parse_graph(
+        """g (bool c, float[2] x) => (float[2] y) {
+            a = Neg (x)
+            y = If (c) <
+                then_branch = t () => (float[2] a) <float[2] a> {
+                    a = Exp (x)
+                },
+                else_branch = e () => (float[2] out) {
+                    a = Sqrt (x)
+                    own = Neg (a)
+                    out = If (c) <
+                        then_branch = tt () => (float[2] z) { own = Abs (a) z = Exp (own) },
+                        else_branch = ee () => (float[2] z) { a = Abs (own) z = Exp (a) }
+                    >
+                }
+            >
+        }"""
+    )
+    rename_in_bodies(graph)
+    neg, branches = graph.node
+    assert (list(neg.output), list(branches.output)) == (["a"], ["y"])
+    then, other = (attribute.g for attribute in branches.attribute)
+    assert then.node[0].output == ["a/inner"]
+    assert [value.name for value in (*then.output, *then.value_info)] == ["a/inner"] * 2
+    assert [list(node.output) for node in other.node] == [["a/inner"], ["own"], ["out"]]
+    assert other.node[1].input == ["a/inner"]
+    inner = [attribute.g.node for attribute in other.node[2].attribute]
+    assert [(list(node.input), list(node.output)) for nodes in inner for node in nodes] == [
+        (["a/inner"], ["own/inner"]),
+        (["own/inner"], ["z"]),
+        (["own"], ["a/inner/inner"]),
+        (["a/inner/inner"], ["z"]),
+    ]

@@ -12,7 +12,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE, workspaces
+from odtpack_simulator.memory.allocation import allocate
+from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE, NCHWC_DOMAIN, workspaces
+from tests.simulator.graphs import load_model
 
 Shape = tuple[int, ...]
 
@@ -28,6 +30,7 @@ def run_alone(
     inputs: dict[str, np.ndarray],
     constants: dict[str, np.ndarray],
     outputs: dict[str, int],
+    opset: int = 17,
 ) -> dict[str, Any]:
     """The profile's memory figures of the node called ``probe``, from the first run."""
     graph = helper.make_graph(
@@ -43,7 +46,7 @@ def run_alone(
         [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
+    model.opset_import.append(helper.make_opsetid("", opset))
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = False
@@ -148,6 +151,24 @@ def test_working_memory(
     assert planned <= measured <= planned + 4 * 256
 
 
+@pytest.mark.parametrize("opset", [12, 13])
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
+def test_softmax_along_a_middle_axis_is_transposed_since_opset_13(
+    op_type: str, opset: int, tmp_path: Path
+) -> None:
+    """Before, the axes from there on are one."""
+    x = np.random.default_rng(0).random((32, 32, 32), np.float32)
+    probe = helper.make_node(op_type, ["x"], ["y"], name="probe", axis=1)
+    figures = run_alone(tmp_path, [probe], {"x": x}, {}, {"y": TensorProto.FLOAT}, opset)
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy"]
+    graph = helper.make_graph([probe], "g", info[:1], info[1:])
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", opset))
+    (use,) = allocate(load_model(model)).uses
+    measured = int(figures["mem_in_use_peak"]) - int(figures["mem_bytes_in_use"])
+    assert sum(use.scratch) == measured == (2 * x.nbytes if opset == 13 else 0)
+
+
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize(("op_type", "gates"), [("LSTM", 4), ("GRU", 3)])
 def test_working_memory_of_gated_cells(
@@ -177,4 +198,4 @@ def test_threads_multiply_the_buffer_of_a_convolution() -> None:
 def test_unknown_shapes_and_operators_count_nothing() -> None:
     assert workspace("Where", {}, [(None, 1)], [((4,), 4)], 1) == 0
     assert workspace("Unheard", {}, [((4,), 4)], [((4,), 4)], 1) == 0
-    assert workspace("Conv", {}, [((4,), 4)], [((4,), 4)], 1, domain="com.microsoft.nchwc") == 0
+    assert workspace("Conv", {}, [((4,), 4)], [((4,), 4)], 1, domain=NCHWC_DOMAIN) == 0

@@ -13,9 +13,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.memory.missing_shapes import Typed, fill_in, nchwc_block
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
-from odtpack_simulator.memory.session_memory import constant_bytes, loading_bytes
+from odtpack_simulator.memory.session_memory import (
+    BYTES_PER_NODE,
+    BYTES_PER_SUBGRAPH,
+    constant_bytes,
+    loading_bytes,
+    session_bytes,
+)
 from tests.simulator.graphs import load_model
 
 
@@ -56,6 +63,40 @@ def test_kernels_share_a_rearranged_constant() -> None:
     model = onnx.ModelProto(ir_version=8, graph=graph)
     model.opset_import.append(helper.make_opsetid("", 17))
     assert constant_bytes(load_model(model)) == 36 * 64 * 4 + 64 * 48 * 4
+
+
+def test_a_branch_keeps_a_constant_and_its_rearranged_copy() -> None:
+    """Its zeros are folded; in the graph around them, only the copy would stay."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (bool c, float[4, 64] x) => (float[4, 64] y) <int64[2] size = {64, 64}> {
+            y = If (c) <
+                then_branch = t () => (float[4, 64] a) {
+                    zeros = ConstantOfShape (size)
+                    a = MatMul (x, zeros)
+                },
+                else_branch = e () => (float[4, 64] b) { b = Identity (x) }
+            >
+        }"""
+    )
+    assert constant_bytes(load_model(model)) == 2 * 64 * 64 * 4
+
+
+def test_a_stored_body_keeps_its_constants(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (bool c, float[4] x) => (float[4] y) {
+            y = If (c) <
+                then_branch = t () => (float[4] a) { a = Add (x, w) },
+                else_branch = e () => (float[4] b) { b = Identity (x) }
+            >
+        }"""
+    )
+    weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    model.graph.node[0].attribute[0].g.initializer.append(weight)
+    onnx.save(model, tmp_path / "model.onnx")
+    expected = 3 * BYTES_PER_NODE + 2 * BYTES_PER_SUBGRAPH + weight.ByteSize()
+    assert session_bytes(tmp_path / "model.onnx") == expected
 
 
 @pytest.mark.parametrize("flags", list(itertools.product((0, 1), repeat=4)))
@@ -150,6 +191,66 @@ def test_shapes_in_a_loop_over_data_of_unknown_shape(tmp_path: Path) -> None:
     graph = load_runtime_graph(tmp_path / "model.onnx", {"x": (3, 20)})
     body = graph.nodes[-1].subgraphs["body"]
     assert body.values["product"].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        """If (c) <
+            then_branch = t () => (float16[8] a) { a = Mul (s, s) },
+            else_branch = e () => (float16[8] b) { b = Tanh (s) }>""",
+        """Scan <num_scan_inputs = 1, body = body (float16[8] row) => (float16[8] sum) {
+            sum = Mul (row, s)
+        }> (x)""",
+    ],
+)
+def test_float16_values_that_a_body_reads_from_outside(branches: str, tmp_path: Path) -> None:
+    """ONNX Runtime casts them outside and inside, under one name."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float16[n, 8] x, float16[8] v, bool c) => (float16[n, 8] y) {{
+            s = Sigmoid (v)
+            m = Mul (x, s)
+            z = {branches}
+            y = Add (m, z)
+        }}"""
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = load_runtime_graph(tmp_path / "model.onnx", {"x": (3, 8)})
+    inner = [
+        name for node in graph.nodes for body in node.subgraphs.values() for name in body.values
+    ]
+    assert inner
+    assert not graph.values.keys() & set(inner)
+
+
+def declared(shape: str, folder: Path) -> Path:
+    text = f"g (float[{shape}] x) => (float[{shape}] y) {{ y = Relu (x) }}"
+    head = '<ir_version: 8, opset_import: ["": 17]> '
+    onnx.save(onnx.parser.parse_model(head + text), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def test_a_size_of_zero(tmp_path: Path) -> None:
+    graph = load_runtime_graph(declared("N, 0", tmp_path), {"x": (4, 0)})
+    assert graph.values["x"].shape == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "known"),
+    [
+        ("N, C", (4,), "[4, 'C']"),
+        ("N, C", (4, 3, 2), "[4, 3]"),
+        ("N, 0", (4, 3), "[4, 0]"),
+    ],
+)
+def test_a_shape_that_the_model_does_not_declare(
+    shape: str, given: tuple[int, ...], known: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        load_runtime_graph(declared(shape, tmp_path), {"x": given})
+    assert caught.value.code == "input-shape"
+    assert known in str(caught.value)
 
 
 def test_blocked_layout_has_a_block() -> None:

@@ -1,13 +1,8 @@
-"""Merges nodes that compute the same, as ONNX Runtime's optimizers do.
-
-What is computed again is chosen for the step that ONNX Runtime executes, and written into the
-model: a node that ONNX Runtime would have merged with another would read what the choice knows
-nothing of, beside the copy of that other one.
-"""
+"""Merges nodes that compute the same, as ONNX Runtime's optimizers do."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 import onnx_ir as ir
@@ -24,14 +19,15 @@ _PLAIN: Final = {
 }
 
 
-def merge(graph: ir.Graph) -> None:
-    """Let the first of several equal nodes do for all; those of subgraphs stay as they are.
+def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
+    """Let the first of several equal nodes do for all.
 
     Args:
-        graph: A sorted graph; changed in place.
+        graph: A sorted graph; changed in place. Its subgraphs stay as they are.
+        nodes: Nodes of it to merge, in its order; all if None.
     """
     found: dict[Hashable, ir.Node] = {}
-    for node in list(graph):
+    for node in list(graph if nodes is None else nodes):
         key = _key(node)
         if key is None:
             continue

@@ -7,7 +7,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from odtpack.memory import equal_nodes
+from odtpack.graph import equal_nodes
 
 
 def merged(body: str, outputs: str = "float[3] y") -> list[str]:
