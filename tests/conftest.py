@@ -9,17 +9,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import hypothesis
 import pytest
 
 from tests.sweep import Asked
 
 NODE_CASES = "node cases "
 SWEEPS = ("test_gradient_is_that_of_both_oracles", "test_gradient_of_the_body_is_that_of_both")
-
-# How long an example takes depends on what else the machine does.
-hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -169,12 +169,11 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
     simulate = ["simulate", str(work / "package"), "--data", str(work / "digits.npz")]
     simulate += ["--device", "google/pixel-8a", "--device", "samsung/galaxy-a12", "--epochs", "1"]
     simulate += ["--batch-size", "16", "--interruptions", "0", "--report", f"json:{times}"]
-    assert main([*simulate, "--lr", "0.5"]) in (0, 1)
-    measured = load_result(times)
-    busy = [of for of in measured.devices if of.latency.step_ms is None]
-    if busy:
-        assert all("this machine was busy" in str(of.latency.not_judged) for of in busy)
-        return
+    for _ in range(3):  # other tests may keep this machine busy: then a step is not judged
+        assert main([*simulate, "--lr", "0.5"]) in (0, 1)
+        measured = load_result(times)
+        if all(each.latency.step_ms is not None for each in measured.devices):
+            break
     models = (
         '[[population.device]]\nprofile = "google/pixel-8a"\n'
         '[[population.device]]\nprofile = "samsung/galaxy-a12"\n'

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-_PATIENCE_SECONDS = 300.0
+_PATIENCE_SECONDS = 60.0
 
 
 class Browser:

@@ -42,7 +42,7 @@ def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
 
 
 def _key(node: ir.Node) -> Hashable:
-    """The same for nodes that compute the same; None where nobody can say."""
+    """A key that equal nodes share; None for a node that must not be merged."""
     attributes = sorted(node.attributes.items())
     if node.domain or node.op_type in RANDOM_OPERATORS:
         return None

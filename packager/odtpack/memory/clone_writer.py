@@ -68,19 +68,27 @@ class _Writer:
         self._before = list(graph)
         self._forward = ancestors(graph.outputs[:1])
         self._places = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
+        self._last_read = {name: i for i, node in enumerate(nodes) for name in node.reads}
+        self._late = [
+            name
+            for name in self._places
+            if name in self._values
+            and step.producer[name] not in step.forward
+            and self._is_data(self._values[name])
+        ]
 
     def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
         """What is computed last before a node of the timeline, of what it reads if possible.
 
         Of data: sizes exist long before, and what accumulates gradients is not in a step model.
         """
-        places = {n: i for i, node in enumerate(nodes) for n in node.outputs if n in self._values}
-        late = {n for n in places if self._step.producer[n] not in self._step.forward}
-        late = {n for n in late if places[n] < trigger and self._is_data(self._values[n])}
-        read = late.intersection(nodes[trigger].reads)
-        needed = late.intersection(n for node in nodes[trigger:] for n in node.reads)
-        found = read or needed or late or {n for n in places if places[n] < trigger}
-        return self._values[max(found, key=lambda name: (places[name], name))]
+        late = [name for name in self._late if self._places[name] < trigger]
+        read = set(nodes[trigger].reads).intersection(late)
+        needed = [name for name in late if self._last_read.get(name, -1) >= trigger]
+        found = read or needed or late
+        if not found:
+            found = [n for n, i in self._places.items() if i < trigger and n in self._values]
+        return self._values[max(found, key=lambda name: (self._places[name], name))]
 
     @staticmethod
     def _is_data(value: ir.Value) -> bool:

@@ -66,7 +66,7 @@ def compile_memory(
 def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -> MemoryReport:
     shapes = input_shapes(model.graph, spec)
     trial = model.clone()
-    # ONNX Runtime merges them: of what is chosen for its step they would read nothing.
+    # ONNX Runtime merges equal nodes: what is chosen for its step would miss a duplicate.
     equal_nodes.merge(trial.graph)
     before = Step(_load(trial, shapes))
     total = sum(before.seconds)

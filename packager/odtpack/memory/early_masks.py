@@ -33,6 +33,9 @@ _SHARE: Final = 2
 _STEEP: Final = 2.0**100
 """Slope from which on a HardSigmoid of float32 is a step from 0 to 1."""
 
+_SIGMOID: Final = {"alpha": 0.2, "beta": 0.5}
+"""A HardSigmoid's attributes where it has none."""
+
 _BOOLEAN: Final = {
     *("And", "Equal", "Greater", "GreaterOrEqual", "IsNaN"),
     *("Less", "LessOrEqual", "Not", "Or", "Xor"),
@@ -56,10 +59,6 @@ class _Group:
     def saved(self) -> int:
         """Bytes less."""
         return self.freed - self.kept
-
-
-_SIGMOID: Final = {"alpha": 0.2, "beta": 0.5}
-"""A HardSigmoid's attributes where it has none."""
 
 
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:

@@ -91,13 +91,16 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[s
             new += "/inner"
         names[name] = new
         taken |= {new}
-    for each in (*graph.input, *graph.initializer, *graph.value_info, *graph.output):
-        each.name = names.get(each.name, each.name)
+    if names:
+        for each in (*graph.input, *graph.initializer, *graph.value_info, *graph.output):
+            each.name = names.get(each.name, each.name)
+    around = frozenset(taken)
     for node in graph.node:
-        for field in (node.input, node.output):
-            field[:] = [names.get(name, name) for name in field]
+        if names:
+            for field in (node.input, node.output):
+                field[:] = [names.get(name, name) for name in field]
         for _, body in _graphs(node):
-            _rename(body, names, frozenset(taken))
+            _rename(body, names, around)
 
 
 def _graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

@@ -175,10 +175,9 @@ class RayExecutor:
         Raises:
             OdtpackError: As the function raises it; ``worker-lost`` if a process died.
         """
-        remote = self._ray.remote(num_cpus=1, max_retries=0)(guarded)
         finished: dict[int, Any] = {}
         wanted = 0
-        for index, reference in self._finished(remote, [(function, *each) for each in calls]):
+        for index, reference in self._finished(guarded, [(function, *each) for each in calls]):
             finished[index] = reference
             while wanted in finished:
                 yield self._result(finished.pop(wanted))
@@ -195,22 +194,25 @@ class RayExecutor:
         """See :class:`Executor`."""
         # Sent once, whatever the number of items.
         shipments = [self.share(path) for path in files]
-        remote = self._ray.remote(num_cpus=1, max_retries=0)(_on_worker)
         calls = [(function, item, *shipments) for item in items]
         results: dict[int, R] = {}
-        for index, reference in self._finished(remote, calls):
+        for index, reference in self._finished(_on_worker, calls):
             results[index] = self._result(reference)
             if on_done is not None:
                 on_done(len(results), len(items))
         return [results[index] for index in range(len(items))]
 
-    def _finished(self, remote: Any, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+    def _finished(
+        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Any]]:
         """Indices and references of calls as they end; after an error no further call begins.
 
         Twice as many calls as there are cores are under way, so that none waits for this process
         and a cluster that grows on demand does. None is ever cancelled: Ray's driver aborts where
         a call answers in the moment in which it is cancelled (Ray 2.60).
         """
+        # Killed workers are started anew by Ray: a second try could hide a crash.
+        remote = self._ray.remote(num_cpus=1, max_retries=0)(function)
         waiting = enumerate(calls)
         under_way: dict[Any, int] = {}
         while True:
@@ -219,7 +221,10 @@ class RayExecutor:
                 under_way[remote.remote(*arguments)] = index
             if not under_way:
                 return
-            ready, _ = self._ray.wait(list(under_way))
+            try:
+                ready, _ = self._ray.wait(list(under_way))
+            except self._ray.exceptions.RayError as error:
+                raise worker_lost(error) from error
             for reference in ready:
                 yield under_way.pop(reference), reference
 
