@@ -1,97 +1,153 @@
 """Fit what a process and its sessions take besides tensors, on the zoo's networks alone.
 
-Every network is trained for some steps in a child process, and the plan is made with these
-constants at zero. What is left is a line: so much once, so much per node,
-per subgraph and per thread (``odtpack_simulator.memory.session_memory``).
+First every model of a package is opened in a process of its own, and what that takes is a line: so
+much per session, node, node that optimization removes, input and subgraph. Then every network is
+trained for some steps in a child process, and the plan is made with these figures and without
+those of the process. What is left is so much once, and so much per thread
+(``odtpack_simulator.memory.session_memory``).
 
     python -m benchmarks.session_constants
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
+import json
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from benchmarks.memory_prediction import WORKLOADS, make_job
+from benchmarks.worker import status_bytes
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.memory import memory_plan, session_memory
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import give_back_memory
+from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.packages import MODELS
 
-CONSTANTS = ("FIRST_RUN_BYTES", "BYTES_PER_NODE", "BYTES_PER_SUBGRAPH",
-             "BYTES_PER_THREAD")  # fmt: skip
+SESSION = ("BYTES_PER_SESSION", "BYTES_PER_NODE", "BYTES_PER_REMOVED_NODE", "BYTES_PER_INPUT",
+           "BYTES_PER_SUBGRAPH")  # fmt: skip
+PROCESS = ("LOADED_BYTES", "BYTES_PER_THREAD")
 PHASES = {
     "evaluation": ("evaluation",),
     "step": ("first step", "training step", "optimizer step"),
 }
+_SMALL = 1e6
+"""Bytes of a session below which errors count as if it took as many."""
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--open", nargs=2, metavar=("FOLDER", "MODEL"), help="for this program")
+    given = parser.parse_args()
+    if given.open:
+        print(_opened(Path(given.open[0]), given.open[1]))
+        return
     tuning = {name: load for name, load in WORKLOADS.items() if "batch norm" not in name}
     tuning |= {name: (MODELS[name][0], MODELS[name][2]) for name in ("batchnorm", "recurrent")}
-    rows, targets, loading = [], [], []
-    for name, (factory, size) in tuning.items():
-        model = factory()
-        for optimizer in (OptimType.SGD, OptimType.AdamW):
-            with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
-                job = make_job(model, size, optimizer, Path(scratch))
-                package = Package.open(Path(scratch) / "package")
+    sessions: list[tuple[list[int], int]] = []
+    jobs = []
+    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
+        for name, (factory, size) in tuning.items():
+            for optimizer in (OptimType.SGD, OptimType.AdamW):
+                folder = Path(scratch) / f"{len(jobs)}"
+                folder.mkdir()
+                job = make_job(factory(), size, optimizer, folder)
+                package = Package.open(folder / "package")
                 shapes = {n: (size, *np.load(f, "r").shape[1:]) for n, f in job.data.items()}
-                counts = _counts(package)
+                jobs.append((job, package, shapes))
+                sessions += _sessions(package, shapes)
+                print(name, optimizer.name, flush=True)
+        found = _fit(sessions)
+        with _constants(found):
+            running = []
+            for job, package, shapes in jobs:
                 for threads in (1, 2):
-                    row = [1, *counts, 3 * (threads - 1)]
-                    peaks = run_training_child(
-                        dataclasses.replace(job, threads=threads)
-                    ).phase_peaks
-                    with _without_constants():
+                    child = dataclasses.replace(job, threads=threads)
+                    peaks = run_training_child(child).phase_peaks
+                    with _constants(dict.fromkeys(PROCESS, 0)):
                         plan = plan_memory(package, shapes, threads=threads)
                     planned = {phase.name: phase.nbytes for phase in plan.phases}
-                    for measured, names in PHASES.items():
-                        # Errors are judged in per cent: small models count as much as large ones.
-                        weight = 1 / peaks[measured]
-                        rows.append(weight * np.array(row))
-                        left = peaks[measured] - max(planned[n] for n in names)
-                        targets.append(weight * left)
-                    names = [n for n in planned if n.startswith(("loading", "placing"))]
-                    left = peaks["loading"] - max(planned[n] for n in names)
-                    loading.append((row, left, 1 / peaks["loading"] ** 2))
-                print(name, optimizer.name, counts, flush=True)
-    matrix, right = np.array(rows, float), np.array(targets, float)
-    found, *_ = np.linalg.lstsq(matrix, right, rcond=None)
-    error = matrix @ found - right
-    for name, value in zip(("LOADED_BYTES + FIRST_RUN_BYTES", *CONSTANTS[1:]), found, strict=True):
+                    running += [
+                        (threads, peaks[phase] - max(planned[n] for n in names), peaks[phase])
+                        for phase, names in PHASES.items()
+                    ]
+    rows = np.array([[1 / peak, 3 * (threads - 1) / peak] for threads, _, peak in running])
+    targets = np.array([left / peak for _, left, peak in running])
+    values, *_ = np.linalg.lstsq(rows, targets, rcond=None)
+    for name, value in zip(PROCESS, values, strict=True):
         print(f"{name:32}{value:12.0f}")
-    error = 100 * np.abs(error)
+    error = 100 * np.abs(rows @ values - targets)
     print(f"error: median {np.median(error):.1f} %, largest {error.max():.1f} %")
-    once = [left - np.dot(row[1:-1], found[1:-1]) for row, left, _ in loading]
-    loaded = np.average(once, weights=[weight for *_, weight in loading])
-    print(f"LOADED_BYTES {loaded:.0f} of {np.round(once)}")
 
 
-def _counts(package: Package) -> list[int]:
-    """Nodes and subgraphs of the three models."""
-    counts = np.zeros(2, int)
-    for path in (package.training_model, package.eval_model, package.optimizer_model):
-        graph = onnx.load(str(path), load_external_data=False).graph
-        counts += session_memory.count(graph)
-    return [int(value) for value in counts]
+def _sessions(
+    package: Package, shapes: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[list[int], int]]:
+    """Of each model what is counted, in the order of :data:`SESSION`, and what opening it takes."""
+    models = (package.training_model, package.eval_model, package.step_model)
+    session = package.manifest.session
+    for path in filter(None, models):
+        stored = onnx.load(str(path), load_external_data=False).graph
+        nodes, subgraphs = session_memory.count(stored)
+        level = session.optimization_level if session else "all"
+        executed = sum(1 for _ in load_runtime_graph(path, shapes, level=level).walk())
+        command = [sys.executable, "-m", __spec__.name, "--open", str(package.path), path.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        counts = [1, executed, max(0, nodes - executed), len(stored.input), subgraphs]
+        yield counts, json.loads(done.stdout)
 
 
-def _without_constants() -> contextlib.ExitStack:
-    """The plan with every constant at zero."""
+def _opened(folder: Path, name: str) -> int:
+    """Bytes that a session takes in a process that has one already."""
+    options = default_session_options(folder / "training_model.onnx", 1)
+    providers = ["CPUExecutionProvider"]
+    first = onnxruntime.InferenceSession(folder / "optimizer_model.onnx", options, providers)
+    give_back_memory()
+    before = status_bytes("RssAnon")
+    session = onnxruntime.InferenceSession(folder / name, options, providers)
+    give_back_memory()
+    taken = status_bytes("RssAnon") - before
+    del first, session
+    return taken
+
+
+def _fit(sessions: Sequence[tuple[list[int], int]]) -> dict[str, int]:
+    """Least squares of relative errors."""
+    counts = np.array([row for row, _ in sessions], float)
+    taken = np.array([nbytes for _, nbytes in sessions], float)
+    weights = 1 / np.maximum(taken, _SMALL)
+    found, *_ = np.linalg.lstsq(counts * weights[:, None], taken * weights, rcond=None)
+    error = 100 * (counts @ found - taken) * weights
+    for name, value in zip(SESSION, found, strict=True):
+        print(f"{name:32}{value:12.0f}")
+    print(
+        f"{len(sessions)} sessions: root mean square error {np.sqrt(np.mean(error**2)):.1f} %, "
+        f"largest {np.abs(error).max():.1f} %"
+    )
+    return {name: round(value) for name, value in zip(SESSION, found, strict=True)}
+
+
+def _constants(values: Mapping[str, int]) -> contextlib.ExitStack:
+    """The plan with other constants."""
     stack = contextlib.ExitStack()
-    for name in CONSTANTS[1:]:
-        stack.enter_context(mock.patch.object(session_memory, name, 0))
-    for name in ("LOADED_BYTES", "FIRST_RUN_BYTES"):
-        stack.enter_context(mock.patch.object(memory_plan, name, 0))
+    for name, value in values.items():
+        for module in (session_memory, memory_plan):
+            if hasattr(module, name):
+                stack.enter_context(mock.patch.object(module, name, value))
     return stack
 
 

@@ -141,7 +141,7 @@ def _timed_steps(
         "train_ms": train_ms[warm_up:],
         "optimizer_ms": optimizer_ms[warm_up:],
         "losses": losses,
-        "peak_bytes": _status_bytes("VmHWM") - before,
+        "peak_bytes": status_bytes("VmHWM") - before,
     }
 
 
@@ -218,7 +218,7 @@ def build(*, model: str, folder: str, optimizer: str = "adamw") -> dict[str, Any
     started = time.perf_counter()
     build_package(model, folder, loss="cross_entropy", optimizer=OPTIMIZERS[optimizer]())
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "peak_bytes": _status_bytes("VmHWM") - before}
+    return {"seconds": seconds, "peak_bytes": status_bytes("VmHWM") - before}
 
 
 def session_options(
@@ -259,10 +259,10 @@ def _load(path: str) -> dict[str, np.ndarray]:
 def _start_count() -> int:
     """Set the kernel's high-water mark back (clear_refs in proc(5)); return the resident bytes."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
     """A size in /proc/self/status."""
     (kib,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
     return int(kib) * 1024

@@ -84,9 +84,10 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     Schedule.of(trial.graph, choice.timeline, renamed, early).arrange()
     after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
-        return MemoryReport(peak, peak, total)
+        return MemoryReport(peak, peak, total, spec)
     model.graph = trial.graph
-    return MemoryReport(peak, after, total, _decisions(step, choice, parameters), choice.least)
+    decisions = _decisions(step, choice, parameters)
+    return MemoryReport(peak, after, total, spec, decisions, choice.least)
 
 
 def _choose(step: Step, spec: MemorySpec, seconds: float, names: Collection[str]) -> Choice:

@@ -12,7 +12,7 @@ from odtpack.choices import STOCK, Runtime
 from odtpack.errors import OdtpackError
 from odtpack_simulator.values.units import parse_quantity
 
-FREE_SLOWDOWN: Final = 0.03
+FREE_SLOWDOWN: Final = 0.05
 """Part of a step's time that a build without a budget may spend on computing again."""
 
 WORTH: Final = 0.03
@@ -120,6 +120,7 @@ class MemoryReport:
         before: Bytes of activations at the peak of a step as differentiated.
         after: The same as emitted.
         seconds: Estimated time of a step as differentiated.
+        spec: What it was asked for.
         decisions: What is computed again, the largest first.
         least: Seconds that no choice within the limit takes less than, if a solver chose; None
             if the greedy search did.
@@ -128,6 +129,7 @@ class MemoryReport:
     before: int
     after: int
     seconds: float
+    spec: MemorySpec
     decisions: tuple[Decision, ...] = ()
     least: float | None = None
 

@@ -6,6 +6,7 @@ optimizer model there is no package, and no manifest.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable
@@ -33,6 +34,7 @@ from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.folder_update import update_folder
 from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile, SessionInfo
+from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
@@ -94,11 +96,34 @@ def write_package(
         manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest, sessions)
         if segments is not None:
             manifest = segments.listed_in(manifest)
+        if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
+            manifest = _with_fitted_arena(manifest, stage / name, graphs)
         if self_check and graphs.backend.is_stock:
             manifest = with_self_check(manifest, staged)
-        with atomic_write(stage / name) as stream:
-            stream.write(manifest.to_json().encode())
+        _write(manifest, stage / name)
     return manifest
+
+
+def _write(manifest: Manifest, path: Path) -> None:
+    with atomic_write(path) as stream:
+        stream.write(manifest.to_json().encode())
+
+
+def _with_fitted_arena(manifest: Manifest, path: Path, graphs: Graphs) -> Manifest:
+    """A manifest with the arena that suits its package, whose other files are beside ``path``."""
+    from odtpack.memory.compile import input_shapes
+    from odtpack.package.arena import fitted
+
+    assert graphs.memory is not None  # noqa: S101 - the caller looked
+    spec = graphs.memory.spec
+    _write(manifest, path)
+    # A budget is planned without the step model.
+    session = fitted(
+        Package.open(path),
+        input_shapes(graphs.training.graph, spec),
+        step_model=spec.budget is None,
+    )
+    return dataclasses.replace(manifest, session=session).sealed()
 
 
 def listed_files(folder: Path, name: str) -> set[str]:

@@ -14,6 +14,9 @@ from odtpack_runtime.package.manifest_base import FixedShape, Name, NonNegativeI
 
 OptimizationLevel = Literal["disabled", "basic", "extended", "all"]
 
+ArenaBytes = Annotated[int, Rule(minimum=256, maximum=2**30)]
+"""Of ONNX Runtime's arena: from what it rounds requests up to, to what it takes at once at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SessionInfo(Part):
@@ -25,6 +28,11 @@ class SessionInfo(Part):
         arena: Whether it keeps freed memory for the next allocation.
         shared_allocator: Whether all sessions take their memory from one allocator of the
             environment.
+        initial_chunk_size_bytes: What the shared arena takes from the system first; None for ONNX
+            Runtime's choice, a MiB.
+        max_dead_bytes_per_chunk: What it leaves of a free chunk that is larger than what is asked
+            for, and less than twice as large; what is more becomes a chunk of its own. None for
+            ONNX Runtime's choice, 128 MiB.
         prepacking: Whether constant weights are copied into a layout of their kernel's.
         threads: Threads within an operator; None for ONNX Runtime's choice.
         config: Entries of the session's configuration.
@@ -34,6 +42,8 @@ class SessionInfo(Part):
     memory_pattern: bool = True
     arena: bool = True
     shared_allocator: bool = False
+    initial_chunk_size_bytes: ArenaBytes | None = None
+    max_dead_bytes_per_chunk: ArenaBytes | None = None
     prepacking: bool = True
     threads: PositiveInt | None = None
     config: dict[Name, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ for the next one, and so take the cores from the other session, whose turn it is
 """
 
 
-def usual_session(optimization_level: str, **memory: bool) -> SessionInfo:
+def usual_session(optimization_level: str, **memory: bool | int | None) -> SessionInfo:
     """Return the options that suit a training.
 
     - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
@@ -100,7 +100,7 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
     if not info.prepacking:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if info.shared_allocator:
-        _share_allocator(info.arena)
+        _share_allocator(info)
         options.add_session_config_entry("session.use_env_allocators", "1")
     for key, value in info.config.items():
         try:
@@ -121,20 +121,22 @@ def release_arena() -> None:
     next: call this once the modules and optimizers of a training are gone, for example when the
     system warns that memory is low. Before ONNX Runtime 1.23 a process has one arena, to its end.
     """
-    _share_allocator(arena=True)
+    _share_allocator(usual_session("all"))
 
 
-def _share_allocator(arena: bool) -> None:
+def _share_allocator(info: SessionInfo) -> None:
     """Begin an allocator that the sessions to come may share, in place of the last one."""
     kind = onnxruntime.OrtAllocatorType
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu",
-        kind.ORT_ARENA_ALLOCATOR if arena else kind.ORT_DEVICE_ALLOCATOR,
+        kind.ORT_ARENA_ALLOCATOR if info.arena else kind.ORT_DEVICE_ALLOCATOR,
         0,
         onnxruntime.OrtMemType.DEFAULT,
     )
+    # Without a limit, and growing as by default.
+    sizes = (info.initial_chunk_size_bytes or -1, info.max_dead_bytes_per_chunk or -1)
     with suppress(RuntimeError):  # older releases keep the first one
-        onnxruntime.create_and_register_allocator(memory, None)
+        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(0, -1, *sizes))
 
 
 def _session_beside(model: Path) -> SessionInfo | None:

@@ -1,13 +1,13 @@
 """ONNX Runtime's arena: which pages of it a training touches.
 
 A reimplementation of its best-fit allocator with coalescing (``BFCArena``, after TensorFlow's)
-with the settings that it has by default. Memory comes from the system in regions, each twice
+with the way to grow that it has by default. Memory comes from the system in regions, each twice
 as large as the one before, and never goes back while the arena exists. A request
 
 1. is rounded up to :data:`UNIT` bytes;
 2. takes the smallest free chunk that is large enough, of several the one at the lowest address,
    searched bin by bin: a bin holds chunks of one power of two;
-3. splits that chunk if it is at least twice as large, or :data:`_DEAD_BYTES` larger;
+3. splits that chunk if it is at least twice as large, or :attr:`Arena.max_dead_bytes` larger;
 4. opens a new region if there is no such chunk.
 
 Linux places a region below those before it, which decides between chunks of one size. What is
@@ -25,12 +25,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from odtpack_runtime.package.manifest_device import SessionInfo
 from odtpack_simulator.memory.process_memory import PAGE
 
 UNIT: Final = 256
 FIRST_REGION_BYTES: Final = 2**20
 _LARGEST_GROWTH: Final = 2**30
-_DEAD_BYTES: Final = 128 * 2**20
+MAX_DEAD_BYTES: Final = 128 * 2**20
 _HANDLE_BYTES: Final = 8
 _TOP: Final = 2**62
 
@@ -65,15 +66,26 @@ class Arena:
     """An arena of one process.
 
     Attributes:
+        growth: Bytes of the next region.
+        max_dead_bytes: What is left of a chunk that is larger than what is asked for.
         touched: Bytes of pages that were part of a chunk so far.
         reserved: Bytes of all regions.
     """
 
+    growth: int = FIRST_REGION_BYTES
+    max_dead_bytes: int = MAX_DEAD_BYTES
     touched: int = 0
     reserved: int = 0
-    _growth: int = FIRST_REGION_BYTES
     _keys: list[tuple[int, int]] = field(default_factory=list)
     _free: dict[tuple[int, int], Chunk] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, session: SessionInfo | None) -> Arena:
+        """The arena that the sessions of a package share, by what its manifest says."""
+        if session is None:
+            return cls()
+        first = session.initial_chunk_size_bytes or FIRST_REGION_BYTES
+        return cls(_rounded(first), session.max_dead_bytes_per_chunk or MAX_DEAD_BYTES)
 
     @property
     def resident(self) -> int:
@@ -84,9 +96,9 @@ class Arena:
         """Take memory that is written to; None for none."""
         if nbytes <= 0:
             return None
-        size = -(-nbytes // UNIT) * UNIT
+        size = _rounded(nbytes)
         chunk = self._find(size) or self._open_region(size)
-        if chunk.size >= 2 * size or chunk.size - size >= _DEAD_BYTES:
+        if chunk.size >= 2 * size or chunk.size - size >= self.max_dead_bytes:
             self._split(chunk, size)
         chunk.free = False
         self._touch(chunk, nbytes)
@@ -113,12 +125,12 @@ class Arena:
 
     def _open_region(self, size: int) -> Chunk:
         grown = False
-        while size > self._growth:
-            self._growth *= 2
+        while size > self.growth:
+            self.growth *= 2
             grown = True
-        length = self._growth
+        length = self.growth
         if not grown:
-            self._growth = min(2 * self._growth, _LARGEST_GROWTH)
+            self.growth = min(2 * self.growth, _LARGEST_GROWTH)
         self.reserved += length
         region = _Region(_TOP - self.reserved, np.zeros(-(-length // PAGE), np.bool_))
         return Chunk(region, 0, length)
@@ -146,6 +158,10 @@ class Arena:
         if fresh:
             pages[:] = True
             self.touched += fresh * PAGE
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // UNIT) * UNIT
 
 
 def _joined(chunk: Chunk, following: Chunk) -> Chunk:

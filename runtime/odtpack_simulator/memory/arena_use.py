@@ -67,10 +67,14 @@ class Arenas:
 
     Args:
         sharing: Who has which.
+        session: What the manifest says of an arena that all share.
+        ballast: Bytes that something else takes of that arena first, and keeps.
     """
 
-    def __init__(self, sharing: Sharing) -> None:
-        self._variants = [_Arenas(sharing, keeps_results=keeps) for keeps in (False, True)]
+    def __init__(self, sharing: Sharing, session: SessionInfo | None, ballast: int = 0) -> None:
+        self._variants = [
+            _Arenas(sharing, session, ballast, keeps_results=keeps) for keeps in (False, True)
+        ]
 
     @property
     def resident(self) -> int:
@@ -96,9 +100,12 @@ class Arenas:
 class _Arenas:
     """The arenas of a process that keeps results until a session's next run, or does not."""
 
-    def __init__(self, sharing: Sharing, *, keeps_results: bool) -> None:
+    def __init__(
+        self, sharing: Sharing, session: SessionInfo | None, ballast: int, *, keeps_results: bool
+    ) -> None:
         self._is_shared, self._keeps_results = sharing == "shared", keeps_results
-        self._one = Arena()
+        self._one = Arena.of(session)
+        self._one.allocate(ballast)
         self._own: dict[str, Arena] = {}
         self._results: dict[str, list[Chunk | None]] = {}
 

@@ -47,7 +47,6 @@ from odtpack_simulator.memory.session_memory import (
     BYTES_PER_BINDING,
     BYTES_PER_SAVED_TENSOR,
     BYTES_PER_SEGMENTED_PARAMETER,
-    FIRST_RUN_BYTES,
     LOADED_BYTES,
     session_bytes,
     thread_bytes,
@@ -77,6 +76,7 @@ def plan_memory(
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
+    ballast: int = 0,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -92,6 +92,8 @@ def plan_memory(
             :func:`~odtpack_simulator.memory.arena_use.session_use`.
         weights_bytes: Frozen weights of segments that the kit holds in memory:
             :func:`~odtpack_simulator.memory.planning.held_weights.held_weights`.
+        ballast: Bytes that something else takes of a shared arena first, and keeps: how near a plan
+            is to another region of it.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
@@ -105,7 +107,7 @@ def plan_memory(
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
         graph = load(path, sizes, threads=threads, level=level)
-        return Session(name, graph, session_bytes(path), arena=sharing != "none")
+        return Session(name, graph, session_bytes(path, graph), arena=sharing != "none")
 
     optimizer = opened("optimizer", package.optimizer_model, vectors(contract, layout))
     update = Pass((Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),))
@@ -119,7 +121,7 @@ def plan_memory(
         models = plan_segments(package, manifest.segments, shapes, threads, opened)
     sessions = [*models.training, *models.evaluation, optimizer]
     process = Item("ONNX Runtime and Python", LOADED_BYTES, "session")
-    runs = Item("first runs", FIRST_RUN_BYTES + thread_bytes(threads, len(sessions)), "session")
+    stacks = Item("threads", thread_bytes(threads, len(sessions)), "session")
     parameters = list(parameter_items(manifest.parameters))
     if manifest.segments is not None:
         ends = models.afresh.ends + models.held_out.ends
@@ -132,7 +134,7 @@ def plan_memory(
     moments = list(state_items(contract, layout))
     # Moments are zeros at first, which take no memory before they are written.
     around = [item for session in sessions for item in session.items()]
-    loaded_batch = [process, runs, *around, *parameters, *batch_items(manifest, shapes)]
+    loaded_batch = [process, stacks, *around, *parameters, *batch_items(manifest, shapes)]
     evaluated = [*loaded_batch, *models.held_out.kept]  # which training then has as well
     ungraded = [*loaded_batch, *models.afresh.kept]
     started = [*ungraded, *gradients]
@@ -147,7 +149,7 @@ def plan_memory(
     placed = [*loaded, *(i for each in models.evaluation for i in each.items())]
     saved = len(manifest.parameters) + len(moments) * len(layout.slots)
     tables = max(heap or 0, saved * BYTES_PER_SAVED_TENSOR)
-    life = Life(Arenas(sharing), heap)
+    life = Life(Arenas(sharing, manifest.session, ballast), heap)
     life.load(models.training)
     life.add("loading the training model", [*loaded, _loading(models.training)])
     life.load(models.evaluation)

@@ -296,7 +296,7 @@ def test_results_that_the_caller_gets() -> None:
     )
     plan = allocate(load_model(model), fresh_outputs=["out"])
     assert plan.results == {"out"}
-    arenas = Arenas("shared")
+    arenas = Arenas("shared", None)
     held = []
     for session in ("a", "a", "b"):
         arenas.run(session, plan)

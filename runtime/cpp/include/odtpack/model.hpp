@@ -28,9 +28,19 @@ inline Ort::Session OpenSession(const Ort::Env& env, const std::string& path,
 /// from ONNX Runtime 1.24 on: the app registers its own after the package is open.
 class SharedArena {
  public:
-  explicit SharedArena(const Ort::Env& env)
+  /// `session` is what the manifest says of sessions.
+  SharedArena(const Ort::Env& env, const Json& session)
       : env_(const_cast<OrtEnv*>(static_cast<const OrtEnv*>(env))) {
-    ours_ = Ort::Status(Ort::GetApi().CreateAndRegisterAllocator(env_, memory_, nullptr)).IsOK();
+    std::unordered_map<std::string, size_t> sizes;
+    for (const char* key : {"initial_chunk_size_bytes", "max_dead_bytes_per_chunk"}) {
+      if (!session[key]) continue;
+      const int64_t bytes = session[key].Whole();
+      if (bytes < 256 || bytes > 1 << 30)
+        Json::Fail(std::string("'session.") + key + "' is not between 256 and 2^30");
+      sizes[key] = static_cast<size_t>(bytes);
+    }
+    const Ort::ArenaCfg arena(sizes);
+    ours_ = Ort::Status(Ort::GetApi().CreateAndRegisterAllocator(env_, memory_, arena)).IsOK();
   }
   ~SharedArena() {
     if (ours_) Ort::Status(Ort::GetApi().UnregisterAllocator(env_, memory_));

@@ -49,7 +49,7 @@ class TrainingSession {
     const detail::Json& manifest = package_.Manifest();
     std::optional<detail::SharedArena> shared;
     if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
-      shared.emplace(env);
+      shared.emplace(env, manifest["session"]);
     std::optional<Ort::Session> first, evaluation, optimizer;
     if (manifest["segments"]) {
       segments_ =

@@ -143,16 +143,27 @@ public final class TrainingPackage {
     for (key, value) in config.isPresent ? try config.object() : [:] {
       try options.addConfigEntry(withKey: key, value: value.text())
     }
-    if try sharesArena() {
+    if try sharedArena() != nil {
       try options.addConfigEntry(withKey: "session.use_env_allocators", value: "1")
     }
     return options
   }
 
-  /// Whether all sessions of a training take their memory from one arena.
-  func sharesArena() throws -> Bool {
+  /// Sizes of the arena from which all sessions of a training take their memory, by ONNX Runtime's
+  /// names for them; nil without such an arena.
+  func sharedArena() throws -> [String: Int]? {
     let session = try manifest["session"]
-    return try session.isPresent && session["shared_allocator"].flag(false)
+    guard try session.isPresent, try session["shared_allocator"].flag(false) else { return nil }
+    var sizes: [String: Int] = [:]
+    for key in ["initial_chunk_size_bytes", "max_dead_bytes_per_chunk"] {
+      guard try session[key].isPresent else { continue }
+      let bytes = try session[key].whole()
+      guard (256...1 << 30).contains(bytes) else {
+        throw invalid("'session.\(key)' is not between 256 and 2^30")
+      }
+      sizes[key] = bytes
+    }
+    return sizes
   }
 
   private static func content(_ path: String, _ code: String) throws -> Data {

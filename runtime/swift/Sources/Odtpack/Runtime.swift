@@ -44,10 +44,18 @@ public final class ORTEnv {
   /// Opens sessions. Those that ask for the environment's allocator get one arena together, which
   /// they own and which goes with the last of them. An arena that the app has registered is
   /// replaced from ONNX Runtime 1.24 on: the app registers its own after the package is open.
-  func sharingArena<Opened>(_ open: () throws -> Opened) throws -> Opened {
+  func sharingArena<Opened>(
+    of sizes: [String: Int], _ open: () throws -> Opened
+  ) throws -> Opened {
     let memory = try make { api.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, $0) }
     defer { api.ReleaseMemoryInfo(memory) }
-    let isOurs = (try? check(api.CreateAndRegisterAllocator(handle, memory, nil))) != nil
+    let keys = sizes.keys.map { UnsafePointer(strdup($0)) }
+    defer { keys.forEach { free(UnsafeMutableRawPointer(mutating: $0)) } }
+    let arena = try make {
+      api.CreateArenaCfgV2(keys, sizes.values.map { $0 }, sizes.count, $0)
+    }
+    defer { api.ReleaseArenaCfg(arena) }
+    let isOurs = (try? check(api.CreateAndRegisterAllocator(handle, memory, arena))) != nil
     defer { if isOurs { try? check(api.UnregisterAllocator(handle, memory)) } }
     return try open()
   }

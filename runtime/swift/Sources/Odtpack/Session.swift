@@ -66,7 +66,7 @@ public final class ORTTrainingSession {
       )
     }
     let (segments, firstModel, evalModel, optimizerModel) =
-      try package.sharesArena() ? env.sharingArena(open) : open()
+      try package.sharedArena().map { try env.sharingArena(of: $0, open) } ?? open()
     let layout = try package.manifest["layout"]
     try place(
       ElementType(name: layout["dtype"].text("float32")), elements: layout["elements"].whole())

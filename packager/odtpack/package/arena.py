@@ -1,0 +1,67 @@
+"""Fits the arena that a package's sessions share to the requests that a training makes.
+
+Of what ONNX Runtime's arena holds a part is not in use: where a freed chunk is too small for the
+next request, or a larger one is taken for it. How much that is hangs on two settings, and on every
+request in an order that is known (:mod:`odtpack_simulator.memory.arena_use`). So settings are
+tried on the plan, and the manifest has the best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from odtpack_runtime.package.manifest_device import SessionInfo
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.memory_plan import plan_memory
+
+_INITIAL_CHUNKS: Final = (None, *(2**power * 2**20 for power in range(1, 6)))
+"""ONNX Runtime's own is a MiB. What is reserved takes no memory before it is written to, but for an
+index of a 32nd of it."""
+
+_DEAD_BYTES: Final = (None, 2**16)
+
+_BALLASTS: Final = (2**12, 2**16, 2**18)
+"""What the requests of a kit may differ by from those that are planned. Where so little makes the
+arena open another region, its settings suit the plan and not the kits."""
+
+
+def fitted(
+    package: Package, shapes: Mapping[str, Sequence[int]], *, step_model: bool
+) -> SessionInfo:
+    """Return a package's session options with the arena that holds least.
+
+    Args:
+        package: A package whose sessions share an arena.
+        shapes: Shape of one batch of each input; those that are missing, as the manifest says.
+        step_model: Whether to look at steps of the package's step model, where there is one.
+    """
+    manifest = package.manifest
+    assert manifest.session is not None  # noqa: S101 - it says that sessions share an arena
+    sizes = {i.name: shapes.get(i.name, i.shape) for i in manifest.inputs}
+
+    def held(session: SessionInfo, ballast: int = 0) -> tuple[int, int]:
+        """The peak, and what training holds where something else is the peak."""
+        changed = dataclasses.replace(manifest, session=session)
+        tried = dataclasses.replace(package, manifest=changed)
+        plan = plan_memory(tried, sizes, step_model=step_model, ballast=ballast)  # type: ignore[arg-type]
+        steps = (phase.nbytes for phase in plan.phases if phase.name == "training step")
+        return plan.peak.nbytes - ballast, max(steps) - ballast
+
+    choices = [
+        dataclasses.replace(
+            manifest.session, initial_chunk_size_bytes=first, max_dead_bytes_per_chunk=dead
+        )
+        for first, dead in itertools.product(_INITIAL_CHUNKS, _DEAD_BYTES)
+    ]
+    planned = [held(session) for session in choices]
+    best, least = manifest.session, None
+    for index in sorted(range(len(choices)), key=planned.__getitem__):
+        if least is not None and planned[index] >= least:
+            break
+        most = max(planned[index], *(held(choices[index], each) for each in _BALLASTS))
+        if least is None or most < least:
+            best, least = choices[index], most
+    return best

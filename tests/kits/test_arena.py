@@ -1,0 +1,93 @@
+"""The kits for C++ and Swift open the arena that a manifest describes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odtpack.build import build_package
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import child_environment
+from tests import zoo
+from tests.kits import cpp_kit, swift_kit
+from tests.packaging_tools import batch
+
+pytestmark = pytest.mark.kits
+SIZES = ("initial_chunk_size_bytes", "max_dead_bytes_per_chunk")
+KITS = {"cpp": cpp_kit, "swift": swift_kit}
+
+
+@pytest.fixture(params=KITS)
+def kit(request: pytest.FixtureRequest) -> Any:
+    """The module that builds and runs a kit's programs."""
+    found = KITS[request.param]
+    if reason := found.unavailable():
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="module")
+def mobile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of MobileNetV2 for small images."""
+    folder = tmp_path_factory.mktemp("mobile") / "package"
+    build_package(zoo.mobilenet_v2(size=64, width_mult=0.5), folder, loss="cross_entropy")
+    return folder
+
+
+@pytest.fixture
+def package(mobile: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(mobile, tmp_path / "package"))
+
+
+def with_sizes(package: Path, *sizes: int | None) -> None:
+    """Change the settings of the arena in a manifest; None takes one out."""
+    path = package / "manifest.json"
+    content = json.loads(path.read_text())
+    content.pop("digest", None)
+    for key, size in zip(SIZES, sizes, strict=True):
+        content["session"].pop(key, None)
+        if size is not None:
+            content["session"][key] = size
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("sizes", ["fitted", (None, None), (2**21, 2**12), (2**29, None)])
+def test_an_app_needs_what_is_planned_for_it(
+    sizes: Any, kit: Any, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2^29 bytes the arena writes an index of 16 MiB, which no other setting has it do."""
+    if sizes != "fitted":
+        with_sizes(package, *sizes)
+    for variable, value in child_environment().items():  # what is freed goes back, as on phones
+        monkeypatch.setenv(variable, value)
+    inputs, labels = batch(zoo.mobilenet_v2(size=64, width_mult=0.5), 8)
+    data = {"input": inputs, "labels": labels}
+    job = {
+        "package": package, "steps": [cpp_kit.save_batch(tmp_path, data)], "count": 4,
+        "threads": 1, "learning_rate": 1e-3, "evaluation": True, "evaluate_first": True,
+        "resume": 2, "save": "saved",
+    }  # fmt: skip
+    found = kit.measure(job, tmp_path)
+    peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
+    need = max(peaks) - found["before_anonymous_bytes"]
+    shapes = {name: array.shape for name, array in data.items()}
+    plan = plan_memory(Package.open(package), shapes, step_model=True)
+    assert plan.peak.nbytes == pytest.approx(need, rel=0.05)
+
+
+@pytest.mark.parametrize("key", SIZES)
+@pytest.mark.parametrize("size", [255, -2, 2**30 + 1, 2**40, 0.5, "large"])
+def test_other_sizes_are_refused(
+    key: str, size: Any, kit: Any, package: Path, tmp_path: Path
+) -> None:
+    with_sizes(package, *(size if each == key else None for each in SIZES))
+    (tmp_path / "job.json").write_text(json.dumps({"package": str(package), "steps": []}))
+    done = kit.run("measure", tmp_path / "job.json")
+    assert done.returncode != 0
+    assert "manifest" in done.stderr
