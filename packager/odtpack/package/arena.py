@@ -15,13 +15,13 @@ from typing import Final
 
 from odtpack_runtime.package.manifest_device import SessionInfo
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.memory_plan import plan_arenas
 
-_INITIAL_CHUNKS: Final = (None, *(2**power * 2**20 for power in range(1, 6)))
+_INITIAL_CHUNKS: Final = (None, *(2**20 * size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
 """ONNX Runtime's own is a MiB. What is reserved takes no memory before it is written to, but for an
 index of a 32nd of it."""
 
-_DEAD_BYTES: Final = (None, 2**16)
+_DEAD_BYTES: Final = (None, 2**18, 2**16)
 
 _BALLASTS: Final = (2**12, 2**16, 2**18)
 """What the requests of a kit may differ by from those that are planned. Where so little makes the
@@ -42,11 +42,11 @@ def fitted(
     assert manifest.session is not None  # noqa: S101 - it says that sessions share an arena
     sizes = {i.name: shapes.get(i.name, i.shape) for i in manifest.inputs}
 
-    def held(session: SessionInfo, ballast: int = 0) -> tuple[int, int]:
+    plans = plan_arenas(package, sizes, step_model=step_model)  # type: ignore[arg-type]
+
+    def held(session: SessionInfo, *, ballast: int = 0, evaluates: bool = True) -> tuple[int, int]:
         """The peak, and what training holds where something else is the peak."""
-        changed = dataclasses.replace(manifest, session=session)
-        tried = dataclasses.replace(package, manifest=changed)
-        plan = plan_memory(tried, sizes, step_model=step_model, ballast=ballast)  # type: ignore[arg-type]
+        plan = plans.plan(session, ballast=ballast, evaluates=evaluates)
         steps = (phase.nbytes for phase in plan.phases if phase.name == "training step")
         return plan.peak.nbytes - ballast, max(steps) - ballast
 
@@ -61,7 +61,10 @@ def fitted(
     for index in sorted(range(len(choices)), key=planned.__getitem__):
         if least is not None and planned[index] >= least:
             break
-        most = max(planned[index], *(held(choices[index], each) for each in _BALLASTS))
+        session = choices[index]
+        others = [held(session, evaluates=False)]
+        others += [held(session, ballast=each) for each in _BALLASTS]
+        most = max(planned[index], *others)
         if least is None or most < least:
-            best, least = choices[index], most
+            best, least = session, most
     return best

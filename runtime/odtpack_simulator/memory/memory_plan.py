@@ -18,11 +18,14 @@ is an item of every phase from then on. Memory patterns are off.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from odtpack_runtime.checkpoint.layout import Layout
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_device import OptimizationLevel
+from odtpack_runtime.package.manifest_device import OptimizationLevel, SessionInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
 from odtpack_simulator.device.kits import Sharing
@@ -76,7 +79,6 @@ def plan_memory(
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
-    ballast: int = 0,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -92,13 +94,153 @@ def plan_memory(
             :func:`~odtpack_simulator.memory.arena_use.session_use`.
         weights_bytes: Frozen weights of segments that the kit holds in memory:
             :func:`~odtpack_simulator.memory.planning.held_weights.held_weights`.
-        ballast: Bytes that something else takes of a shared arena first, and keeps: how near a plan
-            is to another region of it.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
         OdtpackError: A model does not load, or a shape does not fit.
     """
+    plans = plan_arenas(
+        package, shapes, threads=threads, sharing=sharing, step_model=step_model,
+        weights_bytes=weights_bytes, load=load,
+    )  # fmt: skip
+    return plans.plan(package.manifest.session)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaPlans:
+    """A training that is planned but for its arena: with one it takes a small part of the time.
+
+    Attributes:
+        manifest: The package's.
+        layout: Where parameters lie in the flat vectors.
+        sharing: How sessions come by their memory.
+        models: Sessions and passes of the network.
+        optimizer: The session of the optimizer model.
+        update: Its pass; None where a step model updates the parameters.
+        heap: Most bytes of small buffers at once, where there is no arena.
+        process: What a process takes that has loaded ONNX Runtime.
+        parameters: Parameters, and what is there as long as they are.
+        fed: What is there when something runs besides: all sessions, threads, a batch.
+        gradients: Gradients of parameters.
+        moments: What the optimizer keeps.
+    """
+
+    manifest: Manifest
+    layout: Layout
+    sharing: Sharing
+    models: Models
+    optimizer: Session
+    update: Pass | None
+    heap: int | None
+    process: Item
+    parameters: Sequence[Item]
+    fed: Sequence[Item]
+    gradients: Sequence[Item]
+    moments: Sequence[Item]
+
+    @property
+    def running(self) -> list[Item]:
+        """What is there throughout a step, besides activations."""
+        return [*self.fed, *self.models.afresh.kept, *self.gradients, *self.moments]
+
+    def plan(
+        self, session: SessionInfo | None, *, ballast: int = 0, evaluates: bool = True
+    ) -> MemoryPlan:
+        """Plan it with an arena.
+
+        Args:
+            session: What the manifest says of sessions, with settings of the arena.
+            ballast: Bytes that something else takes of a shared arena first, and keeps: how near a
+                plan is to another region of it.
+            evaluates: Whether the app evaluates before it trains, and in between.
+        """
+        life = Life(Arenas(self.sharing, session, ballast), self.heap)
+        self._load(life)
+        if evaluates:
+            # Training then keeps what an evaluation keeps.
+            life.run("first evaluation", [*self.fed, *self._held_out.kept], self._held_out)
+        self._train(life, evaluates=evaluates)
+        # Tensors are written from where they lie.
+        saved = len(self.manifest.parameters) + len(self.moments) * len(self.layout.slots)
+        tables = max(self.heap or 0, saved * BYTES_PER_SAVED_TENSOR)
+        life.add("saving", [*self.running, Item("checkpoint tables", tables, "activations")])
+        life.add("exporting", [*self.running, *exported(self.manifest)])
+        phases = tuple(Phase(name, items) for name, items in life.phases.items())
+        return MemoryPlan(phases, self._timeline, self._unknown)
+
+    @property
+    def _held_out(self) -> Pass:
+        return self.models.held_out
+
+    def _load(self, life: Life) -> None:
+        """Load the sessions, place the parameters, or resume."""
+        models, moments = self.models, self.moments
+        loaded = [self.process, *self.parameters]
+        loaded += [item for each in models.training for item in each.items()]
+        placed = [*loaded, *(item for each in models.evaluation for item in each.items())]
+        life.load(models.training)
+        life.add("loading the training model", [*loaded, _loading(models.training)])
+        life.load(models.evaluation)
+        life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
+        life.add("placing the parameters", [*placed, *moved(self.layout, 1)])
+        resumed = [*placed, *self.optimizer.items(), *moments, *moved(self.layout, len(moments))]
+        life.load([self.optimizer])
+        life.add("resuming", resumed)
+
+    def _train(self, life: Life, *, evaluates: bool) -> None:
+        """Make steps, with an evaluation in between."""
+        models, running = self.models, self.running
+        # Moments are zeros at first, which take no memory before they are written: a step model
+        # writes them in the first step.
+        written = self.moments if self.update is None else ()
+        ungraded = [*self.fed, *models.afresh.kept]
+        if self.heap is None or len(models.afresh.runs) > 1:
+            life.run("first step", [*ungraded, *self.gradients, *written], models.afresh)
+        else:
+            first = models.afresh.runs[0].first_step(self.heap, self.gradients)
+            life.add("first step", [*written, *ungraded, *first])
+        if self.update is not None:
+            life.run("optimizer step", running, self.update)
+        life.run("training step", running, models.afresh)
+        if self.manifest.accumulation_steps > 1:
+            life.run("accumulating step", running, models.adding)
+        if self.update is not None:
+            life.run("optimizer step", running, self.update)
+        if evaluates:
+            life.run("evaluation", running, self._held_out)
+        life.run("training step", running, models.afresh)
+
+    @cached_property
+    def _timeline(self) -> tuple[TimelinePoint, ...]:
+        """Memory during each node of a step."""
+        afresh = self.models.afresh
+        base = sum(item.nbytes for item in (*self.running, *afresh.passing)) + (self.heap or 0)
+        points: list[TimelinePoint] = []
+        for run in afresh.runs:
+            points += run.points(base, len(points))
+        if self.update is not None:
+            points += self.update.runs[0].points(base, len(points), "update")
+        return tuple(points)
+
+    @cached_property
+    def _unknown(self) -> tuple[str, ...]:
+        """Tensors whose size depends on data."""
+        work = filter(None, (self.models.afresh, self._held_out, self.update))
+        names = (name for each in work for run in each.runs for name in run.plan.unknown)
+        return tuple(dict.fromkeys(names))
+
+
+def plan_arenas(
+    package: Package,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    threads: int = 1,
+    sharing: Sharing | None = None,
+    step_model: bool = False,
+    weights_bytes: int = 0,
+    load: LoadGraph = load_runtime_graph,
+) -> ArenaPlans:
+    """Plan all but the arena. Arguments and errors as of :func:`plan_memory`."""
     manifest = package.manifest
     sharing = sharing or sharing_of(manifest.session)
     level = manifest.session.optimization_level if manifest.session else "all"
@@ -130,62 +272,25 @@ def plan_memory(
         parameters.append(Item("bindings of segments", bindings, "session"))
     if weights_bytes:
         parameters.append(Item("frozen weights in memory", weights_bytes, "parameters"))
-    gradients = [] if is_whole else list(gradient_items(manifest.parameters))
-    moments = list(state_items(contract, layout))
-    # Moments are zeros at first, which take no memory before they are written.
-    around = [item for session in sessions for item in session.items()]
-    loaded_batch = [process, stacks, *around, *parameters, *batch_items(manifest, shapes)]
-    evaluated = [*loaded_batch, *models.held_out.kept]  # which training then has as well
-    ungraded = [*loaded_batch, *models.afresh.kept]
-    started = [*ungraded, *gradients]
-    running = [*started, *moments]
-    if is_whole:  # writes them in the first step
-        started = running
-    work = (
-        (models.afresh, models.held_out) if is_whole else (models.afresh, models.held_out, update)
-    )
-    heap = max(each.heap for each in work) if sharing == "none" else None
-    loaded = [process, *parameters, *(i for each in models.training for i in each.items())]
-    placed = [*loaded, *(i for each in models.evaluation for i in each.items())]
-    saved = len(manifest.parameters) + len(moments) * len(layout.slots)
-    tables = max(heap or 0, saved * BYTES_PER_SAVED_TENSOR)
-    life = Life(Arenas(sharing, manifest.session, ballast), heap)
-    life.load(models.training)
-    life.add("loading the training model", [*loaded, _loading(models.training)])
-    life.load(models.evaluation)
-    life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
-    life.add("placing the parameters", [*placed, *moved(layout, 1)])
-    resumed = [*placed, *optimizer.items(), *moments, *moved(layout, len(moments))]
-    life.load([optimizer])
-    life.add("resuming", resumed)
-    life.run("first evaluation", evaluated, models.held_out)
-    if heap is None or len(models.afresh.runs) > 1:
-        life.run("first step", started, models.afresh)
-    else:
-        first = models.afresh.runs[0].first_step(heap, gradients)
-        life.add("first step", [*(moments if is_whole else ()), *ungraded, *first])
-    if not is_whole:
-        life.run("optimizer step", running, update)
-    life.run("training step", running, models.afresh)
-    if manifest.accumulation_steps > 1:
-        life.run("accumulating step", running, models.adding)
-    if not is_whole:
-        life.run("optimizer step", running, update)
-    life.run("evaluation", running, models.held_out)
-    life.run("training step", running, models.afresh)
-    # Tensors are written from where they lie.
-    life.add("saving", [*running, Item("checkpoint tables", tables, "activations")])
-    life.add("exporting", [*running, *exported(manifest)])
-    base = sum(item.nbytes for item in (*running, *models.afresh.passing)) + (heap or 0)
-    points: list[TimelinePoint] = []
-    for run in models.afresh.runs:
-        points += run.points(base, len(points))
-    if not is_whole:
-        points += update.runs[0].points(base, len(points), "update")
-    return MemoryPlan(
-        tuple(Phase(name, items) for name, items in life.phases.items()),
-        tuple(points),
-        tuple(dict.fromkeys(n for each in work for run in each.runs for n in run.plan.unknown)),
+    work = [models.afresh, models.held_out, *(() if is_whole else (update,))]
+    return ArenaPlans(
+        manifest=manifest,
+        layout=layout,
+        sharing=sharing,
+        models=models,
+        optimizer=optimizer,
+        update=None if is_whole else update,
+        heap=max(each.heap for each in work) if sharing == "none" else None,
+        process=process,
+        parameters=parameters,
+        fed=[
+            *(process, stacks),
+            *(item for session in sessions for item in session.items()),
+            *parameters,
+            *batch_items(manifest, shapes),
+        ],
+        gradients=[] if is_whole else list(gradient_items(manifest.parameters)),
+        moments=list(state_items(contract, layout)),
     )
 
 

@@ -7,7 +7,7 @@ back. What lies between them, activations, masks, residual sums, normalizations,
 1. An elementwise node whose operands are such results, numbers or [C, 1, 1] works on what
    they were before their transposes.
 2. So does an inference-mode normalization, as [1, C, N P].
-3. A sum over space, and then over samples, is one over the last axis, then the other.
+3. A sum or mean over space, and then over samples, is one over both, which lie together.
 4. A transpose back to channels first is gone.
 
 A node is left as it is if its result is read by others alone: then it would be transposed
@@ -28,6 +28,7 @@ _ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Clip", "Relu", "HardSigmoid", "HardSwish", "Sigmoid"),
     *("Cast", "Greater", "Less", "And"),
 }
+_SUMS = ("ReduceSum", "ReduceMean")
 _SWAP = (1, 0, 2)
 
 
@@ -110,7 +111,7 @@ def _takes_channels_first(reader: ir.Node, able: Mapping[ir.Value, _Lying]) -> b
 
 
 def _summed_by(reader: ir.Node, able: Mapping[ir.Value, _Lying]) -> bool:
-    users = list(reader.outputs[0].consumers()) if _is(reader, "ReduceSum") else []
+    users = list(reader.outputs[0].consumers()) if _is(reader, *_SUMS) else []
     return bool(users) and all(_summed(user, able) is not None for user in users)
 
 
@@ -155,12 +156,15 @@ def _move(op: Ops, node: ir.Node, lying: dict[ir.Value, _Lying]) -> None:
 
 
 def _sum(op: Ops, node: ir.Node, summed: _Lying) -> None:
-    """Sum [C, N] over its last axis. The node stays: its result may be a gradient."""
-    node.replace_input_with(0, op.reduce_sum(summed.first, [2], keepdims=False))
+    """Sum [C, N, H W] over samples and space, which lie together.
+
+    The node stays: its result may be a gradient.
+    """
+    node.replace_input_with(0, summed.first)
     if len(node.inputs) > 1:
-        node.replace_input_with(1, op.ints(1))
+        node.replace_input_with(1, op.ints(1, 2))
     else:
-        node.attributes["axes"] = ir.AttrInt64s("axes", [1])
+        node.attributes["axes"] = ir.AttrInt64s("axes", [1, 2])
 
 
 def _back(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
@@ -176,8 +180,8 @@ def _back(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
 
 
 def _summed(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
-    """What is summed over space and then, by this node, over samples."""
-    over_space = match.producer(node.inputs[0], "ReduceSum") if _is(node, "ReduceSum") else None
+    """What is summed, or averaged, over space and then, by this node, over samples."""
+    over_space = match.producer(node.inputs[0], node.op_type) if _is(node, *_SUMS) else None
     if over_space is None or over_space.inputs[0] is None:
         return None
     sums = ((over_space, [2, 3]), (node, [0]))
