@@ -51,24 +51,15 @@ def test_what_lies_between_two_products_is_not_transposed(body: str) -> None:
     assert_same(model, after, random_feeds(model, N=5))
 
 
-@pytest.mark.parametrize(
-    ("over_space", "over_samples"),
-    [
-        ("ReduceSum <keepdims = 0> (z, space)", "ReduceSum <keepdims = 0> (s, samples)"),
-        (
-            "ReduceMean <keepdims = 0, axes = [2, 3]> (z)",
-            "ReduceMean <keepdims = 0, axes = [0]> (s)",
-        ),
-    ],
-)
-def test_sums_per_channel_take_channels_first(over_space: str, over_samples: str) -> None:
+def test_sums_per_channel_take_channels_first() -> None:
     model = _model(
-        f"z = Relu (pa) {_BACK.format('z', 'y')} s = {over_space} c = {over_samples} k = Size (z)",
+        f"z = Relu (pa) {_BACK.format('z', 'y')} s = ReduceSum <keepdims = 0> (z, space) "
+        "c = ReduceSum <keepdims = 0> (s, samples) k = Size (z)",
         "float[3, N, 4] y, float[3] c, int64 k",
     )
     after = changed(rewrite, model)
     assert "Transpose" not in _used(after)
-    assert sum(name.startswith("Reduce") for name in _used(after)) == 1
+    assert _used(after).count("ReduceSum") == 1
     assert_same(model, after, random_feeds(model, N=5))
 
 

@@ -21,7 +21,7 @@ _INITIAL_CHUNKS: Final = (None, *(2**20 * size for size in (2, 3, 4, 6, 8, 12, 1
 """ONNX Runtime's own is a MiB. What is reserved takes no memory before it is written to, but for an
 index of a 32nd of it."""
 
-_DEAD_BYTES: Final = (None, 2**18, 2**16)
+_DEAD_BYTES: Final = (None, 2**20, 2**18, 2**16)
 
 _BALLASTS: Final = (2**12, 2**16, 2**18)
 """What the requests of a kit may differ by from those that are planned. Where so little makes the

@@ -28,7 +28,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.autodiff.rules.norm import mean_per_channel, per_channel
+from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
 from odtpack.graph import match
 from odtpack.graph.graphs import dims_of, nodes_of, static_dims, wider
@@ -207,9 +207,9 @@ class _Writer:
         wide = wider(dtype)
         count, correction = self._count(x, wide)
         x, scale, bias = (op.cast(value, wide) for value in (x, scale, bias))
-        mean = mean_per_channel(op, x, rank)
+        mean = op.Div(sum_per_channel(op, x, rank), count)
         centered = op.Sub(x, per_channel(op, mean, rank))
-        variance = mean_per_channel(op, op.Mul(centered, centered), rank)
+        variance = op.Div(sum_per_channel(op, op.Mul(centered, centered), rank), count)
         zeros = op.constant(np.zeros(channels, wide.numpy()))
         y = op.BatchNormalization(centered, scale, bias, zeros, variance, epsilon=epsilon)
         inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))

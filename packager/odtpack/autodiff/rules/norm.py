@@ -89,13 +89,6 @@ def sum_per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
     return op.reduce_sum(value, [0], keepdims=False)
 
 
-def mean_per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
-    """Mean of [N, C, ...] to [C], in the same order as :func:`sum_per_channel`."""
-    if rank > 2:
-        value = op.reduce_mean(value, range(2, rank), keepdims=False)
-    return op.reduce_mean(value, [0], keepdims=False)
-
-
 @vjp("BatchNormalization", since=9)
 def frozen_batch_normalization(ctx: Context) -> Cotangents:
     """Inference mode: the statistics are constants, the node is affine for each channel.

@@ -7,7 +7,7 @@ back. What lies between them, activations, masks, residual sums, normalizations,
 1. An elementwise node whose operands are such results, numbers or [C, 1, 1] works on what
    they were before their transposes.
 2. So does an inference-mode normalization, as [1, C, N P].
-3. A sum or mean over space, and then over samples, is one over both, which lie together.
+3. A sum over space, and then over samples, is one over both, which lie together.
 4. A transpose back to channels first is gone.
 
 A node is left as it is if its result is read by others alone: then it would be transposed
@@ -28,7 +28,6 @@ _ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Clip", "Relu", "HardSigmoid", "HardSwish", "Sigmoid"),
     *("Cast", "Greater", "Less", "And"),
 }
-_SUMS = ("ReduceSum", "ReduceMean")
 _SWAP = (1, 0, 2)
 
 
@@ -111,7 +110,7 @@ def _takes_channels_first(reader: ir.Node, able: Mapping[ir.Value, _Lying]) -> b
 
 
 def _summed_by(reader: ir.Node, able: Mapping[ir.Value, _Lying]) -> bool:
-    users = list(reader.outputs[0].consumers()) if _is(reader, *_SUMS) else []
+    users = list(reader.outputs[0].consumers()) if _is(reader, "ReduceSum") else []
     return bool(users) and all(_summed(user, able) is not None for user in users)
 
 
@@ -180,8 +179,8 @@ def _back(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
 
 
 def _summed(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
-    """What is summed, or averaged, over space and then, by this node, over samples."""
-    over_space = match.producer(node.inputs[0], node.op_type) if _is(node, *_SUMS) else None
+    """What is summed over space and then, by this node, over samples."""
+    over_space = match.producer(node.inputs[0], "ReduceSum") if _is(node, "ReduceSum") else None
     if over_space is None or over_space.inputs[0] is None:
         return None
     sums = ((over_space, [2, 3]), (node, [0]))
