@@ -249,7 +249,8 @@ def plan_arenas(
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
         graph = load(path, sizes, threads=threads, level=level)
-        return Session(name, graph, session_bytes(path, graph), arena=sharing != "none")
+        nbytes = session_bytes(path, graph, is_segment=manifest.segments is not None)
+        return Session(name, graph, nbytes, arena=sharing != "none")
 
     optimizer = opened("optimizer", package.optimizer_model, vectors(contract, layout))
     update = Pass((Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),))

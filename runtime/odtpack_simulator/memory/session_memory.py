@@ -50,12 +50,12 @@ BYTES_PER_INPUT: Final = 3_020
 BYTES_PER_SUBGRAPH: Final = 8_950
 """Per branch or loop body, which has a session state of its own."""
 
-BYTES_PER_BINDING: Final = 980
+BYTES_PER_BINDING: Final = 960
 """Per input and output of every run of a segment in a pass: what Python and ONNX Runtime keep of
 its name, type and address. This and the next one were fitted to decoders of 2, 6, 12 and 24 blocks
-with LoRA on one and on seven linears of each: they meet what a process takes within 0.15 MB."""
+with LoRA on one and on seven linears of each: they meet what a process takes within 0.08 MB."""
 
-BYTES_PER_SEGMENTED_PARAMETER: Final = 2_780
+BYTES_PER_SEGMENTED_PARAMETER: Final = 5_120
 """Per parameter of a package of segments: its objects, and what the manifest says of it."""
 
 _REORDERING_COPIES: Final = 3
@@ -88,7 +88,9 @@ def thread_bytes(threads: int, sessions: int = 3) -> int:
     return sessions * max(0, threads - 1) * BYTES_PER_THREAD
 
 
-def session_bytes(model: str | os.PathLike[str], executed: RuntimeGraph) -> int:
+def session_bytes(
+    model: str | os.PathLike[str], executed: RuntimeGraph, *, is_segment: bool = False
+) -> int:
     """Bytes that a session of a model takes, without constants and without :data:`LOADED_BYTES`.
 
     A body also stays as it was stored, its constants included.
@@ -96,16 +98,18 @@ def session_bytes(model: str | os.PathLike[str], executed: RuntimeGraph) -> int:
     Args:
         model: The model as stored.
         executed: It as ONNX Runtime executes it.
+        is_segment: Whether it is one of many small ones that are opened one after the other: what a
+            session and its inputs take then fits into what loading those before has left free.
     """
     graph = onnx.load(str(Path(model)), load_external_data=False).graph
     stored, subgraphs = count(graph)
     nodes = sum(1 for _ in executed.walk())
     constants: int = sum(each.ByteSize() for body in _bodies(graph) for each in body.initializer)
+    once = 0 if is_segment else BYTES_PER_SESSION + len(graph.input) * BYTES_PER_INPUT
     return (
-        BYTES_PER_SESSION
+        once
         + nodes * BYTES_PER_NODE
         + max(0, stored - nodes) * BYTES_PER_REMOVED_NODE
-        + len(graph.input) * BYTES_PER_INPUT
         + subgraphs * BYTES_PER_SUBGRAPH
         + constants
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.package import arena
+from odtpack.ort import arena
 from odtpack_runtime.files.records import InvalidRecordError
 from odtpack_runtime.package.manifest_device import SessionInfo
 from odtpack_runtime.package.package import Package
