@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.kits import cpp_kit, swift_kit
 from tests.kits.ran import RAN, Ran
 from tests.kits.vectors import write_suite
 
 _ran = Ran()
+_NATIVE = {"cpp": cpp_kit, "swift": swift_kit}
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +20,15 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kits") / "vectors"
     write_suite(folder)
     return folder
+
+
+@pytest.fixture(params=_NATIVE)
+def kit(request: pytest.FixtureRequest) -> Any:
+    """The module that builds and runs a kit's programs."""
+    found = _NATIVE[request.param]
+    if reason := found.unavailable():
+        pytest.skip(reason)
+    return found
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

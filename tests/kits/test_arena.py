@@ -14,21 +14,11 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests import zoo
-from tests.kits import cpp_kit, swift_kit
+from tests.kits import cpp_kit
 from tests.packaging_tools import batch
 
 pytestmark = pytest.mark.kits
 SIZES = ("initial_chunk_size_bytes", "max_dead_bytes_per_chunk")
-KITS = {"cpp": cpp_kit, "swift": swift_kit}
-
-
-@pytest.fixture(params=KITS)
-def kit(request: pytest.FixtureRequest) -> Any:
-    """The module that builds and runs a kit's programs."""
-    found = KITS[request.param]
-    if reason := found.unavailable():
-        pytest.skip(reason)
-    return found
 
 
 @pytest.fixture(scope="module")

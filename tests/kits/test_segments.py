@@ -19,7 +19,7 @@ from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
-from tests.kits import cpp_kit, swift_kit
+from tests.kits import cpp_kit
 from tests.kits.cpp_kit import save_batch
 from tests.kits.test_cpp import contents, train
 
@@ -31,18 +31,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "no arena": {"base": "int4", "sessions": "small"},
 }
 Batch = dict[str, np.ndarray[Any, Any]]
-
-
-KITS = {"cpp": cpp_kit, "swift": swift_kit}
-
-
-@pytest.fixture(params=KITS)
-def kit(request: pytest.FixtureRequest) -> Any:
-    """The module that builds and runs a kit's programs."""
-    found = KITS[request.param]
-    if reason := found.unavailable():
-        pytest.skip(reason)
-    return found
 
 
 @pytest.fixture(scope="module")

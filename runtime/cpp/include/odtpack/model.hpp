@@ -1,6 +1,8 @@
 // Models of a package on ONNX Runtime, run on memory that stays where it is.
 #pragma once
 
+#include <unordered_map>
+
 #include "odtpack/checkpoint.hpp"
 #include "odtpack/package.hpp"
 
