@@ -344,12 +344,12 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
     )
     choices = []
 
-    def choose(*given: Any) -> Choice:
-        choices.append(original(*given))
+    def choose(*given: Any, **options: Any) -> Choice:
+        choices.append(original(*given, **options))
         return choices[-1]
 
-    original = memory_compile._choose
-    monkeypatch.setattr(memory_compile, "_choose", choose)
+    original = memory_compile.choose
+    monkeypatch.setattr(memory_compile, "choose", choose)
     recipe = TrainingGraphSpec(tuple(names), (), losses.make_loss("mse"))
     memory = MemorySpec(batch=64, limit=1, slowdown=2.0)
     found = build_graphs(load_model(model), dataclasses.replace(recipe, memory=memory)).memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from typing import Any
 
 import numpy as np
 import onnx
@@ -74,13 +75,13 @@ def test_takes_what_was_planned(
     kept = build(model, MemorySpec(batch=16, limit=1 << 40)).memory
     assert kept is not None
     chosen: list[Choice] = []
-    choose = memory_compile._choose
+    choose = memory_compile.choose
 
-    def noted(*arguments: object) -> Choice:
-        chosen.append(choose(*arguments))  # type: ignore[arg-type]
+    def noted(*arguments: Any, **options: Any) -> Choice:
+        chosen.append(choose(*arguments, **options))
         return chosen[-1]
 
-    monkeypatch.setattr(memory_compile, "_choose", noted)
+    monkeypatch.setattr(memory_compile, "choose", noted)
     spec = MemorySpec(batch=16)
     if share is not None:
         spec = MemorySpec(batch=16, limit=int(share * kept.before), slowdown=1.0)

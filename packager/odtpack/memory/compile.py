@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph import equal_nodes
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, early_masks, exact, mixed_integer, own_buffers
+from odtpack.memory import clone_writer, early_masks, own_buffers
 from odtpack.memory.control_edge import SizeNames
 from odtpack.memory.forward import ancestors, nameable, take_ranks
 from odtpack.memory.order import gradients_at_once, weights_late
@@ -78,7 +78,9 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     executed = _load(trial, shapes)
     take_ranks(trial.graph, executed)
     step = Step(weights_late(gradients_at_once(executed), parameters))
-    choice = _choose(step, spec, total * spec.slowdown, nameable(trial.graph))
+    choice = choose(
+        step, limit=spec.limit, seconds=total * spec.slowdown, nameable=nameable(trial.graph)
+    )
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
     common_passes.RemoveUnusedNodesPass()(trial)  # copies of what ONNX Runtime merges with others
     Schedule.of(trial.graph, choice.timeline, renamed, early).arrange()
@@ -87,17 +89,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
         return MemoryReport(peak, peak, total, spec)
     model.graph = trial.graph
     decisions = _decisions(step, choice, parameters)
-    return MemoryReport(peak, after, total, spec, decisions, choice.least)
-
-
-def _choose(step: Step, spec: MemorySpec, seconds: float, names: Collection[str]) -> Choice:
-    """Greedily, and for a limit with a solver too, where one is installed."""
-    choice = choose(step, limit=spec.limit, seconds=seconds, nameable=names)
-    if spec.limit is None or not seconds or not mixed_integer.is_installed():
-        return choice
-    better = exact.improve(step, choice, spec.limit, names)
-    most = choice.seconds if choice.peak <= spec.limit else seconds
-    return choice if better is None or better.seconds > most else better
+    return MemoryReport(peak, after, total, spec, decisions)
 
 
 def _values_bytes(graph: ir.Graph, spec: MemorySpec) -> int:

@@ -18,8 +18,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from odtpack.memory import costs
-from odtpack.memory.buffers import SMALLEST
 from odtpack.memory.timeline import AGAIN, Step, Timeline
+
+_SMALLEST: Final = 4096
+"""Bytes from which on a buffer is worth a decision."""
 
 _HELD_INSTEAD: Final = (0.0, 0.3, 1.0)
 """What is needed to compute a tensor again may be kept instead up to this part of its size."""
@@ -40,13 +42,11 @@ class Choice:
         again: Names of the values.
         timeline: The step with them.
         seconds: Estimated time that it takes.
-        least: What no choice within the limit takes less than, as far as a solver says.
     """
 
     again: frozenset[str]
     timeline: Timeline
     seconds: float
-    least: float | None = None
 
     @property
     def peak(self) -> int:
@@ -190,7 +190,7 @@ class _Search:
         life, room = _Lives(self._step, current, target), self._seconds - current.seconds
         seen: set[frozenset[str]] = set()
         for root, family in self._families.items():
-            if root not in self._step.producer or self._step.nbytes(root) < SMALLEST:
+            if root not in self._step.producer or self._step.nbytes(root) < _SMALLEST:
                 continue
             late = [name for name in family if life.late.get(name) and name not in current.again]
             if not late or not self._outputs.isdisjoint(family):
@@ -255,7 +255,7 @@ class _Search:
         if source not in self._step.producer:
             return 0.0  # a view of a parameter or of an input
         end, nbytes = life.end(self._families[source]), self._step.nbytes(source)
-        if end >= first or nbytes < SMALLEST:
+        if end >= first or nbytes < _SMALLEST:
             return 0.0
         if nbytes <= ratio * self._step.nbytes(root):
             return float(life.above(end, first) * nbytes)

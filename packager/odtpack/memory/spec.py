@@ -122,8 +122,6 @@ class MemoryReport:
         seconds: Estimated time of a step as differentiated.
         spec: What it was asked for.
         decisions: What is computed again, the largest first.
-        least: Seconds that no choice within the limit takes less than, if a solver chose; None
-            if the greedy search did.
     """
 
     before: int
@@ -131,7 +129,6 @@ class MemoryReport:
     seconds: float
     spec: MemorySpec
     decisions: tuple[Decision, ...] = ()
-    least: float | None = None
 
     @property
     def slowdown(self) -> float:

@@ -100,20 +100,12 @@ def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
     )
 
 
-def _chosen(report: MemoryReport) -> str:
-    """Who chose, and how good that is."""
-    if report.least is None:
-        return "the greedy search chose (pip install 'odtpack[solver]' for one that is exact)"
-    least = report.least / report.seconds
-    return f"HiGHS chose, and no choice takes less than {format_percent(least)}"
-
-
 def sentences(report: MemoryReport) -> Iterator[str]:
     """What was done, for people: the sum, then the largest decisions."""
     yield (
         f"activations of a step: {format_bytes(report.after)} instead of "
         f"{format_bytes(report.before)}, for about {format_percent(report.slowdown)} more time in "
-        f"the training model; {_chosen(report)}"
+        "the training model"
     )
     shown = report.decisions[:_SHOWN]
     for each in shown:
