@@ -34,7 +34,7 @@ def test_reports(run: Run, shared: Shared, tmp_path: Path) -> None:
     )
     assert outcome.code == 0
     assert json.loads(data.read_text()) == outcome.json()["sizes"]
-    assert "treemap" in page.read_text()
+    assert shared.package.name in page.read_text()
 
 
 @pytest.mark.parametrize(

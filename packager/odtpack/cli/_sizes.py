@@ -47,7 +47,7 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
         )
     _console.console().print(tree, soft_wrap=True)
     for destination in reports:
-        written = write_size_report(root, package.checkpoint.name, destination)
+        written = write_size_report(root, destination)
         _console.status(f"wrote {written}")
     return root.as_dict()
 

@@ -11,7 +11,6 @@ from odtpack_simulator.reports.drawing.charts import curve_chart
 from odtpack_simulator.reports.drawing.plot import rectangle, row
 from odtpack_simulator.reports.drawing.row_charts import Bar, share_bar
 from odtpack_simulator.reports.fleet import view
-from odtpack_simulator.reports.fleet.sankey import sankey_chart
 from odtpack_simulator.reports.html_report import template_environment
 from odtpack_simulator.reports.view.view import VERDICT_WORDS
 from odtpack_simulator.values.units import format_bytes, format_duration, format_percent
@@ -19,7 +18,6 @@ from odtpack_simulator.values.units import format_bytes, format_duration, format
 
 def render_page(result: FleetResult) -> bytes:
     """The page as UTF-8 HTML. The same result gives the same bytes."""
-    stages = view.stages(result)
     page = (
         template_environment()
         .get_template("fleet.html.j2")
@@ -31,8 +29,7 @@ def render_page(result: FleetResult) -> bytes:
             advice=view.advice(result),
             checks=view.check_rows(result),
             curves=_curves(result),
-            sankey=sankey_chart(stages),
-            stages=stages,
+            stages=view.stages(result),
             devices=view.device_rows(result),
             participation=_participation(result),
             times=_times(result),

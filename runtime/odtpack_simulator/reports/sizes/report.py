@@ -14,21 +14,18 @@ from odtpack_simulator.reports import parse_destination, write_out
 from odtpack_simulator.reports.drawing.svg import element, percent
 from odtpack_simulator.reports.html_report import template_environment
 from odtpack_simulator.reports.sizes.anatomy import Part
-from odtpack_simulator.reports.sizes.treemap import treemap
 from odtpack_simulator.values.units import format_bytes
 
-_HEIGHT: Final = 460
 _LEAST_SHARE: Final = 0.002
 _MOST_PARTS: Final = 24
 _DEPTH: Final = 4
 
 
-def write_size_report(root: Part, checkpoint: str, destination: str) -> Path:
+def write_size_report(root: Part, destination: str) -> Path:
     """Write a report whole or not at all.
 
     Args:
         root: A package, see :func:`odtpack_simulator.reports.sizes.anatomy.package_anatomy`.
-        checkpoint: Name of the part with the weights, which the page also leaves out.
         destination: Format and path, ``"html:sizes.html"`` or ``"json:sizes.json"``.
 
     Returns:
@@ -39,7 +36,7 @@ def write_size_report(root: Part, checkpoint: str, destination: str) -> Path:
     """
     name, path = parse_destination(destination)
     if name == "html":
-        data = render_size_html(root, checkpoint)
+        data = render_size_html(root)
     elif name == "json":
         data = (json.dumps(root.as_dict(), indent=1) + "\n").encode()
     else:
@@ -52,19 +49,11 @@ def write_size_report(root: Part, checkpoint: str, destination: str) -> Path:
     return write_out(data, path)
 
 
-def render_size_html(root: Part, checkpoint: str) -> bytes:
+def render_size_html(root: Part) -> bytes:
     """The page as UTF-8 HTML. The same tree gives the same bytes."""
     environment = template_environment()
-    others = tuple(part for part in root.parts if part.name != checkpoint)
-    rest = Part("without the checkpoint", sum(part.nbytes for part in others), others)
-    pictures = [("All files", root), ("Without the checkpoint", rest)]
     page = environment.get_template("size.html.j2").render(
         root=root,
-        pictures=[
-            (title, format_bytes(part.nbytes), treemap(_shown(part), _HEIGHT))
-            for title, part in pictures
-            if part.nbytes
-        ],
         files=[(part, list(_rows(_shown(part), root.nbytes, 0))) for part in root.parts],
         share=lambda part: f"{part.nbytes / root.nbytes:.1%}",
         bar=lambda part: _bar(part.nbytes / root.nbytes),
