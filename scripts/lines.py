@@ -2,8 +2,8 @@
 
     python -m scripts.lines
 
-A line counts once: as docstring, import, comment, blank or, if none of these, code. Tests, benchmarks,
-scripts and examples are counted apart, and so are the files that are data or generated.
+A line counts once: as docstring, import, comment, blank or, if none of these, code. Tests,
+benchmarks, scripts and examples are counted apart.
 """
 
 from __future__ import annotations
