@@ -12,7 +12,6 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from odtpack.ort.native_training import LIBRARY_VARIABLE
 from odtpack.ort.operator_config import read_config
 from odtpack_runtime.package.package import Package
 from tests.cli.conftest import Run, Shared, assert_refused, tree
@@ -94,10 +93,7 @@ class TestBuildAndExport:
 
 
 class TestConfig:
-    def test_what_is_written_passes(
-        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
+    def test_what_is_written_passes(self, run: Run, package: Path, tmp_path: Path) -> None:
         assert run("ort", package).code == 0
         out = tmp_path / "c.config"
         outcome = run("config", package, "--mode", "both", "--types", "--out", out, "--json")
@@ -112,10 +108,6 @@ class TestConfig:
         assert [each["model"] for each in content["runs"]] == [
             *("training_model", "eval_model", "optimizer_model", "inference_model")
         ]
-        assert content["minimal_builds"] == [
-            {"package": str(package), "library": None, "agrees": None}
-        ]
-        assert f"{LIBRARY_VARIABLE} names no library" in outcome.err
         assert "training_model.ort: " in outcome.err
 
     def test_a_difference_ends_with_code_1(self, run: Run, package: Path, tmp_path: Path) -> None:
@@ -145,44 +137,6 @@ class TestConfig:
         assert single[0] != single[1]
         assert read_config(out).operators == single[0] | single[1]
         assert run("config", package, tmp_path / "sgd", "--check", out).code == 0
-
-    def test_a_library_trains_too(
-        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
-        monkeypatch.setenv(LIBRARY_VARIABLE, str(library))
-        assert run("ort", package).code == 0
-        assert run("config", package, "--out", tmp_path / "c").code == 0
-        outcome = run("config", package, "--check", tmp_path / "c", "--json")
-        assert outcome.code == 0, outcome.err
-        (native,) = outcome.json()["minimal_builds"]
-        assert native["agrees"] is True
-        assert native["losses"][-1] < native["losses"][0]
-        monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "c"))
-        assert_refused(run("config", package, "--check", tmp_path / "c"), "native-run-failed")
-
-    def test_a_library_that_refuses_a_model_ends_with_code_1(
-        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
-        monkeypatch.setenv(LIBRARY_VARIABLE, str(library))
-        assert run("config", package, "--out", tmp_path / "c").code == 0
-
-        def convert(source: Path, out: Path) -> None:
-            """Write a model with an operator that the library does not have."""
-            model = onnx.load(source)
-            model.graph.node[0].op_type = "NoSuchOperator"
-            onnx.save(model, out)
-
-        monkeypatch.setattr("odtpack.ort.format.convert_model", convert)
-        outcome = run("config", package, "--check", tmp_path / "c", "--json")
-        assert outcome.code == 1, outcome.err
-        content = outcome.json()
-        assert content["passed"] is False
-        (native,) = content["minimal_builds"]
-        assert native["agrees"] is False
-        assert "NoSuchOperator" in native["error"]
-        assert "NoSuchOperator" in outcome.err
 
     def test_a_cast_of_bool_need_not_be_listed(self, run: Run, tmp_path: Path) -> None:
         """Every build's Cast takes bool, so a file without it is enough; other types are not."""

@@ -20,7 +20,6 @@ from odtpack_simulator.budgets.budget_values import Kind, Level, Limit, Section,
 from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.app_footprint import AppFootprint, default_footprint
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
-from odtpack_simulator.result.result import RENAMED_METRICS
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import first_problem, near_name
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
@@ -59,8 +58,6 @@ class PlacedLimit:
     location: str
     section: str
     kind: Kind = "absolute"
-    former_key: str | None = None
-    """The key that the budget file uses, where it was renamed since."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,6 @@ class Budgets:
     classes: Mapping[str, Section] = field(default_factory=dict)
     devices: Mapping[str, Section] = field(default_factory=dict)
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    former: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-    """Path of a key -> its former name, where the file uses that."""
 
     @property
     def learns(self) -> bool:
@@ -139,11 +134,8 @@ class Budgets:
             found = getattr(section, key)
             if found is not None:
                 where = self._location((*table, key))
-                former = self.former.get((*table, key))
                 placed[key] = tuple(
-                    PlacedLimit(
-                        each.limit.figure, each.level, where, title, each.limit.kind, former
-                    )
+                    PlacedLimit(each.limit.figure, each.level, where, title, each.limit.kind)
                     for each in ([found] if isinstance(found, Limit) else found)
                 )
         return placed
@@ -180,11 +172,6 @@ def make_budgets(
     Raises:
         OdtpackError: An unknown key, or a value without the unit it needs.
     """
-    content, former = _with_new_keys(content)
-    lines = {
-        **lines,
-        **{path: lines[old] for path in former if (old := (*path[:-1], former[path])) in lines},
-    }
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
@@ -196,34 +183,7 @@ def make_budgets(
             where=f"{source}:{line}" if line else source,
         ) from error
     classes = {str(name): section for name, section in file.classes.items()}
-    return Budgets(source, file.budgets, classes, file.device, lines, former)
-
-
-def _with_new_keys(
-    content: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
-    """The tables with their former keys renamed, and the former key by new path.
-
-    Where a table has both keys the former one stays, and is refused as unknown.
-    """
-    former: dict[tuple[str, ...], str] = {}
-
-    def renamed(table: Any, path: tuple[str, ...]) -> Any:
-        if not isinstance(table, Mapping):
-            return table
-        changed = dict(table)
-        for old, new in RENAMED_METRICS.items():
-            if old in changed and new not in changed:
-                changed[new] = changed.pop(old)
-                former[(*path, new)] = old
-        return changed
-
-    tables = dict(content)
-    tables["budgets"] = renamed(content.get("budgets", {}), ("budgets",))
-    for kind in ("class", "device"):
-        if isinstance(narrower := content.get(kind), Mapping):
-            tables[kind] = {name: renamed(each, (kind, name)) for name, each in narrower.items()}
-    return tables, former
+    return Budgets(source, file.budgets, classes, file.device, lines)
 
 
 def budget_schema() -> dict[str, Any]:

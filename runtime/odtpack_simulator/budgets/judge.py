@@ -164,8 +164,6 @@ def _check(
     status: CheckStatus = "not judged"
     level: CheckLevel = placed.level
     text = reading.text
-    if placed.former_key is not None:
-        text = f"{text} ({placed.former_key} is now called {metric.key})"
     if actual is not None and limit is None:
         text = f"{text}; {resolved.reason}"
     elif actual is not None and limit is not None:
@@ -174,7 +172,7 @@ def _check(
         allowed = format_limit(*_in_percent(limit, metric, reading))
         text = f"{text}, allowed is {relation} {allowed}"
         if status == "fail" and format_limit(*_in_percent(actual, metric, reading)) == allowed:
-            text += ", and it is just beyond"  # the digits that are shown do not show it
+            text += ", missed by less than the displayed precision"
         if resolved.baseline is not None:
             text += f" ({_against(metric, placed, reading, resolved.baseline)})"
             # Figures of a package repeat with the seed; those of a device are measured.

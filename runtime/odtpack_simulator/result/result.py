@@ -194,10 +194,6 @@ class HostInfo(Part):
     memory_bandwidth_gbs: NonNegative | None
 
 
-RENAMED_METRICS: Final = {"metric_floor": "accuracy_floor"}
-"""Former key of a metric -> its key. Result and budget files with a former key are still read."""
-
-
 class Check(Part):
     """One assertion over the result.
 
@@ -216,11 +212,6 @@ class Check(Part):
     message: Text
     advice: Text | None = None
     budget_location: Text | None = None
-
-    @field_validator("metric")
-    @classmethod
-    def _by_its_name_today(cls, metric: str) -> str:
-        return RENAMED_METRICS.get(metric, metric)
 
 
 class DeviceResult(Part):

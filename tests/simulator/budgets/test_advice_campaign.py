@@ -131,4 +131,4 @@ def test_a_figure_that_is_just_beyond_says_so() -> None:
         c for _, c in judge(played(Policy()), budgets).all_checks() if c.metric == "time_to_finish"
     ]
     assert check.status == "fail"
-    assert check.message.endswith(", and it is just beyond")
+    assert check.message.endswith(", missed by less than the displayed precision")

@@ -248,21 +248,3 @@ def test_a_table_in_one_line_has_a_line() -> None:
     with pytest.raises(OdtpackError) as caught:
         parse_budgets(text, "b.toml").check_devices(["acme/two"])
     assert caught.value.where == "b.toml:3"
-
-
-def test_a_former_key_keeps_its_meaning_and_its_line() -> None:
-    text = '[budgets]\nlearns = true\nmetric_floor = 0.9\n[device."acme/one"]\nmetric_floor = 0.8\n'
-    budgets = parse(text)
-    placed = only(budgets.overall()["accuracy_floor"])
-    assert (placed.limit, placed.former_key) == (0.9, "metric_floor")
-    assert placed.location == "ci/budgets.toml:3"
-    narrowed = only(budgets.narrowed("acme/one", "android")["accuracy_floor"])
-    assert (narrowed.limit, narrowed.location) == (0.8, "ci/budgets.toml:5")
-    assert (
-        only(parse("[budgets]\naccuracy_floor = 1").overall()["accuracy_floor"]).former_key is None
-    )
-
-
-def test_both_names_of_a_key_in_one_table_are_refused() -> None:
-    with pytest.raises(OdtpackError, match="metric_floor"):
-        parse("[budgets]\nmetric_floor = 0.9\naccuracy_floor = 0.8\n")

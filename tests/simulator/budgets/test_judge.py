@@ -262,14 +262,6 @@ def test_unknown_figures_are_not_judged_and_never_pass() -> None:
     assert result.verdict == "not judged"
 
 
-def test_a_check_by_a_former_key_says_the_key_of_today() -> None:
-    found = check(judged(make_result([DEVICE]), "[budgets]\nmetric_floor = 0"), "accuracy_floor")
-    assert found.status == "pass"
-    assert "metric_floor is now called accuracy_floor" in found.message
-    stored = found.model_dump() | {"metric": "metric_floor"}
-    assert Check.model_validate(stored).metric == "accuracy_floor"
-
-
 def test_worst_verdict_wins() -> None:
     text = '[budgets]\nstep_latency = "10 ms"\nfinal_loss = { limit = 0.0, level = "warn" }'
     names = ["web/phone", DEVICE]

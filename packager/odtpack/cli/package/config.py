@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,11 +67,9 @@ def config(
 ) -> None:
     """Write the operators that one or more packages need, or check such a file.
 
-    The file is what ONNX Runtime's build takes as --include_ops_by_config. The check runs every
-    model in every way that an app may run it, and compares the kernels that ran with the file;
-    if ODTPACK_MINIMAL_ORT names the library of a minimal build, that build also trains the
-    package. The exit code is 1 if an operator or type is missing or unused, or
-    if that library refuses a model or trains otherwise.
+    ONNX Runtime's build takes the file as --include_ops_by_config. The check runs every model in
+    every way that an app may run it, and compares the kernels that ran with the file. The exit
+    code is 1 if an operator or type is missing or unused.
     """
     _check_options(
         out,
@@ -100,12 +97,6 @@ def config(
         else:
             assert check is not None  # noqa: S101 - one of them is given
             content = _check(check, opened, runs, data, scratch)
-            content["minimal_builds"] = [
-                _native(package, mode, data, scratch / str(index))
-                for index, package in enumerate(opened)
-            ]
-            content["passed"] &= all(each["agrees"] is not False
-                                     for each in content["minimal_builds"])  # fmt: skip
     if as_json:
         _console.print_json(content)
     if not content.get("passed", True):
@@ -234,59 +225,4 @@ def _check(
             }
             for ran in verdict.ran
         ],
-    }
-
-
-def _native(package: Package, mode: Mode, data: Path | None, scratch: Path) -> dict[str, Any]:
-    """Train on the minimal build that the environment names, and say whether one was there."""
-    from odtpack.ort.format import convert_model
-    from odtpack.ort.native_training import (
-        LIBRARY_VARIABLE,
-        STEPS,
-        LibraryRefusedError,
-        train_natively,
-    )
-    from odtpack.ort.session_runs import TRAINING_MODELS
-
-    library = os.environ.get(LIBRARY_VARIABLE, "")
-    if not library or mode is Mode.INFER:
-        why = "infer trains nothing" if library else f"{LIBRARY_VARIABLE} names no library"
-        _console.say(f"{package.path.name}: not trained on a minimal build, {why}; what ran here "
-                     "stands for it")  # fmt: skip
-        return {"package": str(package.path), "library": None, "agrees": None}
-    models: dict[str, Path] = {}
-    for key in TRAINING_MODELS:
-        held = [
-            package.path / file.path
-            for file in package.manifest.files.extra
-            if file.role == "ort_model" and file.of == key and file.platform is None
-        ]
-        models[key] = held[0] if held else scratch / f"{key}.ort"
-        if not held:
-            convert_model(getattr(package, key), models[key])
-    try:
-        result = train_natively(package, models, Path(library), scratch, data)
-    except LibraryRefusedError as error:
-        _console.say(f"{package.path.name}: {library} cannot train it: {error}", style="bold")
-        _console.say("build it with the configuration of this package: odtpack config PKG --out "
-                     "FILE")  # fmt: skip
-        return {
-            "package": str(package.path),
-            "library": library,
-            "agrees": False,
-            "error": str(error),
-        }
-    _console.say(
-        f"{package.path.name}: {STEPS} steps on {library} (ONNX Runtime {result.version}): losses "
-        f"{', '.join(f'{loss:.6g}' for loss in result.losses)}"
-        + (", as here" if result.agrees else
-           f"; here {', '.join(f'{loss:.6g}' for loss in result.expected)}")
-    )  # fmt: skip
-    return {
-        "package": str(package.path),
-        "library": library,
-        "onnxruntime": result.version,
-        "losses": list(result.losses),
-        "expected": list(result.expected),
-        "agrees": result.agrees,
     }
