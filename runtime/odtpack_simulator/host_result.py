@@ -9,7 +9,7 @@ from importlib import metadata
 import onnxruntime
 
 from odtpack_simulator.latency.latency import HostTiming
-from odtpack_simulator.measure.host_info import processor_name
+from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.result.result import HostInfo
 
 

@@ -1,4 +1,4 @@
-"""Device profiles: one TOML file per device, every figure with its unit, kind and source.
+"""Device profiles: one TOML file each, in which every figure names its source.
 
 A figure is a table ``{ value, unit, kind, source }``, with ``low`` and ``high``
 where it is only known as an interval. An unknown figure is written
@@ -15,29 +15,33 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_simulator.device.data_sheet import (
     CoreKind,
+    Extension,
     copy_rate,
     core_kind,
     gemm_share,
     int8_factor,
 )
-from odtpack_simulator.device.profile_figure import ProfileFigure, shown
-from odtpack_simulator.device.profile_parts import (
-    CpuFigures,
-    MemoryFigures,
-    PowerFigures,
-    StorageFigures,
-)
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import (
+    Bandwidth,
+    Bytes,
+    Compute,
+    Count,
     Duration,
+    Energy,
+    FigureKind,
     Fraction,
+    Frequency,
+    Power,
     Quantity,
+    Ratio,
     Strict,
     ThreadedQuantity,
     Unknown,
@@ -45,7 +49,133 @@ from odtpack_simulator.values.quantities import (
 )
 from odtpack_simulator.values.schema_errors import all_problems, near_name
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.toml_text import toml_value
 from odtpack_simulator.values.units import Interval, format_bytes
+
+
+class ProfileFigure(Part):
+    """One figure of a profile as a report shows it; null values are unknown."""
+
+    key: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    unit: str | None
+    threads: int | None = None
+    kind: FigureKind | Literal["unknown"]
+    source: str
+
+
+def shown(key: str, figure: Quantity | Unknown | None) -> ProfileFigure:
+    """A figure with its key; an unknown one with its reason."""
+    if isinstance(figure, Quantity):
+        threads = figure.threads if isinstance(figure, ThreadedQuantity) else None
+        known = figure.model_dump(exclude={"threads"})
+        return ProfileFigure(key=key, threads=threads, **known)
+    why = figure.unknown if isinstance(figure, Unknown) else "the profile does not give it"
+    return ProfileFigure(key=key, value=None, unit=None, kind="unknown", source=why)
+
+
+class MemoryFigures(Strict):
+    """What the device's memory holds, what one app gets of it, and how fast it copies."""
+
+    ram: Bytes | None = None
+    """Memory of the device as sold."""
+    app_limit_foreground: Bytes | None = None
+    """Memory at which an app in the foreground is ended."""
+    app_limit_background: Bytes | None = None
+    """Memory at which an app in the background is ended."""
+    app_limit_entitled: Bytes | None = None
+    """Foreground limit with the platform's entitlement for more memory (iOS)."""
+    low_memory_warning: Fraction | None = None
+    """Share of the limit from which the system warns the app that memory is low."""
+    bandwidth: Bandwidth | None = None
+    """Rate of a large ``memcpy`` by one thread, in bytes copied (the traffic is twice that)."""
+    dram_bandwidth: Bandwidth | None = None
+    """Peak of the memory chips, as a data sheet has it; without ``bandwidth`` it stands in."""
+    arena_overhead: Ratio | None = None
+    """Bytes that ONNX Runtime takes from the system per byte its tensors hold, with its arena."""
+    heap_overhead: Ratio | None = None
+    """The same with the arena off, where every tensor comes from the system's allocator."""
+
+    @model_validator(mode="after")
+    def _limits_within_ram(self) -> MemoryFigures:
+        ram = bounds(self.ram, "bytes")
+        for key in ("app_limit_foreground", "app_limit_background", "app_limit_entitled"):
+            limit = bounds(getattr(self, key), "bytes")
+            if ram and limit and limit.typical > ram.typical:
+                msg = f"{key} is more than ram"
+                raise ValueError(msg)
+        return self
+
+
+class Cluster(Strict):
+    """Cores of one kind."""
+
+    core: str = Field(min_length=1, max_length=64)
+    cores: Count
+    clock: Frequency
+    fp32_peak: Compute | None = None
+    """Single-precision rate of the cluster's cores together."""
+
+
+class CpuFigures(Strict):
+    """What the processor computes.
+
+    ``fp32_gemm`` is the rate of a large single-precision matrix product. Where
+    it was not measured, it is ``fp32_peak`` times ``gemm_efficiency``, for which
+    :mod:`odtpack_simulator.device.data_sheet` has a share by the kind of core.
+    """
+
+    extensions: list[Extension] = Field(default_factory=list, max_length=16)
+    """Instructions for which ONNX Runtime has kernels of their own."""
+    clusters: list[Cluster] = Field(default_factory=list, max_length=16)
+    fp32_peak: Compute | None = None
+    gemm_efficiency: Fraction | None = None
+    fp32_gemm: Compute | None = None
+    fp32_gemm_single: Compute | None = None
+    """``fp32_gemm`` with one thread."""
+    int8_gemm: Compute | None = None
+    """Rate of a large int8 matrix product, two operations for each product and sum."""
+    fp32_conv: Compute | None = None
+    """Rate of a 3 x 3 convolution, in the floating-point operations of its definition."""
+    training_threads: Count | None = None
+    """Threads that a training should use: more would wait for slower cores."""
+
+    @model_validator(mode="after")
+    def _efficiency_is_an_interval(self) -> CpuFigures:
+        efficiency = self.gemm_efficiency
+        if isinstance(efficiency, Quantity) and efficiency.low is None:
+            msg = "gemm_efficiency needs low and high: it is never known as a point"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _single_is_one_thread(self) -> CpuFigures:
+        single = self.fp32_gemm_single
+        if isinstance(single, ThreadedQuantity) and single.threads != 1:
+            msg = f"fp32_gemm_single is the rate of one thread, found threads = {single.threads}"
+            raise ValueError(msg)
+        return self
+
+
+class StorageFigures(Strict):
+    """The storage that holds checkpoints: sequential rates, and what a small write costs."""
+
+    read: Bandwidth | None = None
+    write: Bandwidth | None = None
+    """Rate until the bytes are on the medium (``fsync``), not in a cache."""
+    sync_latency: Duration | None = None
+    """Time until a small write is on the medium: write of a few kilobytes, then ``fsync``."""
+
+
+class PowerFigures(Strict):
+    """Power of the whole device at the wall or battery, and the battery's energy."""
+
+    idle: Power | None = None
+    load: Power | None = None
+    battery: Energy | None = None
+
 
 SCHEMA_VERSION: Final = 1
 MAX_PROFILE_BYTES: Final = 64 * 1024
@@ -389,3 +519,51 @@ def _profile_directory() -> Path:
         "the installation carries no device profiles",
         where=str(package / "device_profiles"),
     )
+
+
+_TOP = ("schema_version", "name", "title", "vendor", "soc", "os", "validated", "held_against")
+_FIGURE = ("value", "low", "high", "threads", "unit", "kind", "source", "unknown")
+
+
+def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
+    """The text of a profile's file; parsing it gives an equal profile.
+
+    Args:
+        profile: What to write.
+        comment: Lines for people at the top, without their ``#``.
+    """
+    content = profile.model_dump(mode="json", exclude_none=True)
+    return "\n".join(_lines(content, comment)) + "\n"
+
+
+def _lines(content: dict[str, Any], comment: str) -> Iterator[str]:
+    yield from (f"# {line}".rstrip() for line in comment.splitlines())
+    for key in _TOP:
+        if key in content:
+            yield f"{key} = {_value(content[key])}"
+    sections = {k: v for k, v in content.items() if k in ("memory", "cpu", "storage", "power")}
+    for key, figure in content.items():
+        if key not in _TOP and key not in sections:
+            yield f"{key} = {_value(figure)}"
+    for section, figures in sections.items():
+        clusters = figures.pop("clusters", [])
+        if figures:
+            yield from ("", f"[{section}]")
+        for key, figure in figures.items():
+            yield f"{key} = {_value(figure)}"
+        for cluster in clusters:
+            yield from ("", f"[[{section}.clusters]]")
+            for key, figure in cluster.items():
+                yield f"{key} = {_value(figure)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return toml_value({key: _whole(value[key]) for key in _FIGURE if key in value})
+    return toml_value(_whole(value))
+
+
+def _whole(value: Any) -> Any:
+    """A number without a fraction as a whole one, which people read better."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if whole else value

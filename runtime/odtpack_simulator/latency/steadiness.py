@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from odtpack_simulator.measure.waiting import BUSY, ENOUGH_STEPS, QUIET_SHARE
+from odtpack_simulator.measure.host import BUSY, ENOUGH_STEPS, QUIET_SHARE
 
 MOST_WAITING: Final = 0.5
 """Share of waiting above which even processor times say nothing: caches were lost too often."""

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from odtpack_simulator.measure.host_info import clock_hz
-from odtpack_simulator.measure.operator_events import model_runs, typical_step
-from odtpack_simulator.measure.operator_session import Operator, bound_operators
+from odtpack_simulator.measure.host import clock_hz
+from odtpack_simulator.measure.operators import Operator, bound_operators, model_runs, typical_step
 from odtpack_simulator.memory.roofline import Roof
 
 _GEMM_SIZES: Final = (256, 512, 1024)

@@ -19,11 +19,9 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile
 from odtpack_simulator.measure.allocator import allocator_overhead
 from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops
-from odtpack_simulator.measure.host_info import this_machine
+from odtpack_simulator.measure.host import WaitingClock, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
-from odtpack_simulator.measure.operator_session import Operator, bound_operators
-from odtpack_simulator.measure.storage import measure_storage
-from odtpack_simulator.measure.waiting import WaitingClock
+from odtpack_simulator.measure.operators import Operator, bound_operators
 
 MAX_THREADS: Final = 1024
 _CONVOLUTIONS: Final = ((4, 64, 64, 56), (4, 128, 128, 28), (4, 256, 256, 14))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from odtpack_simulator.measure.storage import spread
+from odtpack_simulator.measure.host import spread
 
 Figure = dict[str, Any]
 

@@ -19,9 +19,7 @@ from odtpack_simulator.measure.figures import (
     unknown,
     whole_mebibytes,
 )
-from odtpack_simulator.measure.host_info import OS_NAMES, Machine
-from odtpack_simulator.measure.storage import StorageTiming
-from odtpack_simulator.measure.waiting import BUSY
+from odtpack_simulator.measure.host import BUSY, OS_NAMES, Machine, StorageTiming
 
 _MOST_WAITED: Final = 0.05
 _RESERVE: Final = 512 * 2**20

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from odtpack_simulator.budgets.suggest import suggest_budget
-from odtpack_simulator.device.profile_figure import ProfileFigure
+from odtpack_simulator.device.profile import ProfileFigure
 from odtpack_simulator.reports.drawing import charts
 from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.html.latency import latency_section

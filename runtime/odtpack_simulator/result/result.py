@@ -18,8 +18,7 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.profile import OsClass
-from odtpack_simulator.device.profile_figure import ProfileFigure
+from odtpack_simulator.device.profile import OsClass, ProfileFigure
 from odtpack_simulator.result.base import (
     Bytes,
     Count,

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_simulator.device.profile import (
+    DeviceProfile,
+    list_profiles,
+    load_profile,
+    profile_toml,
+)
 from odtpack_simulator.device.profile import parse_profile as parse_bytes
 from odtpack_simulator.device.profile_check import check_profile
-from odtpack_simulator.device.profile_toml import profile_toml
 
 DOCUMENT = Path(__file__).parents[3] / "docs/formats/device-profile.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]

@@ -16,7 +16,7 @@ import pytest
 from odtpack_simulator.device.profile import parse_profile
 from odtpack_simulator.latency.latency import HostTiming, carry, measure_host
 from odtpack_simulator.latency.steadiness import Steadiness, steadiness
-from odtpack_simulator.measure.waiting import WaitingClock, others_seconds
+from odtpack_simulator.measure.host import WaitingClock, others_seconds
 from odtpack_simulator.result.result import DeviceLatency
 from tests.simulator.packages import Case
 from tests.simulator.timings import timing

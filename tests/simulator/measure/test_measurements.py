@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.profile import load_profile, parse_profile
-from odtpack_simulator.device.profile_toml import profile_toml
+from odtpack_simulator.device.profile import load_profile, parse_profile, profile_toml
 from odtpack_simulator.measure.imported_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 

@@ -12,8 +12,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from odtpack_simulator.measure.calibration import Calibration, calibrate
-from odtpack_simulator.measure.host_info import clock_hz
-from odtpack_simulator.measure.operator_events import (
+from odtpack_simulator.measure.host import clock_hz
+from odtpack_simulator.measure.operators import (
     CONTROL_FLOW,
     NodeRun,
     middle_mean,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.measure.operator_events import model_runs
+from odtpack_simulator.measure.operators import model_runs
 from odtpack_simulator.replay.prepare import write_data
 
 

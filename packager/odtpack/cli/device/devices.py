@@ -12,9 +12,8 @@ from odtpack.cli import _completion, _console
 from odtpack.cli._options import AS_JSON
 
 if TYPE_CHECKING:
-    from odtpack_simulator.device.profile import DeviceProfile
+    from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
     from odtpack_simulator.device.profile_check import ProfileReport
-    from odtpack_simulator.device.profile_figure import ProfileFigure
 
 
 class System(StrEnum):
@@ -208,10 +207,10 @@ def measure_devices(
     from odtpack.cli._files import check_writable
     from odtpack_runtime.errors import OdtpackError
     from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.device.profile import profile_toml
     from odtpack_simulator.device.profile_check import check_profile
-    from odtpack_simulator.device.profile_toml import profile_toml
     from odtpack_simulator.measure.device import measure_device
-    from odtpack_simulator.measure.waiting import BUSY
+    from odtpack_simulator.measure.host import BUSY
 
     if out.suffix != ".toml":
         raise OdtpackError(
@@ -294,9 +293,8 @@ def import_device(
     from odtpack.cli._files import check_not_input, check_writable
     from odtpack_runtime.errors import OdtpackError
     from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.device.profile import load_profile
+    from odtpack_simulator.device.profile import load_profile, profile_toml
     from odtpack_simulator.device.profile_check import check_profile
-    from odtpack_simulator.device.profile_toml import profile_toml
     from odtpack_simulator.measure.imported_profile import imported_profile
     from odtpack_simulator.measure.measurements import load_measurements
 

@@ -27,8 +27,7 @@ from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.measure.calibration import Calibration, calibrate, rates
-from odtpack_simulator.measure.operator_events import NodeRun, model_runs, typical_step
-from odtpack_simulator.measure.waiting import (
+from odtpack_simulator.measure.host import (
     ENOUGH_STEPS,
     QUIET_SHARE,
     WaitingClock,
@@ -36,6 +35,7 @@ from odtpack_simulator.measure.waiting import (
     others_seconds,
     stolen_seconds,
 )
+from odtpack_simulator.measure.operators import NodeRun, model_runs, typical_step
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.sample_plan import Indices
