@@ -1,7 +1,7 @@
 """Eight hours of training in minutes: what grows, and whether the losses are as undisturbed ones.
 
-One process trains, saves (with the save before kept), evaluates, and brings its package up to
-date again and again, going on from its checkpoint each time. Memory that stays after everything
+One process trains, saves (with the save before kept), evaluates, and moves to another package
+again and again, going on from its checkpoint each time. Memory that stays after everything
 is freed, open files and files on disk are compared with those after a first tenth, and the
 trained state at the end, bit by bit, with a run that only trains.
 
@@ -28,9 +28,7 @@ import numpy as np
 
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
-from odtpack.update.update_archive import write_update
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.package.apply_update import apply_update
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit
@@ -96,26 +94,22 @@ class App:
         return float(np.mean(losses))
 
 
-def make_packages(folder: Path) -> tuple[Path, list[Path]]:
-    """An installed package, and the updates that lead from it to another and back."""
+def make_packages(folder: Path) -> tuple[Path, Path]:
+    """Two packages of the same training, between which an app goes to and fro."""
     model = zoo.mlp(_SIZES)
     for name in ("a", "b"):
         options = {"loss": "cross_entropy", "optimizer": AdamW()}
         # The same training in two packages, whose manifests differ.
         build_package(model, folder / name, self_check=name == "a", **options)
-    updates = []
-    for old, new in (("a", "b"), ("b", "a")):
-        updates.append(folder / f"{old}-{new}.zip")
-        write_update(folder / old, folder / new, updates[-1])
-    return folder / "a", updates
+    return folder / "a", folder / "b"
 
 
 def soak(folder: Path, steps: int, saves: int, evaluations: int, updates: int) -> Iterator[Reading]:
     """Train as an app does over months; yield a reading after each twentieth."""
     (folder / "packages").mkdir()
-    package, archives = make_packages(folder / "packages")
+    packages = make_packages(folder / "packages")
     saved = folder / "trained.ckpt"
-    app = App(package, package / "checkpoint")
+    app = App(packages[0], packages[0] / "checkpoint")
     events = sorted(
         {0, steps}
         | {steps * i // saves for i in range(1, saves + 1)}
@@ -135,9 +129,8 @@ def soak(folder: Path, steps: int, saves: int, evaluations: int, updates: int) -
         if step in evaluate_at:
             loss = app.evaluate()
         if step in update_at:
-            apply_update(package, archives[made % 2])
             made += 1
-            app = App(package, saved)
+            app = App(packages[made % 2], saved)
         if step in read_at:
             yield read(step, folder, loss)
 

@@ -15,11 +15,8 @@ import numpy as np
 
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
-from odtpack.update.update_archive import write_update
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint import writer
-from odtpack_runtime.files.folder_update import finish_update
-from odtpack_runtime.package.apply_update import apply_update
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packages import killing
@@ -127,21 +124,6 @@ def _export(folder: Path) -> None:
     module.export_model_for_inferencing(folder / "personal.onnx", ["output"])
 
 
-def _update_old(folder: Path) -> None:
-    _package(folder)
-    new = _built(0.7)
-    write_update(folder / "package", new, folder / "update.zip")
-
-
-def _update(folder: Path) -> None:
-    apply_update(folder / "package", folder / "update.zip")
-
-
-def _updated(folder: Path) -> str:
-    finish_update(folder / "package")
-    return killing.state(folder)
-
-
 ACTIONS: dict[str, Action] = {
     **{
         name: Action(prepare, act)
@@ -152,5 +134,4 @@ ACTIONS: dict[str, Action] = {
     "train, data outside": Action(_package, _train_outside, _trained, _milestones),
     "resume": Action(_resume_old, _train, _trained, _milestones),
     "export": Action(_package, _export),
-    "update in place": Action(_update_old, _update, _updated),
 }

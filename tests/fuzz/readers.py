@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import json
 import re
@@ -22,12 +23,11 @@ from odtpack.adapters.peft_files import CONFIG, TENSORS, read_peft, write_peft
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack.recipe.file import read_recipe
-from odtpack.update.update_archive import write_update
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.folder_update import UPDATE_NAME, finish_update
-from odtpack_runtime.package.apply_update import apply_update
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.folder_update import check_finished, finish_update
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import check_signature
 from odtpack_runtime.package.package import Package
@@ -75,13 +75,12 @@ class Reader:
 
 @cache
 def packages() -> Path:
-    """A folder with two packages and the update from one to the other."""
+    """A folder with two packages."""
     folder = Path(tempfile.mkdtemp(prefix="odtpack-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, beta1 in (("old", 0.8), ("new", 0.7)):
         options = {"loss": "cross_entropy", "optimizer": AdamW(beta1=beta1)}
         build_package(zoo.mlp((4, 3, 2)), folder / name, **options)
-    write_update(folder / "old", folder / "new", folder / "update.zip")
     return folder
 
 
@@ -173,13 +172,6 @@ def _read_npz(path: Path) -> None:
     load_dataset(path, manifest.input_specs(), class_count=2, max_bytes=2**20)
 
 
-def _apply(path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = apply_update(packages() / "old", path, Path(folder) / "out")
-        for file in sorted((packages() / "new").iterdir()):
-            assert (made / file.name).read_bytes() == file.read_bytes()
-
-
 def _read_adapter(changed: str) -> Callable[[Path], None]:
     """Read an adapter of which one file is the input."""
 
@@ -203,18 +195,26 @@ def _import(path: Path) -> None:
 
 
 def _finish(path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        update = Path(folder) / "package" / UPDATE_NAME
-        update.mkdir(parents=True)
-        (Path(folder) / "outside").write_bytes(b"outside")
-        (update / "a").write_bytes(b"a")
-        shutil.copyfile(path, update / "plan.json")
+    """A plan beside a folder: whatever it says, nothing outside of that folder changes."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as name:
+        folder = Path(name).resolve()
+        inside = folder / "package" / ".odtpack-update-0"
+        inside.mkdir(parents=True)
+        (folder / "outside").write_bytes(b"outside")
+        (inside / "a").write_bytes(b"a")
+        plan = path.read_bytes().replace(b"FOLDER", str(folder / "package").encode())
+        (folder / ".package.odtpack-plan").write_bytes(plan)
         try:
-            finish_update(Path(folder) / "package")
+            with contextlib.suppress(OdtpackError):
+                check_finished(folder / "package")
+            assert (inside / "a").read_bytes() == b"a"
+            finish_update(folder / "package")
         finally:
-            assert (Path(folder) / "outside").read_bytes() == b"outside"
+            assert (folder / "outside").read_bytes() == b"outside"
 
 
+_PLAN = {"folder": "FOLDER", "stage": ".odtpack-update-0", "last": "manifest.json",
+         "remove": ["b"], "move": ["a"]}  # fmt: skip
 _KEY = b"""-----BEGIN PUBLIC KEY-----
 MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
 -----END PUBLIC KEY-----
@@ -249,9 +249,7 @@ READERS = {
         lambda path: read_trace(str(path), ["idle", "charging"], 0),
     ),
     "measurements": Reader(".json", lambda: [json.dumps(content()).encode()], _import),
-    "update": Reader(".zip", lambda: [(packages() / "update.zip").read_bytes()], _apply),
-    "plan": Reader(".json", lambda: [b'{"remove": ["manifest.json", "b"], "move": ["a"]}'],
-                   _finish),
+    "plan": Reader(".json", lambda: [json.dumps(_PLAN).encode()], _finish),
     "peft-config": Reader(
         ".json", lambda: [(adapters() / "peft" / CONFIG).read_bytes()], _read_adapter(CONFIG)
     ),

@@ -131,10 +131,19 @@ ACTIONS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
 
 
 def state(folder: Path) -> str:
-    """What a folder holds: a digest of its package, checked, and of the files beside it."""
+    """What a folder holds: a digest of its package, checked, and of the files beside it.
+
+    A write that was interrupted is reported by whoever reads, and finished by the next write.
+    """
     seen = hashlib.sha256()
     try:
-        package = Package.open(folder / "package")
+        try:
+            package = Package.open(folder / "package")
+        except OdtpackError as error:
+            if error.code != "update-unfinished":
+                raise
+            folder_update.finish_update(folder / "package")
+            package = Package.open(folder / "package")
         _tidy(folder / "package")
         if not (folder / "package" / "thesis.txt").exists():
             check_nothing_else(package.path, package.manifest_name, package.manifest)

@@ -1,4 +1,4 @@
-"""Small packages, and what is asked of every update between two of them."""
+"""Small packages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import numpy as np
 import onnx
 
 from odtpack.build import build_package
-from odtpack.update.update_archive import UpdateSummary, write_update
 from odtpack_runtime.files.digest import file_sha256
-from odtpack_runtime.package.apply_update import apply_update
 from odtpack_runtime.package.package import Package
 from tests import zoo
 
@@ -65,25 +63,3 @@ def list_extra(folder: Path) -> Path:
         path.write_text(json.dumps(content, indent=2))
     assert Package.open(folder).manifest.files.extra
     return folder
-
-
-def check_update(old: Path, new: Path, work: Path) -> UpdateSummary:
-    """Write an update, apply it beside the package and in its place; all must be exact."""
-    work.mkdir(exist_ok=True)
-    made = write_update(old, new, work / "first")
-    again = write_update(old, new, work / "again")
-    assert made.index == again.index
-    assert (work / "first").read_bytes() == (work / "again").read_bytes()
-    assert made.size_bytes == (work / "first").stat().st_size
-    before = tree(old)
-    assert apply_update(old, work / "first", work / "beside") == (work / "beside").resolve()
-    assert tree(work / "beside") == tree(new)
-    assert tree(old) == before
-    assert apply_update(old, work / "first") == old.resolve()
-    assert tree(old) == tree(new)
-    # Once more: an app that was killed after the swap tries again.
-    apply_update(old, work / "first")
-    assert tree(old) == tree(new)
-    Package.open(old)
-    assert not [path.name for path in old.parent.iterdir() if path.name.startswith(".")]
-    return made

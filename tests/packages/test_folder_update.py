@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.files import folder_update
-from odtpack_runtime.files.folder_update import UPDATE_NAME, finish_update, update_folder
+from odtpack_runtime.files.folder_update import check_finished, finish_update, update_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -117,42 +118,194 @@ def test_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names(tmp_path) == ["folder"]
 
 
+def begun(where: Path, names: Sequence[str] = ("a", "last"), **changed: object) -> None:
+    """A write of a folder that was interrupted right after its commit."""
+    where.mkdir(exist_ok=True)
+    inside = where / ".odtpack-update-0123456789ab"
+    inside.mkdir()
+    for name in names:
+        (inside / name).write_text("new")
+    plan = {
+        "folder": str(where.resolve()), "stage": inside.name, "last": "last", "remove": ["old"],
+        "move": list(names), **changed,
+    }  # fmt: skip
+    (where.parent / f".{where.name}.odtpack-plan").write_text(json.dumps(plan))
+
+
+@pytest.mark.parametrize("gone", [[], ["last"], ["last", "old"], ["a", "last", "old"]])
+def test_whoever_reads_changes_nothing_and_the_next_write_finishes(
+    tmp_path: Path, gone: list[str]
+) -> None:
+    folder = tmp_path / "folder"
+    begun(folder)
+    for name in ("a", "last", "old"):
+        if name not in gone:
+            (folder / name).write_text("old")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(OdtpackError) as caught:
+        check_finished(folder)
+    assert caught.value.code == "update-unfinished"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    finish_update(folder)
+    check_finished(folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "new", "last": "new"}
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_finished_last_file_is_not_removed_again(tmp_path: Path) -> None:
+    """As where a file system made the renames durable in another order than theirs."""
+    folder = tmp_path / "folder"
+    begun(folder)
+    (folder / ".odtpack-update-0123456789ab" / "last").rename(folder / "last")
+    finish_update(folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "new", "last": "new"}
+
+
 PLANS = {
-    "text": b"x",
-    "not lists": b'{"remove": 1, "move": []}',
-    "a number": b'{"remove": [], "move": [1]}',
-    "above": b'{"remove": ["../victim"], "move": []}',
-    "below": b'{"remove": ["a/b"], "move": []}',
-    "absolute": b'{"remove": ["/etc/passwd"], "move": []}',
-    "itself": b'{"remove": [".odtpack-update"], "move": []}',
-    "huge": b'{"remove": ["' + b"x" * 2**20 + b'"], "move": []}',
-    "deep": b"[" * 100_000,
-    "unlisted": b'{"remove": [], "move": []}',
+    "not text": {"folder": 1},
+    "not lists": {"remove": 1},
+    "a number": {"move": [1]},
+    "above": {"remove": ["../victim"]},
+    "below": {"remove": ["a/b"]},
+    "absolute": {"remove": ["/etc/passwd"]},
+    "last above": {"last": "../victim"},
+    "another folder": {"folder": "/somewhere/else"},
+    "another stage": {"stage": "../victim"},
+    "a stage that is a file": {"stage": "a"},
+    "huge": {"remove": ["x" * 2**20]},
 }
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_hostile_plans(tmp_path: Path, plan: str) -> None:
+def test_plans_that_are_not_for_the_folder(tmp_path: Path, plan: str) -> None:
+    """They are ignored, and go with the next write."""
     folder = tmp_path / "folder"
-    (folder / UPDATE_NAME).mkdir(parents=True)
-    (folder / UPDATE_NAME / "more").write_text("more")
-    (folder / UPDATE_NAME / "plan.json").write_bytes(PLANS[plan])
-    (folder / "a").write_text("a")
-    (tmp_path / "victim").write_text("alive")
-    with pytest.raises(OdtpackError) as caught:
+    begun(folder, **PLANS[plan])
+    for path in (folder / "a", folder / "old", tmp_path / "victim"):
+        path.write_text("alive")
+    check_finished(folder)
+    finish_update(folder)
+    for path in (folder / "a", folder / "old", tmp_path / "victim"):
+        assert path.read_text() == "alive"
+    assert names(tmp_path) == ["folder", "victim"]
+
+
+def test_a_stage_behind_a_link(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    begun(folder)
+    (folder / ".odtpack-update-0123456789ab").rename(tmp_path / "elsewhere")
+    (folder / ".odtpack-update-0123456789ab").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OdtpackError, match="it is a link") as caught:
         finish_update(folder)
     assert caught.value.code == "update-unfinished"
-    assert (tmp_path / "victim").read_text() == "alive"
-    assert (folder / "a").read_text() == "a"
+    assert names(tmp_path / "elsewhere") == ["a", "last"]
 
 
-def test_an_update_behind_a_link(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    plan = {"remove": [], "move": ["secret"]}
-    (tmp_path / "elsewhere" / "plan.json").write_text(json.dumps(plan))
-    (tmp_path / "elsewhere" / "secret").write_text("secret")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / UPDATE_NAME).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OdtpackError, match="it is a link"):
-        finish_update(tmp_path / "folder")
-    assert (tmp_path / "elsewhere" / "secret").exists()
+def test_a_plan_inside_of_the_folder_means_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    replace(folder)
+    inside = folder / ".odtpack-update"
+    inside.mkdir()
+    plan = {"folder": str(folder), "stage": inside.name, "last": "last", "remove": [], "move": []}
+    for path in (inside / "plan.json", folder / ".folder.odtpack-plan"):
+        path.write_text(json.dumps(plan))
+    check_finished(folder)
+    assert "is not part of the package" in caplog.text
+    finish_update(folder)
+    replace(folder)
+    assert names(folder) == [".folder.odtpack-plan", ".odtpack-update", "a", "last"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_folder_whose_parent_takes_no_file(tmp_path: Path, holds: bool) -> None:
+    """What is empty is filled; what would be replaced stays, for it could not be finished."""
+    folder = tmp_path / "parent" / "folder"
+    folder.mkdir(parents=True)
+    if holds:
+        replace(folder)
+        (folder / "mine").write_text("mine")
+    (tmp_path / "parent").chmod(0o500)
+    try:
+        if holds:
+            with pytest.raises(OdtpackError, match="cannot be replaced whole"):
+                replace(folder)
+        else:
+            replace(folder)
+    finally:
+        (tmp_path / "parent").chmod(0o700)
+    assert names(folder) == ["a", "last", *(["mine"] if holds else [])]
+
+
+def test_the_folders_that_are_made_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(folder_update, "sync_folder", synced.append)
+    replace(tmp_path / "x" / "y" / "z")
+    assert synced[-3:] == [tmp_path / "x" / "y", tmp_path / "x", tmp_path]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_that_cannot_be_synced_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    folder = tmp_path / "folder"
+    if exists:
+        replace(folder)
+        (folder / "a").write_text("old")
+
+    def fail(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(folder_update, "sync_folder", fail)
+    with pytest.raises(OdtpackError, match="was written, but it may not survive a power cut"):
+        replace(folder)
+    assert (folder / "a").read_text() == "new"
+    assert names(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("fails", range(1, 40))
+def test_a_call_that_fails_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """Each rename, removal and sync of the way without a swap fails once."""
+    folder = tmp_path / "folder"
+    replace(folder)
+    for name in ("a", "last", "old", "mine"):
+        (folder / name).write_text("old")
+    monkeypatch.setattr(folder_update, "_exchange", lambda first, second: False)
+    left = fails
+
+    def counted(call: Callable[..., object]) -> Callable[..., object]:
+        def counting(*arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(5, os.strerror(5))
+            return call(*arguments, **options)
+
+        return counting
+
+    code = ""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (Path, "rename"), (Path, "replace"), (Path, "unlink"), (os, "fsync"), (os, "rmdir"),
+        ):  # fmt: skip
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        try:
+            replace(folder, obsolete=["old"])
+        except OdtpackError as error:
+            code = "" if "but it may not survive" in error.what else error.code
+    if code == "update-unfinished":
+        with pytest.raises(OdtpackError):
+            check_finished(folder)
+        finish_update(folder)
+        code = ""
+    new = {"a": "new", "last": "new", "mine": "old"}
+    old = {"a": "old", "last": "old", "old": "old", "mine": "old"}
+    assert {path.name: path.read_text() for path in folder.iterdir()} == (old if code else new)
+    check_finished(folder)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files import atomic
 from odtpack_runtime.files.atomic import atomic_write
 
 
@@ -157,3 +159,44 @@ def test_a_signal_while_the_file_is_made_leaves_nothing(
         pytest.fail("there is nothing to write to")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_folder_that_cannot_be_synced_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is in place, and whoever takes it for lost may do harm."""
+
+    def fail(folder: Path) -> None:
+        raise OSError(5, os.strerror(5))
+
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(atomic, "sync_folder", fail)
+    with (
+        pytest.raises(OdtpackError, match="written, but it may not survive a power cut") as caught,
+        atomic_write(tmp_path / "file") as stream,
+    ):
+        stream.write(b"new")
+    assert caught.value.code == "file-not-written"
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and sockets as files")
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
+def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "special"
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path = path if kind != "pipe" else tmp_path / "pipe"
+        if kind != "pipe":
+            path.symlink_to("pipe")
+    before = sorted((entry.name, entry.lstat().st_ino) for entry in tmp_path.iterdir())
+    with pytest.raises(OdtpackError, match="not an ordinary file") as caught, atomic_write(path):
+        pytest.fail("it was opened")
+    assert caught.value.code == "file-not-written"
+    assert sorted((entry.name, entry.lstat().st_ino) for entry in tmp_path.iterdir()) == before

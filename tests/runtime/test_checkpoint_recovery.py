@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -94,16 +100,208 @@ def test_a_missing_one_falls_back(path: Path) -> None:
     assert "There is no checkpoint" in str(state.recovered)
 
 
-def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) -> None:
+    """What FAT and exFAT do, which have no hard links."""
+
     def refuse(*args: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
+
+
+def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_links(monkeypatch)
     for step in (1, 2, 3):
         save(tmp_path / "c", step)
     assert step_of(CheckpointState.load_checkpoint(tmp_path / "c")) == 3
     assert step_of(CheckpointState.load_checkpoint(tmp_path / "c.previous")) == 2
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_without_hard_links_a_failed_rename_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "c", 1)
+    refuse_links(monkeypatch)
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OdtpackError, match="could not be written"):
+        save(tmp_path / "c", 2)
+    assert step_of(CheckpointState.load_checkpoint(tmp_path / "c")) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EIO])
+def test_data_outside_need_hard_links_and_lose_nothing_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Inside, outside, then a save whose predecessor cannot be given a second name."""
+    path = tmp_path / "c"
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 1000)
+    save(path, 1, 50)
+    save(path, 2, 300)
+    before = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
+    refuse_links(monkeypatch, number)
+    with pytest.raises(OdtpackError) as caught:
+        save(path, 3, 300)
+    assert caught.value.code == "file-not-written"
+    assert ("has no hard links" in caught.value.what) == (number == errno.EPERM)
+    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
+    assert step_of(CheckpointState.load_checkpoint(Path(f"{path}.previous"))) == 1
+    save(path, 4, 300, keep=False)
+    assert step_of(CheckpointState.load_checkpoint(path)) == 4
+
+
+SPELLINGS = {
+    "absolute": lambda path: path.resolve(),
+    "relative": lambda path: Path(os.path.relpath(path)),
+    "roundabout": lambda path: path.parent / "x" / ".." / path.name,
+    "through a link": lambda path: path.parent / "folder" / path.name,
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("loads", [True, False])
+def test_what_is_not_whole_never_replaces_the_save_before(
+    path: Path, spelling: str, loads: bool
+) -> None:
+    """Whatever its path is called, and whether or not the state knows that it was damaged."""
+    (path.parent / "x").mkdir()
+    (path.parent / "folder").symlink_to(".")
+    save(path, 3)
+    save(path, 5)
+    state = CheckpointState(content(4))
+    with path.open("r+b") as stream:
+        stream.write(bytes(4))
+    if loads:
+        assert step_of(CheckpointState.load_checkpoint(path)) == 3
+        state = CheckpointState.load_checkpoint(path)
+    with pytest.raises(KeyboardInterrupt), _interrupted_at_the_end():
+        CheckpointState.save_checkpoint(state, SPELLINGS[spelling](path), True, keep_previous=True)
+    assert step_of(CheckpointState.load_checkpoint(path)) == 3, "nothing was lost on the way"
+    CheckpointState.save_checkpoint(state, SPELLINGS[spelling](path), True, keep_previous=True)
+    assert step_of(CheckpointState.load_checkpoint(path)) == (3 if loads else 4)
+    assert step_of(CheckpointState.load_checkpoint(Path(f"{path}.previous"))) == 3
+
+
+@contextmanager
+def _interrupted_at_the_end() -> Iterator[None]:
+    """The last rename of a save does not happen."""
+    replace = Path.replace
+
+    def stop(self: Path, target: Path) -> Path:
+        if target.name == "trained.ckpt":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", stop)
+        yield
+
+
+def test_a_save_without_the_one_before_leaves_that_one_whole(path: Path) -> None:
+    save(path, 3)
+    save(path, 5)
+    for step in (6, 7, 8):
+        save(path, step, keep=False)
+        assert step_of(CheckpointState.load_checkpoint(path)) == step
+        assert step_of(CheckpointState.load_checkpoint(Path(f"{path}.previous"))) == 3
+
+
+@pytest.mark.parametrize("same_state", [True, False])
+def test_forty_saves_take_two_regions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_state: bool
+) -> None:
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 1000)
+    state, size = CheckpointState(content(1, 300)), 300 * 4 * 3
+    for step in range(1, 41):
+        if same_state:
+            state.parameters["w"].data[:] = step
+            assert state.optimizer is not None
+            state.optimizer = content(step, 300).optimizer
+            CheckpointState.save_checkpoint(state, tmp_path / "c", True, keep_previous=True)
+        else:
+            save(tmp_path / "c", step, 300)
+        assert (tmp_path / "c.data").stat().st_size <= 2 * size
+        if step > 1:
+            assert_same(read_checkpoint(tmp_path / "c.previous"), content(step - 1, 300))
+    assert_same(read_checkpoint(tmp_path / "c"), content(40, 300))
+    assert {entry.name for entry in tmp_path.iterdir()} == {
+        "c", "c.data", "c.previous", "c.previous.data"
+    }  # fmt: skip
+
+
+SAVER = """
+import sys
+import numpy as np
+from odtpack_runtime.checkpoint import writer
+from odtpack_runtime.checkpoint.format import CheckpointData
+writer.EXTERNAL_DATA_THRESHOLD = 1000
+known, step = None, 0
+while True:
+    step += 1
+    data = CheckpointData({"w": np.full(int(sys.argv[2]), step, np.float32)}, {})
+    known = writer.write_checkpoint(sys.argv[1], data, previous="replaced", whole=known)
+    if step == 2:
+        print(flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced there")
+def test_a_reader_that_races_saves_sees_a_whole_checkpoint(tmp_path: Path) -> None:
+    """It is slower than the saves: each has replaced the data that it reads when it is done."""
+    command = [sys.executable, "-c", SAVER, str(tmp_path / "c"), "100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            last = 0.0
+            for _ in range(150):
+                found = read_checkpoint(tmp_path / "c").trainable["w"]
+                assert set(found) == {found[0]}
+                assert found[0] >= last
+                last = float(found[0])
+        finally:
+            process.kill()
+    assert last > 2
+
+
+def test_what_a_failed_save_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the data file is as long as before, and a small save goes through."""
+    monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 1000)
+    save(tmp_path / "c", 1, 300)
+    size = (tmp_path / "c.data").stat().st_size
+
+    def full(stream: BinaryIO, parts: Iterable[memoryview]) -> None:
+        stream.write(next(iter(parts)))
+        stream.flush()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_write_all", full)
+        with pytest.raises(OdtpackError, match="No space left"):
+            save(tmp_path / "c", 2, 300)
+        with pytest.raises(OdtpackError, match="No space left"):
+            save(tmp_path / "d", 2, 300)
+    assert (tmp_path / "c.data").stat().st_size == size
+    assert {entry.name for entry in tmp_path.iterdir()} == {"c", "c.data"}
+    assert step_of(CheckpointState.load_checkpoint(tmp_path / "c")) == 1
+
+
+def test_data_that_are_missing_do_not_stop_the_next_save(path: Path) -> None:
+    save(path, 1)
+    state = CheckpointState.load_checkpoint(path)
+    Path(f"{path}.data").unlink(missing_ok=True)
+    state.parameters["w"].data[:] = 2
+    state.optimizer = content(2).optimizer
+    CheckpointState.save_checkpoint(state, path, True, keep_previous=True)
+    assert step_of(CheckpointState.load_checkpoint(path)) == 2
 
 
 def test_both_damaged_is_one_error(path: Path) -> None:

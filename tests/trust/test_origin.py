@@ -11,11 +11,8 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.cli import main
-from odtpack.optimizers import AdamW
 from odtpack.update.signing import new_key, sign_package
-from odtpack.update.update_archive import write_update
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.apply_update import apply_update
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.trust.limits import Limits
 from odtpack_runtime.package.verify import verify_package
@@ -93,33 +90,6 @@ def test_releases_only_grow(package: Path, keys: Path) -> None:
     assert code_of(sign_package, package, keys / "old.pem", release=2) == "package-downgrade"
     sign_package(package, keys / "new.pem")
     assert Package.open(package).manifest.release == 3
-
-
-def test_an_update_is_checked_before_it_takes_its_place(
-    package: Path, keys: Path, tmp_path: Path
-) -> None:
-    new = tmp_path / "new"
-    build_package(zoo.mlp((6, 4, 3)), new, loss="cross_entropy", optimizer=AdamW(beta1=0.7))
-    sign_package(package, keys / "old.pem", release=5)
-    before = {path.name: path.read_bytes() for path in package.iterdir()}
-
-    def refused(update: Path, **options: object) -> str:
-        code = code_of(apply_update, package, update, **options)
-        assert {path.name: path.read_bytes() for path in package.iterdir()} == before
-        return code
-
-    write_update(package, new, tmp_path / "unsigned")
-    assert refused(tmp_path / "unsigned", public_key=keys / "old.pub") == "not-signed"
-    assert refused(tmp_path / "unsigned", refuse_downgrade=True) == "package-downgrade"
-    sign_package(new, keys / "other.pem", release=4)
-    write_update(package, new, tmp_path / "older")
-    assert refused(tmp_path / "older", public_key=keys / "old.pub") == "signature-wrong"
-    assert refused(tmp_path / "older", refuse_downgrade=True) == "package-downgrade"
-    sign_package(new, keys / "new.pem", release=6)
-    write_update(package, new, tmp_path / "newer")
-    trusted = [keys / "old.pub", keys / "new.pub"]
-    apply_update(package, tmp_path / "newer", public_key=trusted, refuse_downgrade=True)
-    assert Package.open(package).manifest.release == 6
 
 
 def test_limits_of_what_a_stranger_may_ask(package: Path) -> None:

@@ -36,7 +36,6 @@ from odtpack.cli.model.ops import ops
 from odtpack.cli.package.build import build
 from odtpack.cli.package.cache_key import cache_key
 from odtpack.cli.package.config import config
-from odtpack.cli.package.delta import apply, delta
 from odtpack.cli.package.diff import diff
 from odtpack.cli.package.export import export
 from odtpack.cli.package.install import install
@@ -196,17 +195,6 @@ app.command(
         "odtpack diff package new-package --format markdown > comment.md",
     )
 )(diff)
-app.command(
-    epilog=_examples(
-        "odtpack delta package new-package --out update.zip",
-    )
-)(delta)
-app.command(
-    epilog=_examples(
-        "odtpack apply package update.zip",
-        "odtpack apply package update.zip --out new-package",
-    )
-)(apply)
 app.command(
     epilog=_examples(
         "odtpack simulate package --data digits.npz --device pixel-8a --device pi-5",

@@ -31,7 +31,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.folder_update import update_folder
+from odtpack_runtime.files.folder_update import finish_update, update_folder
 from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile, SessionInfo
 from odtpack_runtime.package.package import Package
@@ -127,7 +127,8 @@ def _with_fitted_arena(manifest: Manifest, path: Path, graphs: Graphs) -> Manife
 
 
 def listed_files(folder: Path, name: str) -> set[str]:
-    """The files of the package that lies in a folder, whatever state they are in."""
+    """The files of the package that lies in a folder to be written, whatever state they are in."""
+    finish_update(folder)
     path = folder / name
     try:
         files = Manifest.from_json(read_manifest(path), name).files.all()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.folder_update import update_folder
+from odtpack_runtime.files.folder_update import finish_update, update_folder
 from odtpack_runtime.package.listed_files import read_manifest, signature_path
 from odtpack_runtime.package.manifest_signature import (
     cryptography_missing,
@@ -90,6 +90,7 @@ def sign_package(
             below the manifest's.
     """
     secret = _private_key(Path(key))
+    finish_update(path if Path(path).is_dir() else Path(path).parent)
     package = Package.open(path)
     manifest = package.path / package.manifest_name
     target = signature_path(manifest)

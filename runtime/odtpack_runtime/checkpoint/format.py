@@ -56,6 +56,8 @@ from odtpack_runtime.checkpoint.digest import Check, Hasher
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.layout import Array, allocate
 from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
+from odtpack_runtime.files.identity import file_identity
+from odtpack_runtime.files.lock import locked
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
@@ -65,6 +67,9 @@ OPTIMIZER_PROPERTY = "odtpack.optimizer"
 MAX_RANK = 32
 MAX_ELEMENTS = 2**48
 """Also of a tensor with a zero dimension, whose other dimensions numpy multiplies nonetheless."""
+
+_MOST_ATTEMPTS = 8
+"""Readings of a file that is replaced again and again, before its writer has to wait."""
 
 PropertyValue = int | float | str
 
@@ -172,6 +177,8 @@ def check_property(name: object, value: object) -> PropertyValue:
 def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
     """Read a checkpoint file, and ``<path>.data`` if it refers to it.
 
+    One that is replaced meanwhile is read again: a file and its data file are two.
+
     Raises:
         OdtpackError: ``checkpoint-not-found``, ``checkpoint-unreadable`` (the
             system refused), ``checkpoint-corrupt``, ``checkpoint-version``,
@@ -182,6 +189,19 @@ def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
             "big-endian-host", "Checkpoints are little-endian and this machine is not."
         )
     file = Path(path)
+    for _ in range(_MOST_ATTEMPTS):
+        seen = file_identity(file)
+        try:
+            return read_once(file)
+        except OdtpackError:
+            if file_identity(file) == seen:
+                raise
+    with locked(Path(f"{file}.data")):  # which whoever writes it holds
+        return read_once(file)
+
+
+def read_once(file: Path) -> CheckpointData:
+    """Read a checkpoint as :func:`read_checkpoint`, also where it is replaced meanwhile."""
     try:
         with file.open("rb") as stream, Hasher() as hasher:
             return _Reader(stream, str(file), Path(f"{file}.data"), hasher).read()

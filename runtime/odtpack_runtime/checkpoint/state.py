@@ -29,6 +29,7 @@ from odtpack_runtime.checkpoint.parameters import Parameter, Parameters, nominal
 from odtpack_runtime.checkpoint.recovery import read_last_good
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
+from odtpack_runtime.files.identity import Identity, file_identity
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class CheckpointState:
         self.checked = data.checked
         self.lock = threading.RLock()
         self.recovered: str | None = None
-        self._damaged: str | None = None
+        self._whole: Identity | None = None  # the file that was loaded or saved last
         self._flat: FlatState | None = None
 
     def __repr__(self) -> str:
@@ -166,12 +167,14 @@ class CheckpointState:
         Raises:
             OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint`.
         """
+        found = file_identity(checkpoint_uri)
         data, recovered = read_last_good(checkpoint_uri)
         state = cls(data)
         if recovered is not None:
             state.recovered = recovered
-            state._damaged = os.fspath(checkpoint_uri)
             _log.warning("%s", recovered)
+        elif file_identity(checkpoint_uri) == found:
+            state._whole = found
         return state
 
     @classmethod
@@ -195,25 +198,25 @@ class CheckpointState:
             checkpoint_uri: Destination; its folder must exist.
             include_optimizer_state: Save moments, step count and learning rate too.
             keep_previous: Keep the file that is replaced as ``<checkpoint_uri>.previous``,
-                which :meth:`load_checkpoint` goes back to if this one comes to harm.
+                which :meth:`load_checkpoint` goes back to if this one comes to harm. A file
+                that is neither the one that this state was loaded from nor one that it saved
+                is read first: one that is not whole is replaced, and the save before it stays.
 
         Raises:
-            OdtpackError: ``file-not-written``.
+            OdtpackError: ``file-not-written``. If the message says that the file was written,
+                but may not survive a power cut, the new file is in place.
         """
         if not isinstance(state, CheckpointState):
             raise WrongTypeError(
                 "not-a-checkpoint", f"A {type(state).__name__} is not a CheckpointState."
             )
-        # What the state was recovered from is not lost to a damaged file.
-        damaged = state._damaged == os.fspath(checkpoint_uri)
         with state.lock:
-            write_checkpoint(
+            state._whole = write_checkpoint(
                 checkpoint_uri,
                 state.snapshot(include_optimizer_state),
-                previous="kept" if damaged else "replaced" if keep_previous else "none",
+                previous="replaced" if keep_previous else "none",
+                whole=state._whole,
             )
-        if damaged:
-            state._damaged = None
 
     @property
     def parameters(self) -> Parameters:

@@ -12,18 +12,19 @@ reference writes it. A pair of files cannot change its names at one instant, so
 the data file holds two regions in turn: new data goes where the current
 checkpoint has none, then the checkpoint that refers to it replaces the old one.
 Killed at any moment, the old pair is still whole. A previous checkpoint that is
-kept has the other region, under a second name of the same data file.
+kept has the other region, under a second name of the same data file: while the
+next save writes there, only the current one is whole.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -37,16 +38,25 @@ from odtpack_runtime.checkpoint.format import (
     DTYPES,
     GROUP_NAME,
     IDENTIFIER,
+    MAX_RANK,
     OPTIMIZER_PROPERTY,
     VERSION,
     CheckpointData,
     OptimizerState,
     PropertyValue,
     check_property,
+    read_once,
 )
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, start_writing, sync_folder
+from odtpack_runtime.files.atomic import (
+    NO_LINKS,
+    atomic_write,
+    start_writing,
+    sync_folder,
+    temporary_name,
+)
+from odtpack_runtime.files.identity import Identity, file_identity, identity_of
 from odtpack_runtime.files.lock import locked
 
 EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
@@ -64,8 +74,9 @@ def write_checkpoint(
     data: CheckpointData,
     *,
     open_file: Callable[..., AbstractContextManager[BinaryIO]] = atomic_write,
-    previous: Literal["none", "replaced", "kept"] = "none",
-) -> None:
+    previous: Literal["none", "replaced"] = "none",
+    whole: Identity | None = None,
+) -> Identity:
     """Write a checkpoint, whole or not at all; a file of that name is replaced.
 
     Equal data give equal bytes.
@@ -75,82 +86,216 @@ def write_checkpoint(
         data: What to write. In a nominal state only the arrays' dtypes count.
         open_file: Opens the destination for a write that is whole or not at all; whoever
             tests what an interrupted write leaves passes one that stops half-way.
-        previous: What becomes of the save before, :func:`previous_path`: ``replaced`` by the
-            file that is written over, or ``kept`` because that file is damaged.
+        previous: What becomes of the save before, :func:`previous_path`: with ``replaced`` the
+            file that is written over takes its place, if it reads as whole.
+        whole: A file that is known to; any other is read before it takes that place.
+
+    Returns:
+        The identity of the new file.
 
     Raises:
         OdtpackError: ``file-not-written`` when the system refuses,
             ``checkpoint-dtype`` for arrays of a type the format does not know.
     """
     target = Path(path)
-    data_path = Path(f"{target}.data")
-    external = _nbytes(data) > EXTERNAL_DATA_THRESHOLD
-    before = previous_path(target)
-    occupied = _first_external_offset(before if previous == "kept" else target)
-    if previous == "replaced":
-        open_file = partial(open_file, previous=before)
-    if not external:
-        with Hasher() as hasher, open_file(target) as stream:
-            head = _Head(data, hasher, external_from=None)
+    save = _Save(target, data, open_file, keep=previous == "replaced", known=whole)
+    return save.outside() if _nbytes(data) > EXTERNAL_DATA_THRESHOLD else save.inside()
+
+
+_Region = tuple[int, int]
+"""Where the elements of a checkpoint begin and end in its data file."""
+
+
+class _Save:
+    """One save: the file, its data file, and the names of the save before."""
+
+    def __init__(
+        self,
+        target: Path,
+        data: CheckpointData,
+        open_file: Callable[..., AbstractContextManager[BinaryIO]],
+        *,
+        keep: bool,
+        known: Identity | None,
+    ) -> None:
+        self._target, self._data, self._open_file = target, data, open_file
+        self._keep, self._known = keep, known
+        self._data_path = Path(f"{target}.data")
+        self._before = previous_path(target)
+        self._before_data = Path(f"{self._before}.data")
+        self._written: Identity | None = None
+
+    def inside(self) -> Identity:
+        """Write one file that holds everything."""
+        self._look()
+        with self._tidied(), Hasher() as hasher, self._open() as stream:
+            head = _Head(self._data, hasher, external_from=None)
             head.write(stream)
             head.write_payload(stream)
             head.write_digests(stream)
-            if previous == "replaced":
-                _share_data(data_path, before, occupied)
-        if occupied is not None:
-            with suppress(OSError):
-                data_path.unlink()
-        return
-    if data_path.is_symlink():
-        raise OdtpackError(
-            "file-not-written",
-            f"{data_path} is a link, and a checkpoint's data are not written through links.",
-            where=str(data_path),
-            hint="remove the link, or choose another name",
-        )
-    try:
-        descriptor = os.open(data_path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-        with Hasher() as hasher, os.fdopen(descriptor, "r+b") as stream, locked(data_path):
-            # Another process may have written since.
-            occupied = _first_external_offset(before if previous == "kept" else target)
-            start = _free_region(data_path, occupied, _nbytes(data))
-            head = _Head(data, hasher, external_from=start)
+            written = self._finish(stream)
+        if self._current is not None or self._kept is not None:
+            with suppress(OSError), locked(self._data_path):
+                self._data_path.unlink()
+        return written
+
+    def outside(self) -> Identity:
+        """Write the elements into the data file, and then the file that refers to them."""
+        if self._data_path.is_symlink():
+            raise OdtpackError(
+                "file-not-written",
+                f"{self._data_path} is a link, and a checkpoint's data are not written through "
+                "links.",
+                where=str(self._data_path),
+                hint="remove the link, or choose another name",
+            )
+        try:
+            with self._locked_data() as fresh:
+                size = self._data_path.stat().st_size
+                try:
+                    self._look()  # under the lock: another process may have written
+                    self._check_links()
+                    return self._write_outside()
+                except BaseException:
+                    if not self._in_place():
+                        with suppress(OSError):
+                            self._data_path.unlink() if fresh else os.truncate(
+                                self._data_path, size
+                            )
+                    raise
+        except OSError as error:
+            raise OdtpackError(
+                "file-not-written",
+                f"{self._data_path} could not be written: {error.strerror or error}.",
+                where=str(self._data_path),
+            ) from error
+
+    def _write_outside(self) -> Identity:
+        nbytes = _nbytes(self._data)
+        start = _free_region([self._current, self._kept], nbytes)
+        with Hasher() as hasher, self._data_path.open("r+b") as stream:
+            head = _Head(self._data, hasher, external_from=start)
             stream.seek(start)
             _write_all(stream, map(_bytes, head.payload))
             stream.flush()
             os.fsync(stream.fileno())
-            sync_folder(data_path.parent)
-            with open_file(target) as main:
+            sync_folder(self._data_path.parent)
+            with self._tidied(), self._open() as main:
                 head.write(main)
                 head.write_digests(main)
-                if previous == "replaced":
-                    _share_data(data_path, before, occupied)
-            if start == 0 and previous == "none":
-                stream.truncate(_nbytes(data))
-    except OSError as error:
-        raise OdtpackError(
-            "file-not-written",
-            f"{data_path} could not be written: {error.strerror or error}.",
-            where=str(data_path),
-        ) from error
+                written = self._finish(main)
+            before = self._current if self._rotates else self._kept
+            with suppress(OSError):  # nobody reads what is behind the end
+                stream.truncate(max(start + nbytes, before[1] if before else 0))
+        return written
+
+    def _look(self) -> None:
+        """Find out what is there, and what of it must stay whole until the new file is."""
+        self._current = _external_region(self._target)
+        self._rotates = self._keep and self._is_whole()
+        shared = _is_same_file(self._before_data, self._data_path)
+        self._kept = _external_region(self._before) if shared and not self._rotates else None
+
+    def _is_whole(self) -> bool:
+        """Whether the file that is replaced may become the save before."""
+        found = file_identity(self._target)
+        if found is None:
+            return False
+        if self._current is not None:
+            data = file_identity(self._data_path)
+            if data is None or data[2] < self._current[1]:
+                return False
+        if found == self._known:
+            return True
+        try:
+            read_once(self._target)
+        except OdtpackError:
+            return False
+        return True
+
+    @contextmanager
+    def _locked_data(self) -> Iterator[bool]:
+        """Lock the data file; yield whether it was made for that."""
+        while True:
+            fresh = False
+            with suppress(FileExistsError):
+                os.close(os.open(self._data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+                fresh = True
+            found = file_identity(self._data_path)
+            with locked(self._data_path):
+                here = file_identity(self._data_path)
+                if here is None or found is None or here[:2] != found[:2]:
+                    continue  # who had the lock removed the file
+                yield fresh
+                return
+
+    def _open(self) -> AbstractContextManager[BinaryIO]:
+        if self._rotates:
+            return self._open_file(self._target, previous=self._before)
+        return self._open_file(self._target)
+
+    def _finish(self, stream: BinaryIO) -> Identity:
+        """Finish the file, which is about to take its name."""
+        stream.flush()
+        self._written = identity_of(os.fstat(stream.fileno()))
+        if self._rotates and self._current is not None:
+            self._share_data()
+        return self._written
+
+    def _in_place(self) -> bool:
+        return self._written is not None and file_identity(self._target) == self._written
+
+    def _check_links(self) -> None:
+        """Refuse, before anything is written, to keep data that can have no second name."""
+        if not self._rotates or self._current is None:
+            return
+        if not _is_same_file(self._before_data, self._data_path):
+            link = temporary_name(self._target)
+            try:
+                os.link(self._data_path, link)
+                link.unlink()
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                raise OdtpackError(
+                    "file-not-written",
+                    f"{self._target} could not be written: the save before it cannot be kept, "
+                    f"because its data are a file of their own and this file system has no hard "
+                    f"links: {error.strerror}.",
+                    where=str(self._data_path),
+                    hint="save without keeping the one before, or to a file system that has them",
+                ) from error
+
+    def _share_data(self) -> None:
+        """Give the data of the file that becomes the save before the name that it refers to."""
+        if _is_same_file(self._before_data, self._data_path):
+            return
+        link = temporary_name(self._target)
+        try:
+            os.link(self._data_path, link)
+            link.replace(self._before_data)
+        finally:
+            link.unlink(missing_ok=True)
+
+    @contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """Leave no data file under the name of the save before that it does not refer to."""
+        had = self._before_data.exists()
+        try:
+            yield
+        except BaseException:
+            moved = self._in_place() or _is_same_file(self._before, self._target)
+            if not had and not moved:
+                self._before_data.unlink(missing_ok=True)
+            raise
+        if self._rotates and self._current is None:
+            with suppress(OSError):
+                self._before_data.unlink(missing_ok=True)
 
 
 def previous_path(path: str | os.PathLike[str]) -> Path:
     """Return where the checkpoint before the one at ``path`` is kept."""
     return Path(f"{path}.previous")
-
-
-def _share_data(data_path: Path, before: Path, occupied: int | None) -> None:
-    """Give the data of a checkpoint that becomes the one before the name that it refers to."""
-    kept = Path(f"{before}.data")
-    if occupied is None:
-        if kept.exists():
-            before.unlink(missing_ok=True)  # first what refers to the data
-            kept.unlink()
-    elif not (kept.exists() and kept.samefile(data_path)):
-        before.unlink(missing_ok=True)
-        kept.unlink(missing_ok=True)
-        os.link(data_path, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,15 +514,18 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _free_region(data_path: Path, occupied: int | None, nbytes: int) -> int:
-    """Return where ``nbytes`` may be written without touching the current checkpoint's data."""
-    if occupied is None or occupied >= nbytes:
-        return 0
-    return data_path.stat().st_size
+def _free_region(taken: Iterable[_Region | None], nbytes: int) -> int:
+    """Return the first place for ``nbytes`` that touches none of the regions in use."""
+    start = 0
+    for first, end in sorted(region for region in taken if region is not None):
+        if start + nbytes <= first:
+            break
+        start = max(start, end)
+    return start
 
 
-def _first_external_offset(path: Path) -> int | None:
-    """Return the lowest offset at which the checkpoint at ``path`` uses its data file, if any."""
+def _external_region(path: Path) -> _Region | None:
+    """Return what the checkpoint at ``path`` uses of its data file, if anything."""
     try:
         with path.open("rb") as stream:
             root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
@@ -388,10 +536,22 @@ def _first_external_offset(path: Path) -> int | None:
             for group in root.tables(2):
                 for entry in group.tables(3):
                     tensors += entry.tables(1)
-            offsets = [tensor.integer(6, "q", default=-1) for tensor in tensors]
-            return min((offset for offset in offsets if offset >= 0), default=None)
-    except (OSError, OdtpackError):  # absent or unreadable: nothing to preserve
+            first, end = None, 0
+            for tensor in tensors:
+                offset = tensor.integer(6, "q", default=-1)
+                if offset < 0:
+                    continue
+                width = DTYPES[tensor.integer(3, "i")].itemsize
+                first = offset if first is None else min(first, offset)
+                end = max(end, offset + math.prod(tensor.integers(2, MAX_RANK)) * width)
+            return None if first is None else (first, end)
+    except (OSError, OdtpackError, LookupError):  # absent or unreadable: nothing to preserve
         return None
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    one, other = file_identity(first), file_identity(second)
+    return one is not None and other is not None and one[:2] == other[:2]
 
 
 def _round_up(position: int) -> int:

@@ -10,15 +10,26 @@ write to the same destination.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from odtpack_runtime.errors import OdtpackError
+
+UNSYNCED = "written, but it may not survive a power cut"
+"""What is true of a file that took its name in a folder that could not be synced."""
+
+NO_LINKS = frozenset(
+    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL,
+     errno.EMLINK}
+)  # fmt: skip
+"""How systems refuse a hard link: FAT and exFAT have none, and Android forbids them."""
 
 
 @contextmanager
@@ -28,7 +39,8 @@ def atomic_write(
     """Open ``path`` for binary writing; the name changes hands when the block ends well.
 
     Args:
-        path: Destination. Its folder must exist. A file of that name is replaced.
+        path: Destination. Its folder must exist. A file of that name is replaced; what is
+            neither a file nor a link to one is not.
         mode: Who may read and write it, less the umask.
         previous: Name in the same folder under which the file that is replaced is kept; a file
             of that name goes. Where the file system has no hard links, ``path`` does not exist
@@ -42,15 +54,11 @@ def atomic_write(
             the system refused to write (no permission, no space): an ``OSError``
             of the block counts as such a refusal, any other exception passes
             through. In every case the temporary file is gone and the destination
-            is untouched.
+            is untouched, unless the message says that it was written, but may not survive a
+            power cut: then the new file is in place, and its folder could not be synced.
     """
     target = Path(path)
-    if target.is_dir():
-        raise OdtpackError(
-            "path-is-a-folder",
-            f"{target} is a folder and not a file.",
-            where=str(target),
-        )
+    _refuse_special(target)
     _remove_stale(target)
     temporary = temporary_name(target)
     try:
@@ -63,20 +71,52 @@ def atomic_write(
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            if previous is not None:
-                _keep(target, previous)
-            temporary.replace(target)
+            moved = previous is not None and _keep(target, previous)
+            try:
+                temporary.replace(target)
+            except OSError:
+                if moved and previous is not None and not os.path.lexists(target):
+                    previous.replace(target)
+                raise
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
-        sync_folder(target.parent)
     except OSError as error:
         raise OdtpackError(
             "file-not-written",
             f"{target} could not be written: {error.strerror or error}.",
             where=str(target),
         ) from error
+    try:
+        sync_folder(target.parent)
+    except OSError as error:
+        raise OdtpackError(
+            "file-not-written",
+            f"{target} was {UNSYNCED}: {error.strerror or error}.",
+            where=str(target),
+        ) from error
+
+
+def _refuse_special(target: Path) -> None:
+    """Refuse to replace what is not a file: nobody wants a device or a pipe replaced."""
+    try:
+        kind = target.stat().st_mode
+    except (OSError, ValueError):  # there is nothing, or the write says what is wrong
+        return
+    if stat.S_ISDIR(kind):
+        raise OdtpackError(
+            "path-is-a-folder",
+            f"{target} is a folder and not a file.",
+            where=str(target),
+        )
+    if not stat.S_ISREG(kind):
+        raise OdtpackError(
+            "file-not-written",
+            f"{target} could not be written: it is not an ordinary file, which could be replaced.",
+            where=str(target),
+            hint="name another file",
+        )
 
 
 def start_writing(stream: BinaryIO, start: int) -> int:
@@ -106,29 +146,43 @@ def temporary_name(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
 
 
-def _keep(target: Path, previous: Path) -> None:
-    """Give a file, if there is one, a second name, so that one of the two always exists."""
+def _keep(target: Path, previous: Path) -> bool:
+    """Give a file, if there is one, a second name, so that one of the two always exists.
+
+    Returns:
+        Whether it lost its own name, because the file system has no hard links.
+    """
     if not target.exists():
-        return
+        return False
     link = temporary_name(target)
     try:
         try:
             os.link(target, link)
-        except OSError:  # a file system without hard links, such as FAT
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
             target.replace(previous)
-            return
+            return True
         link.replace(previous)
     finally:
         link.unlink(missing_ok=True)  # two names of one file: the rename did nothing
+    return False
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals inside ``folder`` durable, where the system can."""
+    """Make renames and removals inside ``folder`` durable, where the system can.
+
+    Raises:
+        OSError: It could, and did not.
+    """
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that syncs no folders
+            raise
     finally:
         os.close(descriptor)
 

@@ -2,34 +2,80 @@
 
 New files are written into a stage, a folder of its own. Where the system can swap two
 folders in one step (Linux, macOS) and the old folder holds nothing else, the stage then
-takes the folder's place. Elsewhere the stage is moved into the folder under the name
-:data:`UPDATE_NAME`, with a plan of what is to be moved and removed: from that moment on the
-update counts as made, and the next process to open the folder carries on where a killed process
-stopped. See docs/adr/0005-packages-are-replaced-whole.md.
+takes the folder's place. Elsewhere a plan of what is to be moved and removed is written beside
+the folder, and the stage is moved into it: from that moment on the update counts as made, and
+the next write of the folder carries on where a killed process stopped. Whoever only reads
+changes nothing: :func:`check_finished` says that a write is unfinished. A plan that came inside
+of a folder means nothing. See docs/adr/0005-packages-are-replaced-whole.md.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, is_running, sync_folder
+from odtpack_runtime.files.atomic import UNSYNCED, atomic_write, is_running, sync_folder
 from odtpack_runtime.files.lock import locked
 
-UPDATE_NAME = ".odtpack-update"
-_PLAN_NAME = "plan.json"
+_log = logging.getLogger(__name__)
+
+_INSIDE = ".odtpack-update"
+"""Start of the name of a stage that was moved into its folder."""
+
 _MOST_PLAN_BYTES = 2**20
 _STAGE_END = r"odtpack-(\d{1,9})-[0-9a-f]{12}"
 _STAGE = re.compile(rf"\.(?:.+\.)?{_STAGE_END}")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done in a folder; it lies beside it, and says for which folder it is.
+
+    Attributes:
+        folder: The folder, absolute.
+        stage: Name of the stage in it; once that is gone there is nothing to do.
+        last: The file that is removed first and comes last.
+        remove: Other files to remove.
+        move: Files to move out of the stage.
+    """
+
+    folder: str
+    stage: str
+    last: str
+    remove: tuple[str, ...]
+    move: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path, target: Path) -> _Plan | None:
+        """Return the plan at a path, None if it is not one for that folder."""
+        try:
+            with path.open("rb") as stream:
+                plan = json.loads(stream.read(_MOST_PLAN_BYTES))
+            found = cls(
+                plan["folder"], plan["stage"], plan["last"],
+                tuple(plan["remove"]), tuple(plan["move"]),
+            )  # fmt: skip
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        names = (found.stage, found.last, *found.remove, *found.move)
+        plain = all(
+            isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\:\0")
+            for name in names
+        )
+        ours = plain and found.stage.startswith(_INSIDE) and found.folder == str(target)
+        return found if ours and not path.is_symlink() else None
 
 
 @contextmanager
@@ -38,8 +84,8 @@ def update_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder, whose files take their place in ``folder`` when the block ends well.
 
-    A process killed at any moment leaves the old files or the new ones; after it,
-    :func:`finish_update` must have been called before the files are read.
+    A process killed at any moment leaves the old files or the new ones, or a write that the
+    next call of this function, or :func:`finish_update`, finishes.
 
     Args:
         folder: Destination; made if it does not exist. Files of other names stay.
@@ -53,7 +99,8 @@ def update_folder(
     Raises:
         OdtpackError: ``package-not-written``: the system refused. Whatever the block raises
             passes through, an ``OSError`` counts as such a refusal. In every case the folder
-            is as it was.
+            is as it was, unless the message says that it was written, but may not survive a
+            power cut. ``update-unfinished``: it refused when the files were already being moved.
     """
     target = Path(folder).resolve()
     made: list[Path] = []
@@ -63,7 +110,7 @@ def update_folder(
         stage = _make_stage(target)
         try:
             yield stage
-            _commit(stage, target, last, obsolete)
+            _commit(stage, target, last, obsolete, made)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
     except BaseException as error:
@@ -76,43 +123,65 @@ def update_folder(
 
 
 def finish_update(folder: str | os.PathLike[str]) -> None:
-    """Carry on with an update that a killed process left half made; nothing if there is none.
+    """Finish a write that a killed process left half made; for commands that write the folder.
 
     Raises:
-        OdtpackError: ``update-unfinished``: the folder cannot be written, or what lies in it
-            is not an update.
+        OdtpackError: ``update-unfinished``: the folder cannot be written.
     """
-    target = Path(folder)
-    if os.path.lexists(target / UPDATE_NAME):
+    target = Path(folder).resolve()
+    if os.path.lexists(_plan_path(target)):
         with locked(target):
             _finish(target)
 
 
+def check_finished(folder: str | os.PathLike[str]) -> None:
+    """Refuse to read a folder whose last write was interrupted; for commands that only read it.
+
+    Nothing is changed. What looks like an update and came with the folder is ignored, and
+    reported in the log.
+
+    Raises:
+        OdtpackError: ``update-unfinished``.
+    """
+    target = Path(folder).resolve()
+    if _unfinished(target):
+        with locked(target):  # who writes it now will be done
+            if _unfinished(target):
+                raise OdtpackError(
+                    "update-unfinished",
+                    f"A write of {target} was interrupted, and is not finished.",
+                    where=str(_plan_path(target)),
+                )
+    if target.is_dir() and (odd := sorted(target.glob(f"{_INSIDE}*"))):
+        _log.warning("%s is not part of the package that it lies in, and is ignored", odd[0])
+
+
+def _unfinished(target: Path) -> bool:
+    plan = _Plan.read(_plan_path(target), target)
+    return plan is not None and os.path.lexists(target / plan.stage)
+
+
+def _plan_path(target: Path) -> Path:
+    """Where the plan for a folder lies: beside it."""
+    return target.parent / f".{target.name}.odtpack-plan"
+
+
 def _finish(target: Path) -> None:
-    update = target / UPDATE_NAME
-    if not os.path.lexists(update):  # another process carried on with it
-        return
+    path = _plan_path(target)
+    plan = _Plan.read(path, target)
     try:
-        if update.is_symlink():
-            raise ValueError("it is a link")
-        if (update / _PLAN_NAME).is_file():
-            _carry_out(update, target, *_read_plan(update / _PLAN_NAME))
-            (update / _PLAN_NAME).unlink()
-        update.rmdir()
-        sync_folder(target)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        if plan is not None and os.path.lexists(target / plan.stage):
+            _carry_out(target, plan)
+    except OSError as error:
         raise OdtpackError(
             "update-unfinished",
-            f"An update of {target} was interrupted, and cannot be finished: {reason}.",
-            where=str(update),
+            f"A write of {target} was interrupted, and cannot be finished: "
+            f"{error.strerror or error}.",
+            where=str(path),
         ) from error
-
-
-def remove_stages(folder: Path) -> None:
-    """Remove what processes that were killed in the middle of an update left of it."""
-    _remove_stale(folder.parent, f".{folder.name}.")
-    _remove_stale(folder, ".")
+    with suppress(OSError):  # without a stage a plan means nothing
+        path.unlink()
+        sync_folder(path.parent)
 
 
 def is_stage(name: str) -> bool:
@@ -123,7 +192,7 @@ def is_stage(name: str) -> bool:
 def _not_written(folder: Path, error: OSError) -> OdtpackError:
     return OdtpackError(
         "package-not-written",
-        f"the package cannot be written to {str(folder)!r}: {error.strerror or error}",
+        f"{str(folder)!r} cannot be written: {error.strerror or error}",
         hint="choose a folder that is writable and has space left (--out DIR)",
     )
 
@@ -174,7 +243,9 @@ def _remove_stale(folder: Path, start: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _commit(stage: Path, target: Path, last: str, obsolete: Collection[str]) -> None:
+def _commit(
+    stage: Path, target: Path, last: str, obsolete: Collection[str], made: Sequence[Path]
+) -> None:
     names = sorted(path.name for path in stage.iterdir())
     for name in names:
         with (stage / name).open("rb") as stream:
@@ -182,7 +253,7 @@ def _commit(stage: Path, target: Path, last: str, obsolete: Collection[str]) -> 
     sync_folder(stage)
     if not target.exists():
         stage.rename(target)
-        sync_folder(target.parent)
+        _settle(target, [target.parent, *(parent.parent for parent in reversed(made))])
         return
     for name in names:
         if (target / name).is_dir():
@@ -191,25 +262,66 @@ def _commit(stage: Path, target: Path, last: str, obsolete: Collection[str]) -> 
     if stage.parent != target and found <= {*names, *obsolete, last}:
         stage.chmod(target.stat().st_mode & 0o7777)
         if _exchange(stage, target):
-            sync_folder(target.parent)
+            _settle(target, [target.parent])
             return  # the stage is the old folder now, and goes
-    removed = [last, *sorted(set(obsolete) - {*names, last})]
-    moved = sorted(names, key=lambda name: name == last)
-    with atomic_write(stage / _PLAN_NAME) as stream:
-        stream.write(json.dumps({"remove": removed, "move": moved}).encode())
     with locked(target):
-        _finish(target)  # what another process moved in since
+        _finish(target)  # what another process began since
+        removed = tuple(sorted(set(obsolete) - {*names, last}))
+        plan = _Plan(str(target), f"{_INSIDE}-{secrets.token_hex(6)}", last, removed, tuple(names))
+        replaces = any(os.path.lexists(target / name) for name in (*names, *removed, last))
         try:
-            stage.rename(target / UPDATE_NAME)
-        except OSError:  # another file system
-            inside = target / f".odtpack-{os.getpid()}-{secrets.token_hex(6)}"
-            try:
-                _copy(stage, inside)
-                inside.rename(target / UPDATE_NAME)
-            finally:
-                shutil.rmtree(inside, ignore_errors=True)
-        sync_folder(target)
+            with atomic_write(_plan_path(target)) as stream:
+                stream.write(json.dumps(asdict(plan)).encode())
+        except OdtpackError as error:
+            if not replaces and stage.parent == target:  # nothing is there that could be lost
+                _carry_out(target, replace(plan, stage=stage.name))
+                return
+            with suppress(OSError):  # it may be there, and not durable
+                _plan_path(target).unlink()
+            raise OdtpackError(
+                "package-not-written",
+                f"{str(target)!r} cannot be replaced whole: beside it there is no place for the "
+                f"plan of how to go on after an interruption: {error.__cause__ or error.what}",
+                hint="make the folder above writable, or choose another folder (--out DIR)",
+            ) from error
+        try:
+            _move_inside(stage, target, plan.stage)
+        except BaseException:
+            if not os.path.lexists(target / plan.stage):
+                _plan_path(target).unlink(missing_ok=True)
+            raise
         _finish(target)
+
+
+def _settle(target: Path, folders: Iterable[Path]) -> None:
+    """Make what took its place durable.
+
+    Raises:
+        OdtpackError: ``package-not-written``, which says that it is in its place.
+    """
+    try:
+        for folder in folders:
+            sync_folder(folder)
+    except OSError as error:
+        raise OdtpackError(
+            "package-not-written",
+            f"{str(target)!r} was {UNSYNCED}: {error.strerror or error}",
+        ) from error
+
+
+def _move_inside(stage: Path, target: Path, name: str) -> None:
+    """Move a stage into its folder, which is the moment from which on the files are replaced."""
+    try:
+        stage.rename(target / name)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        inside = target / f".odtpack-{os.getpid()}-{secrets.token_hex(6)}"
+        try:
+            _copy(stage, inside)
+            inside.rename(target / name)
+        finally:
+            shutil.rmtree(inside, ignore_errors=True)
 
 
 def _copy(stage: Path, inside: Path) -> None:
@@ -219,32 +331,29 @@ def _copy(stage: Path, inside: Path) -> None:
             shutil.copyfileobj(source, stream)
 
 
-def _read_plan(path: Path) -> tuple[list[str], list[str]]:
-    """Read what is to be removed and moved: plain names, also in a file by a stranger."""
-    with path.open("rb") as stream:
-        data = stream.read(_MOST_PLAN_BYTES + 1)
-    try:
-        plan = json.loads(data[:_MOST_PLAN_BYTES])
-        removed, moved = list(plan["remove"]), list(plan["move"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise ValueError("its plan cannot be read") from None
-    for name in (*removed, *moved):
-        plain = isinstance(name, str) and name not in ("", ".", "..", UPDATE_NAME)
-        if not plain or set(name) & set("/\\:\0"):
-            raise ValueError(f"its plan names {name!r}")
-    return removed, moved
+def _carry_out(target: Path, plan: _Plan) -> None:
+    """Remove and move what is still there: the same end however often it begins anew.
 
-
-def _carry_out(update: Path, target: Path, removed: Sequence[str], moved: Sequence[str]) -> None:
-    """Remove and move what is still there: the same end however often it begins anew."""
-    if any((update / name).exists() for name in moved):
-        for name in removed:
-            # The last of the moved files is removed first, unless it is already the new one.
-            (target / name).unlink(missing_ok=True)
-    for name in moved:
-        if os.path.lexists(update / name):
-            (update / name).replace(target / name)
+    A file system may make renames durable in another order than theirs, hence the syncs: the
+    last file is there only with the others, and the stage goes when it is empty for good.
+    """
+    stage = target / plan.stage
+    if stage.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link")
     sync_folder(target)
+    if plan.last not in plan.move or os.path.lexists(stage / plan.last):
+        (target / plan.last).unlink(missing_ok=True)
+        sync_folder(target)
+    for name in plan.remove:
+        (target / name).unlink(missing_ok=True)
+    for names in ([name for name in plan.move if name != plan.last], [plan.last]):
+        for name in names:
+            if os.path.lexists(stage / name):
+                (stage / name).replace(target / name)
+        sync_folder(target)
+        sync_folder(stage)
+    shutil.rmtree(stage)
+    _settle(target, [target])
 
 
 def _exchange(first: Path, second: Path) -> bool:

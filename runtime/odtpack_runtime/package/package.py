@@ -11,7 +11,7 @@ from typing import Literal
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.folder_update import finish_update
+from odtpack_runtime.files.folder_update import check_finished
 from odtpack_runtime.package.listed_files import (
     MANIFEST_NAME,
     check_file,
@@ -72,8 +72,9 @@ class Package:
                 link, or does not name one file on every system;
                 ``package-incomplete`` or ``package-changed`` for a file that is
                 missing or is not the one the manifest describes;
-                ``update-unfinished`` for a build that was killed and cannot be
-                finished here. Files that the manifest does not list are let be.
+                ``update-unfinished`` for a build or signature that was killed:
+                the command that wrote finishes it. Files that the manifest does not
+                list are let be, and nothing is changed.
         """
         manifest_path = find_manifest(path)
         root = manifest_path.parent.resolve()
@@ -173,13 +174,13 @@ class Package:
 
 
 def find_manifest(path: str | os.PathLike[str]) -> Path:
-    """Return a package's manifest file; a build that was killed half-way is finished first.
+    """Return a package's manifest file.
 
     Raises:
         OdtpackError: ``package-not-found``, ``package-ambiguous``, ``update-unfinished``.
     """
     path = Path(path)
-    finish_update(path if path.is_dir() else path.parent)
+    check_finished(path if path.is_dir() else path.parent)
     if path.is_file():
         return path
     candidates = [path / MANIFEST_NAME]

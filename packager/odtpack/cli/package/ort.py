@@ -53,6 +53,7 @@ def ort(
     from odtpack.cli.package.export import inference_of
     from odtpack.errors import OdtpackError
     from odtpack.ort.files import add_ort_files
+    from odtpack_runtime.files.folder_update import finish_update
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.values.units import format_bytes
 
@@ -62,6 +63,7 @@ def ort(
             "--outputs and --checkpoint say what the inference model is",
             hint="pass --inference too, or leave them out",
         )
+    finish_update(package if package.is_dir() else package.parent)
     opened = Package.open(package)
     opened.require_one_model("The ORT format")
     formats = read_formats(True, style, platform)
