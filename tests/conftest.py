@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     gc.disable()
     Asked.rest = "not sweep" not in config.option.markexpr
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the slowest tests to make sweep: ``scripts/slow_tests.py`` chooses them."""
+    slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("sweep")
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,60 @@
+"""Chooses which tests make sweep runs in place of make test: the slowest.
+
+    .venv/bin/python -m pytest -n 1 --durations=0 -vv -m "..." > durations.txt
+    python -m scripts.slow_tests durations.txt
+
+writes ``tests/slow_tests.txt``, by which ``tests/conftest.py`` marks them. The fastest case of a
+test function stays in make test, and so does the fastest test of a file, if they are fast enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+from pathlib import Path
+
+LIST = Path(__file__).resolve().parents[1] / "tests/slow_tests.txt"
+TARGET = 850.0
+"""Seconds of one core that the tests that stay may take together."""
+MOST, MOST_OF_FILE = 2.0, 10.0
+"""Seconds of the slowest test that stays for its function, and for its file."""
+
+_LINE = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MULTILINE)
+
+
+def chosen(seconds: dict[str, float]) -> list[str]:
+    """Return the tests that go to make sweep, sorted.
+
+    Args:
+        seconds: Time of each test by its identifier.
+    """
+    functions, files = collections.defaultdict(list), collections.defaultdict(list)
+    for test in sorted(seconds, key=lambda test: seconds[test]):
+        functions[test.partition("[")[0]].append(test)
+        files[test.partition("::")[0]].append(test)
+    stay = {tests[0] for tests in functions.values() if seconds[tests[0]] < MOST}
+    stay |= {tests[0] for tests in files.values() if seconds[tests[0]] < MOST_OF_FILE}
+    left, found = sum(seconds.values()), []
+    for test in sorted(seconds, key=lambda test: -seconds[test]):
+        if left <= TARGET:
+            break
+        if test not in stay:
+            found.append(test)
+            left -= seconds[test]
+    print(f"{len(found)} tests of {sum(seconds[t] for t in found):.0f} s go, {left:.0f} s stay")
+    return sorted(found)
+
+
+def main() -> None:
+    """Write the list."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("durations", type=Path, help="output of pytest with --durations=0 -vv")
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for time, test in _LINE.findall(parser.parse_args().durations.read_text()):
+        seconds[test] += float(time)
+    LIST.write_text("".join(f"{test}\n" for test in chosen(seconds)))
+
+
+if __name__ == "__main__":
+    main()
