@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ import onnx
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_simulator.memory.execution_order import rename_in_bodies, sort_saved_model
 from odtpack_simulator.memory.kernel_memory import Shape
@@ -167,7 +167,7 @@ def _read(
     model: Path, shapes: Mapping[str, Sequence[int]], threads: int, level: OptimizationLevel
 ) -> RuntimeGraph:
     limits = apart.Limits.of([model])
-    with apart.worker(), tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
+    with apart.worker(), scratch_folder("plan") as folder:
         optimized_path = Path(folder) / "optimized.onnx"
         original = onnx.load(str(model), load_external_data=False)
         typed_path = Path(folder) / "typed.onnx"
