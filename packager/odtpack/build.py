@@ -33,6 +33,7 @@ from odtpack.package.patterns import resolve, unreached
 from odtpack.package.training import TrainingGraphSpec
 from odtpack.package.write import FilesSpec, check_folder, write_artifacts
 from odtpack.quantized import quantize_base
+from odtpack_runtime.apart.worker import worker
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 
 
@@ -192,23 +193,26 @@ def build_package(
             adapter=None if inserted is None else _adapter_info(inserted),
             segments=segments,
         )
-        manifest = write_artifacts(
-            loaded,
-            recipe,
-            optimizer or optimizers.AdamW(),
-            destination,
-            FilesSpec(
-                ort_format=ort_format,
-                nominal=nominal,
-                self_check=self_check,
-                sessions=sessions,
-                step_model=step_model,
-            ),
-            update=update,
-            onnxruntime=onnxruntime,
-            backend=backend_for(runtime),
-            remark=remark,
-        )
+        # What runs the models gets ready while they are made.
+        start = runtime == choices.STOCK and self_check
+        with worker(remark and (lambda line: remark(f"ONNX Runtime says: {line}")), start=start):
+            manifest = write_artifacts(
+                loaded,
+                recipe,
+                optimizer or optimizers.AdamW(),
+                destination,
+                FilesSpec(
+                    ort_format=ort_format,
+                    nominal=nominal,
+                    self_check=self_check,
+                    sessions=sessions,
+                    step_model=step_model,
+                ),
+                update=update,
+                onnxruntime=onnxruntime,
+                backend=backend_for(runtime),
+                remark=remark,
+            )
     except OdtpackError as error:
         if error.where is None and isinstance(model, str | Path):
             error.where = str(model)

@@ -7,8 +7,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = "docs/errors.md"
-
 
 @dataclass(frozen=True, slots=True)
 class ErrorCode:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.budgets.judge import judge as judge_without_budgets
@@ -144,7 +144,7 @@ def simulate(
     schedule = whole_schedule.sample(most_steps)
     arrays = evenly_spaced(arrays, schedule.samples)
     reporter = ProgressReporter(progress, runs=_STAGES)
-    with tempfile.TemporaryDirectory(prefix="odtpack-simulate-") as folder:
+    with scratch_folder("simulate") as folder:
         data = write_data(arrays, Path(folder))
         job = make_job(package, data, schedule, rate, threads, Path(folder))
         shapes = {

@@ -21,7 +21,7 @@ from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.update.signing import new_key, sign_package
 from odtpack_runtime import CheckpointState, OdtpackError
-from odtpack_runtime.package import verify_steps
+from odtpack_runtime.apart import worker
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
@@ -152,20 +152,21 @@ def test_a_model_that_does_not_load(package: Path) -> None:
 
 
 def test_a_crash_is_an_error(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = subprocess.run
+    start = subprocess.Popen
 
     def crash(command: list[str], **options: Any) -> Any:
         program = f"import os; os.kill(os.getpid(), {signal.SIGSEGV.value})"
-        return run([command[0], "-c", program], **options)
+        return start([command[0], "-c", program], **options)
 
-    monkeypatch.setattr(verify_steps.subprocess, "run", crash)
+    monkeypatch.setattr(worker.subprocess, "Popen", crash)
     error = refusal(built)
     assert error.code == "models-crash"
     assert "-11" in error.what
 
 
 def test_a_model_that_does_not_end(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_steps, "STALL_SECONDS", 0.01)
+    limits = worker.Limits(seconds=0.01)
+    monkeypatch.setattr(worker.Limits, "of", classmethod(lambda cls, files: limits))
     assert refusal(built).code == "models-stall"
 
 

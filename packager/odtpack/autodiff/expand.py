@@ -13,7 +13,6 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common as common_passes
 
 from odtpack.autodiff import sequences
 from odtpack.autodiff.backward import ancestors, dependents, opset_of
@@ -22,6 +21,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants
 from odtpack.graph.graphs import captures, nodes_of, reads, subgraphs
 from odtpack.graph.inference import infer_shapes
+from odtpack.graph.inline import InlinePass
 
 _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one expansion
 
@@ -226,7 +226,7 @@ def _inline(model: ir.Model) -> None:
     for function in model.functions.values():
         _complete_calls(model, [*function.all_nodes()])
     try:
-        common_passes.InlinePass()(model)
+        InlinePass()(model)
     except (ValueError, ir.passes.InvariantError, ir.passes.PassError) as error:
         raise OdtpackError(
             "bad-function",

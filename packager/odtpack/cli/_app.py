@@ -18,6 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._supervisor import supervised
 from odtpack.cli.adapter import adapter
 from odtpack.cli.device.compare import compare
 from odtpack.cli.device.demo import demo
@@ -266,10 +267,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    terminate = signal.getsignal(signal.SIGTERM)
+    if arguments is None:  # a process of its own, which a signal must end whatever it does
+        return supervised(lambda: _main(sys.argv[1:]), _ended_by)
+    return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _terminated)
+            if before[signal.SIGINT] is signal.default_int_handler:
+                signal.signal(signal.SIGINT, _interrupted)
         command = typer.main.get_command(app)
         # What a command sets for its own output ends with it.
         code = copy_context().run(
@@ -279,10 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if code == INTERRUPTED:  # typer ends so on Ctrl-C, without a word
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
-        _console.error("interrupted", "stopped before the end")
+        _ended_by(signal.SIGINT)
         return INTERRUPTED
     except _TerminatedError:
-        _console.error("terminated", "stopped by SIGTERM before the end")
+        _ended_by(signal.SIGTERM)
         return TERMINATED
     except BrokenPipeError:
         return _closed_pipe()
@@ -294,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error)
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, terminate)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return code if isinstance(code, int) else 0
 
 
@@ -303,8 +313,31 @@ class _TerminatedError(BaseException):
 
 
 def _terminated(_number: int, _frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is cleaned up is not interrupted again
+    _ignore_signals()
     raise _TerminatedError
+
+
+def _interrupted(_number: int, _frame: object) -> None:
+    _ignore_signals()
+    raise KeyboardInterrupt
+
+
+def _ignore_signals() -> None:
+    """Let what is cleaned up not be interrupted again."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _ended_by(number: int) -> None:
+    """Say which signal ended the command."""
+    match number:
+        case signal.SIGINT:
+            _console.error("interrupted", "stopped before the end")
+        case signal.SIGTERM:
+            _console.error("terminated", "stopped by SIGTERM before the end")
+        case _:
+            name = next((each.name for each in signal.Signals if each == number), str(number))
+            _console.error("killed", f"the command was ended by {name}")
 
 
 def _closed_pipe() -> int:

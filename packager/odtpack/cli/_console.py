@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Control characters of a hostile name could move the cursor or recolour the terminal.
+_PAGE: Final = "docs/errors.md"
 _QUIET_SECONDS: Final = 10.0
 """Without a terminal, long work says at least this often how far it is."""
 
@@ -71,14 +72,12 @@ def error(code: str, what: str, *, where: str | None = None, hint: str | None = 
     """Print an error: what, where, what to do, and where to read more."""
     from rich.text import Text
 
-    from odtpack_runtime.error_codes import PAGE
-
     text = Text.assemble((f"error[{clean(code)}]", "bold red"), f": {clean(what)}")
     if where:
         text.append(f"\n  in: {clean(where)}")
     if hint:
         text.append(f"\n  help: {clean(hint)}", style="cyan")
-    text.append(f"\n  see: {PAGE}#{clean(code)}", style="dim")
+    text.append(f"\n  see: {_PAGE}#{clean(code)}", style="dim")
     _open(stderr=True).print(text, soft_wrap=True)
 
 

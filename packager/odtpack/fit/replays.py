@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.prepare import choose_rate, make_job
@@ -53,7 +53,7 @@ class Trained:
 
 def train(trial: Trial) -> Trained:
     """Train in a child process; what fails is a result."""
-    with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as folder:
+    with scratch_folder("fit") as folder:
         try:
             done = run_training_child(_job(trial, Path(folder)))
         except OdtpackError as error:

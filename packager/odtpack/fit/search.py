@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from odtpack.fit.replays import Trained, Trial, train
 from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.fit.space import SearchConstraints, open_space
 from odtpack.fit.summary import summarize
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.budgets import Budgets
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
@@ -130,7 +130,7 @@ def fit(
         OdtpackError: The model, the data, the recipe or an option is wrong. A candidate that
             fails by itself is a result.
     """
-    with tempfile.TemporaryDirectory(prefix="odtpack-fit-") as name:
+    with scratch_folder("fit") as name:
         folder = Path(name)
         progress(FitProgress("build the recipe as it is"))
         ground = make_search_context(request.settings, request.data, folder, request.seed)

@@ -8,7 +8,6 @@ knowledge of its order, its buffers and its kernels is the simulator's
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -29,6 +28,7 @@ from odtpack.memory.schedule import Schedule
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.passes.compact import compact
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.node_names import Labels
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 
@@ -129,7 +129,7 @@ def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]
 
 
 def _load(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> RuntimeGraph:
-    with tempfile.TemporaryDirectory(prefix="odtpack-memory-") as folder:
+    with scratch_folder("memory") as folder:
         path = Path(folder) / "training.onnx"
         ir.save(compact(model.clone(), keep_names=True), path)
         return load_runtime_graph(path, shapes)

@@ -17,9 +17,12 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.dtypes import TRAINABLE_TYPES
 from odtpack.graph.graphs import defined, dims_of, is_lifted_constant, mark_constant, nodes_of
 from odtpack.graph.inference import infer_shapes
+from odtpack.graph.inline import InlinePass
 from odtpack.model import (
     drop_cache,
+    endless,
     external_data,
+    functions,
     restore_bias,
     shared_tensors,
     source,
@@ -90,6 +93,7 @@ def load_source(
 
     rename_misplaced(given.proto)
     _open_negative_sizes(given.proto.graph)
+    functions.check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     try:
         loaded = ir.from_proto(given.proto)
@@ -105,13 +109,14 @@ def load_source(
     given.restore(loaded.graph)
     _mark_constants(loaded)
     for transform in (
-        common_passes.InlinePass(),
+        InlinePass(),
         common_passes.RemoveInitializersFromInputsPass(),
         common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0),
     ):
         transform(loaded)
     _lift_parameters(loaded.graph)
     _write_conditions(loaded.graph)
+    endless.check_loops(loaded.graph, given.where)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     if not as_stored:

@@ -16,6 +16,7 @@ import onnxruntime
 
 from odtpack.errors import OdtpackError
 from odtpack.ort.choices import OrtFormat, Platform, Style
+from odtpack_runtime.apart import worker as apart
 
 LEVELS: Final[Mapping[str, onnxruntime.GraphOptimizationLevel]] = {
     "disable": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -85,19 +86,38 @@ def optimize_model(
     Raises:
         OdtpackError: ONNX Runtime cannot convert the model.
     """
-    options = session_options(level, platform)
-    options.optimized_model_filepath = str(out)
+    library = None if custom_op_library is None else str(custom_op_library.resolve())
+    # Apart, as it computes constants.
+    apart.call(
+        "odtpack.ort.format:save_optimized", apart.Limits.of([model]), model=str(model),
+        out=str(out), level=level, platform=platform and platform.value, runtime=runtime,
+        library=library,
+    )  # fmt: skip
+
+
+def save_optimized(
+    model: str,
+    out: str,
+    level: str,
+    platform: str | None,
+    runtime: RuntimeOptimizations | None,
+    library: str | None,
+) -> None:
+    """:func:`optimize_model` in this process."""
+    target = None if platform is None else Platform(platform)
+    options = session_options(level, target)
+    options.optimized_model_filepath = out
     options.add_session_config_entry("session.save_model_format", "ORT")
     if runtime is not None:
         options.add_session_config_entry("optimization.minimal_build_optimizations", runtime)
     try:
-        if custom_op_library is not None:
-            options.register_custom_ops_library(str(custom_op_library.resolve()))
-        open_optimized(model, options, platform)
+        if library is not None:
+            options.register_custom_ops_library(library)
+        open_optimized(Path(model), options, target)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise OdtpackError(
             "ort-conversion-failed",
-            f"ONNX Runtime cannot convert {model.name!r} to ORT format: {error}",
+            f"ONNX Runtime cannot convert {Path(model).name!r} to ORT format: {error}",
         ) from error
 
 

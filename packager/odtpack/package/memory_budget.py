@@ -8,7 +8,6 @@ phase from loading to saving. What that is over the budget, the memory compiler
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from odtpack.errors import OdtpackError
 from odtpack.memory.compile import input_shapes
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.package.training import Graphs
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_phases import MARGIN, MemoryPlan, Phase
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -49,7 +49,7 @@ def build_within(
     budget = int((spec.budget or 0) / (1 + MARGIN))
 
     def planned(graphs: Graphs) -> MemoryPlan:
-        with tempfile.TemporaryDirectory(prefix="odtpack-budget-") as folder:
+        with scratch_folder("budget") as folder:
             write(graphs, Path(folder))
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from odtpack.errors import OdtpackError
+from odtpack_runtime.apart import worker as apart
+from odtpack_runtime.apart.child import forget_log
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.manifest import Manifest, SelfCheckInfo
 from odtpack_runtime.package.manifest_device import SelfCheckInput
@@ -38,6 +40,12 @@ same kind may exceed the largest of three: twice that."""
 _SAMPLES, _SAMPLES_OF_STATISTICS = 2, 8
 _LARGEST_BYTES = 256 * 2**20
 _DIGITS = 6
+_MEASURE = "odtpack.package.self_check:measure"
+_NOT_THE_SIZES = {
+    # The files were just written: the disk is to blame, and not the models.
+    "checkpoint-unreadable", "checkpoint-not-found", "model-not-readable",
+    "models-crash", "models-stall",
+}  # fmt: skip
 
 
 def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
@@ -50,26 +58,43 @@ def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
         manifest: The manifest of the files.
         files: Paths of the models and the checkpoint by their name in it.
     """
-    try:
+    info = _reason_without(manifest)
+    if info is None:
+        limits = apart.Limits.of(files.values())
+        arguments = {
+            "manifest": manifest.to_json(), "files": {key: str(path) for key, path in files.items()}
+        }  # fmt: skip
         try:
-            info = _measured(manifest, files)
+            try:
+                found = apart.call(_MEASURE, limits, **arguments)
+            except OdtpackError as error:
+                if error.code != "model-not-loadable":
+                    raise
+                # To ONNX Runtime a failed read may be the same.
+                found = apart.call(_MEASURE, limits, **arguments)
+            info = SelfCheckInfo.read(found)
         except OdtpackError as error:
-            if error.code != "model-not-loadable":
+            if error.code in _NOT_THE_SIZES:
+                if error.code.startswith("models-"):
+                    error.hint = "--no-self-check builds the package without running its models"
                 raise
-            # To ONNX Runtime a failed read may be the same.
-            info = _measured(manifest, files)
-    except OdtpackError as error:
-        if error.code in ("checkpoint-unreadable", "checkpoint-not-found", "model-not-readable"):
-            raise  # the files were just written: the disk is to blame, and not the models
-        info = _none(f"the models do not run on made-up data ({error.code})")
+            info = _none(f"the models do not run on made-up data ({error.code})")
     return dataclasses.replace(manifest, self_check=info).sealed()
+
+
+def measure(manifest: str, files: Mapping[str, str]) -> dict[str, object]:
+    """Train as the self-check will; to be called apart, as models may do anything."""
+    paths = {key: Path(path) for key, path in files.items()}
+    found = _measured(Manifest.from_json(manifest.encode(), "manifest.json"), paths)
+    return found.as_dict(defaults=False)
 
 
 def _none(reason: str) -> SelfCheckInfo:
     return SelfCheckInfo(reason=reason)
 
 
-def _measured(manifest: Manifest, files: Mapping[str, Path]) -> SelfCheckInfo:
+def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
+    """The self-check of a package that can have none, with the reason; None if it can."""
     if manifest.segments is not None:
         return _none("it is trained segment by segment")
     if any(item.dtype == "string" for item in manifest.inputs):
@@ -82,6 +107,10 @@ def _measured(manifest: Manifest, files: Mapping[str, Path]) -> SelfCheckInfo:
         return _none("nothing is trained")
     if sum(item.size_bytes or 0 for item in manifest.parameters) > _LARGEST_BYTES:
         return _none("the parameters are too large to be trained while the package is built")
+    return None
+
+
+def _measured(manifest: Manifest, files: Mapping[str, Path]) -> SelfCheckInfo:
     trial = _Trial(manifest, files)
     samples = _SAMPLES_OF_STATISTICS if trial.has_statistics else _SAMPLES
     result: SelfCheckInfo = run_first_that_fits(manifest, samples, trial.run)
@@ -108,6 +137,7 @@ class _Trial:
 
     def run(self, chosen: Sequence[SelfCheckInput]) -> SelfCheckInfo:
         """Return the check with inputs of these sizes."""
+        forget_log()
         best: tuple[float, SelfCheckInfo] | None = None
         # Batch normalization of a few samples amplifies any difference: less with small steps.
         for rate in _RATES[: 1 if self.has_statistics else None]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from odtpack_runtime.apart.child import alive
+from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
@@ -91,7 +93,10 @@ def first_losses(
 ) -> list[float]:
     """Return the losses of five training steps, and of an evaluation after them."""
     optimizer.set_learning_rate(learning_rate)
-    losses = [train_step(module, optimizer, [batch]) for _ in range(SELF_CHECK_STEPS)]
+    losses = []
+    for _ in range(SELF_CHECK_STEPS):
+        losses.append(train_step(module, optimizer, [batch]))
+        alive()
     return [*losses, *evaluate(module, [batch]).losses]
 
 
@@ -181,7 +186,7 @@ def run_first_that_fits(
         try:
             return run(chosen)
         except OdtpackError as error:
-            if error.code != "run-failed":
+            if error.code != "run-failed" or out_of_memory(error):
                 raise
             failed = failed or error
     assert failed is not None  # noqa: S101 - there is always a batch to try

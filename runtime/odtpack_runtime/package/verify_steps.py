@@ -1,16 +1,8 @@
-"""Run every model of a package once on made-up data: ``python -m ... PACKAGE``.
-
-A process of its own, because ONNX Runtime may crash on a hostile model. It prints one line
-of JSON: what ran, or the error.
-"""
+"""Run every model of a package once on made-up data, in a process of its own."""
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,6 +12,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from odtpack_runtime.apart import worker as apart
+from odtpack_runtime.apart.child import alive, forget_log
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest_device import SelfCheckInput
@@ -29,12 +23,11 @@ from odtpack_runtime.package.self_check import (
     run_first_that_fits,
     self_check,
 )
-from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.loop import loss_of, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
-STALL_SECONDS = 600.0
 _SAMPLES = 2
 
 
@@ -56,42 +49,28 @@ class StepFigures:
 
 
 def run_steps_apart(package: Package) -> StepFigures:
-    """Run :func:`run_steps` in a process of its own.
+    """Run :func:`run_steps` in a process of its own, as a hostile model may do anything.
 
     Raises:
         OdtpackError: What :func:`run_steps` raised; ``models-crash`` if the process ended
-            without a word, ``models-stall`` if it took longer than :data:`STALL_SECONDS`.
+            without a word, ``models-stall`` if it was silent for longer than its limit.
     """
-    manifest = package.path / package.manifest_name
-    search = [path for path in sys.path if path]
+    files = [package.path / file.path for file in package.manifest.files.all()]
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "odtpack_runtime.package.verify_steps", str(manifest)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            timeout=STALL_SECONDS,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+        found = apart.call(
+            "odtpack_runtime.package.verify_steps:figures_of",
+            apart.Limits.of(files),
+            manifest=str(package.path / package.manifest_name),
         )
-    except subprocess.TimeoutExpired as error:
-        raise OdtpackError(
-            "models-stall",
-            f"The models did not get through one step in {STALL_SECONDS:g} seconds.",
-            where=str(package.path),
-        ) from error
-    try:
-        message = json.loads(done.stdout)
-    except ValueError as error:
-        raise OdtpackError(
-            "models-crash",
-            f"ONNX Runtime {onnxruntime.__version__} crashed on the models of the package "
-            f"(exit code {done.returncode}).",
-            where=str(package.path),
-        ) from error
-    if "error" in message:
-        raise OdtpackError(**message["error"])
-    return StepFigures(**message["figures"])
+    except OdtpackError as error:
+        error.where = error.where or str(package.path)
+        raise
+    return StepFigures(**found)
+
+
+def figures_of(manifest: str) -> dict[str, Any]:
+    """:func:`run_steps` of the package of a manifest, as JSON has it."""
+    return asdict(run_steps(Package.open(Path(manifest))))
 
 
 def run_steps(package: Package) -> StepFigures:
@@ -117,11 +96,14 @@ def run_steps(package: Package) -> StepFigures:
 
 
 def _steps(package: Package, chosen: Sequence[SelfCheckInput]) -> StepFigures:
+    forget_log()
     batch = made_up_batch(package.manifest.inputs, chosen)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = Module(package.training_model, state, package.eval_model)
     optimizer = Optimizer(package.optimizer_model, module)
+    alive()
     loss = train_step(module, optimizer, [batch])
+    alive()
     module.eval()
     return StepFigures(
         onnxruntime.__version__,
@@ -139,34 +121,8 @@ def _load_converted(package: Package) -> None:
     for file in package.manifest.files.extra:
         if file.role == "ort_model" and file.platform in (None, here):
             open_session(package.path / file.path, options)
+            alive()
 
 
 def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the steps of one package and print the outcome."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is not a message
-    try:
-        figures = run_steps(Package.open(Path(arguments[0])))
-        message: dict[str, Any] = {"figures": asdict(figures)}
-    except OdtpackError as error:
-        parts = {"code": error.code, "what": error.what, "where": error.where, "hint": error.hint}
-        message = {"error": parts}
-    except Exception as error:  # a manifest can ask for inputs that no memory holds
-        parts = {
-            "code": "models-crash",
-            "what": f"A step on made-up data failed: {type(error).__name__}: {first_line(error)}",
-            "where": arguments[0],
-            "hint": "do not use this package: build it again",
-        }
-        message = {"error": parts}
-    channel.write(json.dumps(message))
-    channel.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
 from odtpack_simulator.device.kits import kit_of
@@ -71,7 +71,7 @@ def measure_devices(
         for each in dict.fromkeys(uses.values())
     }
     on_stage("time the operators")
-    with tempfile.TemporaryDirectory(prefix="odtpack-fleet-") as folder:
+    with scratch_folder("fleet") as folder:
         files = write_data(data.arrays, Path(folder))
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
         job = make_job(package, files, plan, rate, 1, Path(folder))

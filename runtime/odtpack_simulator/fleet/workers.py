@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import (
     Arrays,
@@ -85,11 +86,11 @@ class ClientPool:
         self._jobs = jobs if ray is None else ray.cores
         self._sent: _Sent | None = None
         self._pool: ProcessPoolExecutor | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = ExitStack()
 
     def __enter__(self) -> Self:
         if self._ray is not None:
-            with tempfile.TemporaryDirectory(prefix="odtpack-fleet-") as folder:
+            with scratch_folder("fleet") as folder:
                 files = write_data(self._data, Path(folder))
                 path = self._package.path
                 self._sent = _Sent(
@@ -99,8 +100,8 @@ class ClientPool:
                     [self._ray.share(path), self._ray.share(Path(folder))],
                 )
         elif self._jobs > 1:
-            self._folder = tempfile.TemporaryDirectory(prefix="odtpack-fleet-")
-            files = write_data(self._data, Path(self._folder.name))
+            folder = self._folder.enter_context(scratch_folder("fleet"))
+            files = write_data(self._data, Path(folder))
             # A fork would copy the threads' locks of ONNX Runtime without the threads.
             self._pool = ProcessPoolExecutor(
                 self._jobs,
@@ -118,8 +119,7 @@ class ClientPool:
     ) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.close()
 
     def train(
         self,
@@ -191,7 +191,7 @@ def _train_on_ray(piece: Group, settings: LocalSettings, sent: _Sent) -> list[Lo
     if _here.get("key") != sent.key:
         import ray
 
-        with tempfile.TemporaryDirectory(prefix="odtpack-ray-") as folder:
+        with scratch_folder("ray") as folder:
             arrived = [ray.get(each) for each in sent.shipments]
             moved = {each.origin: each.unpack(Path(folder)) for each in arrived}
             _open(relocate(sent.package, moved), relocate(dict(sent.files), moved), mapped=False)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.measure.host import clock_hz
 from odtpack_simulator.measure.operators import Operator, bound_operators, model_runs, typical_step
 from odtpack_simulator.memory.roofline import Roof
@@ -138,7 +138,7 @@ def runtime_costs(seconds: float = CALIBRATION_SECONDS) -> tuple[float, float]:
     """Microseconds of an operator that has nothing to do, and what a profile adds to it."""
     long, short = (_median_seconds(_chain(length), seconds) * 1e6 for length in _CHAIN)
     node_us = max(0.0, (long - short) / (_CHAIN[0] - _CHAIN[1]))
-    with tempfile.TemporaryDirectory(prefix="odtpack-calibrate-") as folder:
+    with scratch_folder("calibrate") as folder:
         run = _chain(_CHAIN[0], Path(folder) / "chain")
         for _ in range(_CHAIN_RUNS):
             run()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
@@ -21,6 +20,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, Shape
 
 Dim = int | str | None
@@ -309,7 +309,7 @@ def nchwc_block() -> int:
     )
     model = onnx.ModelProto(ir_version=8, graph=graph)
     model.opset_import.append(helper.make_opsetid("", 13))
-    with tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
+    with scratch_folder("plan") as folder:
         path = Path(folder) / "probe.onnx"
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3

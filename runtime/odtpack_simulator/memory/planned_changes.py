@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ import onnx
 import onnx.parser
 from onnx import helper
 
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.package.package import Package
@@ -76,7 +76,7 @@ def plan_changes(
     Raises:
         OdtpackError: A model does not load, or a shape does not fit.
     """
-    with tempfile.TemporaryDirectory(prefix="odtpack-changes-") as folder:
+    with scratch_folder("changes") as folder:
         variants = _Variants(
             package, shapes, threads, sharing, Path(folder), step_model, weights_bytes
         )

@@ -1,7 +1,8 @@
 """A model as ONNX Runtime will execute it: its optimized nodes in execution order, with sizes.
 
-Two sessions are made and none is run. The first saves the graph that ONNX
-Runtime's optimizers leave (``SessionOptions.optimized_model_filepath``), on
+Two sessions are made, in a process of their own (:mod:`odtpack_runtime.apart`),
+and none is run. The first saves the graph that ONNX Runtime's optimizers leave
+(``SessionOptions.optimized_model_filepath``), on
 which it plans its buffers with the sizes it knows: symbolic where the model
 leaves them open. The second loads that graph with the sizes of a real batch,
 optimizations off, and lets ONNX Runtime infer every shape.
@@ -14,20 +15,18 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import onnx
-import onnxruntime
 
+from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest_device import OptimizationLevel
-from odtpack_runtime.session.options import LEVELS
-from odtpack_runtime.session.session import open_session
 from odtpack_simulator.memory.execution_order import rename_in_bodies, sort_saved_model
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import (
@@ -37,7 +36,6 @@ from odtpack_simulator.memory.missing_shapes import (
     is_fixed,
     tensor_type,
 )
-from odtpack_simulator.memory.process_memory import memory_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +124,7 @@ class RuntimeGraph:
         return frozenset(found)
 
 
+_SAVE: Final = "odtpack_simulator.memory.saved_graph:save_optimized"
 _RECENT: Final = 8
 _recent: dict[object, RuntimeGraph] = {}
 """The last few graphs that were read, the latest at the end, by all that decides them.
@@ -167,29 +166,28 @@ def load_runtime_graph(
 def _read(
     model: Path, shapes: Mapping[str, Sequence[int]], threads: int, level: OptimizationLevel
 ) -> RuntimeGraph:
-    with tempfile.TemporaryDirectory(prefix="odtpack-plan-") as folder:
+    limits = apart.Limits.of([model])
+    with apart.worker(), scratch_folder("plan") as folder:
         optimized_path = Path(folder) / "optimized.onnx"
-        options = memory_options(threads)
-        options.graph_optimization_level = LEVELS[level]
-        options.optimized_model_filepath = str(optimized_path)
         original = onnx.load(str(model), load_external_data=False)
         typed_path = Path(folder) / "typed.onnx"
         onnx.save(_typed(original), str(typed_path))
-        open_session(typed_path, options)
+        apart.call(
+            _SAVE, limits, model=str(typed_path), out=str(optimized_path), threads=threads,
+            level=level,
+        )  # fmt: skip
         optimized = onnx.load(str(optimized_path))
         sort_saved_model(optimized.graph, original.graph)
         del original
         rename_in_bodies(optimized.graph)
-        options = memory_options(threads)
         sizes = _name_sizes(optimized.graph, shapes, str(model))
-        for name, size in sizes.items():
-            options.add_free_dimension_override_by_name(name, size)
         named_path = Path(folder) / "named.onnx"
         onnx.save(optimized, str(named_path))
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         inferred_path = Path(folder) / "inferred.onnx"
-        options.optimized_model_filepath = str(inferred_path)
-        open_session(named_path, options)
+        apart.call(
+            _SAVE, limits, model=str(named_path), out=str(inferred_path), threads=threads,
+            level="disabled", sizes=sizes,
+        )  # fmt: skip
         inferred = onnx.load(str(inferred_path))
     _set_sizes(inferred.graph, sizes)
     opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)

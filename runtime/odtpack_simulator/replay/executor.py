@@ -16,13 +16,13 @@ import multiprocessing
 import os
 import socket
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.scratch import scratch_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -302,7 +302,7 @@ def unwrapped(result: Any) -> Any:
 
 def _on_worker(function: Callable[[Any], Any], item: Any, *shipments: Shipment) -> Any:
     """Run one item on a machine that has none of the files."""
-    with tempfile.TemporaryDirectory(prefix="odtpack-ray-") as folder:
+    with scratch_folder("ray") as folder:
         moved = {each.origin: each.unpack(Path(folder)) for each in shipments}
         return guarded(function, relocate(item, moved))
 

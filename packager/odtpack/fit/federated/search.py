@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from odtpack.fit.federated.outcome import FleetFitResult, FleetRung, Tried, figu
 from odtpack.fit.federated.settings import FleetSettings
 from odtpack.fit.halving import REDUCTION, rungs
 from odtpack.fit.pareto import beaten_by, beats, keep
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation
@@ -102,7 +102,7 @@ def fit_fleet(
     """
     order = spread(request.space, request.space[0], request.fleet.seed)
     runners = list(itertools.islice(order, request.trials))
-    with tempfile.TemporaryDirectory(prefix="odtpack-fleet-fit-") as folder:
+    with scratch_folder("fleet-fit") as folder:
         return _Search(request, Path(folder), LocalExecutor(jobs), progress).run(runners)
 
 

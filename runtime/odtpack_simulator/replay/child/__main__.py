@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from odtpack_runtime.apart.child import die_with_parent
+from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.memory.process_memory import lift_limit
 from odtpack_simulator.replay.child.training_run import train
 from odtpack_simulator.replay.job import Job
 
-_ALLOCATION_FAILED = (
-    "bad_alloc",
-    "bad allocation",
-    "failed to allocate",
-    "cannot allocate memory",
-    "std::length_error",
-)
-"""How ONNX Runtime, C++ and the system word that memory was refused, in lower case."""
-
 
 def main(arguments: list[str]) -> int:
     """Run one job. The exit code is 0 whenever the outcome was reported in a message."""
     channel = _claim_output()
-    _die_with_parent()
+    die_with_parent()
 
     def send(event: str, **content: Any) -> None:
         channel.write(json.dumps({"event": event, **content}, allow_nan=False) + "\n")
@@ -49,7 +41,7 @@ def main(arguments: list[str]) -> int:
         return 1  # nothing reads the pipe any more
     except Exception as error:
         lift_limit()
-        if _out_of_memory(error):
+        if out_of_memory(error):
             send("out-of-memory", message=_first_line(error))
         elif isinstance(error, OdtpackError):
             send("error", code=error.code, what=error.what, where=error.where, hint=error.hint)
@@ -63,26 +55,6 @@ def _claim_output() -> TextIO:
     private = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(private, "w", encoding="utf-8")
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this process when its parent ends, however that ends."""
-    if sys.platform != "linux":
-        return  # elsewhere the next message finds the pipe closed
-    import ctypes
-
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-def _out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it was raised from, says that memory was refused."""
-    while error is not None:
-        text = str(error).lower()
-        if isinstance(error, MemoryError) or any(words in text for words in _ALLOCATION_FAILED):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,243 @@
+"""Small models that never end: refused at once, or ended by a limit in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_ir.passes import common as common_passes
+
+from odtpack.build import build_package
+from odtpack.cli import main
+from odtpack.errors import OdtpackError
+from odtpack.graph.inline import InlinePass
+from odtpack_runtime.apart import stopped, worker
+from odtpack_runtime.apart.ort_log import log_lines
+from odtpack_runtime.package.verify import verify_package
+
+FLOAT = TensorProto.FLOAT
+OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+
+
+def vector(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, FLOAT, ["n", 2])
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    more: dict[str, np.ndarray],
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> bytes:
+    """``y`` of nodes that read ``h``, the product of the input and the weight ``w``."""
+    weights = {"w": np.eye(2, dtype=np.float32) / 2, **more}
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), *nodes],
+        "graph", [vector("x")], [vector("y")],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )  # fmt: skip
+    proto = onnx.ModelProto(ir_version=8, graph=graph)
+    proto.opset_import.extend(OPSETS if functions else OPSETS[:1])
+    proto.functions.extend(functions)
+    return proto.SerializeToString()
+
+
+def functions(levels: int, calls: int = 2) -> bytes:
+    """Functions of which each calls the one below it several times."""
+    made = []
+    for level in range(levels):
+        nodes = [helper.make_node("Neg", ["x"], ["y"])]
+        if level:
+            nodes = [
+                helper.make_node(
+                    f"f{level - 1}",
+                    [f"v{i}" if i else "x"],
+                    [f"v{i + 1}" if i < calls - 1 else "y"],
+                    domain="d",
+                )
+                for i in range(calls)
+            ]
+        made.append(helper.make_function("d", f"f{level}", ["x"], ["y"], nodes, OPSETS))
+    call = helper.make_node(f"f{levels - 1}", ["h"], ["y"], domain="d")
+    return model([call], {}, functions=made)
+
+
+def loop(trips: int | None, *, computed: bool = False, grows: bool = False) -> bytes:
+    """A loop whose condition is always true, said by the graph or computed at run time."""
+    info = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["s", "w"], ["s2"])]
+    if computed:
+        nodes += [
+            helper.make_node("ReduceMax", ["s"], ["most"], keepdims=0),
+            helper.make_node("Greater", ["most", "low"], ["c2"]),
+        ]
+    else:
+        nodes.append(helper.make_node("Identity", ["c"], ["c2"]))
+    outputs, results = [info("c2", TensorProto.BOOL, []), vector("s2")], ["y"]
+    if grows:
+        nodes.append(helper.make_node("Identity", ["s2"], ["each"]))
+        outputs.append(vector("each"))
+        results.append("all")
+    inputs = [info("i", TensorProto.INT64, []), info("c", TensorProto.BOOL, []), vector("s")]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    more = {"true": np.array(True), "low": np.array(-1e30, np.float32)}
+    if trips is not None:
+        more["trips"] = np.array(trips, np.int64)
+    bound = "" if trips is None else "trips"
+    return model([helper.make_node("Loop", [bound, "true", "h"], results, body=body)], more)
+
+
+def commands(path: Path, out: Path) -> list[list[str]]:
+    return [
+        ["build", str(path), "--out", str(out), "--loss", "mse"],
+        ["inspect", str(path)],
+        ["ops", "check", str(path)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (functions(40), "functions-too-large"),
+        (functions(12), None),
+        (functions(400, calls=9), "functions-too-large"),
+        (loop(None), "endless-loop"),
+        (loop(None, grows=True), "endless-loop"),
+        (loop(2**62), "endless-loop"),
+        (loop(10), None),
+        (loop(2**62, computed=True), None),
+    ],
+)
+def test_what_the_graph_says_is_refused_at_once(
+    content: bytes, code: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    shown = commands(path, tmp_path / "package")
+    for command in shown if code is not None else shown[1:]:
+        start = time.monotonic()
+        assert main(command) == (0 if code is None else 2), capfd.readouterr().err
+        assert time.monotonic() - start < 20
+        if code is not None:
+            assert f"error[{code}]" in capfd.readouterr().err
+    assert not (tmp_path / "package").exists()
+
+
+def test_a_function_that_calls_itself(tmp_path: Path) -> None:
+    nodes = [helper.make_node("f0", ["x"], ["y"], domain="d")]
+    cycle = [helper.make_function("d", "f0", ["x"], ["y"], nodes, OPSETS)]
+    content = model([helper.make_node("f0", ["h"], ["y"], domain="d")], {}, functions=cycle)
+    with pytest.raises(OdtpackError) as caught:
+        build_package(onnx.load_from_string(content), tmp_path / "package", loss="mse")
+    assert caught.value.code in ("bad-function", "invalid-model")
+
+
+def test_inlining_gives_the_names_that_onnx_ir_gives() -> None:
+    ours, theirs = (ir.from_proto(onnx.load_from_string(functions(7, calls=3))) for _ in range(2))
+    InlinePass()(ours)
+    common_passes.InlinePass()(theirs)
+    assert len(ours.graph) > 700
+    assert ir.to_proto(ours).SerializeToString() == ir.to_proto(theirs).SerializeToString()
+
+
+def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = worker.Limits(seconds=2, memory=2**36)
+    monkeypatch.setattr(worker.Limits, "of", classmethod(lambda cls, files: limits))
+    content = onnx.load_from_string(loop(None, computed=True))
+    with pytest.raises(OdtpackError) as caught:
+        build_package(content, tmp_path / "package", loss="mse")
+    assert caught.value.code == "models-stall"
+    assert "--no-self-check" in str(caught.value.hint)
+    assert not (tmp_path / "package").exists()
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_memory(
+    grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = worker.Limits(seconds=300, memory=2**29)
+    monkeypatch.setattr(worker.Limits, "of", classmethod(lambda cls, files: limits))
+    content = onnx.load_from_string(loop(None, computed=True, grows=grows))
+    before = _most_memory_of_children()
+    manifest = build_package(content, tmp_path / "package", loss="mse")
+    assert manifest.self_check is not None
+    assert "models-memory" in str(manifest.self_check.reason)
+    assert _most_memory_of_children() < max(before, 2**30)
+    with pytest.raises(OdtpackError) as caught:
+        verify_package(tmp_path / "package")
+    assert caught.value.code == "models-memory"
+
+
+def test_constants_that_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime computes them when it loads a model: 32 GiB of ones."""
+    limits = worker.Limits(memory=2**29)
+    monkeypatch.setattr(worker.Limits, "of", classmethod(lambda cls, files: limits))
+    nodes = [
+        helper.make_node("Expand", ["one", "shape"], ["ones"]),
+        helper.make_node("ReduceSum", ["ones"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["h", "sum"], ["y"]),
+    ]
+    more = {"one": np.ones(1, np.float32), "shape": np.array([2**20, 2**13], np.int64)}
+    content = onnx.load_from_string(model(nodes, more))
+    before = _most_memory_of_children()
+    manifest = build_package(content, tmp_path / "package", loss="mse")
+    assert manifest.self_check is not None
+    assert manifest.self_check.reason is not None
+    assert _most_memory_of_children() < max(before, 2**30)
+
+
+def _most_memory_of_children() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    popen = worker.subprocess.Popen
+
+    def start(*arguments: object, **options: object) -> object:
+        started.append(arguments)
+        return popen(*arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(worker.subprocess, "Popen", start)
+    build_package(onnx.load_from_string(model([helper.make_node("Relu", ["h"], ["y"])], {})),
+                  tmp_path / "package", loss="mse")  # fmt: skip
+    assert len(started) == 1
+
+
+def test_a_stopped_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopped, "STOPPED_SECONDS", 1.0)
+    with worker.worker(start=True) as shared:
+        process = shared._process
+        assert process is not None
+        threading.Timer(0.5, os.kill, (process.pid, signal.SIGSTOP)).start()
+        start = time.monotonic()
+        with pytest.raises(OdtpackError) as caught:
+            shared.call("tests.trust.test_endless:wait", seconds=60)
+    assert caught.value.code == "models-stall"
+    assert "SIGSTOP" in caught.value.what
+    assert time.monotonic() - start < 20
+
+
+def wait(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_what_is_read_of_the_log() -> None:
+    text = (
+        "\x1b[0;93m2026-11-25 19:06:34.218190539 [W:onnxruntime:, g.cc:1 Clean] \x1b]0;x a\x1b[m\n"
+        "2026-11-25 19:06:34.218190539 [I:onnxruntime:, graph.cc:1 Clean] not told\n"
+        "terminate called after throwing\n"
+    )
+    assert [line.endswith("a") for line in log_lines(text)] == [True]
