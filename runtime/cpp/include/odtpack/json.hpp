@@ -107,13 +107,14 @@ class JsonReader {
     if (Take("false")) return {false};
     if (Take("\"")) return {String()};
     Require(depth < 64 || (text_[at_] != '[' && text_[at_] != '{'));
-    Count();
     if (Take("[")) {
+      Count();
       Json::List list;
       for (; !Take("]"); list.push_back(Value(depth + 1))) Require(list.empty() || Next());
       return {std::move(list)};
     }
     if (!Take("{")) return {Number()};
+    Count();
     Json::Object object;
     while (!Take("}")) {
       Require((object.empty() || Next()) && Take("\""));

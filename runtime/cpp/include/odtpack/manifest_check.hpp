@@ -302,6 +302,28 @@ class ManifestCheck {
   std::vector<std::pair<int64_t, int64_t>> placed_;  // offsets and sizes of those
 };
 
+/// Read and check the text of a manifest.
+inline std::pair<Json, Specs> ReadManifest(const std::string& text, const std::string& where) {
+  if (text.size() > 4 << 20) Json::Fail("it has more than 4 MiB");
+  std::pair<Json, Specs> found{JsonReader(text).Read(), {}};
+  auto& [manifest, specs] = found;
+  if (manifest.Get<double>("schema_version") != 1) {
+    throw Error("manifest-version", "The manifest has another schema version than 1.", where,
+                "update the app");
+  }
+  const auto read = [&json = manifest](const char* key, size_t most, std::vector<Spec>& into) {
+    for (const Json& entry : ManifestCheck::ListOf(json, key, most)) into.emplace_back(entry);
+  };
+  for (const char* key : {"inputs", "outputs", "parameters"}) manifest.Get<Json::List>(key);
+  read("inputs", 1024, specs.inputs);
+  read("outputs", 1024, specs.outputs);
+  specs.evaluation_outputs = specs.outputs;
+  read("evaluation_outputs", 1024, specs.evaluation_outputs);
+  read("parameters", 100'000, specs.parameters);
+  ManifestCheck(manifest, specs);
+  return found;
+}
+
 /// The letters of a path as most file systems compare them.
 inline std::string IgnoringCase(const std::string& path) {
   std::string text;

@@ -27,24 +27,8 @@ class Package {
                     folder);
       }
     }
-    package.manifest_ = detail::JsonReader(text).Read();
+    std::tie(package.manifest_, package.specs_) = detail::ReadManifest(text, folder);
     const Json& manifest = package.manifest_;
-    if (manifest["schema_version"].Whole() != 1) {
-      throw Error("manifest-version", "The manifest has another schema version than 1.", folder,
-                  "update the app");
-    }
-    const auto read = [&manifest](const char* key, size_t most, std::vector<detail::Spec>& specs) {
-      for (const Json& json : detail::ManifestCheck::ListOf(manifest, key, most))
-        specs.emplace_back(json);
-    };
-    detail::Specs& specs = package.specs_;
-    for (const char* key : {"inputs", "outputs", "parameters"}) manifest.Get<Json::List>(key);
-    read("inputs", 1024, specs.inputs);
-    read("outputs", 1024, specs.outputs);
-    specs.evaluation_outputs = specs.outputs;
-    read("evaluation_outputs", 1024, specs.evaluation_outputs);
-    read("parameters", 100'000, specs.parameters);
-    detail::ManifestCheck(manifest, specs);
     if (manifest["target"]) {
       throw Error("package-target", "The package was built for onnxruntime-training.", folder,
                   "odtpack build without --target ort-training");
