@@ -1,4 +1,4 @@
-"""The programs that say what each kit's readers make of hostile files: ``hostile DIR``, ``read DIR``."""
+"""What each kit's readers make of hostile files: programs with ``hostile DIR``, ``read DIR``."""
 
 from __future__ import annotations
 
