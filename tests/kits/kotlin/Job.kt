@@ -79,6 +79,8 @@ fun main(arguments: Array<String>) {
     when (arguments[0]) {
         "conformance" -> conformance(File(rest[0]), "tolerance" in rest)
         "train" -> train(Json.read(rest[0].toByteArray()))
+        "actions" -> actions(Json.read(rest[0].toByteArray()))
+        "race" -> race(rest[0], rest[1].toInt(), Json.read(rest[2].toByteArray()))
         "saves" -> saves(rest[0], rest[1].toLong(), rest[2] == "keep")
         "load" -> load(rest[0])
         "keep" -> keep(rest[0], rest[1], rest[2].toLong())

@@ -26,7 +26,7 @@ private fun processor() = system.processCpuTime / 1e6
 private fun anonymous(): Long = File("/proc/self/smaps_rollup").readLines()
     .first { it.startsWith("Anonymous:") }.filter(Char::isDigit).toLong() * 1024
 
-private class Task(val json: Json) {
+internal class Task(val json: Json) {
     val session: OrtTrainingSession
     val batches: List<Map<String, OnnxTensor>>
 
