@@ -83,7 +83,11 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      * bit by bit; accumulated gradients are not in it: save after `optimizerStep`.
      *
      * @param keepPrevious Keep the file that is replaced as `<path>.previous`, which
-     *   [loadCheckpoint] goes back to if this one comes to harm.
+     *   [loadCheckpoint] goes back to if this one comes to harm. A file that this state neither was
+     *   loaded from nor saved is read first: one that is not whole is replaced, and the save before
+     *   it stays.
+     * @throws OdtpackException `file-not-written`; the new file is in place if the message says that
+     *   it was written, but may not survive a power cut.
      */
     @JvmOverloads
     @Throws(OrtException::class)
@@ -92,14 +96,8 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
         includeOptimizerState: Boolean,
         keepPrevious: Boolean = false,
     ) = own {
-        // What the state was recovered from is not lost to a damaged file.
-        val previous = when {
-            state.damaged == path -> Previous.KEPT
-            keepPrevious -> Previous.REPLACED
-            else -> Previous.NONE
-        }
-        writeCheckpoint(path, state, includeOptimizerState, EXTERNAL_ABOVE, previous)
-        if (previous == Previous.KEPT) state.damaged = null
+        state.whole =
+            writeCheckpoint(path, state, includeOptimizerState, EXTERNAL_ABOVE, keepPrevious, state.whole)
     }
 
     @JvmOverloads

@@ -67,7 +67,7 @@ internal class State(var nominal: Boolean) {
     private var ownGradients: Tensor? = null
     var checked = false // whether its file carried a digest, which was right
     var recovered: String? = null // what is wrong with the file in whose place it was loaded
-    var damaged: String? = null // and where that is
+    var whole: Any? = null // the identity of the file that was loaded or saved last
 
     /** As large as [flat], and there only once something asks: direct memory is touched at once. */
     val gradients: Tensor
