@@ -129,7 +129,8 @@ internal class FlatBuffer(bytes: ByteBuffer, private val where: String) {
             val found = optional(number, 1) ?: return ""
             textLeft -= found.length
             check(textLeft >= 0) { "its strings overlap" } // one may be referred to many times
-            place(found.position, found.length + 1L) // a zero byte ends it
+            val end = place(found.position, found.length + 1L) + found.length
+            check(bytes.get(end) == 0.toByte()) { "a text has no end" }
             val characters: CharBuffer = try {
                 Charsets.UTF_8.newDecoder().decode(found.content())
             } catch (_: CharacterCodingException) {
