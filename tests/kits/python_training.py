@@ -2,7 +2,8 @@
 
 With ``"step_model": true`` in its task it uses the step model of a package that has one, and with
 ``"batches"``, a list in the place of ``"data"``, one after the other; ``"accumulate"`` makes a step
-of several, and ``"evaluate"`` asks for the losses of all in the end.
+of several, ``"linear"`` has the arguments of a schedule, and ``"evaluate"`` asks for the losses of
+all in the end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import onnxruntime
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
+from odtpack_runtime.training.lr_scheduler import LinearLRScheduler
 
 
 def run(task: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +36,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     if task.get("rate"):
         optimizer.set_learning_rate(task["rate"])
+    scheduler = LinearLRScheduler(optimizer, *task["linear"]) if task.get("linear") else None
     batches = [_read(each, module) for each in task.get("batches") or [task["data"]]]
     losses: list[float] = []
     times = []
@@ -41,7 +44,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     for step in range(task["steps"]):
         some = [batches[part % len(batches)] for part in range(step * count, (step + 1) * count)]
         before = time.process_time()
-        train_step(module, optimizer, some, on_loss=losses.append)
+        train_step(module, optimizer, some, scheduler, on_loss=losses.append)
         times.append((time.process_time() - before) * 1e3)
     if task.get("save"):
         CheckpointState.save_checkpoint(state, task["save"], include_optimizer_state=True)

@@ -238,7 +238,7 @@ def test_500_hostile_files_end_in_one_clear_error(
         path = folder / f"package-{index:03}"
         shutil.copytree(packages["adamw"], path)
         change(path)
-    found = dict(line.split(" ", 1) for line in run("hostile", folder).splitlines())
+    found = dict(line.split(" ", 1) for line in run("damaged", folder).splitlines())
     found = {name: answer for name, answer in found.items() if name[-3:].isdigit()}
     assert len(found) == len(checkpoints) + len(changes) >= 500
     assert [answer for answer in found.values() if answer.startswith("unclear")] == []

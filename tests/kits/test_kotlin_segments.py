@@ -110,7 +110,7 @@ def test_segments_that_contradict_themselves_are_refused(
 ) -> None:
     for what in (*HOSTILE, "nothing"):
         write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
-    found = dict(line.split(" ", 1) for line in run("hostile", tmp_path).splitlines())
+    found = dict(line.split(" ", 1) for line in run("damaged", tmp_path).splitlines())
     assert found.pop("nothing") == "loaded"
     assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
 

@@ -8,7 +8,6 @@ import org.odtpack.Json
 import org.odtpack.OdtpackException
 import org.odtpack.OrtCheckpointState
 import org.odtpack.OrtTrainingSession
-import org.odtpack.Previous
 import org.odtpack.Tensor
 import org.odtpack.TrainingPackage
 import org.odtpack.Type
@@ -26,7 +25,7 @@ private fun processor() = system.processCpuTime / 1e6
 private fun anonymous(): Long = File("/proc/self/smaps_rollup").readLines()
     .first { it.startsWith("Anonymous:") }.filter(Char::isDigit).toLong() * 1024
 
-private class Task(val json: Json) {
+internal class Task(val json: Json) {
     val session: OrtTrainingSession
     val batches: List<Map<String, OnnxTensor>>
 
@@ -114,8 +113,7 @@ fun saves(path: String, externalAbove: Long, keeps: Boolean) {
         }
         state.properties["number"] = number
         try {
-            val previous = if (keeps) Previous.REPLACED else Previous.NONE
-            writeCheckpoint(path, state, true, externalAbove, previous)
+            state.whole = writeCheckpoint(path, state, true, externalAbove, keeps, state.whole)
         } catch (error: OdtpackException) {
             System.err.println(error.errorCode)
             return
@@ -136,11 +134,11 @@ fun load(path: String) {
 }
 
 /** Save what a checkpoint holds over another, which is kept. */
-fun keep(from: String, path: String, externalAbove: Long) =
-    writeCheckpoint(path, readCheckpoint(from), true, externalAbove, Previous.REPLACED)
+fun keep(from: String, path: String, externalAbove: Long): Any? =
+    writeCheckpoint(path, readCheckpoint(from), true, externalAbove, true)
 
 /** Open every file and folder of a folder; print what came of it. */
-fun hostile(folder: File) {
+fun damaged(folder: File) {
     for (path in folder.listFiles()!!.sorted()) {
         val found = try {
             if (path.isDirectory) {

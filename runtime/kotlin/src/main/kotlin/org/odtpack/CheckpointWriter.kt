@@ -20,86 +20,182 @@ import org.odtpack.fbs.Tensor as Table
 
 internal const val EXTERNAL_ABOVE = 1800L shl 20 // bytes; a flatbuffer ends below 2 GiB
 
-/**
- * What becomes of the save before: nothing; it is the file that is written over; or it stays, as
- * that file is damaged.
- */
-internal enum class Previous { NONE, REPLACED, KEPT }
-
 internal fun previousPath(path: String) = "$path.previous"
 
 /**
  * Write a checkpoint whole or not at all. Above [externalAbove] bytes the tensors go to
  * `<path>.data`, where the current checkpoint has none: killed at any moment, it is whole.
+ *
+ * @param keepPrevious Whether the file that is written over becomes the save before, if it reads as
+ *   whole; [known] is the identity of one that does. Any other stays what it is.
+ * @return The identity of the new file.
  */
 internal fun writeCheckpoint(
     path: String,
     state: State,
     withOptimizer: Boolean,
     externalAbove: Long = EXTERNAL_ABOVE,
-    previous: Previous = Previous.NONE,
+    keepPrevious: Boolean = false,
+    known: Any? = null,
+): Any? = Save(path, state, withOptimizer, keepPrevious, known).write(externalAbove)
+
+/** One save: the file, its data file, and the names of the save before. */
+private class Save(
+    path: String,
+    private val state: State,
+    withOptimizer: Boolean,
+    keepPrevious: Boolean,
+    known: Any?,
 ) {
-    val target = File(path)
-    val dataFile = File("$path.data")
-    val before = File(previousPath(path))
-    val optimizer = state.optimizer.takeIf { withOptimizer && !state.nominal }
-    val tensors = state.parameters.values.map { it.value } +
-        optimizer?.moments?.values?.flatten().orEmpty()
-    val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
-    val occupied = firstExternal(if (previous == Previous.KEPT) before else target)
-    val keepAs = before.takeIf { previous == Previous.REPLACED }
-    val share = { if (keepAs != null) shareData(dataFile, before, occupied < Long.MAX_VALUE) }
-    if (total <= externalAbove) {
+    private val target = File(path)
+    private val dataFile = File("$path.data")
+    private val before = File(previousPath(path))
+    private val beforeData = File("${before.path}.data")
+    private val optimizer = state.optimizer.takeIf { withOptimizer && !state.nominal }
+
+    /** What must stay whole in the data file until the new checkpoint is. */
+    private val current = regionOf(target)
+    private val rotates = keepPrevious && isWhole(known)
+    private val kept = if (!rotates && isSame(beforeData, dataFile)) regionOf(before) else NOTHING
+    private val hadBeforeData = beforeData.exists()
+
+    fun write(externalAbove: Long): Any? {
+        val tensors = state.parameters.values.map { it.value } +
+            optimizer?.moments?.values?.flatten().orEmpty()
+        val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
+        val isFile = !target.isDirectory && (target.isFile || !target.exists())
+        if (total > externalAbove && isFile) return outside(total)
         val writer = CheckpointWriter(state, optimizer, null)
-        writeAtomically(target, keepAs) {
-            it.writeAll(writer.head)
-            writer.writePayload(it)
-            writer.writeDigests(it)
-            share()
-        }
-        if (occupied < Long.MAX_VALUE) dataFile.delete()
-        return
+        val written = replace(writer) { writer.writePayload(it) }
+        if (!current.isEmpty() || !kept.isEmpty()) dataFile.delete()
+        return written
     }
-    try {
-        if (isLink(dataFile)) throw IOException("it is a link")
-        RandomAccessFile(dataFile, "rw").use { data ->
-            val start = if (occupied >= total) 0 else data.length()
-            val writer = CheckpointWriter(state, optimizer, start)
-            data.channel.position(start)
-            writer.writePayload(data.channel)
-            data.channel.force(true)
-            forceFolder(dataFile.absoluteFile.parentFile!!)
-            writeAtomically(target, keepAs) {
-                it.writeAll(writer.head)
-                writer.writeDigests(it)
-                share()
+
+    /** Write the elements into the data file, and then the file that refers to them. */
+    private fun outside(total: Long): Any? {
+        if (isLink(dataFile)) notWritten(dataFile, IOException("it is a link"))
+        val fresh = !dataFile.exists()
+        val size = dataFile.length()
+        var inPlace = false
+        try {
+            requireLinks()
+            RandomAccessFile(dataFile, "rw").use { data ->
+                val start = freeRegion(total)
+                val writer = CheckpointWriter(state, optimizer, start)
+                data.channel.position(start)
+                writer.writePayload(data.channel)
+                data.channel.force(true)
+                forceFolder(dataFile.absoluteFile.parentFile!!)
+                val written = replace(writer) { }
+                inPlace = true
+                val stays = if (rotates) current else kept
+                try { // nobody reads what is behind the end
+                    data.setLength(maxOf(start + total, if (stays.isEmpty()) 0 else stays.last + 1))
+                } catch (_: IOException) {
+                }
+                return written
             }
-            if (start == 0L && previous == Previous.NONE) data.setLength(total)
+        } catch (error: NotDurable) {
+            inPlace = true
+            throw error
+        } catch (error: IOException) {
+            notWritten(dataFile, error)
+        } finally {
+            if (!inPlace && fresh) dataFile.delete()
+            else if (!inPlace && dataFile.length() > size) shorten(size)
         }
-    } catch (error: IOException) {
-        notWritten(dataFile, error)
+    }
+
+    private fun shorten(size: Long) = try {
+        RandomAccessFile(dataFile, "rw").use { it.setLength(size) }
+    } catch (_: IOException) { // what is behind the end does no harm
+    }
+
+    /** Write the file, which takes its name; [payload] are the elements that are inside it. */
+    private fun replace(writer: CheckpointWriter, payload: (FileChannel) -> Unit): Any? {
+        val written = try {
+            writeAtomically(target, before.takeIf { rotates }) {
+                it.writeAll(writer.head)
+                payload(it)
+                writer.writeDigests(it)
+                if (rotates && !current.isEmpty()) shareData()
+            }
+        } catch (error: NotDurable) {
+            throw error
+        } catch (error: OdtpackException) {
+            if (!hadBeforeData && !isSame(before, target)) beforeData.delete()
+            throw error
+        }
+        if (rotates && current.isEmpty()) beforeData.delete()
+        return written
+    }
+
+    /** Whether the file that is replaced may become the save before. */
+    private fun isWhole(known: Any?): Boolean {
+        val found = identity(target)
+        if (!target.isFile || !current.isEmpty() && dataFile.length() <= current.last) return false
+        if (known != null && found == known) return true
+        return try {
+            readCheckpoint(target.path)
+            true
+        } catch (_: OdtpackException) {
+            false
+        }
+    }
+
+    /** Refuse, before anything is written, to keep data that can have no second name. */
+    private fun requireLinks() {
+        if (!rotates || current.isEmpty() || isSame(beforeData, dataFile)) return
+        val second = temporaryFor(target)
+        try {
+            link(dataFile, second)
+        } catch (_: NoLinks) {
+            fail(
+                "file-not-written", "${target.path} could not be written: the save before it " +
+                    "cannot be kept, because its data are a file of their own and there are no " +
+                    "hard links here.", "",
+                "save without keeping the one before, or to a file system that has them",
+            )
+        } finally {
+            second.delete()
+        }
+    }
+
+    /** Give the data of the file that becomes the save before the name that it refers to. */
+    private fun shareData() {
+        if (isSame(beforeData, dataFile)) return
+        val second = temporaryFor(target)
+        try {
+            link(dataFile, second)
+            rename(second, beforeData)
+        } finally {
+            second.delete()
+        }
+    }
+
+    /** The first place in the data file that touches no region in use. */
+    private fun freeRegion(total: Long): Long {
+        var start = 0L
+        for (region in listOf(current, kept).filter { !it.isEmpty() }.sortedBy { it.first }) {
+            if (start + total <= region.first) break
+            start = maxOf(start, region.last + 1)
+        }
+        return start
     }
 }
 
-/** Give the data of a checkpoint that becomes the one before the name that it refers to. */
-private fun shareData(dataFile: File, before: File, external: Boolean) {
-    val kept = File("${before.path}.data")
-    if (if (external) kept.exists() && isSame(kept, dataFile) else !kept.exists()) return
-    before.delete() // first what refers to the data
-    kept.delete()
-    if (external) link(dataFile, kept)
-}
+private val NOTHING = LongRange.EMPTY
 
-/** Where the data of the current checkpoint begin; at no place if it has none or is unreadable. */
-private fun firstExternal(target: File): Long = try {
-    CheckpointReader(map(target), target.path, null, false).run {
+/** What a checkpoint uses of its data file; nothing if it has none or is not readable. */
+private fun regionOf(file: File): LongRange = try {
+    CheckpointReader(map(file), file.path, null, false).run {
         read()
-        firstExternal
+        external
     }
 } catch (_: IOException) {
-    Long.MAX_VALUE
+    NOTHING
 } catch (_: OdtpackException) {
-    Long.MAX_VALUE
+    NOTHING
 }
 
 /**

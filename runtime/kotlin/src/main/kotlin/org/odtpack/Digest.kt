@@ -1,6 +1,7 @@
 package org.odtpack
 
 import java.io.ByteArrayOutputStream
+import java.io.File
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.security.MessageDigest
@@ -14,6 +15,18 @@ internal fun sha256(bytes: ByteBuffer): ByteArray =
         update(bytes)
         digest()
     }
+
+internal fun sha256(file: File): ByteArray = MessageDigest.getInstance("SHA-256").run {
+    val part = ByteArray(1 shl 16)
+    file.inputStream().use { stream ->
+        while (true) {
+            val got = stream.read(part)
+            if (got < 0) break
+            update(part, 0, got)
+        }
+    }
+    digest()
+}
 
 /** A digest as a checkpoint holds it. */
 internal fun digestText(digest: ByteArray): String = DIGEST_PREFIX + hex(digest)

@@ -6,10 +6,15 @@ import java.io.RandomAccessFile
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.channels.FileChannel
+import java.nio.file.AccessDeniedException
+import java.nio.file.FileSystemException
 import java.nio.file.Files
+import java.nio.file.InvalidPathException
 import java.nio.file.StandardCopyOption
 import java.nio.file.StandardOpenOption
+import java.nio.file.attribute.BasicFileAttributes
 import java.util.UUID
+import java.util.concurrent.TimeUnit
 
 /** The bytes of a file, as pages of the file's own: they take no memory of the process. */
 internal fun map(file: File): ByteBuffer {
@@ -33,59 +38,120 @@ internal fun isLink(file: File): Boolean {
     return own.canonicalFile != own.absoluteFile
 }
 
+/** Which file a name stands for, of what size and time; null if nothing tells. */
+internal fun identity(file: File): Any? = try {
+    Files.readAttributes(file.toPath(), BasicFileAttributes::class.java).run {
+        fileKey()?.let { listOf(it, size(), lastModifiedTime().to(TimeUnit.NANOSECONDS)) }
+    }
+} catch (_: LinkageError) { // Android before 26
+    null
+} catch (_: IOException) {
+    null
+} catch (_: InvalidPathException) {
+    null
+}
+
 /**
  * Write a file whole or not at all: temporary, force, rename. The file that is replaced is kept
- * as [previous], if that is given.
+ * as [previous], if that is given; what is not an ordinary file is not replaced. Returns the
+ * identity of the new file.
  */
-internal fun writeAtomically(target: File, previous: File? = null, body: (FileChannel) -> Unit) {
+internal fun writeAtomically(
+    target: File,
+    previous: File? = null,
+    body: (FileChannel) -> Unit,
+): Any? {
+    if (target.isDirectory || target.path.isEmpty()) {
+        fail("path-is-a-folder", "'${target.path}' is a folder and not a file.")
+    }
     val folder = target.absoluteFile.parentFile!!
     removeStale(folder, ".${target.name}.")
     val temporary = temporaryFor(target)
+    val written: Any?
     try {
-        if (target.isDirectory) throw IOException("it is a folder")
+        if (target.exists() && !target.isFile) {
+            throw IOException("it is not an ordinary file, which could be replaced")
+        }
         RandomAccessFile(temporary, "rw").use {
             body(it.channel)
             it.channel.force(true)
         }
-        if (previous != null && target.exists()) keep(target, previous)
-        rename(temporary, target)
-        forceFolder(folder)
+        val moved = previous != null && target.exists() && keep(target, previous)
+        written = identity(temporary)
+        try {
+            rename(temporary, target)
+        } catch (error: IOException) {
+            if (moved && !target.exists()) rename(previous!!, target)
+            throw error
+        }
     } catch (error: IOException) {
         notWritten(target, error)
     } finally {
         temporary.delete()
     }
+    try {
+        forceFolder(folder)
+    } catch (error: IOException) {
+        throw NotDurable(target, error)
+    }
+    return written
 }
+
+/** The new file has its name, and its folder could not be synced. */
+internal class NotDurable(file: File, error: IOException) : OdtpackException(
+    "file-not-written",
+    "${file.path} was written, but it may not survive a power cut: ${error.message}.",
+)
 
 internal fun notWritten(file: File, error: IOException): Nothing = fail(
     "file-not-written", "${file.path} could not be written: ${error.message}.", "",
     "check that the folder exists, is writable and has space left",
 )
 
-private fun temporaryFor(target: File): File {
+/** A name for what will take that of [target], or was given one more. */
+internal fun temporaryFor(target: File): File {
     val random = UUID.randomUUID().toString().takeLast(12)
     return File(target.absoluteFile.parentFile, ".${target.name}.${ownProcess()}-$random.tmp")
 }
 
-/** Give a file a second name, so that one of the two always exists. */
-private fun keep(target: File, previous: File) {
+/**
+ * Give a file a second name, so that one of the two always exists. Returns whether it lost its own,
+ * because the file system has no hard links.
+ */
+private fun keep(target: File, previous: File): Boolean {
     val second = temporaryFor(target)
     try {
         link(target, second)
-    } catch (_: IOException) { // a file system without hard links, such as FAT
-        return rename(target, previous)
+        rename(second, previous)
+    } catch (_: NoLinks) {
+        rename(target, previous)
+        return true
+    } finally {
+        second.delete() // two names of one file: the rename did nothing
     }
-    rename(second, previous)
-    second.delete() // two names of one file: the rename did nothing
+    return false
 }
+
+/** The file system, or the platform, has no hard links: FAT, exFAT, and Android before 26. */
+internal class NoLinks : IOException("there are no hard links here")
+
+private val HOW_LINKS_ARE_REFUSED = setOf(
+    "Operation not permitted", "Operation not supported", "Function not implemented",
+    "Invalid argument", "Too many links",
+)
 
 internal fun link(from: File, to: File) {
     try {
         Files.createLink(to.toPath(), from.toPath())
-    } catch (_: LinkageError) { // Android before 26
-        throw IOException("there are no hard links here")
+    } catch (_: LinkageError) {
+        throw NoLinks()
     } catch (_: UnsupportedOperationException) {
-        throw IOException("there are no hard links here")
+        throw NoLinks()
+    } catch (_: AccessDeniedException) {
+        throw NoLinks()
+    } catch (error: FileSystemException) {
+        if (error.reason in HOW_LINKS_ARE_REFUSED) throw NoLinks()
+        throw error
     }
 }
 
@@ -94,9 +160,11 @@ internal fun isSame(one: File, other: File) = try {
     Files.isSameFile(one.toPath(), other.toPath())
 } catch (_: LinkageError) {
     false
+} catch (_: IOException) { // one of them is not there
+    false
 }
 
-private fun rename(from: File, to: File) {
+internal fun rename(from: File, to: File) {
     if (from.renameTo(to)) return // rename(2), which is all that Android has before 26
     try {
         Files.move(from.toPath(), to.toPath(), StandardCopyOption.ATOMIC_MOVE)
@@ -105,12 +173,14 @@ private fun rename(from: File, to: File) {
     }
 }
 
-/** Make a rename durable, where the platform lets a folder be opened. */
+/** Make a rename durable, where the platform lets a folder be opened and synced. */
 internal fun forceFolder(folder: File) {
+    if (File.separatorChar == '\\') return
     try {
         FileChannel.open(folder.toPath(), StandardOpenOption.READ).use { it.force(true) }
     } catch (_: LinkageError) { // Android before 26
-    } catch (_: IOException) { // Windows
+    } catch (error: IOException) { // a file system that syncs no folders
+        if (error.message !in setOf("Invalid argument", "Operation not supported")) throw error
     }
 }
 

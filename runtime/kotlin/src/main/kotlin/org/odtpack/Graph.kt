@@ -67,7 +67,7 @@ internal class Graph(
     private val specs: List<Spec>,
     outputs: List<Spec>,
     private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
-    private val hint: String = "call lazyResetGrad: gradients may hold part of the step",
+    private val hint: String = "nothing was changed by it",
 ) : Model {
     private val inputs = LinkedHashMap<String, OnnxTensorLike>()
     private val pinned = LinkedHashMap<String, OnnxValue>()

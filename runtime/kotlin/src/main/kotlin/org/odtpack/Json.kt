@@ -7,6 +7,9 @@ import java.math.MathContext
 internal class Json(val value: Any?, private val at: String = "") {
     val absent get() = value == null
 
+    /** Whether an object has a key, if only with null. */
+    operator fun contains(key: String) = entries().containsKey(key)
+
     operator fun get(key: String) = Json(entries()[key], if (at.isEmpty()) key else "$at.$key")
 
     fun fields(): Map<String, Json> = entries().entries.associate { (key, each) ->
@@ -28,16 +31,31 @@ internal class Json(val value: Any?, private val at: String = "") {
 
     fun whole(otherwise: Long? = null): Long {
         val found = number(otherwise?.toDouble())
-        return if (found % 1 == 0.0 && found in -9e15..9e15) found.toLong() else wrong("whole")
+        return if (found % 1 == 0.0 && Math.abs(found) <= LARGEST_WHOLE) found.toLong()
+        else wrong("a whole number within 2^53")
     }
+
+    /** A whole number within bounds. */
+    fun within(bounds: LongRange): Long =
+        whole().also { if (it !in bounds) wrong("between ${bounds.first} and ${bounds.last}") }
+
+    /** One of some words. */
+    fun oneOf(words: Collection<String>): String = text().also { if (it !in words) wrong("known") }
+
+    /** Text with something in it. */
+    fun name(): String = text().also { if (it.isEmpty()) wrong("a name") }
 
     private fun entries() = value as? Map<*, *> ?: wrong("an object")
 
     private fun wrong(wanted: String): Nothing = invalid("'$at' is missing or not $wanted")
 
     companion object {
+        private const val LARGEST_WHOLE = 9007199254740991.0 // every one up to it is a double
+        private const val MOST_CHARACTERS = 300
+
         fun invalid(problem: String): Nothing = fail(
-            "manifest-invalid", "The manifest is not valid: $problem.", "",
+            "manifest-invalid",
+            "The manifest is not valid: ${problem.take(MOST_CHARACTERS)}.", "", // names may be long
             "build the package again with odtpack",
         )
 
@@ -49,9 +67,10 @@ internal class Json(val value: Any?, private val at: String = "") {
     }
 }
 
-/** Strict: RFC 8259, no key twice, numbers that a double holds, at most 64 levels. */
+/** Strict: RFC 8259, no key twice, numbers that a double holds, at most 64 levels and 200,000 values. */
 private class JsonReader(private val text: String) {
     private var at = 0
+    private var values = 0
 
     fun document(): Any? {
         val value = value(0)
@@ -80,13 +99,14 @@ private class JsonReader(private val text: String) {
     }
 
     private fun value(depth: Int): Any? {
-        require(depth < 64)
+        if (++values > MOST_VALUES) Json.invalid("it holds more than $MOST_VALUES values")
         return when {
             take("null") -> null
             take("true") -> true
             take("false") -> false
             take("\"") -> string()
             take("[") -> {
+                require(depth < MOST_LEVELS)
                 val list = ArrayList<Any?>()
                 while (!take("]")) {
                     require(list.isEmpty() || take(","))
@@ -100,6 +120,7 @@ private class JsonReader(private val text: String) {
     }
 
     private fun entries(depth: Int): Map<String, Any?> {
+        require(depth < MOST_LEVELS)
         val entries = LinkedHashMap<String, Any?>()
         while (!take("}")) {
             require((entries.isEmpty() || take(",")) && take("\""))
@@ -146,6 +167,8 @@ private class JsonReader(private val text: String) {
     }
 
     private companion object {
+        const val MOST_LEVELS = 64
+        const val MOST_VALUES = 200_000
         val NUMBER = Regex("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?")
     }
 }

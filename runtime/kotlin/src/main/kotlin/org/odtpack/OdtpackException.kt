@@ -7,8 +7,12 @@ import ai.onnxruntime.OrtException
  *
  * @property errorCode Stable kebab-case identifier, such as `checkpoint-corrupt`: those of Python.
  */
-class OdtpackException(val errorCode: String, what: String, where: String = "", hint: String = "") :
-    OrtException(
+open class OdtpackException(
+    val errorCode: String,
+    what: String,
+    where: String = "",
+    hint: String = "",
+) : OrtException(
         what + (if (where.isEmpty()) "" else "\n  in: $where") +
             (if (hint.isEmpty()) "" else "\n  help: $hint"),
     )

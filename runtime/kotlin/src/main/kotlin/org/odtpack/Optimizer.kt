@@ -3,7 +3,6 @@ package org.odtpack
 import ai.onnxruntime.OnnxTensor
 import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtSession
-import ai.onnxruntime.OrtSession.Result
 import ai.onnxruntime.OrtSession.RunOptions
 import kotlin.math.sqrt
 
@@ -78,8 +77,7 @@ internal class Optimizer(
 
     fun step(options: RunOptions?) {
         prepare()
-        val own = state.optimizer!!
-        step.data.putLong(0, own.step + 1)
+        prepareStep()
         if ("gradient_norm" in inputs) norm.setReal(0, gradientNorm())
         for (run in runs) {
             session.runOn(
@@ -87,14 +85,17 @@ internal class Optimizer(
                 "load the last checkpoint: parameters may hold part of the step",
             ).close()
         }
-        own.step++
+        advance()
     }
 
-    /** Make a step with a step model that reads what [bindings] gave. */
-    fun stepOn(run: () -> Result): Result {
-        val own = state.optimizer!!
-        step.data.putLong(0, own.step + 1)
-        return run().also { own.step++ }
+    /** Set the number of the step to be made. */
+    fun prepareStep() {
+        step.data.putLong(0, state.optimizer!!.step + 1)
+    }
+
+    /** Count a step. */
+    fun advance() {
+        state.optimizer!!.step++
     }
 
     /** What a step model reads besides batch, parameters and vectors, as it calls them. */
@@ -105,8 +106,19 @@ internal class Optimizer(
         moments.mapIndexed { i, each -> "$name.${vectors[i + 2].name}" to each }
     }.toMap()
 
+    /** Refuse a rate that is not one, also in a group and as float32. */
+    fun checkRate(rate: Double) {
+        val good = rate >= 0 && (groups.map { it.scale } + 1.0).all { (rate * it).toFloat().isFinite() }
+        if (!good) {
+            fail(
+                "bad-learning-rate", "The learning rate is $rate.", "",
+                "pass a finite number of at least 0, such as 0.001",
+            )
+        }
+    }
+
     fun setRate(rate: Float) {
-        if (!rate.isFinite()) fail("bad-learning-rate", "The learning rate is $rate.")
+        checkRate(rate.toDouble())
         state.optimizer!!.rate = rate
         for (group in groups) group.rate.setReal(0, rate.toDouble() * group.scale)
     }

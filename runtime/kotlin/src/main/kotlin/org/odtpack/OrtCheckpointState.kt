@@ -7,37 +7,59 @@ import java.nio.ByteBuffer
 import java.nio.file.Path
 
 /** Values that a user attaches to a training: saved with it. */
-interface Properties {
-    @Throws(OrtException::class)
-    fun addProperty(name: String, value: Long)
+abstract class Properties internal constructor() {
+    internal abstract val values: MutableMap<String, Any>
+
+    /** Make a call that no other may run beside. */
+    internal abstract fun <T> own(body: () -> T): T
 
     @Throws(OrtException::class)
-    fun addProperty(name: String, value: Int)
+    fun addProperty(name: String, value: Long) = setProperty(name, value)
 
     @Throws(OrtException::class)
-    fun addProperty(name: String, value: Float)
+    fun addProperty(name: String, value: Int) = setProperty(name, value.toLong())
 
     @Throws(OrtException::class)
-    fun addProperty(name: String, value: String)
+    fun addProperty(name: String, value: Float) = setProperty(name, value)
 
     @Throws(OrtException::class)
-    fun getIntProperty(name: String): Int
+    fun addProperty(name: String, value: String) = setProperty(name, value)
 
     @Throws(OrtException::class)
-    fun getLongProperty(name: String): Long
+    fun getIntProperty(name: String): Int = getLongProperty(name).let {
+        if (it == it.toInt().toLong()) it.toInt()
+        else fail("property-out-of-range", "'$name' is $it.", "", "call getLongProperty")
+    }
 
     @Throws(OrtException::class)
-    fun getFloatProperty(name: String): Float
+    fun getLongProperty(name: String): Long = property(name)
 
     @Throws(OrtException::class)
-    fun getStringProperty(name: String): String
+    fun getFloatProperty(name: String): Float = property(name)
+
+    @Throws(OrtException::class)
+    fun getStringProperty(name: String): String = property(name)
+
+    private fun setProperty(name: String, value: Any) = own {
+        val texts = listOf(name, value as? String ?: "")
+        if (name.isEmpty() || texts.any { String(it.toByteArray(), Charsets.UTF_8) != it }) {
+            fail("property-type", "A property needs a name, and it and its text are Unicode.")
+        }
+        values[name] = value
+    }
+
+    private inline fun <reified T> property(name: String): T = own {
+        val value = values[name]
+            ?: fail("unknown-property", "The state has no property '$name'.")
+        value as? T ?: fail("property-type", "The property '$name' is '$value'.")
+    }
 }
 
 /**
  * The state of a training: parameters, properties, and what the optimizer carries. Sessions that
- * are made of it train its memory.
+ * are made of it train its memory, and while a call of one runs, calls of the state are `busy`.
  */
-class OrtCheckpointState internal constructor(internal val state: State) : Properties {
+class OrtCheckpointState internal constructor(internal val state: State) : Properties() {
     /** True as long as the parameters have names and no values. */
     val isNominal get() = state.nominal
 
@@ -61,7 +83,11 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      * bit by bit; accumulated gradients are not in it: save after `optimizerStep`.
      *
      * @param keepPrevious Keep the file that is replaced as `<path>.previous`, which
-     *   [loadCheckpoint] goes back to if this one comes to harm.
+     *   [loadCheckpoint] goes back to if this one comes to harm. A file that this state neither was
+     *   loaded from nor saved is read first: one that is not whole is replaced, and the save before
+     *   it stays.
+     * @throws OdtpackException `file-not-written`; the new file is in place if the message says that
+     *   it was written, but may not survive a power cut.
      */
     @JvmOverloads
     @Throws(OrtException::class)
@@ -69,15 +95,9 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
         path: String,
         includeOptimizerState: Boolean,
         keepPrevious: Boolean = false,
-    ) {
-        // What the state was recovered from is not lost to a damaged file.
-        val previous = when {
-            state.damaged == path -> Previous.KEPT
-            keepPrevious -> Previous.REPLACED
-            else -> Previous.NONE
-        }
-        writeCheckpoint(path, state, includeOptimizerState, EXTERNAL_ABOVE, previous)
-        if (previous == Previous.KEPT) state.damaged = null
+    ) = own {
+        state.whole =
+            writeCheckpoint(path, state, includeOptimizerState, EXTERNAL_ABOVE, keepPrevious, state.whole)
     }
 
     @JvmOverloads
@@ -85,34 +105,15 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
     fun saveCheckpoint(path: Path, includeOptimizerState: Boolean, keepPrevious: Boolean = false) =
         saveCheckpoint(path.toString(), includeOptimizerState, keepPrevious)
 
-    override fun addProperty(name: String, value: Long) = setProperty(name, value)
-
-    override fun addProperty(name: String, value: Int) = setProperty(name, value.toLong())
-
-    override fun addProperty(name: String, value: Float) = setProperty(name, value)
-
-    override fun addProperty(name: String, value: String) = setProperty(name, value)
-
-    override fun getIntProperty(name: String): Int = getLongProperty(name).let {
-        if (it == it.toInt().toLong()) it.toInt()
-        else fail("property-out-of-range", "'$name' is $it.", "", "call getLongProperty")
-    }
-
-    override fun getLongProperty(name: String): Long = property(name)
-
-    override fun getFloatProperty(name: String): Float = property(name)
-
-    override fun getStringProperty(name: String): String = property(name)
-
     /** The parameter itself, not a copy: it shows the training's progress. Close it after use. */
     @Throws(OrtException::class)
-    fun getParameter(env: OrtEnvironment, name: String): OnnxTensor {
+    fun getParameter(env: OrtEnvironment, name: String): OnnxTensor = own {
         state.requireValues()
-        return state.value(name).onnx(env)
+        state.value(name).onnx(env)
     }
 
     @Throws(OrtException::class)
-    fun updateParameter(name: String, value: OnnxTensor) {
+    fun updateParameter(name: String, value: OnnxTensor) = own {
         state.requireValues()
         val target = state.value(name)
         val same = value.info.onnxType == target.type.onnx
@@ -127,7 +128,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
 
     /** Set all parameters to those of a complete checkpoint of the same model. */
     @Throws(OrtException::class)
-    fun loadParameters(path: String) {
+    fun loadParameters(path: String) = own {
         val other = readCheckpoint(path)
         other.requireValues()
         val free = state.nominal && state.flat == null // shapes are not known yet
@@ -150,19 +151,9 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
         state.nominal = false
     }
 
-    private fun setProperty(name: String, value: Any) {
-        val texts = listOf(name, value as? String ?: "")
-        if (name.isEmpty() || texts.any { String(it.toByteArray(), Charsets.UTF_8) != it }) {
-            fail("property-type", "A property needs a name, and it and its text are Unicode.")
-        }
-        state.properties[name] = value
-    }
+    override fun <T> own(body: () -> T): T = state.turn.take(body)
 
-    private inline fun <reified T> property(name: String): T {
-        val value = state.properties[name]
-            ?: fail("unknown-property", "The state has no property '$name'.")
-        return value as? T ?: fail("property-type", "The property '$name' is '$value'.")
-    }
+    override val values get() = state.properties
 
     companion object {
         /**
@@ -197,8 +188,14 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
             fresh: OrtCheckpointState,
             names: Collection<String>? = null,
             optimizerState: Boolean = true,
+        ) = trained.own { fresh.own { carry(trained.state, fresh.state, names, optimizerState) } }
+
+        private fun carry(
+            from: State,
+            to: State,
+            names: Collection<String>?,
+            optimizerState: Boolean,
         ) {
-            val (from, to) = Pair(trained.state, fresh.state)
             from.requireValues()
             to.requireValues()
             val same = { name: String ->

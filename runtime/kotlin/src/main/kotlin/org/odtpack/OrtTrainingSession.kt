@@ -19,8 +19,10 @@ class Evaluation internal constructor(val loss: Double, val accuracy: Double?)
 
 /**
  * Trains a package: `ai.onnxruntime.OrtTrainingSession` of 1.19 on a stock ONNX Runtime. Parameters
- * live in the state, as flat vectors in direct memory on which all models work in place. Not safe
- * for concurrent calls.
+ * live in the state, as flat vectors in direct memory on which all models work in place.
+ *
+ * One call runs at a time, of all sessions of a state: another thread's is `busy` at once. [close]
+ * waits for the call that runs; every later one is `closed`.
  *
  * A [Result] of a step has the loss first, in memory that the next step overwrites: read it with
  * [lossOf]. The model's other outputs are in it by name; close it as any result.
@@ -35,7 +37,7 @@ class OrtTrainingSession private constructor(
     optimizerModel: String?,
     stepModel: String? = null,
     private val threads: Int = 0,
-) : AutoCloseable, Properties by checkpoint {
+) : Properties(), AutoCloseable {
     private val state = checkpoint.state
     private val contiguous = Contiguous(pack.parameters, state)
     private val bound = HashMap<String, Pair<Tensor, OnnxTensor>>()
@@ -48,8 +50,32 @@ class OrtTrainingSession private constructor(
     private val optimizer: Optimizer?
     private var schedule: Pair<Schedule, Double>? = null
     private var pending = 0L
+    private val statistics by lazy {
+        Copy(pack.parameters.filter { it.role == "state" }.map { state.value(it.name) })
+    }
+    private lateinit var gradients: Tensor
+    private val accumulated by lazy { Copy(listOf(gradients)) }
+    private var spoiled = false // the gradients are of a bad step, and no other was made since
+
+    @Volatile
+    private var closed = false
+
+    /** What a step does whose loss or gradients are not finite; in any case it changes nothing. */
+    @Volatile
+    var onNotFinite = OnNotFinite.SKIP
+
+    /** Training steps whose loss or gradients were not finite, and which changed nothing. */
+    @Volatile
+    var skippedSteps = 0L
+        private set
+
+    /** The last loss or gradient that was not finite. */
+    @Volatile
+    var lastNotFinite: NotFinite? = null
+        private set
 
     init {
+        state.turn.begin()
         try {
             Telemetry.stop(env)
             val open = { path: String -> openSession(env, path, options).also(opened::add) }
@@ -62,7 +88,7 @@ class OrtTrainingSession private constructor(
             val trainable = place(pack, state)
             for (spec in pack.parameters) bind(spec)
             bind("lazy_reset_grad", reset)
-            lazyResetGrad()
+            reset.data.put(0, 1)
             if (stepModel == null) training = trainingGraph(sessions[0])
             evaluation = evaluationModel?.let { graph(sessions[1], pack.evaluationOutputs, false) }
             optimizer = sessions[2]?.let { Optimizer(env, it, pack.manifest, state, trainable) }
@@ -77,6 +103,8 @@ class OrtTrainingSession private constructor(
         } catch (error: Throwable) {
             close()
             throw error
+        } finally {
+            state.turn.end()
         }
     }
 
@@ -90,9 +118,9 @@ class OrtTrainingSession private constructor(
      */
     @JvmOverloads
     @Throws(OrtException::class)
-    fun stepOn(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions? = null): Result {
+    fun stepOn(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions? = null): Result = own {
         state.requireValues()
-        step?.let { return it.run(inputs, runOptions) }
+        step?.let { return@own stepWith(it, inputs, runOptions) }
         val result = trainStep(inputs, runOptions)
         try {
             optimizerStep(runOptions)
@@ -101,6 +129,30 @@ class OrtTrainingSession private constructor(
             throw error
         }
         lazyResetGrad()
+        result
+    }
+
+    private fun stepWith(
+        model: StepModel,
+        inputs: Map<String, OnnxTensorLike>,
+        runOptions: RunOptions?,
+    ): Result {
+        statistics.take()
+        val result = try {
+            model.run(inputs, runOptions)
+        } catch (error: Throwable) {
+            statistics.putBack()
+            throw error
+        }
+        if (!hasFiniteLoss(result)) {
+            statistics.putBack()
+            model.putBack()
+            return skipped(result, "loss-not-finite", emptyList())
+        }
+        val kept = model.kept()
+        val found = if (kept.isEmpty()) null else notFinite("gradient-not-finite", kept)
+        optimizer().advance()
+        if (found != null && onNotFinite == OnNotFinite.STOP) result.use { found.raise() }
         return result
     }
 
@@ -116,12 +168,33 @@ class OrtTrainingSession private constructor(
         requestedOutputs: Set<String>? = null,
         pinnedOutputs: Map<String, OnnxValue> = emptyMap(),
         runOptions: RunOptions? = null,
-    ): Result {
+    ): Result = own {
         state.requireValues()
         val model = training ?: openTraining()
-        val result = model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
-        reset.data.put(0, 0)
-        return result
+        val adds = reset.data.get(0) == 0.toByte()
+        statistics.take()
+        if (adds) accumulated.take()
+        val putBack = {
+            statistics.putBack()
+            if (adds) accumulated.putBack() else spoiled = true
+        }
+        val result = try {
+            model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
+        } catch (error: Throwable) {
+            putBack()
+            throw error
+        }
+        val hasLoss = hasFiniteLoss(result)
+        if (hasLoss && isFinite(gradients)) {
+            reset.data.put(0, 0)
+            spoiled = false
+            return@own result
+        }
+        val names = if (!hasLoss) emptyList() else pack.parameters.filter {
+            it.trainable && !isFinite(gradients.from(it.offset, it.shape))
+        }.map { it.name }
+        putBack()
+        skipped(result, if (hasLoss) "gradient-not-finite" else "loss-not-finite", names)
     }
 
     @Throws(OrtException::class)
@@ -143,10 +216,10 @@ class OrtTrainingSession private constructor(
         requestedOutputs: Set<String>? = null,
         pinnedOutputs: Map<String, OnnxValue> = emptyMap(),
         runOptions: RunOptions? = null,
-    ): Result {
+    ): Result = own {
         state.requireValues()
         val model = evaluation ?: fail("no-eval-model", "No evaluation model was given.")
-        return model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
+        model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
     }
 
     @Throws(OrtException::class)
@@ -161,41 +234,70 @@ class OrtTrainingSession private constructor(
         evalStep(inputs, null, pinnedOutputs, null)
 
     /** Let the next training step replace the gradients, not add to them. */
-    fun lazyResetGrad() {
+    @Throws(OrtException::class)
+    fun lazyResetGrad() = own {
         reset.data.put(0, 1)
+        Unit
     }
 
-    /** Change the parameters by the accumulated gradients, which remain as they are. */
+    /**
+     * Change the parameters by the accumulated gradients, which remain as they are. Nothing happens
+     * where no step since the last reset had a finite loss and gradients.
+     */
     @JvmOverloads
     @Throws(OrtException::class)
-    fun optimizerStep(runOptions: RunOptions? = null) {
+    fun optimizerStep(runOptions: RunOptions? = null) = own {
         state.requireValues()
-        optimizer().step(runOptions)
+        val optimizer = optimizer()
+        if (!spoiled) optimizer.step(runOptions)
     }
 
     /** The loss of a step as a number. */
-    fun lossOf(result: Result): Double {
-        val value = result.get(pack.outputs[0].name).get() as OnnxTensor
-        if (value.info.onnxType == Type.DOUBLE.onnx) return value.doubleBuffer.get(0)
-        return value.floatBuffer.get(0).toDouble() // float16 as well
+    @Throws(OrtException::class)
+    fun lossOf(result: Result): Double = own { valueOf(lossIn(result)!!) }
+
+    private fun lossIn(result: Result) =
+        result.get(pack.outputs[0].name).orElse(null) as OnnxTensor?
+
+    private fun valueOf(loss: OnnxTensor): Double {
+        if (loss.info.onnxType == Type.DOUBLE.onnx) return loss.doubleBuffer.get(0)
+        return loss.floatBuffer.get(0).toDouble() // float16 as well
     }
+
+    /** A loss that was not asked for counts as finite: a gradient shows what is wrong with it. */
+    private fun hasFiniteLoss(result: Result) = lossIn(result)?.let { valueOf(it).isFinite() } != false
+
+    private fun skipped(result: Result, code: String, names: List<String>): Result {
+        val found = notFinite(code, names)
+        skippedSteps++
+        if (onNotFinite == OnNotFinite.STOP) result.use { found.raise() }
+        return result
+    }
+
+    private fun notFinite(code: String, names: List<String>) =
+        NotFinite(code, (state.optimizer?.step ?: 0) + 1, names.take(MOST_NAMES))
+            .also { lastNotFinite = it }
 
     /**
      * One batch of a whole training: a training step, and after every [accumulationSteps] of them
      * an optimizer step, the schedule's step and a lazy reset; [stepOn] where it is every batch.
-     * Returns the loss.
+     * Returns the loss. The schedule stays where it is if there was nothing to step with.
      */
     @Throws(OrtException::class)
-    fun trainBatch(inputs: Map<String, OnnxTensorLike>): Double {
+    fun trainBatch(inputs: Map<String, OnnxTensorLike>): Double = own {
         val whole = accumulationSteps == 1L
-        val loss = (if (whole) stepOn(inputs) else trainStep(inputs)).use(::lossOf)
-        if (++pending >= accumulationSteps) {
-            pending = 0
-            if (!whole) optimizerStep()
-            if (schedule != null) schedulerStep()
-            if (!whole) lazyResetGrad()
+        val before = state.optimizer?.step
+        try {
+            val loss = (if (whole) stepOn(inputs) else trainStep(inputs)).use { valueOf(lossIn(it)!!) }
+            if (++pending >= accumulationSteps) {
+                pending = 0
+                if (!whole) optimizerStep()
+                if (!whole) lazyResetGrad()
+            }
+            loss
+        } finally {
+            if (schedule != null && state.optimizer?.step != before) schedulerStep()
         }
-        return loss
     }
 
     /**
@@ -220,9 +322,11 @@ class OrtTrainingSession private constructor(
         val score = Score(pack)
         for (batch in batches) {
             val size = (batch.values.first() as OnnxTensor).info.shape.firstOrNull() ?: 1
-            evalStep(batch).use { result ->
-                loss += lossOf(result) * size
-                score.add(batch, result)
+            own {
+                evalStep(batch).use { result ->
+                    loss += lossOf(result) * size
+                    score.add(batch, result)
+                }
             }
             samples += size
         }
@@ -231,7 +335,7 @@ class OrtTrainingSession private constructor(
 
     var learningRate: Float
         @Throws(OrtException::class) get() = optimizer().let { state.optimizer!!.rate }
-        @Throws(OrtException::class) set(value) = optimizer().setRate(value)
+        @Throws(OrtException::class) set(value) = own { optimizer().setRate(value) }
 
     /** Number of optimizer steps made, those before a resumed checkpoint included. */
     val stepCount: Long
@@ -242,7 +346,8 @@ class OrtTrainingSession private constructor(
 
     /** Let the rate follow a schedule, which is saved with the state. */
     @Throws(OrtException::class)
-    fun setSchedule(schedule: Schedule, initialRate: Double) {
+    fun setSchedule(schedule: Schedule, initialRate: Double): Unit = own {
+        optimizer().checkRate(initialRate)
         this.schedule = Pair(schedule, initialRate)
         schedulerStep()
         state.properties[SCHEDULE_PROPERTY] = schedule.toJson(initialRate)
@@ -250,8 +355,8 @@ class OrtTrainingSession private constructor(
 
     /** Go on with the schedule that the state was saved with; false if there is none. */
     @Throws(OrtException::class)
-    fun restoreSchedule(): Boolean {
-        val saved = state.properties[SCHEDULE_PROPERTY] ?: return false
+    fun restoreSchedule(): Boolean = own {
+        val saved = state.properties[SCHEDULE_PROPERTY] ?: return@own false
         try {
             val json = Json.read((saved as? String ?: "").toByteArray())
             val schedule = Schedule.from(json["kind"].text(), json, 0)
@@ -262,7 +367,7 @@ class OrtTrainingSession private constructor(
                 "call setSchedule, which replaces it",
             )
         }
-        return true
+        true
     }
 
     /** Follow the schedule that the package proposes, if any, over these steps if it is silent. */
@@ -276,19 +381,22 @@ class OrtTrainingSession private constructor(
         return true
     }
 
-    /** Linear warm-up from 0 to the initial rate, then linear decay to 0. */
+    /**
+     * Linear warm-up from 0 to the initial rate, then linear decay to 0. The rate counts as the
+     * decimal number that it was written as: 0.001f is 0.001.
+     */
     @Throws(OrtException::class)
     fun registerLinearLRScheduler(
         warmupStepCount: Long,
         totalStepCount: Long,
         initialLearningRate: Float,
     ) = setSchedule(
-        Schedule.linear(warmupStepCount, totalStepCount), initialLearningRate.toDouble(),
+        Schedule.linear(warmupStepCount, totalStepCount), initialLearningRate.toString().toDouble(),
     )
 
     /** Set the rate of the next optimizer step. */
     @Throws(OrtException::class)
-    fun schedulerStep() {
+    fun schedulerStep() = own {
         val (schedule, initial) = schedule ?: fail("bad-schedule", "No schedule was set.")
         learningRate = (initial * schedule.factor(stepCount)).toFloat()
     }
@@ -300,18 +408,18 @@ class OrtTrainingSession private constructor(
 
     /** All parameters, or the trainable ones, in the manifest's order and in the layout's type. */
     @Throws(OrtException::class)
-    fun toBuffer(onlyTrainable: Boolean) = contiguous.read(onlyTrainable)
+    fun toBuffer(onlyTrainable: Boolean): ByteBuffer = own { contiguous.read(onlyTrainable) }
 
     /** Set the parameters from such a buffer. */
     @Throws(OrtException::class)
     fun fromBuffer(buffer: ByteBuffer, onlyTrainable: Boolean) =
-        contiguous.write(buffer, onlyTrainable)
+        own { contiguous.write(buffer, onlyTrainable) }
 
     /** As [OrtCheckpointState.saveCheckpoint]. */
     @JvmOverloads
     @Throws(OrtException::class)
     fun saveCheckpoint(path: String, saveOptimizer: Boolean, keepPrevious: Boolean = false) =
-        checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious)
+        own { checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious) }
 
     @JvmOverloads
     @Throws(OrtException::class)
@@ -320,7 +428,7 @@ class OrtTrainingSession private constructor(
 
     /** Write an inference model with the current parameters inside, whole or not at all. */
     @Throws(OrtException::class)
-    fun exportModelForInference(path: String, outputNames: Array<String>) {
+    fun exportModelForInference(path: String, outputNames: Array<String>) = own {
         val parts = inferenceModel(pack, state, outputNames.asList())
         writeAtomically(File(path)) { file -> parts.forEach(file::writeAll) }
     }
@@ -331,20 +439,43 @@ class OrtTrainingSession private constructor(
 
     /** A session that predicts with a copy of the current parameters. */
     @Throws(OrtException::class)
-    fun inferenceSession(vararg outputNames: String): OrtSession {
+    fun inferenceSession(vararg outputNames: String): OrtSession = own {
         val parts = inferenceModel(pack, state, outputNames.asList())
         val whole = ByteBuffer.allocate(parts.sumOf { it.remaining() })
         parts.forEach(whole::put)
         // Older bindings take no buffer here.
-        return SessionOptions().use { env.createSession(whole.array(), it) }
+        SessionOptions().use { env.createSession(whole.array(), it) }
     }
 
+    /**
+     * Free what the session holds, once the call that runs has ended; the state remains, and can be
+     * saved. Every later call is `closed`; closing again does nothing.
+     */
     override fun close() {
-        opened.forEach(AutoCloseable::close)
-        bound.values.forEach { it.second.close() }
-        opened.clear()
-        bound.clear()
+        closed = true
+        state.turn.await {
+            opened.forEach(AutoCloseable::close)
+            bound.values.forEach { it.second.close() }
+            opened.clear()
+            bound.clear()
+        }
     }
+
+    /** Make a call, in turn with those of other threads; a call within a call is a part of it. */
+    override fun <T> own(body: () -> T): T {
+        if (state.turn.isMine) return body()
+        requireOpen() // before a call that runs, for which a close may be waiting
+        return state.turn.take {
+            requireOpen()
+            body()
+        }
+    }
+
+    private fun requireOpen() {
+        if (closed) fail("closed", "The session is closed.", "", "make a new one")
+    }
+
+    override val values get() = state.properties
 
     /** Of a session, or of segments. */
     private fun graph(session: OrtSession?, outputs: List<Spec>, trains: Boolean): Model {
@@ -363,8 +494,9 @@ class OrtTrainingSession private constructor(
     }
 
     private fun trainingGraph(session: OrtSession?): Model {
+        gradients = state.gradients
         for (spec in pack.parameters.filter { it.trainable }) {
-            val gradient = state.gradients.from(spec.offset, spec.shape)
+            val gradient = gradients.from(spec.offset, spec.shape)
             bind("${spec.name}_grad.accumulation.buffer", gradient)
             bind("${spec.name}_grad.accumulation.out", gradient)
         }
@@ -386,6 +518,7 @@ class OrtTrainingSession private constructor(
 
     companion object {
         private const val SCHEDULE_PROPERTY = "odtpack.schedule"
+        private const val MOST_NAMES = 10
 
         /**
          * Train a package with its models and session options, from its checkpoint or another; with

@@ -236,7 +236,7 @@ internal class SegmentedGraph(
             }
             val own = if (extra.isEmpty()) pinned else LinkedHashMap(pinned).apply { putAll(extra) }
             val asked = unknown.mapTo(LinkedHashSet(wanted)) { it.own } - own.keys
-            val hint = "call lazyResetGrad: gradients may hold part of the step"
+            val hint = "nothing was changed by it"
             val result = part.session.runOn(inputs, asked, own, options, hint)
             try {
                 for (end in unknown) { // ONNX Runtime found memory for it

@@ -1,5 +1,7 @@
 package org.odtpack
 
+import java.util.concurrent.locks.ReentrantLock
+
 internal const val OPTIMIZER_PROPERTY = "odtpack.optimizer" // of a file, not of a state
 
 internal class Parameter(var value: Tensor, val trainable: Boolean)
@@ -13,11 +15,51 @@ internal class OptimizerState(
     val kind: String = "",
 )
 
+/** One call at a time; a thread's calls may be within each other. */
+internal class Turn {
+    private val lock = ReentrantLock()
+
+    /** Whether this thread makes a call. */
+    val isMine get() = lock.isHeldByCurrentThread
+
+    fun begin() {
+        if (!lock.tryLock()) {
+            fail(
+                "busy", "A call of this session, or of one with the same state, is still running.",
+                "", "wait for it, or keep one thread for all calls of a session",
+            )
+        }
+    }
+
+    fun end() = lock.unlock()
+
+    inline fun <T> take(body: () -> T): T {
+        begin()
+        try {
+            return body()
+        } finally {
+            end()
+        }
+    }
+
+    /** Do something once the call that runs has ended. */
+    fun await(body: () -> Unit) {
+        lock.lock()
+        try {
+            body()
+        } finally {
+            end()
+        }
+    }
+}
+
 /**
  * Everything that training changes; without values if nominal. The trainable parameters and their
  * gradients are parts of two vectors, once a session placed them.
  */
 internal class State(var nominal: Boolean) {
+    /** For all sessions of it: they share its memory. */
+    val turn = Turn()
     val parameters = LinkedHashMap<String, Parameter>()
     val properties = LinkedHashMap<String, Any>() // Long, Float or String
     var optimizer: OptimizerState? = null
@@ -25,7 +67,7 @@ internal class State(var nominal: Boolean) {
     private var ownGradients: Tensor? = null
     var checked = false // whether its file carried a digest, which was right
     var recovered: String? = null // what is wrong with the file in whose place it was loaded
-    var damaged: String? = null // and where that is
+    var whole: Any? = null // the identity of the file that was loaded or saved last
 
     /** As large as [flat], and there only once something asks: direct memory is touched at once. */
     val gradients: Tensor

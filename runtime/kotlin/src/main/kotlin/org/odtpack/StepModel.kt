@@ -10,6 +10,7 @@ import ai.onnxruntime.OrtSession.RunOptions
 import ai.onnxruntime.TensorInfo
 
 private const val UPDATED = ".update.out"
+private const val KEPT = "update.kept"
 
 /**
  * A step model on the memory of the parameters that it updates, [trained], and of what their
@@ -25,6 +26,11 @@ internal class StepModel(
     private val bound: MutableMap<String, Pair<Tensor, OnnxTensor>>,
 ) : AutoCloseable {
     private val graph: Graph
+    private val names = pack.parameters.filter { it.trainable }.map { it.name }
+    private val isKept = zeros(Type.BOOL, longArrayOf(names.size.toLong()))
+
+    /** Where the model does not itself keep what a step must not change. */
+    private val copy: Copy?
 
     init {
         for ((name, tensor) in optimizer.scalars()) bound[name] = Pair(tensor, tensor.onnx(env))
@@ -36,14 +42,26 @@ internal class StepModel(
             updated.remove(name.removeSuffix(UPDATED))?.let { bind(name, it, node) }
         }
         updated.keys.firstOrNull()?.let { mismatch("the step model does not update '$it'") }
+        copy = if (KEPT in session.outputNames) null else Copy((trained + kept).values.toList())
+        bound[KEPT] = Pair(isKept, isKept.onnx(env))
         graph = Graph(
             env, session, pack.inputs, pack.outputs, bound,
             "load the last checkpoint: parameters may hold part of the step",
         )
     }
 
-    fun run(batch: Map<String, OnnxTensorLike>, options: RunOptions?): Result =
-        optimizer.stepOn { graph.run(batch, null, emptyMap(), options) }
+    /** Make a step, which counts once the optimizer advances. */
+    fun run(batch: Map<String, OnnxTensorLike>, options: RunOptions?): Result {
+        copy?.take()
+        optimizer.prepareStep()
+        return graph.run(batch, null, emptyMap(), options)
+    }
+
+    /** Parameters that the last step left as they were, with what is kept of them. */
+    fun kept(): List<String> = names.filterIndexed { i, _ -> isKept.data.get(i) != 0.toByte() }
+
+    /** Undo a step whose loss is not finite. */
+    fun putBack() = copy?.putBack()
 
     override fun close() {
         graph.close()

@@ -33,12 +33,6 @@ internal class Spec(json: Json) {
     val shape = LongArray(sizes.size) { if (sizes[it].value is Double) sizes[it].whole() else -1 }
     val trainable get() = role == "trainable"
 
-    init {
-        val good = sizes.all { it.absent || it.value is String || it.whole() >= 0 }
-        val most = shape.fold(1.0) { most, each -> most * maxOf(each, 1) }
-        if (!good || sizes.size > 32 || most > 1L shl 48) Json.invalid("the shape of '$name'")
-    }
-
     val description get() = type.label + shape.indices.map { axis ->
         if (shape[axis] >= 0) shape[axis] else symbols[axis].ifEmpty { "?" }
     }
@@ -124,7 +118,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
     @Throws(OrtException::class)
     fun path(key: String): String {
         val file = manifest["files"][key]
-        if (file.absent) fail("package-incomplete", "The package has no $key.", folder)
+        if (key !in FILES || file.absent) fail("package-incomplete", "The package has no $key.", folder)
         return "$folder/${file["path"].text()}"
     }
 
@@ -162,6 +156,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
     @Throws(OrtException::class)
     fun sessionOptions(threads: Int = 0): SessionOptions {
         val session = if (manifest["session"].absent) Json.read(OLDER) else manifest["session"]
+        checkSession(session)
         val level = session["optimization_level"].text("all")
         val options = SessionOptions()
         options.setOptimizationLevel(LEVELS[level] ?: Json.invalid("there is no level '$level'"))
@@ -174,26 +169,16 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         val wanted = if (threads > 0) threads.toLong() else session["threads"].whole(0)
         options.setIntraOpNumThreads(wanted.coerceIn(0, 1024).toInt())
         val config = session["config"]
-        for ((key, value) in if (config.absent) emptyMap() else config.fields()) {
-            try {
-                options.addConfigEntry(key, value.text())
-            } catch (error: OrtException) {
-                options.close()
-                Json.invalid("'session.config': ${error.message}")
-            }
-        }
+        if (!config.absent && SPINNING in config) options.addConfigEntry(SPINNING, "1")
         return options
     }
 
     private fun check() {
-        if (outputs.isEmpty()) Json.invalid("there are no outputs")
-        val seen = hashSetOf(MANIFEST, SIGNATURE)
-        for ((name, entry) in manifest["files"].fields()) {
-            for (file in if (name == "extra") entry.list() else listOf(entry)) checkFile(file, seen)
-        }
+        val root = File(folder).canonicalFile
+        for (file in listedFiles(manifest)) checkFile(root, file)
     }
 
-    private fun checkFile(entry: Json, seen: MutableSet<String>) {
+    private fun checkFile(root: File, entry: Json) {
         val name = entry["path"].text()
         val refuse = { code: String, problem: String ->
             fail(
@@ -202,29 +187,21 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             )
         }
         val file = File(folder, name)
-        if (!isInside(name) || !seen.add(name) || leads(file)) {
-            refuse("package-path", "does not lie inside the package")
-        }
-        if (!file.isFile) refuse("package-incomplete", "is missing")
         try {
-            val content = map(file)
-            val same = content.remaining().toLong() == entry["size_bytes"].whole() &&
-                hex(sha256(content)) == entry["sha256"].text()
+            if (file.canonicalFile != File(root, name)) {
+                refuse("package-path", "does not lie inside the package")
+            }
+            if (!file.isFile) refuse("package-incomplete", "is missing")
+            val same = file.length() == entry["size_bytes"].whole() &&
+                hex(sha256(file)) == entry["sha256"].text()
             if (!same) refuse("package-changed", "is not the one that the manifest describes")
         } catch (error: IOException) {
             refuse("package-incomplete", "cannot be read: ${error.message}")
         }
     }
 
-    /** Whether a path goes over a link inside the folder. */
-    private fun leads(file: File): Boolean {
-        val root = File(folder).canonicalFile
-        return file.canonicalFile != File(root, file.relativeTo(File(folder)).path)
-    }
-
     companion object {
-        private const val MANIFEST = "manifest.json"
-        private const val SIGNATURE = "manifest.sig"
+        private const val MOST_BYTES = 4 shl 20 // of a manifest
         private val LEVELS = mapOf(
             "disabled" to SessionOptions.OptLevel.NO_OPT, "all" to SessionOptions.OptLevel.ALL_OPT,
             "basic" to SessionOptions.OptLevel.BASIC_OPT,
@@ -250,6 +227,11 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                     fail("signature-wrong", "The manifest was not signed with this key.", folder)
                 }
             }
+            return TrainingPackage(folder, readManifest(bytes, folder)).apply { check() }
+        }
+
+        /** The content of a manifest, of which all that a kit reads was checked. */
+        internal fun readManifest(bytes: ByteArray, folder: String): Json {
             val manifest = Json.read(bytes)
             if (manifest["schema_version"].whole() != 1L) {
                 fail(
@@ -270,7 +252,8 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                     folder, "train it with Python, or build it without privacy",
                 )
             }
-            return TrainingPackage(folder, manifest).apply { check() }
+            checkManifest(manifest)
+            return manifest
         }
 
         /**
@@ -288,7 +271,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             signature: SignatureCheck? = null,
         ): TrainingPackage {
             val bytes = try {
-                assets.open(MANIFEST).use { it.readBytes() }
+                assets.open(MANIFEST).use(::start)
             } catch (error: IOException) {
                 fail("package-not-found", "The assets have no $MANIFEST: ${error.message}.")
             }
@@ -309,13 +292,10 @@ class TrainingPackage private constructor(val folder: String, internal val manif
 
         /** The manifest comes last: without it there is no package. */
         private fun copy(assets: Assets, folder: File, manifest: ByteArray, signed: Boolean) {
-            val files = Json.read(manifest)["files"].fields()
-                .flatMap { (name, entry) -> if (name == "extra") entry.list() else listOf(entry) }
-                .map { it["path"].text() }
+            val files = listedFiles(Json.read(manifest)).map { it["path"].text() }
             folder.mkdirs()
             File(folder, MANIFEST).delete()
             for (name in if (signed) files + SIGNATURE else files) {
-                if (!isInside(name)) fail("package-path", "'$name' leads out of the package.")
                 val file = File(folder, name)
                 file.parentFile!!.mkdirs()
                 assets.open(name).use { from -> file.outputStream().use { from.copyTo(it) } }
@@ -323,15 +303,23 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             writeAtomically(File(folder, MANIFEST)) { it.writeAll(ByteBuffer.wrap(manifest)) }
         }
 
-        private fun isInside(name: String) = name.isNotEmpty() &&
-            name.all { it >= ' ' && it !in "\\:<>\"|?*\u007F" } &&
-            name.split('/').none { it.isEmpty() || it == "." || it == ".." }
+        /** A stream up to one byte more than a manifest may have. */
+        private fun start(stream: InputStream): ByteArray {
+            val bytes = ByteArray(MOST_BYTES + 1)
+            var size = 0
+            while (size < bytes.size) {
+                val got = stream.read(bytes, size, bytes.size - size)
+                if (got < 0) break
+                size += got
+            }
+            if (size > MOST_BYTES) Json.invalid("it has more than 4 MiB")
+            return bytes.copyOf(size)
+        }
 
         private fun content(file: File, missing: String): ByteArray {
             try {
                 if (isLink(file)) fail("package-path", "${file.path} is a link.")
-                if (file.length() > 64 shl 20) Json.invalid("it has more than 64 MiB")
-                if (file.isFile) return file.readBytes()
+                if (file.isFile) return file.inputStream().use(::start)
             } catch (error: IOException) {
                 fail(missing, "${file.path} cannot be read: ${error.message}.")
             }

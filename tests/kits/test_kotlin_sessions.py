@@ -1,0 +1,232 @@
+"""Sessions of the Kotlin kit: two threads, close, and losses and gradients that are not finite."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from odtpack.build import build_package
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from tests.kits import kotlin_kit, models
+from tests.kits.kotlin_kit import run, save_batch
+from tests.kits.test_kotlin import contents
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
+]
+TIMES = 20
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"step_model": "never"},
+    "step model": {"step_model": "always"},
+    "accumulating": {"accumulation_steps": 4},
+}
+CALLS = ("batch", "step", "train", "eval", "evaluate", "fit", "optimizer", "reset", "scheduler",
+         "export", "predict", "read", "write", "property")  # fmt: skip
+
+
+def roots() -> onnx.ModelProto:
+    """A network whose loss is finite for an input of 0, and the gradient of ``scale`` is not."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    roots (float[batch, 4] input) => (float[batch, 3] output)
+    {
+        scaled = Mul(input, scale)
+        size = Abs(scaled)
+        root = Sqrt(size)
+        output = Gemm<transB = 1>(root, weight, bias)
+    }""")
+    rng = np.random.default_rng(5)
+    for name, shape in {"scale": (4,), "weight": (3, 4), "bias": (3,)}.items():
+        value = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Packages with running statistics; ``roots`` has none."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name, options in KINDS.items():
+        build_package(models.mobilenet(), folder / name, loss="cross_entropy", **options)
+    build_package(roots(), folder / "roots", loss="cross_entropy", step_model="never")
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Four batches for each network; the third makes its loss or a gradient NaN."""
+    rng = np.random.default_rng(3)
+    found: dict[str, list[Any]] = {"pictures": [], "roots": []}
+    for number in range(4):
+        folder = tmp_path_factory.mktemp("batch")
+        image = rng.standard_normal((4, 3, 32, 32), dtype=np.float32)
+        values = rng.uniform(0.5, 1.5, (4, 4)).astype(np.float32)
+        if number == 2:
+            image[1, 0, 3, 4], values[2, 1] = np.nan, 0
+        labels = rng.integers(0, 3, 4)
+        found["pictures"].append(save_batch(folder, input=image, labels=labels))
+        (folder / "roots").mkdir()
+        found["roots"].append(save_batch(folder / "roots", input=values, labels=labels))
+    return found
+
+
+def act(package: Path, data: list[Any], *actions: dict[str, Any], **more: Any) -> dict[str, Any]:
+    task = {"package": package, "batches": data, "actions": actions, **more}
+    return dict(json.loads(run("actions", json.dumps(task, default=str))))
+
+
+def calls(*names: str, **more: Any) -> list[dict[str, Any]]:
+    """Actions of these names, ``name number`` with that batch."""
+    parts = [name.split() for name in names]
+    return [{"do": name, "batch": int(rest[0]) if rest else 0, **more} for name, *rest in parts]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_closing_during_a_step_waits_for_it(
+    name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    task = {"package": packages[name], "batches": batches["pictures"]}
+    lines = run("race", "close", TIMES, json.dumps(task, default=str)).splitlines()
+    assert lines == ["closed true"] * TIMES
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_second_call_during_a_step_is_busy(
+    name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    task = {"package": packages[name], "batches": batches["pictures"]}
+    lines = run("race", "busy", TIMES, json.dumps(task, default=str)).splitlines()
+    assert lines == ["busy true"] * TIMES
+
+
+def test_every_call_after_close_is_closed_and_the_state_remains(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    actions = [{"do": "batch"}, {"do": "save", "path": tmp_path / "before"}]
+    actions += calls("close", *CALLS, "close", path=tmp_path / "no")
+    actions += [{"do": "save", "path": tmp_path / "no"}, {"do": "rate", "rate": "0.1"},
+                {"do": "linear", "warmup": 1, "total": 2, "rate": "0.1"}]  # fmt: skip
+    actions += [{"do": "state", "path": tmp_path / "after"}]
+    found = act(packages["plain"], batches["pictures"], *actions)
+    assert found["results"][2:] == [None, *["closed"] * len(CALLS), None, *["closed"] * 3, None]
+    assert found["step"] == 1
+    assert not (tmp_path / "no").exists()
+    assert contents(tmp_path / "after") == contents(tmp_path / "before")
+
+
+@pytest.mark.parametrize("kind", ["plain", "step model"])
+def test_a_batch_whose_loss_is_nan_changes_nothing(
+    kind: str, packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """Against a training that never saw it; the schedule stays where it is as well."""
+    linear = {"do": "linear", "warmup": 2, "total": 10, "rate": "0.01"}
+    ends = []
+    for name, numbers in {"with": (0, 2, 1, 2, 3), "without": (0, 1, 3)}.items():
+        save = {"do": "save", "path": tmp_path / name}
+        steps = calls(*(f"batch {number}" for number in numbers))
+        ends.append(act(packages[kind], batches["pictures"], linear, *steps, save))
+    found, wanted = ends
+    assert [found["results"][i] for i in (2, 4)] == ["NaN"] * 2
+    assert [found["results"][i] for i in (1, 3, 5)] == wanted["results"][1:4]
+    assert (found["skipped"], wanted["skipped"]) == (2, 0)
+    assert found["last"] == {"code": "loss-not-finite", "step": 3, "parameters": []}
+    assert (found["step"], found["rate"]) == (3, wanted["rate"])
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_one_nan_micro_batch_of_four_costs_its_own_share(
+    first: int, packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """The other three make the step, whether the bad one comes first or third."""
+    order = [2, 0, 1, 3] if first == 2 else [0, 1, 2, 3]
+    package, data = packages["accumulating"], batches["pictures"]
+    found = act(package, data, *calls(*(f"batch {number}" for number in order)),
+                {"do": "save", "path": tmp_path / "with"})  # fmt: skip
+    act(package, data, *calls("train 0", "train 1", "train 3", "optimizer", "reset"),
+        {"do": "save", "path": tmp_path / "without"})  # fmt: skip
+    assert (found["skipped"], found["step"]) == (1, 1)
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+def test_four_nan_micro_batches_make_no_step(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    package, data = packages["accumulating"], batches["pictures"]
+    linear = {"do": "linear", "warmup": 2, "total": 10, "rate": "0.01"}
+    good = calls(*["batch 0", "batch 1"] * 2)
+    found = act(package, data, linear, *good, *calls(*["batch 2"] * 4, "optimizer", "reset",
+                "optimizer"), {"do": "save", "path": tmp_path / "with"})  # fmt: skip
+    wanted = act(package, data, linear, *good, {"do": "save", "path": tmp_path / "without"})
+    assert (found["skipped"], found["step"], found["rate"]) == (4, 1, wanted["rate"])
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+def test_a_gradient_that_is_nan_changes_nothing_and_is_named(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    package, data = packages["roots"], batches["roots"]
+    found = act(package, data, *calls("batch 0", "batch 2", "batch 1"),
+                {"do": "save", "path": tmp_path / "with"})  # fmt: skip
+    act(package, data, *calls("batch 0", "batch 1"), {"do": "save", "path": tmp_path / "without"})
+    assert np.isfinite(float(found["results"][1]))
+    assert (found["skipped"], found["step"]) == (1, 2)
+    assert found["last"] == {"code": "gradient-not-finite", "step": 2, "parameters": ["scale"]}
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+def test_the_policy_stop_throws_once_all_is_put_back(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    for kind, data, code in (
+        ("plain", "pictures", "loss-not-finite"),
+        ("step model", "pictures", "loss-not-finite"),
+        ("roots", "roots", "gradient-not-finite"),
+    ):
+        found = act(packages[kind], batches[data], *calls("batch 0", "batch 2", "train 2"),
+                    {"do": "save", "path": tmp_path / "with"}, policy="stop")  # fmt: skip
+        act(packages[kind], batches[data], *calls("batch 0"),
+            {"do": "save", "path": tmp_path / "without"})  # fmt: skip
+        assert found["results"][1:3] == [code] * 2
+        assert found["skipped"] == 2
+        assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+@pytest.mark.parametrize("rate", ["-1.0", "NaN", "Infinity", "-0.001"])
+def test_a_rate_that_is_negative_or_not_finite_is_refused(
+    rate: str, packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    linear = {"do": "linear", "warmup": 1, "total": 4, "rate": rate}
+    found = act(packages["roots"], batches["roots"], {"do": "rate", "rate": rate}, linear,
+                *calls("scheduler"), {"do": "rate", "rate": "0.0"})  # fmt: skip
+    assert found["results"] == ["bad-learning-rate", "bad-learning-rate", "bad-schedule", None]
+
+
+def test_the_schedule_of_the_guide_is_that_of_python(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """``registerLinearLRScheduler(10, 100, 0.001f)``: rates, losses and the state, to the bit."""
+    guide = (kotlin_kit.ROOT / "docs" / "guides" / "kotlin.md").read_text()
+    assert "session.registerLinearLRScheduler(10, STEPS.toLong(), 0.001f)" in guide
+    assert "const val STEPS = 100" in guide
+    package, data = packages["plain"], [batches["pictures"][0]]
+    save = {"do": "save", "path": tmp_path / "kotlin"}
+    linear = {"do": "linear", "warmup": 10, "total": 100, "rate": "0.001"}
+    found = act(package, data, linear, *calls(*["batch"] * 60), save)
+    task = {"package": package, "batches": data, "steps": 60, "linear": (10, 100, 0.001),
+            "save": tmp_path / "python"}  # fmt: skip
+    text = json.dumps(task, default=str)
+    wanted = json.loads(kotlin_kit.python("tests.kits.python_training", text))["losses"]
+    assert [float(loss) for loss in found["results"][1:-1]] == wanted
+    ends = [contents(tmp_path / name) for name in ("kotlin", "python")]
+    assert read_checkpoint(tmp_path / "kotlin").properties["odtpack.schedule"]
+    for each in ends:
+        each["properties"].pop("odtpack.schedule", None)
+    assert ends[0] == ends[1]
