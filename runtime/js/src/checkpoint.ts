@@ -131,12 +131,16 @@ export class CheckpointState {
     }
   }
 
-  /** One use at a time: parameters are changed where they lie. */
+  /** Throw `busy` while something uses the state: parameters are changed where they lie. */
+  requireIdle(): void {
+    if (!this.#busy) return;
+    throw new OdtpackError('busy', 'Another call on this state is running.', '',
+      'await every call before the next');
+  }
+
+  /** One use at a time. */
   async alone<T>(work: () => Promise<T>): Promise<T> {
-    if (this.#busy) {
-      const problem = 'Another step or save of this state is running.';
-      throw new OdtpackError('busy', problem, '', 'await every call');
-    }
+    this.requireIdle();
     this.#busy = true;
     try {
       return await work();
@@ -162,7 +166,10 @@ export class CheckpointState {
 
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
-    const data = await read(source);
+    await this.alone(async () => this.#setParameters(await read(source), source));
+  }
+
+  #setParameters(data: CheckpointData, source: FileSource): void {
     if (data.nominal) throw nominal('there are no values in it to load');
     const found = new Map([...data.trainable, ...data.frozen]);
     const shapeless = this.#nominal && !this.flat;
