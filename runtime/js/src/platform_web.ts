@@ -55,6 +55,7 @@ export const platform: Platform = {
     return new Uint8Array(await subtle().digest('SHA-256', bytes as Uint8Array<ArrayBuffer>));
   },
   previousOf: () => undefined,
+  identity: () => undefined,
   writeFile: refuse,
   writeCheckpoint: refuse,
 };
