@@ -143,7 +143,8 @@ class Reader {
       return false;
     }
     const right = await this.#outline.digests();
-    if (this.#digest === right.at(-1)) return true;
+    const whole = right.pop();
+    if (this.#digest === whole && right.every((each, i) => each === this.#digests[i])) return true;
     const odd = this.#digests.flatMap((said, i) => {
       const [name, owner] = this.#titles.slice(2 * i, 2 * i + 2);
       return marked && said !== right[i] ? `'${name}${owner && ` of ${owner}`}'` : [];

@@ -115,6 +115,7 @@ export class Source {
     this.check(position, length + 1); // a zero byte ends it
     this.#text += length;
     if (this.#text > this.bytes.size) this.fail('its strings overlap');
+    if (this.uint8(position + length)) this.fail(`the text at ${position} does not end`);
     const at = this.#seek(position, length);
     const { buffer, byteOffset } = this.#view;
     try {

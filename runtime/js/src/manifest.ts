@@ -4,7 +4,6 @@
  */
 import { OdtpackError, reason } from './errors.js';
 import { isRecord, parseStrictJson } from './json.js';
-import { checkPaths } from './paths.js';
 import { checkSchedule } from './schedules.js';
 import { ARRAYS, type DType, product } from './tensors.js';
 
@@ -27,8 +26,13 @@ function check<T>(what: string, good: (value: unknown) => boolean): Check<T> {
   return (value, at) => (good(value) ? (value as T) : invalid(`${at} must be ${what}`));
 }
 
-function optional<T, F>(inner: Check<T>, fallback: F): Check<T | F> {
-  return (value, at) => (value === undefined || value === null ? fallback : inner(value, at));
+/** @param nullable Whether null stands for the fallback as well, as where that is nothing. */
+function optional<T, F>(
+  inner: Check<T>, fallback: F, nullable = fallback === undefined || fallback === null,
+): Check<T | F> {
+  return (value, at) => {
+    return value === undefined || (nullable && value === null) ? fallback : inner(value, at);
+  };
 }
 
 function list<T>(inner: Check<T>, most = Infinity): Check<T[]> {
@@ -155,7 +159,7 @@ const schema = object({
   optimizer: object({ kind: text, learning_rate: optional(rate, undefined) }),
   session: optional(
     object({
-      optimization_level: optional(level, 'all' as const), memory_pattern: optional(truth, true),
+      optimization_level: level, memory_pattern: optional(truth, true),
       arena: optional(truth, true), prepacking: optional(truth, true),
       shared_allocator: optional(truth, false), initial_chunk_size_bytes: arenaBytes,
       max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256), undefined),
@@ -166,6 +170,7 @@ const schema = object({
       shared_allocator: false, initial_chunk_size_bytes: undefined,
       max_dead_bytes_per_chunk: undefined, threads: undefined, config: { [SPINNING]: '1' },
     },
+    true,
   ),
   layout: object({
     dtype: oneOf('float32', 'float64'), elements: count,
@@ -287,7 +292,6 @@ function checkSense(manifest: Manifest): void {
     bytes !== undefined && bytes !== product(shape) * ARRAYS[type].BYTES_PER_ELEMENT);
   if (odd) invalid(`the size of '${odd.name}' is not that of its shape and type`);
   checkSelfCheck(manifest);
-  checkPaths(entries(manifest).map(({ path }) => path));
 }
 
 /** It holds a reason, or everything else. */
