@@ -5,7 +5,18 @@ import { widen } from './inference.js';
 import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, tensorOver } from './runtime.js';
-import { ARRAYS, type DType, product, type TypedArray } from './tensors.js';
+import { isRecord } from './json.js';
+import { allocating, ARRAYS, byName, type DType, product, type TypedArray } from './tensors.js';
+
+/** A batch as the caller gave it, of which nothing but its own names count. */
+export function batchOf(given: Feeds): Feeds {
+  if (isRecord(given)) return byName(Object.entries(given));
+  throw new OdtpackError('input-count', 'A batch is an object that has tensors by name.');
+}
+
+function isTensor(value: unknown): boolean {
+  return isRecord(value) && typeof value['type'] === 'string' && Array.isArray(value['dims']);
+}
 
 /** Check a batch against the inputs of the model, as Python does, with the same codes. */
 export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
@@ -18,11 +29,12 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
   }
   const sizes = new Map<string, { size: number; owner: string }>();
   for (const spec of specs) {
-    const { type, dims } = feeds[spec.name]!;
     const fail = (code: string, problem: string): never => {
       const what = `Input '${spec.name}' ${problem}.`;
       throw new OdtpackError(code, what, '', `it must be ${describe(spec)}`);
     };
+    if (!isTensor(feeds[spec.name])) fail('input-type', 'is not a tensor');
+    const { type, dims } = feeds[spec.name]!;
     if (type !== spec.dtype) fail('input-type', `has elements of ${type}`);
     const fits = spec.shape.every((size, axis) => typeof size !== 'number' || size === dims[axis]);
     if (spec.shape.length && (dims.length !== spec.shape.length || !fits)) {
@@ -75,14 +87,16 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
       if (typeof size === 'string' && found !== undefined) sizes.set(size, found);
     }
   }
-  const whole = { ...feeds };
+  const whole = byName(Object.entries(feeds));
   for (const spec of specs.filter(({ name, role }) => role !== 'data' && !feeds[name])) {
     const dims = spec.shape.map((size) => {
       return typeof size === 'number' ? size : sizes.get(size ?? '');
     });
     if (dims.includes(undefined) || spec.dtype === 'string') continue; // checkBatch names it
     const dtype = spec.dtype as DType;
-    const zeros = new ARRAYS[dtype](product(dims as number[]));
+    const zeros = allocating(
+      'input-shape', `the input '${spec.name}'`, () => new ARRAYS[dtype](product(dims as number[])),
+    );
     whole[spec.name] = tensorOver(ort, dtype, zeros, dims as number[]);
   }
   return whole;

@@ -4,7 +4,7 @@ import { float16Bits } from './inference.js';
 import { TrainingPackage, type PackageSource } from './package.js';
 import { type Feeds, tensorOver } from './runtime.js';
 import { type SessionOptions, TrainingSession } from './session.js';
-import { ARRAYS, type DType, product } from './tensors.js';
+import { allocating, ARRAYS, byName, type DType, product } from './tensors.js';
 
 /**
  * Train five steps and compare the losses with those that the build found.
@@ -16,7 +16,7 @@ export async function selfCheck(
 ): Promise<void> {
   const { session, batch, expected } = await prepare(source, options);
   try {
-    session.setLearningRate(expected.learning_rate);
+    session.setLearningRate(expected.learning_rate!);
     const found: number[] = [];
     for (const _ of expected.losses) {
       found.push(session.lossOf(await session.runTrainStep(batch)));
@@ -24,8 +24,8 @@ export async function selfCheck(
       await session.lazyResetGrad();
     }
     found.push(session.lossOf(await session.runEvalStep(batch)));
-    for (const [i, wanted] of [...expected.losses, expected.evaluation_loss].entries()) {
-      if (Math.abs(found[i]! - wanted) <= (expected.tolerances[i] ?? 0)) continue;
+    for (const [i, wanted] of [...expected.losses, expected.evaluation_loss!].entries()) {
+      if (Math.abs(found[i]! - wanted) <= expected.tolerances[i]!) continue;
       const step = i < expected.losses.length ? `of step ${i + 1}` : 'of the evaluation';
       throw new OdtpackError('self-check-failed',
         `Training is not right here: the loss ${step} is ${found[i]}, and should be ${wanted}.`,
@@ -56,12 +56,16 @@ async function prepare(source: TrainingPackage | PackageSource, options: Session
     const why = expected?.reason ?? 'it was left out';
     throw new OdtpackError('no-self-check', `The package has no self-check: ${why}.`);
   }
+  const known = new Map(opened.manifest.inputs.map(({ name, dtype }) => [name, dtype]));
+  if (expected.inputs.some(({ name }) => !known.has(name) || known.get(name) === 'string')) {
+    throw new OdtpackError('no-self-check', "The self-check's inputs are not those of the models.");
+  }
   const session = await TrainingSession.create({ package: opened }, options);
-  const batch: Feeds = {};
+  const batch: Feeds = byName();
   let at = 0;
   for (const { name, shape, bound } of expected.inputs) {
-    const dtype = opened.manifest.inputs.find((input) => input.name === name)?.dtype as DType;
-    const data = new ARRAYS[dtype](product(shape));
+    const dtype = known.get(name) as DType;
+    const data = allocating('no-self-check', `'${name}'`, () => new ARRAYS[dtype](product(shape)));
     for (let i = 0; i < data.length; i++) {
       // 24 bits of a multiplicative hash of the counter.
       const bits = Math.imul(++at, 2654435761) >>> 8;

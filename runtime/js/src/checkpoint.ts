@@ -6,13 +6,14 @@ import {
 } from './checkpoint_format.js';
 import { OdtpackError, reason } from './errors.js';
 import { inMemory } from './flatbuffer.js';
-import type { FileSource, OpenedCheckpoint, Previous } from './platform.js';
+import type { FileSource, OpenedCheckpoint } from './platform.js';
 import {
   bytesOf, type Dims, type DType, type Layout, sameDims, type Stored, type TypedArray,
 } from './tensors.js';
 
 /** Bytes of tensors up to which a checkpoint is one file; a flatbuffer ends below 2 GiB. */
 const DATA_FILE_ABOVE = 1800 * 2 ** 20;
+const MOST_ATTEMPTS = 8; // to read a file that is replaced again and again
 /** What the save before can help against. */
 const HARMED = new Set(['checkpoint-corrupt', 'checkpoint-not-found', 'checkpoint-unreadable',
   'checkpoint-version', 'checkpoint-dtype']);
@@ -90,7 +91,9 @@ export class CheckpointState {
   readonly checked: boolean;
   /** What is wrong with the file that was to be loaded, if the save before it was loaded instead. */
   recovered: string | undefined;
-  #damaged: unknown; // where that file is
+  /** The file that was loaded or saved last, which is whole; in a browser with its handle. */
+  #whole: string | undefined;
+  #handle: FileSystemFileHandle | undefined;
   #nominal: boolean;
   #busy = false;
 
@@ -115,7 +118,11 @@ export class CheckpointState {
   static async load(source: FileSource, previous?: FileSource): Promise<CheckpointState> {
     const before = previous ?? (isPath(source) ? platform.previousOf(source) : undefined);
     try {
-      return new CheckpointState(await read(source));
+      const found = await identity(source);
+      const state = new CheckpointState(await readAgain(source));
+      state.#whole = (await identity(source)) === found ? found : undefined;
+      state.#handle = isHandle(source) ? source : undefined;
+      return state;
     } catch (error) {
       if (!before || !(error instanceof OdtpackError) || !HARMED.has(error.code)) throw error;
       const state = await read(before).then((data) => new CheckpointState(data), () => undefined);
@@ -126,17 +133,20 @@ export class CheckpointState {
       state.recovered =
         `${error.what} The save before it was loaded, of optimizer step ${step}: ${lost} since ` +
         `${last > step ? 'are' : 'is'} lost.`;
-      state.#damaged = place(source);
       return state;
     }
   }
 
-  /** One use at a time: parameters are changed where they lie. */
+  /** Throw `busy` while something uses the state: parameters are changed where they lie. */
+  requireIdle(): void {
+    if (!this.#busy) return;
+    throw new OdtpackError('busy', 'Another call on this state is running.', '',
+      'await every call before the next');
+  }
+
+  /** One use at a time. */
   async alone<T>(work: () => Promise<T>): Promise<T> {
-    if (this.#busy) {
-      const problem = 'Another step or save of this state is running.';
-      throw new OdtpackError('busy', problem, '', 'await every call');
-    }
+    this.requireIdle();
     this.#busy = true;
     try {
       return await work();
@@ -162,7 +172,10 @@ export class CheckpointState {
 
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
-    const data = await read(source);
+    await this.alone(async () => this.#setParameters(await read(source), source));
+  }
+
+  #setParameters(data: CheckpointData, source: FileSource): void {
     if (data.nominal) throw nominal('there are no values in it to load');
     const found = new Map([...data.trainable, ...data.frozen]);
     const shapeless = this.#nominal && !this.flat;
@@ -206,49 +219,78 @@ export class CheckpointState {
   /**
    * Save to one file, whole or not at all: a path in Node, a FileSystemFileHandle in a browser.
    * Gradients are not part of it: save after `runOptimizerStep()` and `lazyResetGrad()`.
+   *
+   * @throws OdtpackError `file-not-written`; if it says that the file was written, but may not
+   *   survive a power cut, the new file is in place.
    */
   async save(
     target: string | URL | FileSystemFileHandle, includeOptimizerState = false,
     { keepPrevious = false, dataFileAbove = DATA_FILE_ABOVE }: SaveOptions = {},
   ): Promise<void> {
-    // What the state was recovered from is not lost to a damaged file.
-    const damaged = this.#damaged !== undefined && this.#damaged === place(target);
-    const previous: Previous = damaged ? 'kept' : keepPrevious ? 'replaced' : 'none';
-    if (isPath(target)) {
-      const data = this.snapshot(includeOptimizerState);
-      const size = payloadBytes(data);
-      await this.alone(() => platform.writeCheckpoint(
-        target, size, (from) => layCheckpoint(data, from), dataFileAbove, previous,
-      ));
-    } else {
+    const data = this.snapshot(includeOptimizerState);
+    await this.alone(async () => {
+      const isWhole = async (): Promise<boolean> => read(target).then(() => true, () => false);
+      if (isPath(target)) {
+        const saving = { dataFileAbove, isWhole, known: this.#whole, keep: Boolean(keepPrevious) };
+        const layout = (from?: number) => layCheckpoint(data, from);
+        const nbytes = payloadBytes(data);
+        this.#whole = await platform.writeCheckpoint(target, { ...saving, nbytes, layout });
+        this.#handle = undefined;
+        return;
+      }
       if (keepPrevious === true) {
         throw new OdtpackError('file-not-written', 'The file to keep has no folder here.',
           target.name, 'pass the FileSystemFileHandle to keep it in: { keepPrevious: handle }');
       }
-      const content = await this.toBlob(includeOptimizerState);
-      if (keepPrevious && !damaged) await replace(keepPrevious, await target.getFile());
+      const content = await blob(data);
+      if (keepPrevious) {
+        const same = await this.#handle?.isSameEntry(target);
+        const known = same && (await identity(target)) === this.#whole;
+        if (known || (await isWhole())) await replace(keepPrevious, await target.getFile());
+      }
       await replace(target, content);
-    }
-    if (damaged) this.#damaged = undefined;
+      this.#whole = await identity(target);
+      this.#handle = target;
+    });
   }
 
   /** The bytes of the file, for a download or an upload. */
   async toBlob(includeOptimizerState = false): Promise<Blob> {
-    const data = this.snapshot(includeOptimizerState);
-    return this.alone(async () => {
-      const { file, digests } = layCheckpoint(data);
-      return new Blob([...file, ...(await digests())] as BlobPart[], { type: 'application/octet-stream' });
-    });
+    return this.alone(() => blob(this.snapshot(includeOptimizerState)));
   }
+}
+
+async function blob(data: CheckpointData): Promise<Blob> {
+  const { file, digests } = layCheckpoint(data);
+  return new Blob([...file, ...(await digests())] as BlobPart[], { type: 'application/octet-stream' });
 }
 
 function isPath(source: FileSource): source is string | URL {
   return typeof source === 'string' || source instanceof URL;
 }
 
-/** What two sources of one file have in common. */
-function place(source: FileSource): unknown {
-  return isPath(source) ? String(source) : source;
+function isHandle(source: FileSource): source is FileSystemFileHandle {
+  return typeof source === 'object' && 'getFile' in source;
+}
+
+/** Which file it is, as far as that can be told. */
+async function identity(source: FileSource): Promise<string | undefined> {
+  if (isPath(source)) return platform.identity(source);
+  if (!isHandle(source)) return undefined;
+  const file = await source.getFile();
+  return `${file.size}:${file.lastModified}`;
+}
+
+/** Reads a file, and again if it was replaced meanwhile: it and its data file are two. */
+async function readAgain(source: FileSource): Promise<CheckpointData> {
+  for (let attempt = 1; ; attempt++) {
+    const found = await identity(source);
+    try {
+      return await read(source);
+    } catch (error) {
+      if (attempt === MOST_ATTEMPTS || (await identity(source)) === found) throw error;
+    }
+  }
 }
 
 /** The stream writes to a swap file, which takes the file's place when it is closed. */
@@ -270,7 +312,7 @@ async function read(source: FileSource): Promise<CheckpointData> {
 
 async function open(source: FileSource): Promise<OpenedCheckpoint> {
   if (isPath(source)) return platform.openCheckpoint(source);
-  const file = 'getFile' in source ? await source.getFile() : source;
+  const file = isHandle(source) ? await source.getFile() : source;
   const bytes =
     file instanceof Uint8Array
       ? file

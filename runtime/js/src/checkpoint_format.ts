@@ -2,9 +2,9 @@
 import { Builder, type Offset } from 'flatbuffers';
 import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
 import { OdtpackError } from './errors.js';
-import { inMemory, Source, Table } from './flatbuffer.js';
+import { inMemory, Source, Table, type Tables } from './flatbuffer.js';
 import type { CheckpointParts, OpenedCheckpoint } from './platform.js';
-import { ARRAYS, bytesOf, type DType, product, type Stored, view } from './tensors.js';
+import { ARRAYS, bytesOf, type DType, product, type Stored, type TypedArray, view } from './tensors.js';
 
 export type PropertyKind = 'int' | 'float' | 'text';
 export type Property = { readonly kind: PropertyKind; readonly value: bigint | number | string };
@@ -31,6 +31,7 @@ export interface CheckpointData {
 
 const IDENTIFIER = 'ODTC';
 const VERSION = 2;
+const OWN_PROPERTIES = 'odtpack.';
 const OPTIMIZER_PROPERTY = 'odtpack.optimizer';
 const MAX_RANK = 32;
 const MAX_ELEMENTS = 2 ** 48;
@@ -43,6 +44,10 @@ export const CODES: Record<DType, number> = {
   float32: 1, uint8: 2, int8: 3, uint16: 4, int16: 5, int32: 6, int64: 7, bool: 9,
   float16: 10, float64: 11, uint32: 12, uint64: 13,
 };
+/** What tensors without elements have in common. */
+const NO_DATA = Object.fromEntries(
+  Object.entries(ARRAYS).map(([name, array]) => [name, new array(0)]),
+) as Record<DType, TypedArray>;
 const KINDS: readonly PropertyKind[] = ['int', 'float', 'text']; // as a file lists them
 const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
 
@@ -76,7 +81,8 @@ class Reader {
   #externalLeft = 0;
   #outline = new Outline(false);
   #digest = '';
-  readonly #titles: string[] = []; // of the tensors that have a digest
+  #ours = false; // what the reference does not write
+  readonly #titles: string[] = []; // names and owners of the tensors that have a digest
   readonly #digests: string[] = [];
 
   constructor(readonly opened: OpenedCheckpoint) {
@@ -98,18 +104,20 @@ class Reader {
     this.#nominal = module.boolean(2);
     this.#outline = new Outline(this.#nominal);
     this.#digest = root.string(DIGEST);
+    this.#ours = root.fields > DIGEST || this.#endsInDigest();
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, not to be had');
       this.#data = new Source(data, this.opened.where, Infinity);
       this.#externalLeft = data.size;
     }
-    const trainable = this.#tensors([...module.tables(0)]);
-    const frozen = this.#tensors([...module.tables(1)]);
+    const trainable = this.#tensors(module.tables(0));
+    const frozen = this.#tensors(module.tables(1));
     for (const name of trainable.keys()) {
       if (frozen.has(name)) source.fail(`parameter '${name}' is both trainable and frozen`);
     }
     const optimizer = this.#optimizer(root, trainable);
     const properties = this.#properties(root.table(3));
+    this.#ours ||= [...properties.keys()].some((name) => name.startsWith(OWN_PROPERTIES));
     const kind = properties.get(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
       if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
@@ -119,18 +127,33 @@ class Reader {
     return { trainable, frozen, nominal: this.#nominal, optimizer, properties };
   }
 
+  /** Whether the digest of the whole, which ends a file of ours, is where nothing refers to it. */
+  #endsInDigest(): boolean {
+    const { bytes } = this.#source;
+    if (bytes.size <= TEXT_BYTES) return false;
+    const end = bytes.read(bytes.size - TEXT_BYTES - 1, TEXT_BYTES);
+    return /^sha256:[0-9a-f]{64}$/.test(String.fromCharCode(...end));
+  }
+
   /** Compare with the digests that the file carries; false if it carries none. */
   async check(): Promise<boolean> {
     const marked = this.#digests.some((said) => said.startsWith(PREFIX));
-    if (!this.#digest && !marked) return false;
+    if (!this.#digest && !marked) {
+      if (this.#ours) this.#source.fail('it has no digest, and odtpack writes none without');
+      return false;
+    }
     const right = await this.#outline.digests();
-    if (this.#digest === right.at(-1)) return true;
-    const odd = this.#titles.filter((_, i) => marked && this.#digests[i] !== right[i]);
-    const what = odd.join(', ') || 'its names, shapes, optimizer state or properties';
+    const whole = right.pop();
+    if (this.#digest === whole && right.every((each, i) => each === this.#digests[i])) return true;
+    const odd = this.#digests.flatMap((said, i) => {
+      const [name, owner] = this.#titles.slice(2 * i, 2 * i + 2);
+      return marked && said !== right[i] ? `'${name}${owner && ` of ${owner}`}'` : [];
+    });
+    const what = odd.slice(0, 10).join(', ') || 'its names, shapes, optimizer state or properties';
     return this.#source.fail(`what is stored is not what was saved: ${what}`);
   }
 
-  #tensors(tables: Table[], owner = ''): Map<string, Stored> {
+  #tensors(tables: Tables, owner = ''): Map<string, Stored> {
     const tensors = new Map<string, Stored>();
     this.#outline.count(tables.length);
     for (const table of tables) {
@@ -140,9 +163,9 @@ class Reader {
       }
       const tensor = this.#tensor(name, table);
       tensors.set(name, tensor);
-      this.#outline.tensor(name, CODES[tensor.dtype], tensor.dims, bytesOf(tensor.data));
+      this.#outline.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
       if (this.#nominal) continue;
-      this.#titles.push(owner ? `'${name} of ${owner}'` : `'${name}'`);
+      this.#titles.push(name, owner);
       this.#digests.push(table.string(DOC_STRING));
     }
     return tensors;
@@ -158,7 +181,7 @@ class Reader {
         this.opened.where,
         "convert the model's parameters to float32 before building the package");
     }
-    const dims = table.int64s(2, MAX_RANK).map(Number);
+    const dims = table.int64s(2, MAX_RANK);
     if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {
       source.fail(`'${name}' has the impossible shape [${dims}]`);
     }
@@ -169,7 +192,7 @@ class Reader {
       if (dims.length || raw?.length || offset !== -1) {
         source.fail(`'${name}' has a value, and the state is marked as nominal`);
       }
-      return { dtype, dims: [0], data: new ARRAYS[dtype](0) };
+      return { dtype, dims: [0], data: NO_DATA[dtype] };
     }
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
     if (offset === -1) {
@@ -182,6 +205,7 @@ class Reader {
       this.#externalLeft -= nbytes;
     }
     if (Math.min(this.#inlineLeft, this.#externalLeft) < 0) source.fail('its tensors overlap');
+    if (!nbytes) return { dtype, dims, data: NO_DATA[dtype] };
     const inline = offset === -1;
     const position = inline ? (raw?.position ?? 0) : offset;
     let bytes = (inline ? source : this.#data!).read(position, nbytes);
@@ -194,16 +218,18 @@ class Reader {
   }
 
   #optimizer(root: Table, trainable: Map<string, Stored>): OptimizerState | undefined {
-    const tables = [...root.tables(2)];
+    const tables = root.tables(2);
     this.#outline.count(tables.length);
-    if (!tables[0]) return undefined;
-    const step = tables[0].int64(1);
-    const learningRate = tables[0].float32(2);
-    if (step < 0n || step > Number.MAX_SAFE_INTEGER || !Number.isFinite(learningRate)) {
-      this.#source.fail(`the optimizer stands at step ${step} with learning rate ${learningRate}`);
-    }
+    if (!tables.length) return undefined;
+    let [step, learningRate] = [0n, 0];
     const moments = new Map<string, Stored[]>();
-    const groups = tables.map((table, index) => {
+    const groups: string[][] = [];
+    for (const table of tables) {
+      const index = groups.length;
+      if (!index) [step, learningRate] = [table.int64(1), table.float32(2)];
+      if (step < 0n || step > Number.MAX_SAFE_INTEGER || !Number.isFinite(learningRate)) {
+        this.#source.fail(`the optimizer stands at step ${step} with rate ${learningRate}`);
+      }
       if (table.string(0) !== `group${index}`) {
         this.#source.fail('its optimizer groups are not called group0, group1, ...');
       }
@@ -213,8 +239,8 @@ class Reader {
       this.#outline.text(`group${index}`);
       this.#outline.int64(step);
       this.#outline.float32(learningRate);
-      return this.#moments(table, trainable, moments);
-    });
+      groups.push(this.#moments(table, trainable, moments));
+    }
     const counts = new Set([...moments.values()].map((own) => own.length));
     if (moments.size && (moments.size !== trainable.size || counts.size > 1)) {
       this.#source.fail('the optimizer state does not cover all trainable parameters alike');
@@ -224,7 +250,7 @@ class Reader {
 
   #moments(group: Table, trainable: Map<string, Stored>, moments: Map<string, Stored[]>): string[] {
     const names: string[] = [];
-    const entries = [...group.tables(3)];
+    const entries = group.tables(3);
     this.#outline.count(entries.length);
     for (const entry of entries) {
       const name = entry.string(0);
@@ -233,7 +259,7 @@ class Reader {
       if (!owner || moments.has(name)) {
         this.#source.fail(`the optimizer state of '${name}' occurs twice or has no parameter`);
       }
-      const own = [...this.#tensors([...entry.tables(1)], name)];
+      const own = [...this.#tensors(entry.tables(1), name)];
       for (const [index, [label, moment]] of own.entries()) {
         const { dims } = moment;
         const fits =
@@ -253,9 +279,9 @@ class Reader {
   #properties(bag: Table | undefined): Map<string, Property> {
     const properties = new Map<string, Property>();
     for (const [field, kind] of KINDS.entries()) {
-      const tables = [...(bag?.tables(field) ?? [])];
-      this.#outline.count(tables.length);
-      for (const table of tables) {
+      const tables = bag?.tables(field);
+      this.#outline.count(tables?.length ?? 0);
+      for (const table of tables ?? []) {
         const name = table.string(0);
         if (!name || properties.has(name)) {
           this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
@@ -318,7 +344,7 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
     for (const size of shape.toReversed()) builder.addInt64(BigInt(size));
     const dims = builder.endVector();
     const bytes = bytesOf(stored.data);
-    outline.tensor(name, CODES[stored.dtype], shape, bytes);
+    outline.tensor(name, CODES[stored.dtype], shape, stored.data);
     const kept = !data.nominal && bytes.length > 0;
     const offset = kept && external !== undefined ? external : -1;
     const at = table(7, () => {

@@ -1,36 +1,44 @@
 /** Whether a checkpoint still holds what was saved: "The digest" of docs/formats/checkpoint.md. */
 import { platform } from '#platform';
 import { OdtpackError } from './errors.js';
-import { type Dims, join } from './tensors.js';
+import { bytesOf, type Dims } from './tensors.js';
 
 export const PREFIX = 'sha256:';
 export const TEXT_BYTES = PREFIX.length + 64;
 
 const NOTHING = new Uint8Array();
+const ENCODER = new TextEncoder();
 
-/** What the digest of a whole checkpoint is made from, piece by piece, in the order of the file. */
+/** What the digest of a whole checkpoint is made from, in the order of the file. */
 export class Outline {
-  readonly #pieces: (Uint8Array | { elements: Uint8Array })[] = [];
+  #bytes = new Uint8Array(4096);
+  #size = 0;
+  /** Tensors, and where the digest of their elements stands. */
+  readonly #tensors: { readonly at: number; readonly elements: ArrayBufferView }[] = [];
 
   constructor(readonly nominal: boolean) {
-    this.#pieces.push(new TextEncoder().encode('odtpack.checkpoint.1'));
-    this.#number(1, (view) => view.setUint8(0, Number(nominal)));
+    this.#append(ENCODER.encode('odtpack.checkpoint.1'));
+    this.#bytes[this.#room(1)] = Number(nominal);
   }
 
   count(entries: number): void {
-    this.#number(4, (view) => view.setUint32(0, entries, true));
+    const at = this.#room(4);
+    this.#view().setUint32(at, entries, true);
   }
 
   int32(value: number): void {
-    this.#number(4, (view) => view.setInt32(0, value, true));
+    const at = this.#room(4);
+    this.#view().setInt32(at, value, true);
   }
 
   int64(value: bigint): void {
-    this.#number(8, (view) => view.setBigInt64(0, value, true));
+    const at = this.#room(8);
+    this.#view().setBigInt64(at, value, true);
   }
 
   float32(value: number): void {
-    this.#number(4, (view) => view.setFloat32(0, value + 0, true)); // a negative zero is a zero
+    const at = this.#room(4);
+    this.#view().setFloat32(at, value + 0, true); // a negative zero is a zero
   }
 
   /** A float32 of a file by its bits: a number of JavaScript loses those of a NaN. */
@@ -39,41 +47,52 @@ export class Outline {
   }
 
   text(text: string): void {
-    const encoded = new TextEncoder().encode(text);
+    const encoded = ENCODER.encode(text);
     this.count(encoded.length);
-    this.#pieces.push(encoded);
+    this.#append(encoded);
   }
 
   /** A tensor by its type's number in ONNX; the elements are not copied. */
-  tensor(name: string, code: number, dims: Dims, elements: Uint8Array): void {
+  tensor(name: string, code: number, dims: Dims, elements: ArrayBufferView): void {
     this.text(name);
     this.int32(code);
     const shape = this.nominal ? [] : dims;
     this.count(shape.length);
     for (const size of shape) this.int64(BigInt(size));
-    this.#pieces.push({ elements: this.nominal ? NOTHING : elements });
+    this.#tensors.push({ at: this.#room(32), elements: this.nominal ? NOTHING : elements });
   }
 
   /** The digests as a file holds them: of the tensors that have values, then of the whole. */
   async digests(): Promise<string[]> {
     const found: string[] = [];
-    const outline: Uint8Array[] = [];
-    for (const piece of this.#pieces) {
-      if (piece instanceof Uint8Array) {
-        outline.push(piece);
-      } else {
-        const digest = await platform.sha256(piece.elements);
-        outline.push(digest);
-        if (!this.nominal) found.push(PREFIX + hex(digest));
-      }
+    const ofNothing = await platform.sha256(NOTHING);
+    for (const { at, elements } of this.#tensors) {
+      const digest = elements.byteLength ? await platform.sha256(bytesOf(elements)) : ofNothing;
+      this.#bytes.set(digest, at);
+      if (!this.nominal) found.push(PREFIX + hex(digest));
     }
-    return [...found, PREFIX + hex(await platform.sha256(join(outline)))];
+    const whole = await platform.sha256(this.#bytes.subarray(0, this.#size));
+    return [...found, PREFIX + hex(whole)];
   }
 
-  #number(size: number, set: (view: DataView) => void): void {
-    const bytes = new Uint8Array(size);
-    set(new DataView(bytes.buffer));
-    this.#pieces.push(bytes);
+  #append(bytes: Uint8Array): void {
+    this.#bytes.set(bytes, this.#room(bytes.length));
+  }
+
+  /** Where some more bytes go. */
+  #room(size: number): number {
+    const at = this.#size;
+    this.#size += size;
+    if (this.#size > this.#bytes.length) {
+      const larger = new Uint8Array(2 * this.#size);
+      larger.set(this.#bytes);
+      this.#bytes = larger;
+    }
+    return at;
+  }
+
+  #view(): DataView {
+    return new DataView(this.#bytes.buffer);
   }
 }
 

@@ -1,8 +1,8 @@
 /**
  * Reads flatbuffers that nobody has verified: every offset and length is checked against the
- * size before it is used, so a damaged or hostile file ends in an error and never in a wild
- * read, an endless loop or an allocation larger than the file. The format is described at
- * https://flatbuffers.dev/internals/.
+ * size before it is used, and no table counts twice, so a damaged or hostile file ends in an error
+ * and never in a wild read, an endless loop or an allocation larger than the file. The format is
+ * described at https://flatbuffers.dev/internals/.
  */
 import { OdtpackError } from './errors.js';
 
@@ -15,13 +15,19 @@ export interface Bytes {
 const MAX_SIZE = 2 ** 31 - 1;
 const MAX_TABLES = 1_000_000;
 const MAX_FIELDS = 32;
+const BLOCK = 2 ** 16;
+const BLOCKS = 32; // that are kept: tables, their vtables and their names lie apart
+const DECODER = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
 export function inMemory(bytes: Uint8Array): Bytes {
   return { size: bytes.length, read: (at, length) => bytes.subarray(at, at + length) };
 }
 
 export class Source {
-  #tables = 0;
+  readonly #tables = new Set<number>();
+  readonly #blocks = new Map<number, DataView>(); // by where they begin, the last used at the end
+  #last = -1;
+  #view: DataView = new DataView(new ArrayBuffer(0));
   #text = 0;
 
   constructor(readonly bytes: Bytes, readonly where: string, limit = MAX_SIZE) {
@@ -47,29 +53,74 @@ export class Source {
     return data;
   }
 
-  view(position: number, length: number): DataView {
-    const data = this.read(position, length);
-    return new DataView(data.buffer, data.byteOffset, length);
+  /** Lets `#view` hold some bytes, and returns where in it they begin: files are read in blocks. */
+  #seek(position: number, length: number): number {
+    this.check(position, length);
+    const start = position - (position % BLOCK);
+    if (start === this.#last && position + length <= start + BLOCK) return position - start;
+    if (position + length > start + BLOCK) {
+      this.#view = asView(this.read(position, length));
+      this.#last = -1;
+      return 0;
+    }
+    this.#view = this.#blocks.get(start) ??
+      asView(this.read(start, Math.min(BLOCK, this.bytes.size - start)));
+    this.#last = start;
+    this.#blocks.delete(start);
+    this.#blocks.set(start, this.#view);
+    const [oldest] = this.#blocks.keys();
+    if (this.#blocks.size > BLOCKS) this.#blocks.delete(oldest!);
+    return position - start;
   }
 
-  offset(position: number): number {
-    return this.view(position, 4).getUint32(0, true);
+  uint8(position: number): number {
+    const at = this.#seek(position, 1);
+    return this.#view.getUint8(at);
   }
 
-  countTable(): void {
-    if (++this.#tables > MAX_TABLES) this.fail(`it holds more than ${MAX_TABLES} tables`);
+  uint16(position: number): number {
+    const at = this.#seek(position, 2);
+    return this.#view.getUint16(at, true);
+  }
+
+  int32(position: number): number {
+    const at = this.#seek(position, 4);
+    return this.#view.getInt32(at, true);
+  }
+
+  uint32(position: number): number {
+    const at = this.#seek(position, 4);
+    return this.#view.getUint32(at, true);
+  }
+
+  float32(position: number): number {
+    const at = this.#seek(position, 4);
+    return this.#view.getFloat32(at, true);
+  }
+
+  int64(position: number): bigint {
+    const at = this.#seek(position, 8);
+    return this.#view.getBigInt64(at, true);
+  }
+
+  /** A table that something refers to, for the first time. */
+  table(position: number): Table {
+    if (this.#tables.has(position)) this.fail(`the table at ${position} occurs twice`);
+    this.#tables.add(position);
+    if (this.#tables.size > MAX_TABLES) this.fail(`it holds more than ${MAX_TABLES} tables`);
+    return new Table(this, position);
   }
 
   text(position: number, length: number): string {
     this.check(position, length + 1); // a zero byte ends it
     this.#text += length;
     if (this.#text > this.bytes.size) this.fail('its strings overlap');
+    if (this.uint8(position + length)) this.fail(`the text at ${position} does not end`);
+    const at = this.#seek(position, length);
+    const { buffer, byteOffset } = this.#view;
     try {
-      return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(
-        this.read(position, length).slice(),
-      );
-    } catch (error) {
-      if (error instanceof OdtpackError) throw error;
+      return DECODER.decode(new Uint8Array(buffer, byteOffset + at, length).slice());
+    } catch {
       return this.fail(`the text at ${position} is not UTF-8`);
     }
   }
@@ -79,34 +130,38 @@ export class Source {
     if (String.fromCharCode(...this.read(4, 4)) !== identifier) {
       this.fail(`it does not carry the identifier ${identifier}`);
     }
-    return new Table(this, this.offset(0));
+    return this.table(this.uint32(0));
   }
 }
 
+function asView(bytes: Uint8Array): DataView {
+  return new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+}
+
+export type Tables = Iterable<Table> & { readonly length: number };
+
 /** A table; fields are addressed by their number in the schema. */
 export class Table {
-  readonly #fields: number[] = [];
+  /** How many fields the vtable has room for. */
+  readonly fields: number;
+  readonly #vtable: number;
   readonly #size: number;
 
   constructor(readonly source: Source, readonly position: number) {
-    source.countTable();
-    const vtable = position - source.view(position, 4).getInt32(0, true);
-    const head = source.view(vtable, 4);
-    const vtableSize = head.getUint16(0, true);
-    this.#size = head.getUint16(2, true);
+    const vtable = (this.#vtable = position - source.int32(position));
+    const vtableSize = source.uint16(vtable);
+    this.#size = source.uint16(vtable + 2);
     if (vtableSize < 4 || vtableSize % 2 || this.#size < 4) {
       source.fail(`the table at ${position} has a malformed vtable`);
     }
     source.check(position, this.#size);
     source.check(vtable, vtableSize);
-    const count = Math.min(vtableSize / 2 - 2, MAX_FIELDS);
-    const fields = source.view(vtable + 4, 2 * count);
-    for (let i = 0; i < count; i++) this.#fields.push(fields.getUint16(2 * i, true));
+    this.fields = Math.min(vtableSize / 2 - 2, MAX_FIELDS);
   }
 
   /** Position of a field of `width` bytes; undefined if it is absent. */
   field(number: number, width: number): number | undefined {
-    const offset = this.#fields[number] ?? 0;
+    const offset = number < this.fields ? this.source.uint16(this.#vtable + 4 + 2 * number) : 0;
     if (offset === 0) return undefined;
     if (offset < 4 || offset + width > this.#size) {
       this.source.fail(`a field of the table at ${this.position} lies outside the table`);
@@ -114,37 +169,37 @@ export class Table {
     return this.position + offset;
   }
 
-  #number<T>(number: number, width: number, absent: T, read: (view: DataView) => T): T {
-    const at = this.field(number, width);
-    return at === undefined ? absent : read(this.source.view(at, width));
-  }
-
   int32(number: number): number {
-    return this.#number(number, 4, 0, (at) => at.getInt32(0, true));
+    const at = this.field(number, 4);
+    return at === undefined ? 0 : this.source.int32(at);
   }
 
   int64(number: number, absent = 0n): bigint {
-    return this.#number(number, 8, absent, (at) => at.getBigInt64(0, true));
+    const at = this.field(number, 8);
+    return at === undefined ? absent : this.source.int64(at);
   }
 
   uint32(number: number): number {
-    return this.#number(number, 4, 0, (at) => at.getUint32(0, true));
+    const at = this.field(number, 4);
+    return at === undefined ? 0 : this.source.uint32(at);
   }
 
   float32(number: number): number {
-    return this.#number(number, 4, 0, (at) => at.getFloat32(0, true));
+    const at = this.field(number, 4);
+    return at === undefined ? 0 : this.source.float32(at);
   }
 
   boolean(number: number): boolean {
-    return this.#number(number, 1, false, (at) => at.getUint8(0) !== 0);
+    const at = this.field(number, 1);
+    return at !== undefined && this.source.uint8(at) !== 0;
   }
 
   /** Where a vector of elements of `width` bytes lies; undefined if it is absent. */
   vector(number: number, width: number): { position: number; length: number } | undefined {
     const slot = this.field(number, 4);
     if (slot === undefined) return undefined;
-    const position = slot + this.source.offset(slot);
-    const length = this.source.offset(position);
+    const position = slot + this.source.uint32(slot);
+    const length = this.source.uint32(position);
     this.source.check(position + 4, length * width);
     return { position: position + 4, length };
   }
@@ -154,14 +209,16 @@ export class Table {
     return found ? this.source.text(found.position, found.length) : '';
   }
 
-  int64s(number: number, limit: number): bigint[] {
+  /** Numbers of 64 bits, as near as a number of JavaScript comes. */
+  int64s(number: number, limit: number): number[] {
     const found = this.vector(number, 8);
     if (!found) return [];
     if (found.length > limit) {
       this.source.fail(`the vector at ${found.position} has more than ${limit} elements`);
     }
-    const data = this.source.view(found.position, found.length * 8);
-    return Array.from({ length: found.length }, (_, i) => data.getBigInt64(8 * i, true));
+    const all: number[] = [];
+    for (let i = 0; i < found.length; i++) all.push(Number(this.source.int64(found.position + 8 * i)));
+    return all;
   }
 
   table(number: number): Table | undefined {
@@ -169,12 +226,19 @@ export class Table {
     return slot === undefined ? undefined : this.#follow(slot);
   }
 
-  *tables(number: number): Generator<Table> {
-    const found = this.vector(number, 4);
-    for (let i = 0; i < (found?.length ?? 0); i++) yield this.#follow(found!.position + 4 * i);
+  /** The tables of a vector, one after the other. */
+  tables(number: number): Tables {
+    const { position, length } = this.vector(number, 4) ?? { position: 0, length: 0 };
+    const follow = (i: number): Table => this.#follow(position + 4 * i);
+    return {
+      length,
+      *[Symbol.iterator]() {
+        for (let i = 0; i < length; i++) yield follow(i);
+      },
+    };
   }
 
   #follow(slot: number): Table {
-    return new Table(this.source, slot + this.source.offset(slot));
+    return this.source.table(slot + this.source.uint32(slot));
   }
 }

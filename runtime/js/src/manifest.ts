@@ -1,6 +1,17 @@
-/** The manifest: what a kit reads of it, checked. Keys that it does not read are ignored. */
-import { OdtpackError } from './errors.js';
+/**
+ * The manifest: what a kit reads of it, checked. Keys that it does not read are ignored, but those
+ * of `session`, which goes to ONNX Runtime: none but odtpack's own may stand there.
+ */
+import { OdtpackError, reason } from './errors.js';
+import { isRecord, parseStrictJson } from './json.js';
+import { checkSchedule } from './schedules.js';
 import { ARRAYS, type DType, product } from './tensors.js';
+
+const MAX_BYTES = 4 * 2 ** 20;
+const SPINNING = 'session.force_spinning_stop';
+const MAX_RANK = 32;
+const MAX_ELEMENTS = 2 ** 40;
+const MAX_SELF_CHECK_ELEMENTS = 2 ** 26;
 
 type Check<T> = (value: unknown, at: string) => T;
 type Checked<C> = C extends Check<infer T> ? T : never;
@@ -15,26 +26,31 @@ function check<T>(what: string, good: (value: unknown) => boolean): Check<T> {
   return (value, at) => (good(value) ? (value as T) : invalid(`${at} must be ${what}`));
 }
 
-function optional<T, F>(inner: Check<T>, fallback: F): Check<T | F> {
-  return (value, at) => (value === undefined || value === null ? fallback : inner(value, at));
+/** @param nullable Whether null stands for the fallback as well, as where that is nothing. */
+function optional<T, F>(
+  inner: Check<T>, fallback: F, nullable = fallback === undefined || fallback === null,
+): Check<T | F> {
+  return (value, at) => {
+    return value === undefined || (nullable && value === null) ? fallback : inner(value, at);
+  };
 }
 
-function list<T>(inner: Check<T>): Check<T[]> {
-  return (value, at) =>
-    Array.isArray(value)
-      ? value.map((item, index) => inner(item, `${at}[${index}]`))
-      : invalid(`${at} must be a list`);
+function list<T>(inner: Check<T>, most = Infinity): Check<T[]> {
+  return (value, at) => {
+    if (!Array.isArray(value)) return invalid(`${at} must be a list`);
+    if (value.length > most) invalid(`${at} has ${value.length} entries, and ${most} are allowed`);
+    return value.map((item, index) => inner(item, `${at}[${index}]`));
+  };
 }
 
-function isRecord(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
-}
-
+/** @param strict Refuse keys that are not among the fields. */
 function object<F extends Record<string, Check<unknown>>>(
-  fields: F,
+  fields: F, strict = false,
 ): Check<{ [K in keyof F]: Checked<F[K]> }> {
   return (value, at) => {
     if (!isRecord(value)) return invalid(`${at || 'it'} must be an object`);
+    const odd = strict && Object.keys(value).find((key) => !Object.hasOwn(fields, key));
+    if (typeof odd === 'string') invalid(`${at} may not have the key ${JSON.stringify(odd)}`);
     const entries = Object.entries(fields).map(([key, inner]) => {
       const own = Object.hasOwn(value, key) ? value[key] : undefined;
       return [key, inner(own, at ? `${at}.${key}` : key)];
@@ -50,9 +66,18 @@ function oneOf<const T>(...choices: readonly T[]): Check<T> {
 const text = check<string>('text', (value) => typeof value === 'string' && value !== '');
 const truth = check<boolean>('true or false', (value) => typeof value === 'boolean');
 const real = check<number>('a number', (value) => Number.isFinite(value));
-const isCount = (v: unknown): boolean => Number.isSafeInteger(v) && (v as number) >= 0;
+const isBetween = (least: number, most: number) => (v: unknown): boolean =>
+  Number.isSafeInteger(v) && (v as number) >= least && (v as number) <= most;
+const whole = (least: number, most: number): Check<number> =>
+  check(`a whole number from ${least} to ${most}`, isBetween(least, most));
+const isCount = isBetween(0, Number.MAX_SAFE_INTEGER);
 const count = check<number>('a whole number', isCount);
-const positive = check<number>('1 or more', (v) => Number.isSafeInteger(v) && (v as number) >= 1);
+const positive = check<number>('1 or more', isBetween(1, Number.MAX_SAFE_INTEGER));
+/** What multiplies gradients: 0, infinity and less are none as float32 either. */
+const rate = check<number>('a number above 0 in float32', (v) => {
+  const near = typeof v === 'number' ? Math.fround(v) : NaN;
+  return near > 0 && near < Infinity;
+});
 const label = check<number>('a whole number', Number.isSafeInteger);
 const sha256 = check<string>('a SHA-256', (v) => typeof v === 'string' && /^[0-9a-f]{64}$/.test(v));
 const size = check<number | string | null>(
@@ -62,12 +87,30 @@ const texts = check<Record<string, string>>(
   'text by name', (v) => isRecord(v) && Object.values(v).every((each) => typeof each === 'string'),
 );
 const dtype = oneOf<DType | 'string'>(...(Object.keys(ARRAYS) as DType[]), 'string');
+/** Sizes of which the fixed ones together are no more than memory could ever hold. */
+function shape<T extends number | string | null>(inner: Check<T>, most = MAX_ELEMENTS): Check<T[]> {
+  const sizes = list(inner, MAX_RANK);
+  return (value, at) => {
+    const found = sizes(value, at);
+    const fixed: number[] = found.filter((each) => typeof each === 'number');
+    if (product(fixed) > most) invalid(`${at} has more than ${most} elements`);
+    return found;
+  };
+}
 const output = object({
-  name: text, dtype, shape: list(size), role: oneOf('loss', 'additional', 'prediction'),
+  name: text, dtype, shape: shape(size), role: oneOf('loss', 'additional', 'prediction'),
 });
 const stored = oneOf<DType>(...(Object.keys(ARRAYS) as DType[]));
 const file = { path: text, size_bytes: count, sha256 };
 const level = oneOf('disabled', 'basic', 'extended', 'all');
+/** What ONNX Runtime is told by text: these entries can write files, so a package may ask for one. */
+const config = check<Record<string, string>>(
+  `empty, or have the one entry ${SPINNING} = 1`,
+  (v) => isRecord(v) && Object.entries(v).every(([key, to]) => key === SPINNING && to === '1'),
+);
+const arenaBytes = optional(whole(256, 2 ** 30), undefined);
+const extraRole = oneOf('ort_model', 'inference_model', 'operators_config',
+  'operators_and_types_config', 'recipe', 'segment_model', 'segment_weights');
 
 const schema = object({
   files: object({
@@ -75,12 +118,13 @@ const schema = object({
     eval_model: object(file),
     optimizer_model: object(file),
     checkpoint: object(file),
+    step_model: optional(object(file), undefined),
     checkpoint_data: optional(object(file), undefined),
     nominal_checkpoint: optional(object(file), undefined),
     inference_template: optional(object(file), undefined),
     extra: optional(
       list(object({
-        ...file, role: text, of: optional(text, null), style: optional(text, null),
+        ...file, role: extraRole, of: optional(text, null), style: optional(text, null),
         platform: optional(text, null),
       })),
       [],
@@ -92,7 +136,7 @@ const schema = object({
     object({
       weights: optional(text, undefined),
       tensors: optional(
-        list(object({ name: text, dtype: text, shape: list(label), offset: count })), [],
+        list(object({ name: text, dtype: text, shape: shape(count), offset: count })), [],
       ),
       segments: list(object({
         forward: text, backward: optional(text, undefined), names: optional(texts, {}),
@@ -101,42 +145,49 @@ const schema = object({
     undefined,
   ),
   inputs: list(object({
-    name: text, dtype, shape: list(size), role: oneOf('data', 'labels', 'target'),
-    class_count: optional(positive, undefined), ignore_index: optional(label, undefined),
-  })),
-  outputs: list(output),
-  evaluation_outputs: optional(list(output), []),
+    name: text, dtype, shape: shape(size), role: oneOf('data', 'labels', 'target'),
+    class_count: optional(whole(1, 2 ** 31 - 1), undefined),
+    ignore_index: optional(label, undefined),
+  }), 1024),
+  outputs: list(output, 1024),
+  evaluation_outputs: optional(list(output, 1024), []),
   parameters: list(object({
-    name: text, shape: list(count), dtype: stored, model_dtype: optional(stored, undefined),
+    name: text, shape: shape(count), dtype: stored, model_dtype: optional(stored, undefined),
     scale: optional(text, undefined), role: oneOf('trainable', 'frozen', 'state'),
-    offset: optional(count, undefined),
-  })),
-  optimizer: object({ kind: text }),
+    size_bytes: optional(count, undefined), offset: optional(count, undefined),
+  }), 100_000),
+  optimizer: object({ kind: text, learning_rate: optional(rate, undefined) }),
   session: optional(
     object({
-      optimization_level: optional(level, 'all' as const), memory_pattern: optional(truth, true),
+      optimization_level: level, memory_pattern: optional(truth, true),
       arena: optional(truth, true), prepacking: optional(truth, true),
-      threads: optional(positive, undefined), config: optional(texts, {}),
-    }),
+      shared_allocator: optional(truth, false), initial_chunk_size_bytes: arenaBytes,
+      max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256), undefined),
+      config: optional(config, {}),
+    }, true),
     {
       optimization_level: 'extended' as const, memory_pattern: false, arena: true, prepacking: true,
-      threads: undefined, config: { 'session.force_spinning_stop': '1' },
+      shared_allocator: false, initial_chunk_size_bytes: undefined,
+      max_dead_bytes_per_chunk: undefined, threads: undefined, config: { [SPINNING]: '1' },
     },
+    true,
   ),
   layout: object({
     dtype: oneOf('float32', 'float64'), elements: count,
     run: oneOf('chunks', 'whole', 'parameters'),
-    chunk_elements: optional(positive, 131072), inputs: list(text),
-    state: optional(list(object({ name: text, axes: optional(list(oneOf(0, 1)), undefined) })), []),
+    chunk_elements: optional(whole(1024, 2 ** 30), 131072), inputs: list(text),
+    state: optional(
+      list(object({ name: text, axes: optional(list(oneOf(0, 1), 2), undefined) })), [],
+    ),
   }),
   groups: optional(
-    list(object({ learning_rate_scale: real, weight_decay: real, parameters: list(text) })), [],
+    list(object({ learning_rate_scale: rate, weight_decay: real, parameters: list(text) })), [],
   ),
-  accumulation_steps: optional(positive, 1),
+  accumulation_steps: optional(whole(1, 2 ** 20), 1),
   schedule: optional(
     object({
       kind: text, settings: optional(check<Settings>('an object', isRecord), {}),
-      learning_rate: optional(real, undefined),
+      learning_rate: optional(rate, undefined),
     }),
     undefined,
   ),
@@ -147,10 +198,14 @@ const schema = object({
     object({
       reason: optional(text, undefined),
       inputs: optional(
-        list(object({ name: text, shape: list(count), bound: optional(positive, undefined) })), [],
+        list(object({
+          name: text, shape: shape(count, MAX_SELF_CHECK_ELEMENTS),
+          bound: optional(positive, undefined),
+        })),
+        [],
       ),
-      learning_rate: optional(real, 0), losses: optional(list(real), []),
-      evaluation_loss: optional(real, 0), tolerances: optional(list(real), []),
+      learning_rate: optional(rate, undefined), losses: optional(list(real), []),
+      evaluation_loss: optional(real, undefined), tolerances: optional(list(real), []),
     }),
     undefined,
   ),
@@ -165,11 +220,12 @@ export type ParameterInfo = Manifest['parameters'][number];
 
 /** Parse and check the bytes of a `manifest.json`. */
 export function parseManifest(bytes: Uint8Array): Manifest {
+  if (bytes.length > MAX_BYTES) invalid(`it has more than ${MAX_BYTES} bytes`);
   let content: unknown;
   try {
-    content = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes));
-  } catch {
-    return invalid('it is not JSON in UTF-8');
+    content = parseStrictJson(bytes);
+  } catch (error) {
+    return invalid(reason(error));
   }
   const version = isRecord(content) ? content['schema_version'] : undefined;
   if (version !== 1) {
@@ -210,7 +266,11 @@ function checkSense(manifest: Manifest): void {
     }
     end = offset + product(shape);
   }
-  if (end > layout.elements) invalid('the parameters exceed the layout');
+  const step = 64 / itemsize;
+  if (layout.elements !== Math.ceil(end / step) * step) {
+    invalid('layout.elements is not where the last parameter ends, rounded up to 64 bytes');
+  }
+  if (manifest.schedule) checkSchedule(manifest.schedule, invalid);
   const known = new Set(parameters.map(({ name }) => name));
   const scales = parameters.flatMap((parameter) => parameter.scale ?? []);
   const named = [...scales, ...(manifest.inference?.parameters ?? [])];
@@ -221,23 +281,30 @@ function checkSense(manifest: Manifest): void {
   if (groups.length && JSON.stringify(grouped) !== JSON.stringify(names)) {
     invalid('the groups do not hold each trainable parameter once');
   }
-  const taken = new Set(['manifest.json', 'manifest.sig']);
-  for (const { path } of entries(manifest)) {
-    const parts = path.split('/');
-    const odd = /[\u0000-\u001f\u007f\\:<>"|?*]/.test(path);
-    if (odd || parts.some((part) => ['', '.', '..'].includes(part))) {
-      refusePath(path, 'does not lie inside the package');
-    }
-    const folded = path.normalize('NFC').toLowerCase();
-    if (taken.has(folded)) refusePath(path, 'on some systems is the same file as another');
-    taken.add(folded);
+  const { checkpoint, checkpoint_data: data } = manifest.files;
+  if (data && data.path !== `${checkpoint.path}.data`) {
+    invalid('checkpoint_data must be named after the checkpoint');
   }
+  if (!manifest.inference !== !manifest.files.inference_template) {
+    invalid('an inference template needs both its file and the key inference');
+  }
+  const odd = parameters.find(({ shape, dtype: type, size_bytes: bytes }) =>
+    bytes !== undefined && bytes !== product(shape) * ARRAYS[type].BYTES_PER_ELEMENT);
+  if (odd) invalid(`the size of '${odd.name}' is not that of its shape and type`);
+  checkSelfCheck(manifest);
 }
 
-function refusePath(path: string, problem: string): never {
-  throw new OdtpackError('package-path',
-    `The manifest names the file ${JSON.stringify(path)}, which ${problem}.`, 'manifest.json',
-    'do not use this package: it was tampered with, or not written by odtpack');
+/** It holds a reason, or everything else. */
+function checkSelfCheck({ self_check: check }: Manifest): void {
+  if (!check) return;
+  const { reason: why, inputs, learning_rate, losses, evaluation_loss, tolerances } = check;
+  const given = [learning_rate, evaluation_loss].filter((each) => each !== undefined);
+  const whole =
+    inputs.length > 0 && given.length === 2 && losses.length === 5 && tolerances.length === 6;
+  const nothing = !(inputs.length + given.length + losses.length + tolerances.length);
+  if (why === undefined ? !whole : !nothing) {
+    invalid('self_check must hold a reason, or everything else');
+  }
 }
 
 /** Trainable parameters in the order in which they lie in memory. */

@@ -1,4 +1,5 @@
 /** What a session is opened from: a package's files, and a checkpoint that goes with them. */
+import type { InferenceSession } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { CheckpointState, type FlatState } from './checkpoint.js';
 import { readCheckpoint } from './checkpoint_format.js';
@@ -7,7 +8,8 @@ import { inMemory } from './flatbuffer.js';
 import { type Manifest, trainedParameters } from './manifest.js';
 import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
 import type { FileSource, OnnxRuntime } from './platform.js';
-import { ARRAYS, bytesOf, type Layout, product, sameDims, view } from './tensors.js';
+import { BUFFER, GRADIENT } from './runtime.js';
+import { allocating, ARRAYS, bytesOf, type Layout, product, sameDims, view } from './tensors.js';
 
 /** Files of one package by path or address, as onnxruntime-training took them. */
 export interface TrainingFiles {
@@ -72,6 +74,25 @@ export async function ownCheckpoint(opened: TrainingPackage): Promise<Checkpoint
   }));
 }
 
+/** Check that a model takes what it will be given, and returns what the manifest says. */
+export function checkModel(
+  manifest: Manifest, session: InferenceSession, outputs: Manifest['outputs'], trains: boolean,
+): void {
+  const given = new Set([...manifest.inputs, ...manifest.parameters].map(({ name }) => name));
+  const made = new Set(session.outputNames);
+  const wanted = outputs.map(({ name }) => name);
+  for (const { name, role } of trains ? manifest.parameters : []) {
+    if (role === 'trainable') {
+      given.add(name + BUFFER).add('lazy_reset_grad');
+      wanted.push(name + GRADIENT);
+    }
+    if (role === 'state') wanted.push(`${name}.update.out`);
+  }
+  const odd = wanted.find((name) => !made.has(name)) ??
+    session.inputNames.find((name) => !given.has(name));
+  if (odd !== undefined) mismatch(`the models and the manifest do not agree on '${odd}'`);
+}
+
 /** Check that the checkpoint holds the parameters of the package and no others. */
 export function checkParameters(manifest: Manifest, state: CheckpointState): void {
   const left = new Set(state.parameters.keys());
@@ -112,7 +133,8 @@ export function place(manifest: Manifest, state: CheckpointState): FlatState {
     new Uint8Array(state.flat.gradients).fill(0);
     return state.flat;
   }
-  const [parameters, gradients] = [layout, layout].map(({ nbytes }) => platform.allocate(nbytes));
+  const [parameters, gradients] = allocating('model-mismatch', 'the parameters', () =>
+    [layout, layout].map(({ nbytes }) => platform.allocate(nbytes)));
   const flat = { layout, parameters: parameters!, gradients: gradients! };
   for (const { name, dims, offset, nbytes } of slots) {
     const own = state.parameters.get(name)!;
@@ -122,7 +144,7 @@ export function place(manifest: Manifest, state: CheckpointState): FlatState {
   }
   for (const { name, role, shape, dtype: type } of manifest.parameters) {
     if (role === 'trainable' || !state.isNominal) continue;
-    const data = new ARRAYS[type](product(shape));
+    const data = allocating('model-mismatch', `'${name}'`, () => new ARRAYS[type](product(shape)));
     Object.assign(state.parameters.get(name)!, { dims: shape, data });
   }
   state.flat = flat;

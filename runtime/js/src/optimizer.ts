@@ -8,7 +8,7 @@ import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, Graph, tensorOver } from './runtime.js';
 import {
-  type Dims, type Layout, pack, product, sameDims, type Stored, type TypedArray, view,
+  byName, type Dims, type Layout, pack, product, sameDims, type Stored, type TypedArray, view,
 } from './tensors.js';
 
 const DEFAULT_LEARNING_RATE = 0.001;
@@ -33,6 +33,12 @@ export class Optimizer {
     state: CheckpointState, flat: FlatState,
   ) {
     const { layout, groups } = manifest;
+    const taken = new Set([...session.inputNames, ...layout.state.map(({ name }) => name)]);
+    if (taken.size > session.inputNames.length || layout.inputs.some((name) => !taken.has(name))) {
+      throw new OdtpackError('model-mismatch',
+        'The manifest names inputs or a state of the optimizer that its model does not have.', '',
+        'do not use this package: it was changed, or not written by odtpack');
+    }
     if (!flat.layout.slots.length) {
       throw new OdtpackError('nothing-trainable', 'The package marks no parameter as trainable.');
     }
@@ -80,9 +86,9 @@ export class Optimizer {
     );
     const add = (group: number, tensors: Feeds, extra: Feeds = {}): void => {
       const { gradients: _, ...written } = tensors;
-      const memory: Feeds = {};
-      for (const [name, tensor] of Object.entries(written)) memory[`${name}.out`] = tensor;
-      const feeds = { ...scalars[group], ...extra, ...tensors };
+      const memory = byName(Object.entries(written).map(([name, t]) => [`${name}.out`, t] as const));
+      const all = [scalars[group]!, extra, tensors].flatMap((each) => Object.entries(each));
+      const feeds = byName(all);
       this.#graphs.push(new Graph(ort, session, feeds, memory, []));
     };
     if (layout.run === 'parameters') {
@@ -93,10 +99,10 @@ export class Optimizer {
           const { offset, nbytes } = own.slots[index]!;
           const dims = matrix.map((size, axis) => (axes?.includes(axis) ? size : 1));
           const data = view(buffer, layout.dtype, offset, nbytes);
-          return [name, tensorOver(ort, layout.dtype, data, dims)];
+          return [name, tensorOver(ort, layout.dtype, data, dims)] as const;
         });
         const factored = scalar(Uint8Array.of(Number(slot.dims.length > 1)), 'bool');
-        add(owners.get(slot.name) ?? 0, Object.fromEntries(tensors) as Feeds, { factored });
+        add(owners.get(slot.name) ?? 0, byName(tensors), { factored });
       }
       return;
     }
@@ -111,9 +117,10 @@ export class Optimizer {
       for (let at = start; at < end; at += piece) {
         const stop = Math.min(at + piece, end);
         const tensors = arrays.map(([name, data]) => {
-          return [name, tensorOver(ort, layout.dtype, data.subarray(at, stop), [stop - at])];
+          const part = tensorOver(ort, layout.dtype, data.subarray(at, stop), [stop - at]);
+          return [name, part] as const;
         });
-        add(group, Object.fromEntries(tensors) as Feeds);
+        add(group, byName(tensors));
       }
     }
   }
@@ -128,13 +135,15 @@ export class Optimizer {
 
   /** The rate of the steps to come, kept as float32; a group's scale multiplies it. */
   set learningRate(value: number) {
-    const rate = Math.fround(value);
-    if (typeof value !== 'number' || !Number.isFinite(rate)) {
-      const problem = `The learning rate must be a finite number, not ${String(value)}.`;
-      throw new OdtpackError('bad-learning-rate', problem, '', 'take for example 0.001');
+    const rate = typeof value === 'number' ? Math.fround(value) : NaN;
+    const own = this.#rates.map(({ scale }) => Math.fround(rate * scale));
+    if (![rate, ...own].every((each) => each >= 0 && each < Infinity)) {
+      throw new OdtpackError('bad-learning-rate',
+        'The learning rate must be 0 or more, and finite in float32 in each group, not ' +
+          `${typeof value === 'number' ? value : typeof value}.`, '', 'take for example 0.001');
     }
     this.#state.learningRate = rate;
-    for (const group of this.#rates) group.value[0] = rate * group.scale;
+    for (const [i, { value: target }] of this.#rates.entries()) target[0] = own[i]!;
   }
 
   async step(options?: InferenceSession.RunOptions): Promise<void> {

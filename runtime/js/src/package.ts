@@ -3,6 +3,7 @@ import { platform } from '#platform';
 import { hex, subtle } from './digest.js';
 import { OdtpackError, reason } from './errors.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
+import { checkPaths } from './paths.js';
 import type { OpenedFile } from './platform.js';
 
 /** A folder (path in Node, address in a browser), a manifest's path, or the files by path. */
@@ -19,7 +20,6 @@ export interface OpenOptions {
 }
 
 const MANIFEST = 'manifest.json';
-const MAX_MANIFEST_BYTES = 64 * 2 ** 20;
 
 export type ModelName = 'training_model' | 'eval_model' | 'optimizer_model';
 
@@ -40,13 +40,11 @@ export class TrainingPackage {
       const hint = 'odtpack build model.onnx --out package --loss cross_entropy';
       throw new OdtpackError('package-not-found', error.what, error.where, hint);
     });
-    if (bytes.length > MAX_MANIFEST_BYTES) {
-      throw new OdtpackError('manifest-invalid', `The manifest has ${bytes.length} bytes.`, name);
-    }
     if (options.publicKey !== undefined) {
       await checkSignature(bytes, read, name.slice(0, -MANIFEST.length), options.publicKey);
     }
     const manifest = parseManifest(bytes);
+    checkPaths(entries(manifest).map(({ path }) => path));
     if (manifest.target !== undefined) {
       throw new OdtpackError('package-target',
         'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',

@@ -34,11 +34,19 @@ export interface CheckpointParts {
   digests(): Promise<Uint8Array[]>;
 }
 
-/**
- * What becomes of the save before: nothing; it is the file that is written over; or it stays, as
- * that file is damaged.
- */
-export type Previous = 'none' | 'replaced' | 'kept';
+/** A checkpoint that is to be written. */
+export interface Saving {
+  /** Bytes of its tensors; above `dataFileAbove` they go to `<path>.data`. */
+  readonly nbytes: number;
+  readonly dataFileAbove: number;
+  readonly layout: CheckpointLayout;
+  /** Keep the file that is replaced, unless it is damaged: then the save before it stays. */
+  readonly keep: boolean;
+  /** The identity of a file that is known to be whole. */
+  readonly known: string | undefined;
+  /** Reads the file that is replaced. */
+  isWhole(): Promise<boolean>;
+}
 
 /** What storage reaches: a file written with fsync, and writes of 4 KiB, each with fsync. */
 export interface StorageTimes {
@@ -73,11 +81,10 @@ export interface Platform {
   openCheckpoint(path: string | URL): Promise<OpenedCheckpoint>;
   /** The path of the save before a checkpoint, if there is one. */
   previousOf(path: string | URL): string | undefined;
+  /** Which file is at a path, if there is one: another one, or one that was changed, differs. */
+  identity(path: string | URL): string | undefined;
   /** Replaces a file whole or not at all. */
   writeFile(path: string | URL, parts: readonly Uint8Array[]): Promise<void>;
-  /** As `writeFile`; above `dataFileAbove` bytes the tensors go to `<path>.data`. */
-  writeCheckpoint(
-    path: string | URL, nbytes: number, layout: CheckpointLayout, dataFileAbove: number,
-    previous: Previous,
-  ): Promise<void>;
+  /** As `writeFile`; returns the identity of the new file. */
+  writeCheckpoint(path: string | URL, saving: Saving): Promise<string>;
 }

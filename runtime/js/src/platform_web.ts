@@ -2,6 +2,7 @@
 import { subtle } from './digest.js';
 import { OdtpackError, reason } from './errors.js';
 import { inMemory } from './flatbuffer.js';
+import { pathProblem } from './paths.js';
 import type { OnnxRuntime, Platform } from './platform.js';
 
 async function download(address: URL, code: string): Promise<Uint8Array> {
@@ -20,6 +21,22 @@ function absolute(address: string | URL, folder = false): URL {
   return new URL(folder && !text.endsWith('/') ? `${text}/` : text, globalThis.location?.href);
 }
 
+/**
+ * The address of a package's file. Its path comes from the package: nothing in it may count as more
+ * than a name, as `..`, `%2e%2e`, `?` or a space at its begin would in an address.
+ */
+function inside(folder: string | URL, path: string): URL {
+  const root = absolute(folder, true);
+  [root.search, root.hash] = ['', ''];
+  if (!root.pathname.endsWith('/')) root.pathname += '/';
+  const problem = pathProblem(path);
+  const address = problem ? root : new URL(path.split('/').map(encodeURIComponent).join('/'), root);
+  if (!problem && address.href.startsWith(root.href) && address.href !== root.href) return address;
+  throw new OdtpackError('package-path',
+    `${JSON.stringify(path)} ${problem ?? 'does not lie inside the package'}.`, String(root),
+    'do not use this package: it was tampered with, or not written by odtpack');
+}
+
 function refuse(): never {
   throw new OdtpackError('file-not-written', 'There are no file paths here to write to.', '',
     'pass a FileSystemFileHandle (navigator.storage.getDirectory()), or use toBlob()');
@@ -29,7 +46,7 @@ export const platform: Platform = {
   importRuntime: async () => (await import('onnxruntime-web')) as unknown as OnnxRuntime,
   allocate: (nbytes) => new ArrayBuffer(nbytes),
   describe: () => ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
-  readIn: (folder, path) => download(new URL(path, absolute(folder, true)), 'package-incomplete'),
+  readIn: async (folder, path) => download(inside(folder, path), 'package-incomplete'),
   async openCheckpoint(path) {
     const bytes = inMemory(await download(absolute(path), 'checkpoint-not-found'));
     return { where: String(path), bytes, close: () => undefined };
@@ -38,6 +55,7 @@ export const platform: Platform = {
     return new Uint8Array(await subtle().digest('SHA-256', bytes as Uint8Array<ArrayBuffer>));
   },
   previousOf: () => undefined,
+  identity: () => undefined,
   writeFile: refuse,
   writeCheckpoint: refuse,
 };

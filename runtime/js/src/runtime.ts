@@ -3,7 +3,10 @@ import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { OdtpackError, reason } from './errors.js';
 import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
-import { bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
+import { byName, bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
+
+export const BUFFER = '_grad.accumulation.buffer';
+export const GRADIENT = '_grad.accumulation.out';
 
 export type Feeds = Record<string, Tensor>;
 
@@ -14,7 +17,7 @@ export type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
 
 export function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
   if (Array.isArray(value)) return true;
-  return typeof value === 'object' && value !== null && outputs.some((name) => name in value);
+  return typeof value === 'object' && value !== null && outputs.some((name) => Object.hasOwn(value, name));
 }
 
 /** Options of the package, with the caller's in their place. */
@@ -23,8 +26,6 @@ export function sessionOptions(
 ): InferenceSession.SessionOptions {
   const { session } = manifest;
   const own = usualProvider(ort);
-  const config: Record<string, string> = { ...session.config };
-  if (!session.prepacking) config['session.disable_prepacking'] = '1';
   return {
     graphOptimizationLevel: session.optimization_level,
     enableMemPattern: session.memory_pattern,
@@ -33,7 +34,13 @@ export function sessionOptions(
     executionMode: 'sequential',
     ...(session.threads !== undefined && { intraOpNumThreads: session.threads }),
     ...overrides,
-    extra: { ...nested(config), ...overrides.extra },
+    extra: {
+      session: {
+        ...(Object.keys(session.config).length && { force_spinning_stop: '1' }),
+        ...(!session.prepacking && { disable_prepacking: '1' }),
+      },
+      ...overrides.extra,
+    },
     executionProviders: overrides.executionProviders ?? [own],
   };
 }
@@ -51,16 +58,6 @@ export function otherProviders(
     .filter((name) => name !== usualProvider(ort));
 }
 
-/** `{'session.key': '1'}` as the bindings take it: `{session: {key: '1'}}`. */
-function nested(config: Record<string, string>): Record<string, Record<string, string>> {
-  const groups: Record<string, Record<string, string>> = {};
-  for (const [key, value] of Object.entries(config)) {
-    const [group, ...rest] = key.split('.') as [string, ...string[]];
-    (groups[group] ??= {})[rest.join('.')] = value;
-  }
-  return groups;
-}
-
 /** Only Node's binding writes into the tensors that it is given; the others ignore them. */
 export function writesInPlace(ort: OnnxRuntime): boolean {
   return ort.env.versions.node !== undefined;
@@ -69,13 +66,19 @@ export function writesInPlace(ort: OnnxRuntime): boolean {
 export async function openSession(
   ort: OnnxRuntime, bytes: Uint8Array, name: string, options: InferenceSession.SessionOptions,
 ): Promise<InferenceSession> {
+  let session;
   try {
-    return await ort.InferenceSession.create(bytes, options);
+    session = await ort.InferenceSession.create(bytes, options);
   } catch (error) {
     throw new OdtpackError('model-not-loadable',
       `ONNX Runtime ${ort.env.versions.common} cannot load the ${name}: ${reason(error)}`, name,
       'build the package again for this version of ONNX Runtime, or update it', error);
   }
+  if (!session.outputNames.includes('__proto__')) return session;
+  await session.release();
+  throw new OdtpackError('model-not-loadable',
+    `The ${name} has an output '__proto__', which ONNX Runtime for JavaScript cannot return.`, name,
+    'give the output another name, and build the package again');
 }
 
 /** A tensor over an array: no copy. */
@@ -101,7 +104,7 @@ export class Graph implements Model {
   ) {
     this.#inPlace = writesInPlace(ort);
     this.#fetches = this.#inPlace
-      ? { ...Object.fromEntries(outputs.map((name) => [name, null])), ...memory }
+      ? byName([...outputs.map((name) => [name, null] as const), ...Object.entries(memory)])
       : [...outputs, ...Object.keys(memory)];
   }
 
@@ -118,9 +121,16 @@ export class Graph implements Model {
     }
     if (!this.#inPlace) {
       for (const [name, target] of Object.entries(this.memory)) {
-        bytesOf(target.data as TypedArray).set(bytesOf(results[name]!.data as TypedArray));
+        const made = Object.hasOwn(results, name) ? bytesOf(results[name]!.data as TypedArray) : [];
+        if (made.length !== (target.data as TypedArray).byteLength) throw otherSize(name);
+        bytesOf(target.data as TypedArray).set(made);
       }
     }
     return results;
   }
+}
+
+function otherSize(name: string): OdtpackError {
+  return new OdtpackError('run-failed', `ONNX Runtime returned '${name}' in another size.`, '',
+    'gradients or parameters may hold part of the step: load the last checkpoint');
 }

@@ -1,5 +1,6 @@
 /** Schedules of the learning rate: the factor of the initial rate after so many steps. */
-import { OdtpackError } from './errors.js';
+import { OdtpackError, reason } from './errors.js';
+import { isRecord, parseStrictJson } from './json.js';
 import type { Settings } from './manifest.js';
 
 export type ScheduleKind = 'constant' | 'linear' | 'cosine' | 'step' | 'multistep';
@@ -35,7 +36,8 @@ export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
   const settings: Settings = { ...known, ...given };
   const whole = (value: unknown): boolean => Number.isSafeInteger(value) && (value as number) >= 0;
   const require = (key: string, good: boolean): void => {
-    if (!good) bad(`${key} of the ${kind} schedule cannot be ${String(settings[key])}.`);
+    const found = (): string => String(JSON.stringify(settings[key])).slice(0, 40);
+    if (!good) bad(`${key} of the ${kind} schedule cannot be ${found()}.`);
   };
   const {
     warmup_steps: warmup = 0, total_steps: total = 0, period = 0, gamma = 0.1, floor = 0,
@@ -45,8 +47,9 @@ export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
     require('total_steps', whole(total) && total >= Math.max(warmup, 1));
   }
   if ('period' in settings) require('period', whole(period) && period > 0);
-  if ('gamma' in settings) require('gamma', gamma > 0 && gamma <= 1);
-  if ('floor' in settings) require('floor', floor >= 0 && floor <= 1);
+  const real = (value: unknown): boolean => typeof value === 'number';
+  if ('gamma' in settings) require('gamma', real(gamma) && gamma > 0 && gamma <= 1);
+  if ('floor' in settings) require('floor', real(floor) && floor >= 0 && floor <= 1);
   const milestones = (settings['milestones'] ?? []) as readonly number[];
   if ('milestones' in settings) {
     const listed = Array.isArray(milestones) && milestones.length > 0;
@@ -67,6 +70,18 @@ export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
   return { kind: name, settings, factor: (s) => (s < warmup ? s / warmup : after[name](s)) };
 }
 
+/** Check a schedule that a manifest proposes; where it ends may be left to the training. */
+export function checkSchedule(
+  { kind, settings }: { kind: string; settings: Settings }, fail: (problem: string) => never,
+): void {
+  const ends = ['linear', 'cosine'].includes(kind) && !Object.hasOwn(settings, 'total_steps');
+  try {
+    makeSchedule(kind, ends ? { ...settings, total_steps: 2 ** 31 } : settings);
+  } catch (error) {
+    fail(`schedule: ${reason(error)}`);
+  }
+}
+
 /** The property `odtpack.schedule`: JSON with sorted keys, as Python writes it. */
 export function scheduleText({ kind, settings }: Schedule, initialRate: number): string {
   const content: Record<string, unknown> = { ...settings, kind, initial_lr: initialRate };
@@ -83,13 +98,15 @@ export function scheduleText({ kind, settings }: Schedule, initialRate: number):
 export function readScheduleText(text: string): { schedule: Schedule; initialRate: number } {
   let content: unknown;
   try {
-    content = JSON.parse(text);
+    content = parseStrictJson(new TextEncoder().encode(text));
   } catch {
     content = null;
   }
-  if (typeof content !== 'object' || content === null) return bad('The saved schedule is not one.');
+  if (!isRecord(content)) return bad('The saved schedule is not one.');
   const { kind, initial_lr: initialRate, ...settings } = content as Settings & { kind: unknown };
-  if (!Number.isFinite(initialRate)) bad('The saved schedule has no initial rate.');
+  if (!(typeof initialRate === 'number' && initialRate >= 0)) {
+    bad('The saved schedule has no initial rate.');
+  }
   return { schedule: makeSchedule(kind, settings), initialRate: initialRate as number };
 }
 

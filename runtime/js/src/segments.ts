@@ -9,12 +9,10 @@ import {
 } from './manifest.js';
 import type { TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
-import { type Feeds, Graph, type Model, openSession } from './runtime.js';
-import type { TypedArray } from './tensors.js';
+import { BUFFER, type Feeds, GRADIENT, Graph, type Model, openSession } from './runtime.js';
+import { byName, type TypedArray } from './tensors.js';
 import { Weights, wrongSegments } from './weights.js';
 
-export const BUFFER = '_grad.accumulation.buffer';
-export const GRADIENT = '_grad.accumulation.out';
 const COTANGENT = '.cotangent';
 
 /** A model as one segment sees it, which calls its inputs and outputs by `names`. */
@@ -169,7 +167,7 @@ export class Segments {
 /** Segments as one training or evaluation model. */
 class SegmentedGraph implements Model {
   readonly session: InferenceSession;
-  readonly feeds: Feeds = {};
+  readonly feeds: Feeds = byName();
   readonly #graphs: readonly Graph[];
 
   constructor(
@@ -178,7 +176,7 @@ class SegmentedGraph implements Model {
   ) {
     this.session = runs.find(({ returned }) => returned.length)!.session;
     const chosen = (each: readonly End[]): Feeds =>
-      Object.fromEntries(each.map(([own, name]) => [own, memory[name]!]));
+      byName(each.map(([own, name]) => [own, memory[name]!] as const));
     this.#graphs = runs.map(({ session, bound, accumulated, made, returned }) => {
       const outputs = [...returned, ...made.map(([own]) => own)];
       return new Graph(ort, session, chosen(bound), chosen(accumulated), outputs);
@@ -187,7 +185,7 @@ class SegmentedGraph implements Model {
 
   async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
     const given = new Map(Object.entries(this.feeds));
-    const found: Feeds = {};
+    const found: Feeds = byName();
     for (const [i, { weights, taken, made, returned, done }] of this.runs.entries()) {
       const graph = this.#graphs[i]!;
       const read = this.weights.read(this.ort, weights.map(([, name]) => name));

@@ -1,28 +1,29 @@
 /** Train the models of a package on the parameters of a state. */
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
-import { checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
+import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
 import { CheckpointState, type FlatState, nominal, type SaveOptions } from './checkpoint.js';
 import { OdtpackError } from './errors.js';
+import { type NotFinite, Skipping } from './finite.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
-  checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
+  checkModel, checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
   type TrainingFiles,
 } from './opening.js';
 import { Optimizer } from './optimizer.js';
 import type { ModelName, TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
-  type Feeds, type Fetches, Graph, isFetches, type Model, openSession, otherProviders,
+  BUFFER, type Feeds, type Fetches, GRADIENT, Graph, isFetches, type Model, openSession, otherProviders,
   type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
   makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
 } from './schedules.js';
-import { BUFFER, GRADIENT, Segments } from './segments.js';
+import { Segments } from './segments.js';
 import {
-  ARRAYS, bytesOf, type DType, join, product, requireFits, type TypedArray,
+  ARRAYS, byName, bytesOf, type DType, join, product, requireFits, type TypedArray,
 } from './tensors.js';
 
 /** Options of ONNX Runtime, which take the place of the package's, and ONNX Runtime itself. */
@@ -31,6 +32,11 @@ export interface SessionOptions extends InferenceSession.SessionOptions {
   ort?: OnnxRuntime;
   /** Take providers beside the processor's without the self-check that they must pass else. */
   trusted?: boolean;
+  /**
+   * What a training step does whose loss or gradients are not finite, once everything is as it was
+   * before it: `skip` counts it (the default), `stop` throws as well.
+   */
+  onNotFinite?: 'skip' | 'stop';
 }
 
 export interface Evaluation {
@@ -52,6 +58,7 @@ interface Parts {
   evaluation: Model | undefined;
   optimizer: Optimizer | undefined;
   segments: Segments | undefined;
+  skipping: Skipping;
 }
 
 export class TrainingSession {
@@ -59,6 +66,9 @@ export class TrainingSession {
   readonly trainingOutputNames: readonly string[];
   readonly #parts: Parts;
   #schedule: { schedule: Schedule; initialRate: number } | undefined;
+  #pending = 0; // batches since the last update of `trainBatch`
+  #running: Promise<unknown> | undefined;
+  #released: Promise<void> | undefined;
 
   private constructor(parts: Parts, readonly state: CheckpointState) {
     this.#parts = parts;
@@ -70,7 +80,7 @@ export class TrainingSession {
   static async create(
     files: PackageFiles | TrainingFiles, options: SessionOptions = {},
   ): Promise<TrainingSession> {
-    const { ort = await importRuntime(), trusted, ...overrides } = options;
+    const { ort = await importRuntime(), trusted, onNotFinite = 'skip', ...overrides } = options;
     const { opened, format, models } = await resolve(files);
     const { manifest } = opened;
     const usual = sessionOptions(manifest, ort, overrides);
@@ -94,8 +104,11 @@ export class TrainingSession {
       (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
     try {
       // Nothing has been changed so far: a session that cannot be made leaves the state alone.
-      return TrainingSession.#placed(ort, opened, state, training, evaluation, updating, segments);
+      return TrainingSession.#placed(
+        ort, opened, state, training, evaluation, updating, segments, onNotFinite,
+      );
     } catch (error) {
+      for (const each of [training, evaluation, updating]) await each?.release();
       await segments?.release();
       throw error;
     }
@@ -105,12 +118,17 @@ export class TrainingSession {
   static #placed(
     ort: OnnxRuntime, opened: TrainingPackage, state: CheckpointState, training: InferenceSession,
     evaluation: InferenceSession | undefined, updating: InferenceSession | undefined,
-    segments: Segments | undefined,
+    segments: Segments | undefined, onNotFinite: 'skip' | 'stop',
   ): TrainingSession {
     const { manifest } = opened;
+    if (!segments) checkModel(manifest, training, manifest.outputs, true);
+    if (!segments && evaluation) {
+      checkModel(manifest, evaluation, evaluationOutputs(manifest), false);
+    }
+    state.requireIdle(); // another session may be at work on it
     const flat = place(manifest, state);
     const outputs = manifest.outputs.map(({ name }) => name);
-    const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [{}, {}, {}];
+    const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [byName(), byName(), byName()];
     for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
       parameters[name] = tensorOver(ort, dtype, data, dims);
       if (grad) {
@@ -128,10 +146,11 @@ export class TrainingSession {
       ort, manifest, flat, reset,
       template: entry && (() => opened.file(entry)),
       segments,
-      training: segments?.training({ ...parameters, ...feeds, ...memory }) ??
-        new Graph(ort, training, { ...parameters, ...feeds }, memory, outputs),
+      skipping: new Skipping(manifest, state, flat, reset, onNotFinite === 'stop'),
+      training: segments?.training(merged(parameters, feeds, memory)) ??
+        new Graph(ort, training, merged(parameters, feeds), memory, outputs),
       evaluation: evaluation && (segments?.evaluation(parameters) ?? new Graph(
-        ort, evaluation, { ...parameters }, {}, evaluationOutputs(manifest).map(({ name }) => name),
+        ort, evaluation, merged(parameters), byName(), evaluationOutputs(manifest).map(({ name }) => name),
       )),
       optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
     }, state);
@@ -156,6 +175,16 @@ export class TrainingSession {
     return this.#parts.ort;
   }
 
+  /** Training steps that were skipped because their loss or a gradient was not finite. */
+  get skippedSteps(): number {
+    return this.#parts.skipping.count;
+  }
+
+  /** The last of them; undefined if there was none. */
+  get lastNotFinite(): NotFinite | undefined {
+    return this.#parts.skipping.last;
+  }
+
   /** Optimizer steps made, those before a resumed checkpoint included. */
   get stepCount(): number {
     return this.#updating().stepCount;
@@ -164,39 +193,90 @@ export class TrainingSession {
   /**
    * Compute the loss of a batch and add its gradients to the accumulated ones.
    *
+   * If the loss or a gradient is not finite, everything is as it was before: `skippedSteps`.
+   *
    * @returns The loss and the additional outputs by name; with `fetches`, those that it names.
    */
   runTrainStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
   runTrainStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runTrainStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
-    const results = await this.#run(this.#parts.training, feeds, rest);
-    this.#parts.reset[0] = 0;
-    return results;
+    return this.#use(() => this.#train(feeds, rest));
   }
 
   /** Compute loss and outputs in inference mode. */
   runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
   runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runEvalStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
-    return this.#run(this.#evaluating(), feeds, rest);
+    return this.#use(() => this.#run(this.#evaluating(), this.evalOutputNames, feeds, rest));
   }
 
   /** Change the parameters by the accumulated gradients, which remain as they are. */
   async runOptimizerStep(options?: RunOptions): Promise<void> {
-    this.state.requireValues();
-    await this.state.alone(() => this.#updating().step(options));
+    await this.#use(() => this.#update(options));
   }
 
   /** Let the next training step replace the accumulated gradients instead of adding to them. */
   async lazyResetGrad(): Promise<void> {
-    this.#parts.reset[0] = 1;
+    await this.#use(async () => this.#parts.skipping.reset());
+  }
+
+  /**
+   * A training step, an optimizer step and a lazy reset on one batch.
+   *
+   * @returns As `runTrainStep`.
+   */
+  async stepOn(feeds: Feeds, options?: RunOptions): Promise<Feeds> {
+    return this.#use(async () => {
+      const results = await this.#train(feeds, [options]);
+      await this.#update(options);
+      this.#parts.skipping.reset();
+      return results;
+    });
+  }
+
+  /**
+   * One batch of a whole training: a training step, and after every `accumulationSteps` of them an
+   * optimizer step, the schedule's step and a lazy reset.
+   *
+   * @returns The loss.
+   */
+  async trainBatch(feeds: Feeds, options?: RunOptions): Promise<number> {
+    return this.#use(async () => {
+      const results = await this.#train(feeds, [options]);
+      this.#pending += 1;
+      if (this.#pending >= this.accumulationSteps) {
+        this.#pending = 0;
+        await this.#update(options);
+        this.#parts.skipping.reset();
+        if (this.#schedule) this.#followSchedule();
+      }
+      return lossOf(this.#parts.manifest, results);
+    });
+  }
+
+  /**
+   * Train on batches, as long as `isActive` says so, which is asked before each.
+   *
+   * @returns The number of batches; the session is as after the last one.
+   */
+  async fit(
+    batches: Iterable<Feeds> | AsyncIterable<Feeds>, isActive: () => boolean = () => true,
+  ): Promise<number> {
+    let count = 0;
+    if (!isActive()) return count;
+    for await (const batch of batches) {
+      await this.trainBatch(batch);
+      count += 1;
+      if (!isActive()) break;
+    }
+    return count;
   }
 
   /** Additional outputs of samples whose labels or targets are not known. */
   async predict(feeds: Feeds): Promise<Feeds> {
     const { ort, manifest } = this.#parts;
-    const [, ...names] = this.trainingOutputNames; // the first is the loss
-    return this.runEvalStep(withoutAnswers(ort, manifest.inputs, feeds), names);
+    const [, ...names] = this.evalOutputNames; // the first is the loss
+    return this.runEvalStep(withoutAnswers(ort, manifest.inputs, batchOf(feeds)), names);
   }
 
   /** Mean loss and accuracy over batches, weighted by their samples. */
@@ -205,7 +285,7 @@ export class TrainingSession {
     let [loss, samples, right, counted] = [0, 0, 0, 0];
     for await (const feeds of batches) {
       const results = await this.runEvalStep(feeds);
-      const size = feeds[manifest.inputs[0]!.name]!.dims[0] ?? 1;
+      const size = (manifest.inputs[0] && feeds[manifest.inputs[0].name]?.dims[0]) ?? 1;
       loss += Number(lossOf(manifest, results)) * size;
       samples += size;
       const classes = countRight(manifest, feeds, results);
@@ -225,6 +305,7 @@ export class TrainingSession {
   }
 
   setLearningRate(rate: number): void {
+    this.#requireReady();
     this.#updating().learningRate = rate;
   }
 
@@ -243,6 +324,7 @@ export class TrainingSession {
 
   /** Go on with the schedule that the state was saved with; false if there is none. */
   restoreSchedule(): boolean {
+    this.#requireReady();
     const text = this.state.properties.get(SCHEDULE_PROPERTY);
     if (text === undefined) return false;
     this.#schedule = readScheduleText(String(text));
@@ -252,24 +334,37 @@ export class TrainingSession {
 
   /** Set the rate of the next optimizer step by the schedule. */
   schedulerStep(): void {
+    this.#requireReady();
+    this.#followSchedule();
+  }
+
+  #followSchedule(): void {
     if (!this.#schedule) {
       throw new OdtpackError('bad-schedule', 'There is no schedule.', '', 'call setSchedule first');
     }
     const { schedule, initialRate } = this.#schedule;
-    this.setLearningRate(initialRate * schedule.factor(this.stepCount));
+    this.#updating().learningRate = initialRate * schedule.factor(this.stepCount);
   }
 
   /** Number of elements of the trainable parameters, or of all. */
   async getParametersSize(trainableOnly = true): Promise<number> {
+    return this.#use(async () => this.#size(trainableOnly));
+  }
+
+  #size(trainableOnly: boolean): number {
     return this.#inOrder(trainableOnly).reduce((sum, { dims }) => sum + product(dims), 0);
   }
 
   /** A copy of the parameters as one vector, in the order of the training model's inputs. */
   async getContiguousParameters(trainableOnly = true): Promise<Tensor> {
+    return this.#use(async () => this.#contiguous(trainableOnly));
+  }
+
+  #contiguous(trainableOnly: boolean): Tensor {
     this.state.requireValues();
     const { ort, manifest } = this.#parts;
     const { dtype } = manifest.layout;
-    const size = await this.getParametersSize(trainableOnly);
+    const size = this.#size(trainableOnly);
     const values = new ARRAYS[dtype](size);
     let at = 0;
     for (const parameter of this.#inOrder(trainableOnly)) {
@@ -286,16 +381,20 @@ export class TrainingSession {
   async loadParametersBuffer(
     buffer: Uint8Array | Float32Array | Float64Array | Tensor, trainableOnly = true,
   ): Promise<void> {
+    await this.#use(async () => this.#load(buffer, trainableOnly));
+  }
+
+  #load(buffer: ArrayBufferView | Tensor, trainableOnly: boolean): void {
     const { dtype } = this.#parts.manifest.layout;
     if (trainableOnly && this.state.isNominal) {
       throw nominal('its frozen parameters would remain without values');
     }
-    const given = (ArrayBuffer.isView(buffer) ? buffer : buffer.data) as TypedArray;
+    const given = (ArrayBuffer.isView(buffer) ? buffer : (buffer as Tensor | null)?.data) as TypedArray;
     if (!(given instanceof Uint8Array) && !(given instanceof ARRAYS[dtype])) {
       throw new OdtpackError('buffer-type',
         `Parameters are set from bytes or an array of ${dtype}.`);
     }
-    const size = await this.getParametersSize(trainableOnly);
+    const size = this.#size(trainableOnly);
     const itemsize = ARRAYS[dtype].BYTES_PER_ELEMENT;
     if (given.byteLength !== size * itemsize) {
       throw new OdtpackError('buffer-size',
@@ -315,14 +414,16 @@ export class TrainingSession {
 
   /** The bytes of an ONNX model for inference with the current parameters inside. */
   async inferenceModel(outputNames?: readonly string[]): Promise<Uint8Array> {
-    return join(await this.#inferenceParts(outputNames));
+    return this.#use(async () => join(await this.#inferenceParts(outputNames)));
   }
 
   /** Write that model to a file, whole or not at all (Node). */
   async exportModelForInference(
     path: string | URL, outputNames?: readonly string[],
   ): Promise<void> {
-    await platform.writeFile(path, await this.#inferenceParts(outputNames));
+    await this.#use(async () => {
+      await platform.writeFile(path, await this.#inferenceParts(outputNames));
+    });
   }
 
   /** Save the state, with the optimizer's: see `CheckpointState.save`. */
@@ -330,14 +431,60 @@ export class TrainingSession {
     target: Parameters<CheckpointState['save']>[0], includeOptimizerState = true,
     options?: SaveOptions,
   ): Promise<void> {
-    await this.state.save(target, includeOptimizerState, options);
+    await this.#use(() => this.state.save(target, includeOptimizerState, options), false);
   }
 
-  /** Free the models; the state remains. */
-  async release(): Promise<void> {
+  /**
+   * Close the session: the call that runs is waited for, then the models are freed. Every call
+   * after it is the error `closed`, but for another of this; the state remains.
+   */
+  release(): Promise<void> {
+    return (this.#released ??= this.#free());
+  }
+
+  async #free(): Promise<void> {
+    await this.#running?.catch(() => undefined); // which its caller gets
     const { training, evaluation, optimizer, segments } = this.#parts;
     for (const each of [training, evaluation, optimizer]) await each?.session.release();
     await segments?.release();
+  }
+
+  #requireReady(): void {
+    if (this.#released) throw new OdtpackError('closed', 'The session is closed.');
+    this.state.requireIdle();
+  }
+
+  /** One call at a time, and none once the session is closed. */
+  async #use<T>(work: () => Promise<T>, alone = true): Promise<T> {
+    this.#requireReady();
+    const running = alone ? this.state.alone(work) : work();
+    this.#running = running;
+    return running;
+  }
+
+  /** A training step that leaves everything as it was if its loss or gradients are not finite. */
+  async #train(feeds: Feeds, rest: RunArguments): Promise<Feeds> {
+    const { training, manifest, skipping } = this.#parts;
+    const names = this.trainingOutputNames;
+    const step = (this.#parts.optimizer?.stepCount ?? 0) + 1;
+    return this.#run(training, names, feeds, rest, async (run) => {
+      skipping.before();
+      let results: Feeds;
+      try {
+        results = await run();
+      } catch (error) {
+        skipping.putBack();
+        throw error;
+      }
+      skipping.after(lossOf(manifest, results), step);
+      return results;
+    });
+  }
+
+  async #update(options?: RunOptions): Promise<void> {
+    this.state.requireValues();
+    const optimizer = this.#updating();
+    if (!this.#parts.skipping.nothingLeft) await optimizer.step(options);
   }
 
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
@@ -355,25 +502,27 @@ export class TrainingSession {
     return inferenceModel(manifest, await template(), this.state, outputNames);
   }
 
-  async #run(graph: Model, feeds: Feeds, [first, second]: RunArguments): Promise<Feeds> {
+  async #run(
+    graph: Model, outputs: readonly string[], given: Feeds, [first, second]: RunArguments,
+    within: (run: () => Promise<Feeds>) => Promise<Feeds> = (run) => run(),
+  ): Promise<Feeds> {
     this.state.requireValues();
+    const feeds = batchOf(given);
     checkBatch(this.#parts.manifest.inputs, feeds);
-    const fetches = isFetches(first, this.trainingOutputNames) ? first : undefined;
+    const fetches = isFetches(first, outputs) ? first : undefined;
     const options = fetches ? second : (first as RunOptions);
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
-    const unknown = named.find((name) => !this.trainingOutputNames.includes(name));
+    const unknown = named.find((name) => !outputs.includes(name));
     if (unknown !== undefined) {
       throw new OdtpackError('unknown-output', `The model has no output '${unknown}'.`);
     }
     if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
       throw new OdtpackError('output-type', 'Outputs are new tensors: pass their names, or null.');
     }
-    const results = await this.state.alone(() => {
-      Object.assign(graph.feeds, feeds);
-      return graph.run(options);
-    });
-    const wanted = fetches ? named : this.trainingOutputNames;
-    return Object.fromEntries(wanted.map((name) => [name, results[name]!]));
+    Object.assign(graph.feeds, feeds);
+    const results = await within(() => graph.run(options));
+    const wanted = fetches ? named : outputs;
+    return byName(wanted.map((name) => [name, results[name]!] as const));
   }
 
   #updating(): Optimizer {
@@ -395,4 +544,8 @@ export class TrainingSession {
       .filter(({ role }) => role === 'trainable' || !trainableOnly)
       .map(({ name }) => this.state.parameters.get(name)!);
   }
+}
+
+function merged(...all: readonly Feeds[]): Feeds {
+  return byName(all.flatMap((each) => Object.entries(each)));
 }

@@ -39,7 +39,25 @@ export interface Layout {
 const ALIGNMENT = 64;
 
 export function product(dims: Dims): number {
-  return dims.reduce((size, dim) => size * dim, 1);
+  return dims.includes(0) ? 0 : dims.reduce((size, dim) => size * dim, 1);
+}
+
+/** Take memory of a size that comes from outside: `code` if there is none. */
+export function allocating<T>(code: string, what: string, take: () => T): T {
+  try {
+    return take();
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    throw new OdtpackError(code, `There is no memory for ${what}.`, '',
+      'use a smaller package or batch', error);
+  }
+}
+
+/** Values by names that come from outside, of which one may be `__proto__`: no prototype. */
+export function byName<T>(entries: Iterable<readonly [string, T]> = []): Record<string, T> {
+  const found = Object.create(null) as Record<string, T>;
+  for (const [name, value] of entries) found[name] = value;
+  return found;
 }
 
 /** Lay tensors one after the other, each at a multiple of 64 bytes; the gaps hold zeros. */

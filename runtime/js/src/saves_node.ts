@@ -1,0 +1,410 @@
+/** Files that are written whole or not at all, and the save before a checkpoint. */
+import * as fs from 'node:fs';
+import { randomBytes } from 'node:crypto';
+import { basename, dirname, join } from 'node:path';
+import { promisify } from 'node:util';
+import { OdtpackError, reason } from './errors.js';
+import { Source, type Table } from './flatbuffer.js';
+import type { Saving } from './platform.js';
+import { product } from './tensors.js';
+
+/** How systems refuse a hard link: FAT and exFAT have none, and Android forbids them. */
+const NO_LINKS = new Set(['EPERM', 'EACCES', 'ENOTSUP', 'EOPNOTSUPP', 'ENOSYS', 'EINVAL', 'EMLINK']);
+const NO_FOLDER_SYNC = new Set(['EINVAL', 'ENOTSUP']);
+const WIDTHS: Partial<Record<number, number>> = { // by onnx.TensorProto.DataType
+  1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8,
+};
+
+/** Which file a path stands for: device, number on it, size, and time of the last change. */
+export function identity(path: string): string | undefined {
+  try {
+    const stat = fs.statSync(path, { bigint: true, throwIfNoEntry: false });
+    return stat && identityOf(stat);
+  } catch {
+    return undefined;
+  }
+}
+
+function identityOf({ dev, ino, size, mtimeNs }: fs.BigIntStats): string {
+  return [dev, ino, size, mtimeNs].join(':');
+}
+
+export function previousPath(target: string): string {
+  return `${target}.previous`;
+}
+
+/** Says what the system refused. */
+export async function refusing<T>(target: string, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
+    if (error instanceof OdtpackError) throw error;
+    throw new OdtpackError('file-not-written',
+      `${target} could not be written: ${reason(error)}.`, target,
+      'check that the folder exists, is writable and has space left', error);
+  }
+}
+
+/** Writes in another thread, in which this one may hash; returns where it ended. */
+export async function write(
+  fd: number, parts: readonly Uint8Array[], position: number,
+): Promise<number> {
+  let rest = parts.filter(({ length }) => length);
+  while (rest.length) {
+    let { bytesWritten } = await promisify(fs.writev)(fd, rest, position);
+    position += bytesWritten;
+    // A system writes as much as it likes: the parts that are done go, and a piece of the next.
+    while (rest[0] && bytesWritten >= rest[0].length) bytesWritten -= rest.shift()!.length;
+    if (rest[0]) rest[0] = rest[0].subarray(bytesWritten);
+  }
+  return position;
+}
+
+/** Where the elements of a checkpoint begin and end in its data file. */
+type Region = readonly [start: number, end: number];
+
+/** One save: the file, its data file, and the names of the save before. */
+export class Save {
+  readonly #data: string;
+  readonly #before: string;
+  readonly #beforeData: string;
+  #current: Region | undefined; // of the file that is replaced
+  #kept: Region | undefined; // of the save before, if that stays and lies in the same file
+  #rotates = false; // the file that is replaced becomes the save before
+  #written: string | undefined;
+
+  constructor(readonly target: string, readonly saving: Saving) {
+    this.#data = `${target}.data`;
+    this.#before = previousPath(target);
+    this.#beforeData = `${this.#before}.data`;
+  }
+
+  /** Returns the identity of the new file. */
+  async run(): Promise<string> {
+    refuseSpecial(this.target);
+    return this.saving.nbytes > this.saving.dataFileAbove ? this.#outside() : this.#inside();
+  }
+
+  /** Write one file that holds everything. */
+  async #inside(): Promise<string> {
+    await this.#look();
+    const { file, digests } = this.saving.layout();
+    const written = await this.#replace(file, digests);
+    if (this.#current || this.#kept) remove(this.#data);
+    return written;
+  }
+
+  /** Write the elements into the data file, and then the file that refers to them. */
+  async #outside(): Promise<string> {
+    const stat = fs.lstatSync(this.#data, { throwIfNoEntry: false });
+    if (stat && !stat.isFile()) throw new Error(`${this.#data} is not a plain file`);
+    const fd = fs.openSync(this.#data, stat ? 'r+' : 'wx+');
+    try {
+      await this.#look();
+      this.#requireLinks();
+      return await this.#intoData(fd);
+    } catch (error) {
+      if (!this.#inPlace()) { // the region of the old file is as it was
+        if (stat) fs.ftruncateSync(fd, stat.size);
+        else remove(this.#data);
+      }
+      throw error;
+    } finally {
+      close(fd);
+    }
+  }
+
+  async #intoData(fd: number): Promise<string> {
+    const { nbytes, layout } = this.saving;
+    const start = freeRegion([this.#current, this.#kept], nbytes);
+    const { file, data, digests } = layout(start);
+    const [, tail] = await Promise.all([write(fd, data, start), digests()]);
+    fs.fsyncSync(fd);
+    syncFolder(dirname(this.target));
+    const written = await this.#replace(file, async () => tail);
+    const before = this.#rotates ? this.#current : this.#kept;
+    try {
+      fs.ftruncateSync(fd, Math.max(start + nbytes, before?.[1] ?? 0));
+    } catch {
+      // Nobody reads what is behind the end.
+    }
+    return written;
+  }
+
+  /** Find out what is there, and what of it must stay whole until the new file is. */
+  async #look(): Promise<void> {
+    this.#current = externalRegion(this.target);
+    this.#rotates = this.saving.keep && (await this.#isWhole());
+    const shared = isSameFile(this.#beforeData, this.#data);
+    this.#kept = shared && !this.#rotates ? externalRegion(this.#before) : undefined;
+  }
+
+  /** Whether the file that is replaced may become the save before. */
+  async #isWhole(): Promise<boolean> {
+    const found = identity(this.target);
+    if (found === undefined) return false;
+    const size = fs.statSync(this.#data, { throwIfNoEntry: false })?.size ?? 0;
+    if (this.#current && size < this.#current[1]) return false;
+    return found === this.saving.known || this.saving.isWhole();
+  }
+
+  /** Refuse, before anything is written, to keep data that can have no second name. */
+  #requireLinks(): void {
+    if (!this.#rotates || !this.#current || isSameFile(this.#beforeData, this.#data)) return;
+    const link = temporaryName(this.target);
+    try {
+      fs.linkSync(this.#data, link);
+    } catch (error) {
+      if (!isOneOf(NO_LINKS, error)) throw error;
+      throw new OdtpackError('file-not-written',
+        `${this.target} could not be written: the save before it cannot be kept, because its ` +
+          `data are a file of their own and this file system has no hard links: ${reason(error)}.`,
+        this.#data, 'save without keeping the one before, or to a file system that has them', error);
+    }
+    fs.rmSync(link, { force: true });
+  }
+
+  async #replace(
+    file: readonly Uint8Array[], tail: () => Promise<Uint8Array[]>,
+  ): Promise<string> {
+    const had = fs.existsSync(this.#beforeData);
+    try {
+      await replaceFile(this.target, file, tail, (written) => {
+        this.#written = written;
+        if (!this.#rotates) return undefined;
+        if (this.#current) this.#shareData();
+        return this.#before;
+      });
+    } catch (error) {
+      const moved = this.#inPlace() || isSameFile(this.#before, this.target);
+      if (!had && !moved) remove(this.#beforeData);
+      throw error;
+    }
+    if (this.#rotates && !this.#current) remove(this.#beforeData);
+    return this.#written!;
+  }
+
+  /** Give the data of the file that becomes the save before the name that it refers to. */
+  #shareData(): void {
+    if (isSameFile(this.#beforeData, this.#data)) return;
+    const link = temporaryName(this.target);
+    try {
+      fs.linkSync(this.#data, link);
+      fs.renameSync(link, this.#beforeData);
+    } finally {
+      fs.rmSync(link, { force: true });
+    }
+  }
+
+  #inPlace(): boolean {
+    return this.#written !== undefined && identity(this.target) === this.#written;
+  }
+}
+
+/**
+ * Temporary file in the same folder, to which `tail` is computed while the parts are written,
+ * fsync, rename, fsync of the folder.
+ *
+ * @param before Is given the identity of the new file, and says under which name the old is kept.
+ */
+export async function replaceFile(
+  target: string, parts: readonly Uint8Array[], tail?: () => Promise<Uint8Array[]>,
+  before: (written: string) => string | undefined = () => undefined,
+): Promise<void> {
+  refuseSpecial(target);
+  removeStale(target);
+  const temporary = temporaryName(target);
+  const fd = fs.openSync(temporary, 'wx');
+  try {
+    let written: string;
+    try {
+      const [end, last] = await Promise.all([write(fd, parts, 0), tail?.()]);
+      await write(fd, last ?? [], end);
+      fs.fsyncSync(fd);
+      written = identityOf(fs.fstatSync(fd, { bigint: true }));
+    } finally {
+      close(fd);
+    }
+    const previous = before(written);
+    const moved = previous !== undefined && keepAs(target, previous);
+    try {
+      fs.renameSync(temporary, target);
+    } catch (error) {
+      if (moved && !fs.existsSync(target)) fs.renameSync(previous, target);
+      throw error;
+    }
+  } catch (error) {
+    remove(temporary);
+    throw error;
+  }
+  try {
+    syncFolder(dirname(target));
+  } catch (error) {
+    throw new OdtpackError('file-not-written',
+      `${target} was written, but it may not survive a power cut: ${reason(error)}.`, target,
+      'save again', error);
+  }
+}
+
+/** Nobody wants a folder, a device or a pipe replaced. */
+function refuseSpecial(target: string): void {
+  const stat = fs.statSync(target, { throwIfNoEntry: false });
+  if (!stat || stat.isFile()) return;
+  if (stat.isDirectory()) {
+    throw new OdtpackError('path-is-a-folder', `${target} is a folder and not a file.`, target,
+      'name a file in it');
+  }
+  throw new OdtpackError('file-not-written',
+    `${target} could not be written: it is not an ordinary file, which could be replaced.`, target,
+    'name another file');
+}
+
+/**
+ * Give a file a second name, so that one of the two always exists.
+ *
+ * @returns Whether it lost its own name, because the file system has no hard links.
+ */
+function keepAs(target: string, before: string): boolean {
+  const link = temporaryName(target);
+  try {
+    try {
+      fs.linkSync(target, link);
+    } catch (error) {
+      if (!isOneOf(NO_LINKS, error)) throw error;
+      fs.renameSync(target, before);
+      return true;
+    }
+    fs.renameSync(link, before);
+    return false;
+  } finally {
+    fs.rmSync(link, { force: true }); // two names of one file: the rename did nothing
+  }
+}
+
+function isOneOf(codes: ReadonlySet<string>, error: unknown): boolean {
+  return codes.has((error as NodeJS.ErrnoException).code ?? '');
+}
+
+function temporaryName(target: string): string {
+  const random = randomBytes(6).toString('hex');
+  return join(dirname(target), `.${basename(target)}.${process.pid}-${random}.tmp`);
+}
+
+/** Make renames in a folder durable, where the system can; throws if it could, and did not. */
+function syncFolder(folder: string): void {
+  if (process.platform === 'win32') return;
+  const fd = fs.openSync(folder, 'r');
+  try {
+    fs.fsyncSync(fd);
+  } catch (error) {
+    if (!isOneOf(NO_FOLDER_SYNC, error)) throw error;
+  } finally {
+    close(fd);
+  }
+}
+
+/** What was written and synced is on the disk, whatever a system says when it is closed. */
+function close(fd: number): void {
+  try {
+    fs.closeSync(fd);
+  } catch {
+    // Nothing is lost.
+  }
+}
+
+function remove(path: string): void {
+  try {
+    fs.rmSync(path, { force: true });
+  } catch {
+    // It is of no more use, and does no harm.
+  }
+}
+
+/** Remove what saves of processes that no longer run left beside the target. */
+function removeStale(target: string): void {
+  const prefix = `.${basename(target)}.`;
+  for (const name of fs.readdirSync(dirname(target))) {
+    const pid = name.startsWith(prefix)
+      ? /^(\d{1,9})-[0-9a-f]{12}\.tmp$/.exec(name.slice(prefix.length))?.[1]
+      : undefined;
+    if (pid && !isRunning(Number(pid))) remove(join(dirname(target), name));
+  }
+}
+
+function isRunning(pid: number): boolean {
+  try {
+    return process.kill(pid, 0);
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
+  }
+}
+
+function isSameFile(one: string, other: string): boolean {
+  const [a, b] = [one, other].map((path) => {
+    return fs.statSync(path, { bigint: true, throwIfNoEntry: false });
+  });
+  return a !== undefined && b !== undefined && a.ino === b.ino && a.dev === b.dev;
+}
+
+/** The first place for some bytes that touches none of the regions in use. */
+function freeRegion(taken: readonly (Region | undefined)[], nbytes: number): number {
+  let start = 0;
+  for (const [first, end] of taken.filter((each) => each !== undefined).sort(([a], [b]) => a - b)) {
+    if (start + nbytes <= first) break;
+    start = Math.max(start, end);
+  }
+  return start;
+}
+
+/** What the checkpoint at `path` uses of its data file, if anything. */
+function externalRegion(path: string): Region | undefined {
+  let fd: number | undefined;
+  try {
+    fd = fs.openSync(path, 'r');
+    const stat = fs.fstatSync(fd);
+    if (!stat.isFile()) return undefined;
+    const bytes = { size: stat.size, read: (at: number, n: number) => readAt(fd!, at, n) };
+    const root = new Source(bytes, path).root('ODTC');
+    const module = root.table(1);
+    if (!module?.boolean(3)) return undefined;
+    let [first, end] = [Infinity, 0];
+    const use = (tensors: Iterable<Table>): void => {
+      for (const tensor of tensors) {
+        const offset = Number(tensor.int64(6, -1n));
+        if (offset < 0) continue;
+        first = Math.min(first, offset);
+        end = Math.max(end, offset + product(tensor.int64s(2, 32)) * WIDTHS[tensor.int32(3)]!);
+      }
+    };
+    use(module.tables(0));
+    use(module.tables(1));
+    for (const group of root.tables(2)) {
+      for (const entry of group.tables(3)) use(entry.tables(1));
+    }
+    return end ? [first, end] : undefined; // which may be NaN: of a type that there is none of
+  } catch (error) {
+    if (error instanceof OdtpackError || (error as NodeJS.ErrnoException).code === 'ENOENT') {
+      return undefined; // absent or damaged: nothing to preserve
+    }
+    throw error; // it may be whole
+  } finally {
+    if (fd !== undefined) close(fd);
+  }
+}
+
+/** Some bytes of a file, or as many as there are. */
+export function readAt(fd: number, position: number, length: number): Uint8Array {
+  const bytes = new Uint8Array(length);
+  return bytes.subarray(0, readInto(fd, bytes, position));
+}
+
+/** Fills an array as far as the file goes; returns how many bytes that are. */
+export function readInto(fd: number, bytes: Uint8Array, position: number): number {
+  let done = 0;
+  while (done < bytes.length) {
+    const count = fs.readSync(fd, bytes, done, bytes.length - done, position + done);
+    if (!count) break;
+    done += count;
+  }
+  return done;
+}
