@@ -57,6 +57,10 @@ class Source:
         where: Name of the file, for messages.
         limit: Largest size in bytes; None for a file beside the flatbuffer.
 
+    Attributes:
+        where: Name of the file.
+        size: Its bytes.
+
     Raises:
         OdtpackError: ``<what>-corrupt`` when the stream is longer than ``limit``.
     """
@@ -66,7 +70,7 @@ class Source:
     ) -> None:
         self._stream = stream
         self._what = what
-        self._where = where
+        self.where = where
         self._tables: set[int] = set()
         self._table_bytes = 0
         self._text = 0
@@ -79,8 +83,8 @@ class Source:
         """Raise the error that says why the stream cannot be read."""
         raise OdtpackError(
             f"{self._what}-corrupt",
-            f"{self._where} is not a readable {self._what}: {reason}.",
-            where=self._where,
+            f"{self.where} is not a readable {self._what}: {reason}.",
+            where=self.where,
         )
 
     def count_table(self, position: int, size: int) -> None:
@@ -230,8 +234,9 @@ class Table:
     def vector(self, number: int, width: int) -> Vector | None:
         """Return where a vector of elements of ``width`` bytes lies; None if it is absent."""
         slot = self.field(number, 4)
-        if slot is None:
-            return None
+        return None if slot is None else self._vector(slot, width)
+
+    def _vector(self, slot: int, width: int) -> Vector:
         position = slot + self._source.integer("I", slot)
         count = self._source.integer("I", position)
         self._source.check(position + 4, count * width)
@@ -239,9 +244,18 @@ class Table:
 
     def string(self, number: int) -> str:
         """Return a string field; empty if it is absent."""
-        vector = self.vector(number, 1)
-        if vector is None:
-            return ""
+        slot = self.field(number, 4)
+        return "" if slot is None else self._text(slot)
+
+    def strings(self, number: int) -> Iterator[str]:
+        """Yield the strings of a vector; none if it is absent."""
+        vector = self.vector(number, 4)
+        if vector is not None:
+            for index in range(vector.length):
+                yield self._text(vector.position + 4 * index)
+
+    def _text(self, slot: int) -> str:
+        vector = self._vector(slot, 1)
         self._source.count_text(vector.length)
         text = self._source.read(vector.position, vector.length + 1)
         if text[-1]:
