@@ -1,7 +1,7 @@
 """Compare a kit with Python on the same damaged files: accept or refuse, and the values read.
 
-``python -m tests.hostile.compare --kit cpp --cases 20000``. The kit's command comes from
-:mod:`tests.kits.hostile_kits`.
+``python -m tests.hostile.compare --kit cpp --cases 20000``, or ``--kit all``. The kit's command
+comes from :mod:`tests.kits.hostile_kits`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 from odtpack_runtime.checkpoint.format import CheckpointData
 from tests.fuzz.mutate import mutate
@@ -118,16 +120,26 @@ def _differ(name: str, ours: str, theirs: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kit", required=True)
+    parser.add_argument("--kit", required=True, help="or all, of those whose tools are there")
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     arguments = parser.parse_args()
-    work = Path(tempfile.mkdtemp(prefix="odtpack-compare-"))
-    found = disagreements(command_of(arguments.kit), arguments.cases, arguments.seed, work)
-    print(f"{arguments.kit}: {arguments.cases} files, seed {arguments.seed}: {len(found)} differ")
-    for line in found[:_SHOWN]:
-        print(f"  {line}")
-    return 1 if found else 0
+    from tests.kits.hostile_kits import kits
+
+    failed = False
+    for kit in kits() if arguments.kit == "all" else [arguments.kit]:
+        work = Path(tempfile.mkdtemp(prefix="odtpack-compare-"))
+        try:
+            command = command_of(kit)
+        except pytest.skip.Exception as reason:
+            print(f"{kit}: not compared, {reason}")
+            continue
+        found = disagreements(command, arguments.cases, arguments.seed, work)
+        print(f"{kit}: {arguments.cases} files, seed {arguments.seed}: {len(found)} differ")
+        for line in found[:_SHOWN]:
+            print(f"  {line}")
+        failed |= bool(found)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
