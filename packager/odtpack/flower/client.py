@@ -57,8 +57,9 @@ def client_app(
 
     The settings below are defaults: the strategy's ``train_config`` may hold ``batch-size``,
     ``local-epochs``, ``lr``, ``seed`` and ``proximal-mu`` (as :class:`FedProx` does), and goes
-    before them. An answer holds the parameters by name, ``num-examples``, ``loss`` (which
-    is ``train_loss``, too), ``seconds``, ``bytes`` and, where the system says it, ``peak-mb`` of the process. A client that cannot
+    before them; another key is an error. An answer holds the parameters by name, ``num-examples``,
+    ``loss`` (``train_loss`` is the same), ``seconds``, ``bytes`` and, where the system says it,
+    ``peak-mb`` of the process. A client that cannot
     take part answers with an error of code 100 and a reason.
 
     Args:
