@@ -60,6 +60,10 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
         elif kind == "name":
             arrays["unheard of"] = arrays.pop(name)
         content = reply.content
+        if kind == "owner":  # against what it learned, and of more samples than there are
+            begun = to_arrays(message.content["arrays"])
+            arrays = {k: (10 * begun[k] - 9 * v).astype(v.dtype) for k, v in arrays.items()}
+            content["metrics"]["num-examples"] = 10**9
         if kind == "weight":
             content["metrics"]["num-examples"] = -5
         content["arrays"] = to_record(arrays)
@@ -95,11 +99,16 @@ def simulate(job: dict[str, Any]) -> dict[str, Any]:
         if "private" in job:
             kind, settings = job["private"]
             strategy = getattr(strategies, kind)(strategy, **settings)
-        strategy = guarded(strategy, on_refused=lambda *what: found["refused"].append(what))
+        strategy = guarded(
+            strategy,
+            on_refused=lambda *what: found["refused"].append(what),
+            **job.get("guarded", {}),
+        )
         result = strategy.start(
             grid,
             initial_arrays(job["package"]),
             num_rounds=job["rounds"],
+            train_config=ConfigRecord(job["train_config"]) if "train_config" in job else None,
             evaluate_fn=server_evaluation(job["package"], job.get("held_out", job["data"])),
         )
         save_checkpoint(job["package"], result.arrays, job["out"])

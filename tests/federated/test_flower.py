@@ -112,9 +112,33 @@ def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
 
 
+@pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])
+def test_a_client_that_claims_most_samples_and_goes_back_does_not_own_the_model(
+    folder: Path, play: Play, aggregate: str
+) -> None:
+    found = play(
+        task="simulate", rounds=2, clients=8, client=SETTINGS, attacks={"3": "owner"},
+        guarded={"aggregate": aggregate, "most_times_median": 100.0}, **files(folder, "even.toml"),
+    )  # fmt: skip
+    assert found["refused"] == []
+    assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
+
+
+def test_a_configuration_that_no_client_understands_is_one_error(folder: Path, play: Play) -> None:
+    with pytest.raises(RuntimeError, match="unknown key 'learning-rate'"):
+        play(
+            task="simulate", rounds=1, clients=2, client=SETTINGS,
+            train_config={"learning-rate": 0.1}, **files(folder),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [("FedProx", {"proximal_mu": 0.1}), ("FedMedian", {})],
+    [
+        ("FedProx", {"proximal_mu": 0.1}),
+        ("FedMedian", {}),
+        ("QFedAvg", {"client_learning_rate": 0.05, "q": 0.1}),
+    ],
 )
 def test_other_strategies_of_flower_learn(
     folder: Path, play: Play, strategy: str, options: dict[str, float]
@@ -215,10 +239,18 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
     found = play(
         task="by_hand",
         client=SETTINGS | {"keep_optimizer_state": True, "learning_rate": 0.001},
-        configs=[{}, {"local-epochs": 3}, {"batch-size": 0}, {"lr": "much"}],
+        configs=[
+            {},
+            {"local-epochs": 3},
+            {"batch-size": 0},
+            {"lr": "much"},
+            {"learning-rate": 0.1},
+            {"epochs": 2},
+        ],
         **files(tmp_path),
     )
-    first, second, third, fourth = found["steps"]
+    first, second, third, fourth, *unknown = found["steps"]
+    assert first["metrics"]["train_loss"] == first["metrics"]["loss"]
     per_epoch = -(-first["metrics"]["num-examples"] // 16)
     assert first["step"] == 2 * per_epoch
     assert second["step"] == 5 * per_epoch  # goes on from the first round
@@ -226,3 +258,6 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
     assert (third["code"], fourth["code"]) == (100, 100)
     assert "batch-size" in third["reason"]
     assert "lr" in fourth["reason"]
+    for each, key in zip(unknown, ("learning-rate", "epochs"), strict=True):
+        assert each["code"] == 100
+        assert f"unknown key '{key}'" in each["reason"]

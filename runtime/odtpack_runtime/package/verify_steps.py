@@ -141,8 +141,8 @@ def _load_exported(package: Package) -> None:
     arrays = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    with scratch_folder("odtpack-verify-") as folder:
-        exported = folder / "model.onnx"
+    with scratch_folder("verify") as folder:
+        exported = Path(folder) / "model.onnx"
         write_inference_model(package, arrays, exported)
         try:
             open_session(exported, options)
