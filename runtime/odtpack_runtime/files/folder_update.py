@@ -340,6 +340,8 @@ def _carry_out(target: Path, plan: _Plan) -> None:
     stage = target / plan.stage
     if stage.is_symlink():
         raise OSError(errno.ELOOP, "it is a link")
+    if plan.stage.startswith(_INSIDE):  # it came from beside the folder
+        sync_folder(target.parent)
     sync_folder(target)
     if plan.last not in plan.move or os.path.lexists(stage / plan.last):
         (target / plan.last).unlink(missing_ok=True)

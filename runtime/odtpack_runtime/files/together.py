@@ -56,7 +56,7 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
             if (folder / path.name).is_file():
                 (folder / path.name).replace(old)
                 away.append((old, folder / path.name))
-        sync_folder(folder)
+        _sync(first.parent, folder)
         first.replace(target)
     except OSError as error:
         for old, name in away:
@@ -64,7 +64,7 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
                 old.replace(name)
         raise _not_written(target, error) from error
     try:
-        sync_folder(folder)
+        _sync(first.parent, folder)
         for path in others:
             path.replace(folder / path.name)
     except OSError as error:
@@ -76,13 +76,19 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
             where=str(folder),
         ) from error
     try:
-        sync_folder(folder)
+        _sync(first.parent, folder)
     except OSError as error:
         raise OdtpackError(
             "file-not-written", f"{target} was {UNSYNCED}: {error.strerror or error}.",
             where=str(target),
         ) from error  # fmt: skip
     return [folder / name for name in names]
+
+
+def _sync(*folders: Path) -> None:
+    """Make renames from one folder into another durable."""
+    for folder in folders:
+        sync_folder(folder)
 
 
 def _not_written(target: Path, error: OSError) -> OdtpackError:
