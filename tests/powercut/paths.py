@@ -145,7 +145,10 @@ def _export_start(folder: Path) -> None:
 
 
 def _command(*words: object) -> None:
-    if code := odtpack([str(word) for word in words]):
+    code = odtpack([str(word) for word in words])
+    if code == 2:  # it said why
+        raise OdtpackError("file-not-written", f"{words[0]} was refused")
+    if code:
         raise RuntimeError(f"{words}: {code}")
 
 
