@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep fuzz fuzz-kit faults kills soak kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep fuzz fuzz-kit faults powercut kills soak kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5, and 20,000 files that each kit reads"
 	@echo "             as Python does; make fuzz-kit: inputs for the C++ kit's readers"
 	@echo "make faults  system calls that fail, in every action; make kills: SIGKILL in saves, in each kit"
+	@echo "make powercut  what a power cut may leave of each save, in two models of a file system"
 	@echo "make soak    200,000 steps with saves, evaluations and package updates: nothing grows"
 	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
@@ -57,6 +58,9 @@ fuzz-kit: $(VENV)/.ready-full
 
 faults: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.faults
+
+powercut: $(VENV)/.ready-full
+	@$(BIN)/python -m tests.powercut
 
 kills: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.kills --kills 1000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
+import io
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -20,6 +22,7 @@ from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packages import killing
+from tests.powercut.paths import PATHS, BrokenError
 
 STEPS, SAVE_EVERY = 6, 2
 
@@ -124,6 +127,23 @@ def _export(folder: Path) -> None:
     module.export_model_for_inferencing(folder / "personal.onnx", ["output"])
 
 
+def _saves(name: str) -> Action:
+    """One of the save paths that power cuts are replayed for."""
+    path = PATHS[name]
+
+    def act(folder: Path) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            path.act(folder)
+
+    def look(folder: Path) -> str:
+        try:
+            return str(path.look(folder))
+        except BrokenError as error:
+            return str(error)
+
+    return Action(path.prepare, act, look)
+
+
 ACTIONS: dict[str, Action] = {
     **{
         name: Action(prepare, act)
@@ -134,4 +154,8 @@ ACTIONS: dict[str, Action] = {
     "train, data outside": Action(_package, _train_outside, _trained, _milestones),
     "resume": Action(_resume_old, _train, _trained, _milestones),
     "export": Action(_package, _export),
+    **{
+        name: _saves(name)
+        for name in ("export with ORT format", "adapter export", "install", "carry over")
+    },
 }

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 enum { READ = 1, WRITE = 2, OPEN = 4, RENAME = 8, SYNC = 16, MAP = 32, REMOVE = 64, MAKE = 128,
-       ALLOCATE = 256, CHANGE = 512, CLOCK = 1024 };
+       ALLOCATE = 256, CHANGE = 512, CLOCK = 1024, LINK = 2048 };
 enum { FAIL = 1, KILL = 2, SHORT = 3, TEAR = 4, DELAY = 5 };
 
 // The same fields, in the same order, as in inject.py.
@@ -194,17 +194,17 @@ int chmod(const char* path, mode_t mode) {
   return FAILS(below(path), CHANGE) ? -1 : real(path, mode);
 }
 
-#define PAIRS(name) \
+#define PAIRS(name, kind) \
   int name(const char* old, const char* new) { \
     REAL(name); \
-    return FAILS(below(new), RENAME) ? -1 : real(old, new); \
+    return FAILS(below(new), kind) ? -1 : real(old, new); \
   }
-PAIRS(rename)
-PAIRS(link)
+PAIRS(rename, RENAME)
+PAIRS(link, LINK)
 
 int linkat(int from, const char* old, int to, const char* new, int flags) {
   REAL(linkat);
-  return FAILS(below(new), RENAME) ? -1 : real(from, old, to, new, flags);
+  return FAILS(below(new), LINK) ? -1 : real(from, old, to, new, flags);
 }
 
 int renameat(int from, const char* old, int to, const char* new) {

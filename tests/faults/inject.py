@@ -25,11 +25,11 @@ SOURCE = Path(__file__).with_name("inject.c")
 LARGE = 64 * 1024
 """Bytes from which on an allocation counts: Python alone makes thousands of smaller ones."""
 
-READ, WRITE, OPEN, RENAME, SYNC, MAP, REMOVE, MAKE, ALLOCATE, CHANGE, CLOCK = (
-    2**bit for bit in range(11)
+READ, WRITE, OPEN, RENAME, SYNC, MAP, REMOVE, MAKE, ALLOCATE, CHANGE, CLOCK, LINK = (
+    2**bit for bit in range(12)
 )
-FILES = READ | WRITE | OPEN | RENAME | SYNC | MAP | REMOVE | MAKE | CHANGE
-CHANGES = WRITE | OPEN | RENAME | SYNC | REMOVE | MAKE | CHANGE
+FILES = READ | WRITE | OPEN | RENAME | SYNC | MAP | REMOVE | MAKE | CHANGE | LINK
+CHANGES = WRITE | OPEN | RENAME | SYNC | REMOVE | MAKE | CHANGE | LINK
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ FAULTS = (
     Fault("EIO", FILES, 1, errno.EIO),
     Fault("disk full (ENOSPC)", WRITE | SYNC | MAKE, 1, errno.ENOSPC, sticky=True),
     Fault("read-only (EROFS)", CHANGES & ~SYNC & ~OPEN, 1, errno.EROFS, sticky=True),
-    Fault("EACCES", OPEN | RENAME | REMOVE | MAKE | CHANGE, 1, errno.EACCES),
+    Fault("EACCES", OPEN | RENAME | REMOVE | MAKE | CHANGE | LINK, 1, errno.EACCES),
+    Fault("EXDEV", RENAME | LINK, 1, errno.EXDEV),
+    Fault("no hard links (EPERM)", LINK, 1, errno.EPERM, sticky=True),
     Fault("EINTR", READ | WRITE | OPEN | SYNC, 1, errno.EINTR, harmless=True),
     Fault("ENOMEM", ALLOCATE | MAP, 1, errno.ENOMEM),
     Fault("short read or write", READ | WRITE, 3, harmless=True),

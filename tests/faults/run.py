@@ -21,8 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from odtpack_runtime import OdtpackError
+from odtpack_runtime.files.atomic import UNSYNCED
 from tests.faults.actions import ACTIONS, Action
-from tests.faults.inject import FAULTS, Control, Fault
+from tests.faults.inject import FAULTS, REMOVE, Control, Fault
 
 REFUSED, NO_MEMORY, ABORTED, CRASHED = 3, 4, 5, 6
 _LONGEST_SECONDS = 300
@@ -94,6 +95,10 @@ class Harness:
             wrong = f"ended with {code}"
         elif code == 0 and left != self.end:
             wrong = "said nothing, and is not at its end"
+        elif code == REFUSED and left == self.end != self.start and not self._said():
+            wrong = "is at its end, and says that it failed"
+        elif code == REFUSED and not fault.kinds & REMOVE and (hidden := self._hidden()):
+            wrong = f"failed and left {hidden}"
         elif killed not in (0, signal.SIGKILL, signal.SIGABRT):
             wrong = f"signal {killed}"
         else:
@@ -107,6 +112,18 @@ class Harness:
             with contextlib.suppress(OSError):
                 wrong += "\n" + self.log.read_text(errors="replace")[-2000:]
         return {**found, "wrong": wrong}
+
+    def _said(self) -> bool:
+        """Whether an error says that what was to be written is there, or will be."""
+        text = " ".join(self.log.read_text(errors="replace").split())
+        return any(
+            words in text for words in (UNSYNCED, "was written, and", "was interrupted, and")
+        )
+
+    def _hidden(self) -> list[str]:
+        """Temporary files; the plan and the stage of a write that will be finished are none."""
+        names = [path.name for path in self.work.rglob(".*")]
+        return [name for name in names if "odtpack-plan" not in name and "-update-" not in name]
 
     def _attempt(self, fault: Fault, at: int) -> tuple[int, int]:
         self._fresh()

@@ -17,7 +17,8 @@ from tests.faults.inject import FAULTS, compile_library, run_faults
 
 FEW = {
     "save a checkpoint": 4, "sign": 8, "resume": 19, "train, data outside": 27, "export": 25,
-    "update in place": 35, "build": 47,
+    "export with ORT format": 61, "adapter export": 61, "install": 43, "carry over": 31,
+    "build": 47,
 }  # fmt: skip
 """Each fault happens at one of so many calls, every fault at others."""
 

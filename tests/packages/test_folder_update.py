@@ -309,3 +309,25 @@ def test_a_call_that_fails_loses_nothing(
     old = {"a": "old", "last": "old", "old": "old", "mine": "old"}
     assert {path.name: path.read_text() for path in folder.iterdir()} == (old if code else new)
     check_finished(folder)
+
+
+def test_a_plan_that_cannot_be_read_is_not_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    begun(folder)
+    read = Path.open
+
+    def fail(self: Path, *arguments: object, **options: object) -> object:
+        if self.name.endswith("-plan"):
+            raise OSError(5, os.strerror(5))
+        return read(self, *arguments, **options)  # type: ignore[call-overload]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        for call in (check_finished, finish_update):
+            with pytest.raises(OdtpackError) as caught:
+                call(folder)
+            assert caught.value.code == "update-unfinished"
+    finish_update(folder)
+    assert names(folder) == ["a", "last"]

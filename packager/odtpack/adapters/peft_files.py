@@ -14,6 +14,7 @@ import numpy as np
 from odtpack.choices import AdapterKind
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.folder_update import check_finished
 
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
@@ -127,12 +128,14 @@ def read_peft(folder: Path) -> PeftAdapter:
 
     Raises:
         OdtpackError: One is missing (``peft-not-found``) or not what it should be
-            (``peft-invalid``), or the adapter is of a kind or has a setting that odtpack does
-            not know (``peft-unsupported``).
+            (``peft-invalid``), the last write was interrupted (``update-unfinished``), or the
+            adapter is of a kind or has a setting that odtpack does not know
+            (``peft-unsupported``).
     """
     import safetensors
     import safetensors.numpy
 
+    check_finished(folder)
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():
             raise OdtpackError("peft-not-found", f"{folder} has no {name}", where=str(folder))

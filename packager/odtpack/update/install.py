@@ -82,11 +82,7 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
             f"the folder {str(folder)!r} holds {foreign[0]!r}, which is not a file of a package",
             hint="choose a folder of its own for the package",
         )
-    intact = before == set(names) and all(
-        (folder / name).is_file() and (folder / name).read_bytes() == text
-        for name, text in texts.items()
-    )
-    if intact and all(_is(folder, entry) for entry in entries):
+    if before == set(names) and _is_installed(folder, texts, entries):
         return Installed(folder, names, changed=False)
     with update_folder(folder, last=MANIFEST_NAME, obsolete=before) as stage:
         for entry in entries:
@@ -151,6 +147,17 @@ def _files_of(folder: Path) -> set[str]:
         return {entry.path for entry in _entries(manifest.files)}
     except (OSError, OdtpackError):
         return set()
+
+
+def _is_installed(folder: Path, texts: dict[str, bytes], entries: list[PackageFile]) -> bool:
+    """Whether every file is there as it should be; one that cannot be read is written anew."""
+    try:
+        return all(
+            (folder / name).is_file() and (folder / name).read_bytes() == text
+            for name, text in texts.items()
+        ) and all(_is(folder, entry) for entry in entries)
+    except OSError:
+        return False
 
 
 def _is(folder: Path, entry: PackageFile) -> bool:

@@ -59,15 +59,25 @@ class _Plan:
 
     @classmethod
     def read(cls, path: Path, target: Path) -> _Plan | None:
-        """Return the plan at a path, None if it is not one for that folder."""
+        """Return the plan at a path, None if it is not one for that folder.
+
+        Raises:
+            OSError: It is there, and cannot be read.
+        """
         try:
+            if path.is_symlink() or not path.is_file():
+                return None
             with path.open("rb") as stream:
                 plan = json.loads(stream.read(_MOST_PLAN_BYTES))
             found = cls(
                 plan["folder"], plan["stage"], plan["last"],
                 tuple(plan["remove"]), tuple(plan["move"]),
             )  # fmt: skip
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+                return None
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
         names = (found.stage, found.last, *found.remove, *found.move)
         plain = all(
@@ -75,7 +85,7 @@ class _Plan:
             for name in names
         )
         ours = plain and found.stage.startswith(_INSIDE) and found.folder == str(target)
-        return found if ours and not path.is_symlink() else None
+        return found if ours else None
 
 
 @contextmanager
@@ -132,6 +142,8 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
     if os.path.lexists(_plan_path(target)):
         with locked(target):
             _finish(target)
+    with suppress(OSError):
+        _remove_stale(target.parent, f".{target.name}.")
 
 
 def check_finished(folder: str | os.PathLike[str]) -> None:
@@ -157,7 +169,17 @@ def check_finished(folder: str | os.PathLike[str]) -> None:
 
 
 def _unfinished(target: Path) -> bool:
-    plan = _Plan.read(_plan_path(target), target)
+    path = _plan_path(target)
+    try:
+        plan = _Plan.read(path, target)
+    except OSError as error:
+        raise OdtpackError(
+            "update-unfinished",
+            f"It cannot be said whether the last write of {target} was finished: "
+            f"{error.strerror or error}.",
+            where=str(path),
+            hint="check the permissions of that file",
+        ) from error
     return plan is not None and os.path.lexists(target / plan.stage)
 
 
@@ -168,8 +190,8 @@ def _plan_path(target: Path) -> Path:
 
 def _finish(target: Path) -> None:
     path = _plan_path(target)
-    plan = _Plan.read(path, target)
     try:
+        plan = _Plan.read(path, target)
         if plan is not None and os.path.lexists(target / plan.stage):
             _carry_out(target, plan)
     except OSError as error:
@@ -340,6 +362,8 @@ def _carry_out(target: Path, plan: _Plan) -> None:
     stage = target / plan.stage
     if stage.is_symlink():
         raise OSError(errno.ELOOP, "it is a link")
+    if plan.stage.startswith(_INSIDE):  # it came from beside the folder
+        sync_folder(target.parent)
     sync_folder(target)
     if plan.last not in plan.move or os.path.lexists(stage / plan.last):
         (target / plan.last).unlink(missing_ok=True)

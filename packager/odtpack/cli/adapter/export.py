@@ -41,10 +41,11 @@ def export(
     have, only ONNX Runtime's are written.
     """
     from odtpack.adapters.carry import adapter_of, to_peft
-    from odtpack.adapters.peft_files import write_peft
+    from odtpack.adapters.peft_files import CONFIG, write_peft
     from odtpack.cli.package.export import check_state
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Package
+    from odtpack_runtime.files.folder_update import update_folder
 
     opened = Package.open(package)
     info = adapter_of(opened)
@@ -71,13 +72,14 @@ def export(
     state = CheckpointState.load_checkpoint(source)
     check_state(opened, state, source)
     written: list[Path] = []
-    if info.kind != "bitfit":
-        written += write_peft(out, to_peft(opened, state))
-    if onnxruntime:
-        out.mkdir(parents=True, exist_ok=True)
-        written += _for_onnxruntime(opened, state, source, out, outputs or [])
+    # Weights mean something with the settings beside them only: they are replaced as one.
+    with update_folder(out, last=CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
+        if info.kind != "bitfit":
+            written += write_peft(stage, to_peft(opened, state))
+        if onnxruntime:
+            written += _for_onnxruntime(opened, state, source, stage, outputs or [])
     for path in written:
-        _console.say(f"wrote {path}")
+        _console.say(f"wrote {out / path.name}")
 
 
 def _for_onnxruntime(

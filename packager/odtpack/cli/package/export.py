@@ -57,9 +57,15 @@ def export(
         check_writable(path, "--out", outside=opened)
     model = inference_of(opened, outputs or [], checkpoint)
     names = list(model.outputs)
-    export_inference_model(opened.eval_model, model.parameters, out, names)
+    written: list[Path] = []
+    if formats is None:
+        export_inference_model(opened.eval_model, model.parameters, out, names)
+    else:
+        written = _write_with_ort(opened, model, out, formats)
     _console.say(f"wrote {out} ({format_bytes(out.stat().st_size)}): {', '.join(names)}")
-    written = _convert(out, formats) if formats is not None else []
+    stale = out.with_suffix(".ort")
+    if formats is None and stale != out and stale.is_file():
+        _console.say(f"{stale} was there before and is another model's: add --ort-format")
     for path in written:
         _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
     if as_json:
@@ -72,15 +78,18 @@ def export(
         _console.print_json({**content, **ort})
 
 
-def _convert(model: Path, formats: OrtFormat) -> list[Path]:
-    """Write a model in ORT format beside it, every variant or none."""
-    import tempfile
-
+def _write_with_ort(
+    package: Package, model: Inference, out: Path, formats: OrtFormat
+) -> list[Path]:
+    """Write the model and its variants in ORT format: at any moment those there are its own."""
     from odtpack.ort.format import convert_models
+    from odtpack_runtime.export.inference_model import export_inference_model
+    from odtpack_runtime.files.together import replace_together, staged_beside
 
-    with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=model.parent) as stage:
-        made = convert_models([model], formats, Path(stage))
-        return [path.replace(model.parent / path.name) for path in made]
+    with staged_beside(out) as stage:
+        made = stage / out.name
+        export_inference_model(package.eval_model, model.parameters, made, list(model.outputs))
+        return replace_together(out, made, list(convert_models([made], formats, stage)))
 
 
 def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:

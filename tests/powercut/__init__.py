@@ -1,0 +1,1 @@
+"""What a power cut may leave of a save: recorded calls, replayed as folders."""
