@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -122,3 +124,51 @@ def test_clean(text: str) -> None:
 def test_what_stays() -> None:
     for text in ("aten::add", "torch::nn::Linear", "a: b", "#3 [x]", "naïve ☃ 名前", "x::errors"):
         assert clean(text) == text
+
+
+@pytest.fixture
+def unet(tmp_path: Path) -> Path:
+    """Takes images whose sizes two divides: a made-up size of 2 fits, 3 does not."""
+    info, node = helper.make_tensor_value_info, helper.make_node
+    shape = ["n", 1, "height", "width"]
+    graph = helper.make_graph(
+        [
+            node("MaxPool", ["x"], ["small"], kernel_shape=[4, 4], strides=[4, 4]),
+            node("ConvTranspose", ["small", "up"], ["large"], strides=[4, 4]),
+            node("Concat", ["large", "x"], ["both"], axis=1, name=f"joins{EVIL}"),
+            node("Conv", ["both", "w"], ["y"], pads=[1] * 4),
+        ],
+        "unet",
+        [info("x", TensorProto.FLOAT, shape)],
+        [info("y", TensorProto.FLOAT, shape)],
+        [
+            numpy_helper.from_array(np.full((1, 1, 4, 4), 0.1, np.float32), "up"),
+            numpy_helper.from_array(np.full((1, 2, 3, 3), 0.1, np.float32), "w"),
+        ],
+    )
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.append(helper.make_opsetid("", 17))
+    path = tmp_path / "unet.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_onnxruntimes_own_log(
+    unet: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A build that succeeds shows none of it, and a training that fails what it says, once."""
+    out, data = tmp_path / "package", tmp_path / "data.npz"
+    assert main(["build", str(unet), "--out", str(out), "--loss", "mse"]) == 0
+    text = capfd.readouterr().err
+    assert "ONNX Runtime says" not in text
+    assert "[E:" not in text
+    images = np.ones((8, 1, 6, 6), np.float32)
+    np.savez(data, allow_pickle=False, x=images, target=images)
+    command = ["train", str(out), "--data", str(data), "--out", str(tmp_path / "trained")]
+    done = subprocess.run(
+        [sys.executable, "-m", "odtpack", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "error[run-failed]" in done.stderr
+    assert done.stderr.count("ONNX Runtime says: ") == 1
+    harmless(done.stderr)
