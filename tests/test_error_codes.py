@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from odtpack.cli import main
-from odtpack_runtime.error_codes import PAGE, error_codes
+from odtpack.cli._console import PAGE
+from odtpack_runtime.error_codes import error_codes
 from odtpack_runtime.errors import OdtpackError
 
 ROOT = Path(__file__).parents[1]

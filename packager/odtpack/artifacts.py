@@ -121,6 +121,9 @@ def generate_artifacts(
     """
     check_type("artifact_directory", artifact_directory, (str, os.PathLike, NoneType), "'folder'")
     check_type("prefix", prefix, str, "'small_'")
+    check_type("ort_format", ort_format, bool, "True")
+    check_type("nominal_checkpoint", nominal_checkpoint, bool, "True")
+    check_type("custom_op_library", custom_op_library, (str, os.PathLike, NoneType), "'ops.so'")
     chosen = None
     if loss is not None and not isinstance(loss, Block):
         chosen = losses.make_loss(_LOSSES[_enum(loss, LossType, "loss")])

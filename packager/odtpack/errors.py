@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
@@ -12,7 +13,27 @@ __all__ = [
     "WrongTypeError",
     "model_not_readable",
     "not_onnx",
+    "shortened",
+    "system_refused",
 ]
+
+
+_MOST_SHOWN = 200
+
+
+def shortened(text: str) -> str:
+    """The text, or both its ends where it is too long for a message."""
+    half = _MOST_SHOWN // 2
+    return text if len(text) <= _MOST_SHOWN else f"{text[:half]}...{text[-half:]}"
+
+
+def system_refused(error: OSError) -> OdtpackError:
+    """Return the error for what the system refused where nothing says better what it was for."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return OdtpackError("system-refused", f"the system refused to write or read: {reason}")
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+    return OdtpackError("system-refused", f"the system refused {shortened(name)!r}: {reason}")
 
 
 def model_not_readable(path: Path, error: OSError) -> OdtpackError:

@@ -10,11 +10,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
 _LARGEST = 2**63 - 1
+
+
+LARGEST_FLOAT: Final = (2 - 2**-23) * 2.0**127
+"""The largest number that float32 holds."""
+
+
+def is_too_large(value: object) -> bool:
+    """Whether a finite number becomes infinite in a model."""
+    return isinstance(value, float) and math.isfinite(value) and abs(value) > LARGEST_FLOAT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +52,8 @@ class Bounds:
         if isinstance(value, int):
             good = abs(value) <= _LARGEST
         else:
-            good = not self.whole and math.isfinite(value)
+            # Values go to the models as float32: none is infinite there.
+            good = not self.whole and abs(value) <= LARGEST_FLOAT
         return (
             good
             and (self.least is None or value >= self.least)

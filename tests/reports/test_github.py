@@ -151,7 +151,7 @@ def test_hostile_names_cannot_start_a_command() -> None:
         assert command.name in {"error", "warning", "notice"}
         assert set(command.properties) <= {"file", "line", "title"}
     errors = [parse(line) for line in lines if line.startswith("::error")]
-    assert any("::error::x%0A" in command.data for command in errors)
+    assert any("\N{REPLACEMENT CHARACTER}:error::x%0A" in command.data for command in errors)
     assert any(command.properties.get("line") == "3" for command in errors)
 
 

@@ -6,6 +6,7 @@ which say so), 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -268,6 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     if arguments is None:  # a process of its own, which a signal must end whatever it does
+        _open_standard_streams()
         return supervised(lambda: _main(sys.argv[1:]), _ended_by)
     return _main(arguments)
 
@@ -306,6 +308,27 @@ def _main(arguments: Sequence[str]) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
     return code if isinstance(code, int) else 0
+
+
+def _open_standard_streams() -> None:
+    """Give a process that was started without standard streams some.
+
+    A file that is opened would take their places, and be written to. What was to go to a closed
+    standard output is refused, as a result would be lost; messages are dropped.
+    """
+    for number, name, flags in (
+        (0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)
+    ):  # fmt: skip
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, flags)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            stream = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+            buffer = io.BufferedReader(stream) if number == 0 else io.BufferedWriter(stream)
+            setattr(sys, name, io.TextIOWrapper(buffer, encoding="utf-8", errors="replace"))
 
 
 class _TerminatedError(BaseException):
@@ -347,9 +370,15 @@ def _closed_pipe() -> int:
 
 
 def _failed(error: Exception) -> int:
-    from odtpack.errors import OdtpackError
+    from odtpack.errors import OdtpackError, system_refused
     from odtpack_runtime.error_codes import error_codes
 
+    if isinstance(error, OSError):  # no bug: a name that is too long, a disk that is full
+        error = system_refused(error)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it was the output: nothing more is written, also not at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if os.environ.get("ODTPACK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
     message = getattr(error, "format_message", None)  # the parser's own errors

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     import rich.progress
     from rich.console import Console
 
-# Control characters of a hostile name could move the cursor or recolour the terminal.
-_PAGE: Final = "docs/errors.md"
+PAGE: Final = "docs/errors.md"
 _QUIET_SECONDS: Final = 10.0
 """Without a terminal, long work says at least this often how far it is."""
 
+
+_UNBROKEN: Final = 100_000
+"""Columns where nothing is a terminal: a name that is broken into lines could begin one."""
 
 _text_is_result: Final = ContextVar("text_is_result", default=False)
 
@@ -53,13 +55,16 @@ def _open(*, stderr: bool, width: int | None = None) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
-def clean(text: str) -> str:
-    """Text without control characters; line breaks stay."""
-    return plain_text.clean(text, line_end="\n")
+clean = plain_text.clean
+
+
+def lines(text: str) -> None:
+    """Print a text of several lines, in whose lines no name has a line break."""
+    console().print(plain_text.clean_lines(text), soft_wrap=True)
 
 
 def say(text: str = "", style: str = "") -> None:
-    """Print a line as it is, however long."""
+    """Print a line, in one line, however long."""
     console().print(clean(text), style=style or None, soft_wrap=True)
 
 
@@ -77,7 +82,7 @@ def error(code: str, what: str, *, where: str | None = None, hint: str | None = 
         text.append(f"\n  in: {clean(where)}")
     if hint:
         text.append(f"\n  help: {clean(hint)}", style="cyan")
-    text.append(f"\n  see: {_PAGE}#{clean(code)}", style="dim")
+    text.append(f"\n  see: {PAGE}#{clean(code)}", style="dim")
     _open(stderr=True).print(text, soft_wrap=True)
 
 
@@ -102,7 +107,7 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str 
 
     target = console()
     if not target.is_terminal:  # files and CI logs have no width to keep to
-        target = console(width=400)
+        target = console(width=_UNBROKEN)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, title in enumerate(header):
         flush = title in figures.split(",")

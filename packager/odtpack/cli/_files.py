@@ -170,7 +170,7 @@ def write_text(text: str, out: Path | None, *, for_people: bool) -> None:
             stream.write(text.encode())
         _console.say(f"wrote {out}")
     elif for_people:
-        _console.say(text.removesuffix("\n"))
+        _console.lines(text.removesuffix("\n"))
     else:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()

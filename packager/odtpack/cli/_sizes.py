@@ -89,6 +89,6 @@ def _line(part: Part, total: int, depth: int) -> str:
     """Name, size and share, in columns whatever the depth."""
     from odtpack_simulator.values.units import format_bytes
 
-    name = _console.clean(part.name).replace("\n", " ")
+    name = _console.clean(part.name)
     width = max(0, _WIDTH - 4 * depth)
     return f"{name:<{width}} {format_bytes(part.nbytes):>10} {part.nbytes / total:>7.1%}"

@@ -144,7 +144,10 @@ def _claim_stderr(pipe: int) -> None:
 
 
 def _show(pipe: int) -> None:
-    """Print each line that libraries write, once, safe to show."""
+    """Print each line that libraries write, once, safe to show.
+
+    None begins as one of the command's own does: a name with a line break is several lines here.
+    """
     log_lines = None
     told: set[str] = set()
     with os.fdopen(pipe, "rb") as stream:
@@ -153,8 +156,8 @@ def _show(pipe: int) -> None:
             if log_lines is None:
                 log_lines = _without_its_package("apart/ort_log.py").log_lines
             lines = list(log_lines(text))
-            for each in [f"ONNX Runtime says: {words}" for words in lines] or [text]:
-                if each.strip() and each not in told:
+            for each in [f"ONNX Runtime says: {words}" for words in lines] or [f"| {text}"]:
+                if text.strip() and each not in told:
                     told.add(each)
                     with contextlib.suppress(OSError, ValueError):
                         sys.stderr.write(clean(each) + "\n")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from odtpack import optimizers, targets
 from odtpack.choices import Sessions, StepModel
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, shortened
 from odtpack.ort import kernel_needs
 from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import with_ort_files, write_ort_files
@@ -205,9 +205,25 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
         The folder.
 
     Raises:
-        OdtpackError: It is a file, or it holds files and no manifest.
+        OdtpackError: It is a file, or it holds files and no manifest, or its path is one that no
+            file can have, or ONNX Runtime cannot open.
     """
     path = Path(folder)
+    try:
+        str(path.resolve()).encode()
+        path.exists()
+    except UnicodeEncodeError:
+        raise OdtpackError(
+            "package-not-written",
+            f"the path {str(path)!r} is not UTF-8 text, and ONNX Runtime opens no other",
+            hint="choose another folder (--out DIR)",
+        ) from None
+    except OSError as error:
+        raise OdtpackError(
+            "package-not-written",
+            f"{shortened(str(path))!r} cannot be written: {error.strerror or error}",
+            hint="choose another folder (--out DIR)",
+        ) from error
     if path.exists() and not path.is_dir():
         raise OdtpackError(
             "package-not-written",

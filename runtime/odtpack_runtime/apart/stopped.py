@@ -40,7 +40,7 @@ class Watch:
                     f"process {pid} was stopped (SIGSTOP), and not continued in {_s(now - start)}"
                 )
         if now - self._heard >= self._silence:
-            return f"there was no sign of life for {_s(now - self._heard)}"
+            return f"it was silent for {_s(self._silence)}"
         return ""
 
 

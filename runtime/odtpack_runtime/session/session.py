@@ -33,6 +33,15 @@ def open_session(
     file = Path(path)
     if not file.is_file():
         raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
+    try:
+        str(file).encode()
+    except UnicodeEncodeError as error:
+        raise OdtpackError(
+            "model-not-readable",
+            f"The path {str(file)!r} is not UTF-8 text, and ONNX Runtime opens no other.",
+            where=str(file),
+            hint="move the package to a folder with another name",
+        ) from error
     problem: Exception | None = None
     for _ in range(3):
         try:

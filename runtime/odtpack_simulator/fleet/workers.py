@@ -26,6 +26,7 @@ from odtpack_simulator.fleet.local_training import (
 )
 from odtpack_simulator.replay.executor import (
     RayExecutor,
+    completed,
     guarded,
     relocate,
     unwrapped,
@@ -165,7 +166,8 @@ class ClientPool:
                 self._pool.submit(guarded, _train, piece, self._settings) for piece in pieces
             ]
             for future in futures:
-                yield unwrapped(future.result())
+                for _ in completed([future]):  # notices a process that is stopped
+                    yield unwrapped(future.result())
         except BrokenExecutor as error:
             raise worker_lost(error) from error
 

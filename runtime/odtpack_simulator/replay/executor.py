@@ -12,15 +12,23 @@ import dataclasses
 import hashlib
 import io
 import itertools
+import math
 import multiprocessing
 import os
 import socket
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from odtpack_runtime.apart.stopped import Watch
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 
@@ -28,6 +36,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _CONNECT_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 1.0
 
 OnDone = Callable[[int, int], None]
 """Called with the number of finished items and of all items."""
@@ -116,7 +125,7 @@ class LocalExecutor:
         pool = ProcessPoolExecutor(min(self.jobs, len(items)), mp_context=context)
         try:
             futures: list[Future[R]] = [pool.submit(guarded, function, item) for item in items]
-            for done, future in enumerate(as_completed(futures), 1):
+            for done, future in enumerate(completed(futures), 1):
                 unwrapped(future.result())
                 report(done, len(items))
             return [unwrapped(future.result()) for future in futures]
@@ -124,6 +133,25 @@ class LocalExecutor:
             raise worker_lost(error) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def completed(futures: Iterable[Future[R]]) -> Iterator[Future[R]]:
+    """Yield the futures of a pool of processes as they end.
+
+    Raises:
+        OdtpackError: ``worker-lost`` if one of the processes is stopped (SIGSTOP) and nobody
+            continues it; the processes are killed then.
+    """
+    watch, waiting = Watch(math.inf), set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+        yield from done
+        children = multiprocessing.active_children()
+        reason = watch.overdue([child.pid for child in children if child.pid is not None])
+        if reason and not done:
+            for child in children:
+                child.kill()
+            raise OdtpackError("worker-lost", f"A process that worked on a part of this: {reason}.")
 
 
 class RayExecutor:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import odtpack_runtime
+from odtpack_runtime.apart.stopped import Watch
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.job import Job, Message
@@ -31,6 +32,7 @@ from odtpack_simulator.replay.paired_loss import Groups
 from odtpack_simulator.result.training import EvaluationPoint
 
 STALL_SECONDS = 900.0
+_POLL_SECONDS = 1.0
 """Longest silence of a child: one step, or loading a package, must not take longer."""
 
 _END_SECONDS = 10.0
@@ -215,14 +217,14 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
         try:
             assert process.stdout is not None  # noqa: S101 - it is a pipe
             yield {"event": "started", "pid": process.pid}
-            for message in _messages(process.stdout, stall_seconds):
+            for message in _messages(process, stall_seconds):
                 if message["event"] == "limit":
                     limiter.take(process.pid, message)
                 yield message
             try:
                 code = process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired as error:
-                raise _stalled(_END_SECONDS) from error
+                raise _stalled(f"it did not end in {_END_SECONDS:g} s") from error
             ended = limiter.ended()
             yield {"event": "exit", "code": code, "stderr": _tail(stderr), "ended": ended}
         finally:
@@ -240,8 +242,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _messages(stream: IO[bytes], stall_seconds: float) -> Iterator[Message]:
+def _messages(process: subprocess.Popen[bytes], stall_seconds: float) -> Iterator[Message]:
     """Yield messages until the child closes its end."""
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    stream = process.stdout
     lines: queue.Queue[bytes | None] = queue.Queue()
 
     def read() -> None:
@@ -254,13 +258,17 @@ def _messages(stream: IO[bytes], stall_seconds: float) -> Iterator[Message]:
             lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    watch = Watch(stall_seconds)
     while True:
         try:
-            line = lines.get(timeout=stall_seconds)
+            line = lines.get(timeout=min(_POLL_SECONDS, stall_seconds))
         except queue.Empty as error:
-            raise _stalled(stall_seconds) from error
+            if reason := watch.overdue([process.pid]):
+                raise _stalled(reason) from error
+            continue
         if line is None:
             return
+        watch.heard()
         message = _parse(line)
         if message["event"] == "error":
             raise OdtpackError(
@@ -286,10 +294,8 @@ def _parse(line: bytes) -> Message:
     )
 
 
-def _stalled(seconds: float) -> OdtpackError:
-    return OdtpackError(
-        "replay-stalled", f"The training process was silent for {seconds:g} s and was ended."
-    )
+def _stalled(reason: str) -> OdtpackError:
+    return OdtpackError("replay-stalled", f"The training process was ended: {reason}.")
 
 
 def _tail(stream: IO[bytes]) -> str:

@@ -19,6 +19,7 @@ from odtpack_simulator.reports.html.learning import interruption_rows, panels
 from odtpack_simulator.reports.html.memory import memory_section
 from odtpack_simulator.reports.view import campaign, matrix, view
 from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.values.plain_text import clean_lines
 from odtpack_simulator.values.units import format_bytes, format_number
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -100,10 +101,10 @@ def render_html(result: SimulationResult, *, again: Again | None = None) -> byte
 
 
 def _unbroken(value: object) -> object:
-    """Keep each number on one line with its unit; drawings pass through."""
+    """Clean text, and keep each number on one line with its unit; drawings pass through."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return _NUMBER_WITH_UNIT.sub("\\1\N{NO-BREAK SPACE}", value)
+    return _NUMBER_WITH_UNIT.sub("\\1\N{NO-BREAK SPACE}", clean_lines(value))
 
 
 def _suggestion(result: SimulationResult) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.apart import stopped
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import ReplayResult, final_loss, run_child, run_training_child
@@ -294,6 +295,19 @@ class TestEnd:
         with pytest.raises(OdtpackError, match="silent for 2 s") as caught:
             run_training_child(job, on_message=interrupt, stall_seconds=2)
         assert caught.value.code == "replay-stalled"
+        assert not is_running(interrupt.pid)
+
+    @linux
+    def test_stopped(self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may be silent for long, but not because somebody stopped it."""
+        monkeypatch.setattr(stopped, "STOPPED_SECONDS", 1.0)
+        interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
+        job = mlp.job(tmp_path, epochs=200)
+        start = time.monotonic()
+        with pytest.raises(OdtpackError, match="SIGSTOP") as caught:
+            run_training_child(job, on_message=interrupt)
+        assert caught.value.code == "replay-stalled"
+        assert time.monotonic() - start < 60
         assert not is_running(interrupt.pid)
 
     @linux

@@ -125,8 +125,8 @@ def _show(result: FleetFitResult) -> None:
     first = result.best[0]
     _console.say()
     _console.say("The first, for the fleet file:", style="bold")
-    _console.say(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate:g}")
-    _console.say(f"[federation]\nclients = {first.clients}")
+    _console.lines(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate:g}")
+    _console.lines(f"[federation]\nclients = {first.clients}")
 
 
 def _table(rows: Sequence[Tried]) -> None:

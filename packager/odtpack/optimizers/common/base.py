@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from odtpack.errors import OdtpackError
-from odtpack.option import option, options_of
+from odtpack.option import is_too_large, option, options_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -74,7 +74,8 @@ class Optimizer(abc.ABC):
                 default = each.default if type(each.default) is not float else f"{each.default:g}"
                 raise OdtpackError(
                     "bad-hyperparameter",
-                    f"{each.name} is {shown[:60]}; it must be {each.range}",
+                    f"{each.name} is {shown[:60]}; it must be {each.range}"
+                    + (" that float32 holds" if is_too_large(value) else ""),
                     hint=f"leave it out: the default is {default}",
                 )
 

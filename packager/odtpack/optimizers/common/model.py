@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from odtpack.errors import OdtpackError
 from odtpack.optimizers.common.base import Optimizer
 from odtpack.optimizers.common.groups import Group
+from odtpack.option import LARGEST_FLOAT, is_too_large
 from odtpack_runtime.training.optimizer_contract import PRIVACY
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ class Clip:
 
     def __post_init__(self) -> None:
         for name, bound in (("norm", self.norm), ("value", self.value)):
-            if bound is not None and not 0 < bound < math.inf:
+            if bound is not None and not 0 < bound <= LARGEST_FLOAT:
                 raise OdtpackError(
                     "bad-hyperparameter",
-                    f"clip-{name} is {bound:g}; it must be above 0",
+                    f"clip-{name} is {bound:g}; it must be above 0"
+                    + (" and a number that float32 holds" if is_too_large(bound) else ""),
                     hint=f"write for example: --clip-{name} 1",
                 )
         if self.norm is not None and self.value is not None:

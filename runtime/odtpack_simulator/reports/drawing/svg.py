@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from markupsafe import Markup, escape
 
+from odtpack_simulator.values.plain_text import clean
+
 Attribute = str | float | int | None
 
 
@@ -22,8 +24,9 @@ def element(tag: str, *children: Markup | str, **attributes: Attribute) -> Marku
     for name, value in attributes.items():
         if value is not None:
             text = number(value) if isinstance(value, float) else str(value)
-            parts.append(f'{_attribute_name(name)}="{escape(text)}"')
-    inner = Markup("").join(escape(child) for child in children)
+            parts.append(f'{_attribute_name(name)}="{escape(clean(text))}"')
+    safe = (child if isinstance(child, Markup) else clean(child) for child in children)
+    inner = Markup("").join(escape(child) for child in safe)
     # Attributes and children were escaped one by one; only the fixed names of tags are not.
     return Markup(f"<{' '.join(parts)}>{inner}</{tag}>")  # noqa: S704
 
