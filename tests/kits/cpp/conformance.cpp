@@ -5,7 +5,8 @@
 //     odtpack-conformance hostile FOLDER
 //     odtpack-conformance read FOLDER
 //
-// The others print what becomes of hostile files, see readers.hpp. With --tolerance every comparison is within the case's tolerance, for other processors.
+// The others print what becomes of hostile files, see readers.hpp. With --tolerance every
+// comparison is within the case's tolerance, for other processors.
 #include <iostream>
 
 #include "job.hpp"
