@@ -1,17 +1,3 @@
-"""What each kit's readers make of hostile files: programs with ``hostile DIR``, ``read DIR``."""
-
-from __future__ import annotations
-
-import pytest
-
-from tests.kits import cpp_kit
-
-
-def cpp() -> list[str]:
-    """The C++ kit."""
-    if reason := cpp_kit.unavailable():
-        pytest.skip(reason)
-    return [str(cpp_kit.built("conformance"))]
 """The program of each kit that reads the hostile corpus: a function for each, by the kit's name.
 
 A program takes ``hostile DIR`` or ``read DIR`` (:mod:`tests.hostile.python_reader` is Python's). A
@@ -22,10 +8,21 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
+from tests.kits import cpp_kit
+
 
 def python() -> list[str]:
     """Python's own reader."""
     return [sys.executable, "-m", "tests.hostile.python_reader"]
+
+
+def cpp() -> list[str]:
+    """The C++ kit's conformance program."""
+    if reason := cpp_kit.unavailable():
+        pytest.skip(reason)
+    return [str(cpp_kit.built("conformance"))]
 
 
 def kits() -> list[str]:
