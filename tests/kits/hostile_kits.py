@@ -1,4 +1,4 @@
-"""What runs a kit's conformance program on hostile files: ``[*command, "hostile" or "read", DIR]``."""
+"""The program of each kit that reads the hostile corpus: a function for each, by the kit's name."""
 
 from __future__ import annotations
 
