@@ -377,12 +377,14 @@ def test_the_kit_needs_only_what_android_24_has() -> None:
     # What a lambda is made of, java.lang.invoke, the app's build replaces.
     packages = {"java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.nio",
                 "java.nio.channels", "java.nio.charset", "java.nio.file", "java.security",
-                "java.security.spec", "java.util", "java.util.function", "java.math"}  # fmt: skip
+                "java.security.spec", "java.text", "java.util", "java.util.concurrent",
+                "java.util.concurrent.locks", "java.util.function", "java.math",
+                "java.nio.file.attribute"}  # fmt: skip
     for name, target in used:
         package = target.rpartition(".")[0]
         if target.startswith("java"):
             assert package in packages, target
-        if package == "java.nio.file":
+        if package.startswith("java.nio.file"):
             assert name in LATER, name
         assert not target.startswith(("javax.", "sun.", "jdk.")), target
 

@@ -67,7 +67,8 @@ private fun described(state: State): String {
     val lines = ArrayList<String>()
     for ((name, each) in state.parameters.entries.sortedBy { hex(it.key) }) {
         val kind = if (each.trainable) "t" else "f"
-        val dims = each.value.shape.joinToString("x").ifEmpty { "-" }
+        val shape = if (state.nominal) LongArray(0) else each.value.shape
+        val dims = shape.joinToString("x").ifEmpty { "-" }
         lines.add("P $kind ${each.value.type.label} $dims ${sha(each.value.bytes())} ${hex(name)}")
     }
     state.optimizer?.let { optimizer ->

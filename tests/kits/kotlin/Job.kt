@@ -81,6 +81,11 @@ fun main(arguments: Array<String>) {
         "train" -> train(Json.read(rest[0].toByteArray()))
         "actions" -> actions(Json.read(rest[0].toByteArray()))
         "race" -> race(rest[0], rest[1].toInt(), Json.read(rest[2].toByteArray()))
+        "resave" -> resave(rest[0], rest[1].toLong(), rest.drop(2))
+        "faults" -> faults(
+            File(rest[0]), rest[1], rest[2].toLong(), rest[3].toLong(), rest[4].toLong(),
+            rest[5].toLong(),
+        )
         "saves" -> saves(rest[0], rest[1].toLong(), rest[2] == "keep")
         "load" -> load(rest[0])
         "keep" -> keep(rest[0], rest[1], rest[2].toLong())

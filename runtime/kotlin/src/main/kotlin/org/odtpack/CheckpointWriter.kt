@@ -186,14 +186,18 @@ private class Save(
 
 private val NOTHING = LongRange.EMPTY
 
-/** What a checkpoint uses of its data file; nothing if it has none or is not readable. */
+/**
+ * What a checkpoint uses of its data file; nothing if it has none, or is damaged. One that cannot be
+ * opened may use any of it.
+ */
 private fun regionOf(file: File): LongRange = try {
-    CheckpointReader(map(file), file.path, null, false).run {
+    if (!file.isFile || file.length() > Int.MAX_VALUE) NOTHING
+    else CheckpointReader(map(file), file.path, null, false).run {
         read()
         external
     }
-} catch (_: IOException) {
-    NOTHING
+} catch (error: IOException) {
+    notWritten(file, error)
 } catch (_: OdtpackException) {
     NOTHING
 }

@@ -18,6 +18,7 @@ internal class FlatBuffer(bytes: ByteBuffer, private val where: String) {
     val size = bytes.remaining().toLong()
     private val seen = Positions()
     private var textLeft = size
+    private var tablesLeft = size
 
     fun corrupt(reason: String): Nothing = fail(
         "checkpoint-corrupt", "It is not a readable checkpoint: $reason.", where,
@@ -44,11 +45,19 @@ internal class FlatBuffer(bytes: ByteBuffer, private val where: String) {
         return Table(word(0))
     }
 
-    /** Whether the file ends with a text that begins so and is that long. */
-    fun endsWith(start: String, length: Int): Boolean {
-        val first = size - length - 1
-        return first >= 4 && word(first - 4) == length.toLong() &&
-            start.indices.all { bytes.get(first.toInt() + it) == start[it].code.toByte() }
+    /** How many texts of that start, number of bytes and pattern stand in the file. */
+    fun count(start: String, length: Int, pattern: Regex): Int {
+        val whole = ByteBuffer.allocate(4 + start.length).order(ByteOrder.LITTLE_ENDIAN)
+        whole.putInt(length).put(start.toByteArray())
+        val wanted = whole.array()
+        var found = 0
+        for (at in 0..size.toInt() - length - 5) {
+            if (bytes.get(at) != wanted[0] || wanted.indices.any { bytes.get(at + it) != wanted[it] }) continue
+            val text = Vector(at + 4L, length).content()
+            val ends = bytes.get(at + 4 + length) == 0.toByte()
+            if (ends && pattern.matches(Charsets.ISO_8859_1.decode(text))) found++
+        }
+        return found
     }
 
     inner class Vector(val position: Long, val length: Int) {
@@ -72,8 +81,7 @@ internal class FlatBuffer(bytes: ByteBuffer, private val where: String) {
         private val vtable: Long
         private val length: Int
 
-        /** Fields that the table may have. */
-        val fields: Int
+        private val fields: Int
 
         init {
             vtable = position - bytes.getInt(place(position, 4))
@@ -86,6 +94,8 @@ internal class FlatBuffer(bytes: ByteBuffer, private val where: String) {
             place(vtable, bytesOfVtable.toLong())
             fields = bytesOfVtable / 2 - 2
             check(seen.add(position.toInt())) { "two references lead to one table" }
+            tablesLeft -= length
+            check(tablesLeft >= 0) { "its tables overlap" }
             check(seen.count <= MOST_TABLES) { "it holds more than $MOST_TABLES tables" }
         }
 
