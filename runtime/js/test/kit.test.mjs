@@ -5,6 +5,7 @@ import { mkdtempSync, readdirSync, readFileSync, symlinkSync, writeFileSync } fr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
+import { Builder } from 'flatbuffers';
 import {
   carryOver, CheckpointState, makeSchedule, OdtpackError, TrainingPackage,
 } from '../dist/index.js';
@@ -335,4 +336,35 @@ test('a template of tiny or nested fields costs what it has in bytes', () => {
   assert.equal(rest.length, 9 + 5 + many.length / 2);
   const broken = field(0x3a, [0x62, 100, 1]);
   assert.throws(() => inferenceModel(manifest, broken, state({}), ['out']), code('package-changed'));
+});
+
+test('a table that occurs twice is refused before any list is made', async () => {
+  const builder = new Builder(2 ** 22);
+  const label = builder.createString('p');
+  builder.startVector(8, 1, 8);
+  builder.addInt64(0n);
+  const dims = builder.endVector();
+  builder.startObject(7);
+  builder.addFieldOffset(0, label, 0);
+  builder.addFieldOffset(2, dims, 0);
+  builder.addFieldInt32(3, 1, 0);
+  const tensor = builder.endObject();
+  builder.startVector(4, 990_000, 4);
+  for (let i = 0; i < 990_000; i++) builder.addOffset(tensor);
+  const tensors = builder.endVector();
+  builder.startObject(4);
+  builder.addFieldOffset(0, tensors, 0);
+  const module = builder.endObject();
+  builder.startObject(4);
+  builder.addFieldInt32(0, 2, 0);
+  builder.addFieldOffset(1, module, 0);
+  builder.finish(builder.endObject(), 'ODTC');
+  const file = builder.asUint8Array();
+  const start = performance.now();
+  const before = process.memoryUsage().heapUsed;
+  await assert.rejects(CheckpointState.load(file), (error) => {
+    return code('checkpoint-corrupt')(error) && error.what.includes('occurs twice');
+  });
+  assert.ok(process.memoryUsage().heapUsed - before < 2 ** 26);
+  assert.ok(performance.now() - start < 2000);
 });
