@@ -12,7 +12,8 @@ help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
 	@echo "make sweep   the many cases of which make test runs representatives"
-	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5; make fuzz-kit: for the C++ kit's"
+	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5, and 20,000 files that each kit reads"
+	@echo "             as Python does; make fuzz-kit: inputs for the C++ kit's readers"
 	@echo "make faults  system calls that fail, in every action; make kills: SIGKILL in saves, in each kit"
 	@echo "make soak    200,000 steps with saves, evaluations and package updates: nothing grows"
 	@echo "make kits    set up, then build and test the training kits of other languages"
@@ -47,6 +48,7 @@ sweep: $(VENV)/.ready-full
 MINUTES ?= 5
 fuzz: $(VENV)/.ready-full
 	@$(BIN)/python -m tests.fuzz.run fuzz --minutes $(MINUTES) --keep
+	@$(BIN)/python -m tests.hostile.compare --kit all --cases 20000
 
 fuzz-kit: $(VENV)/.ready-full
 	@scripts/setup_cpp.sh

@@ -1,4 +1,9 @@
 """What each kit's readers make of hostile files: programs with ``hostile DIR``, ``read DIR``."""
+"""The program of each kit that reads the hostile corpus: a function for each, by the kit's name.
+
+A program takes ``hostile DIR`` or ``read DIR`` (:mod:`tests.hostile.python_reader` is Python's). A
+kit whose tools are missing skips, as its other tests do.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +33,20 @@ def browser() -> list[str]:
     if reason := javascript.unavailable() or web_reader.unavailable():
         pytest.skip(reason)
     return [sys.executable, "-m", "tests.kits.web_reader"]
+
+def python() -> list[str]:
+    """Python's own reader."""
+    return [sys.executable, "-m", "tests.hostile.python_reader"]
+
+
+def kits() -> list[str]:
+    """Names of the kits that have a program."""
+    here = globals()
+    return [name for name in ("python", "cpp", "kotlin", "swift", "node", "browser", "csharp")
+            if callable(here.get(name))]  # fmt: skip
+
+
+def hostile_command(kit: str) -> list[str]:
+    """Return the command of a kit."""
+    found: list[str] = globals()[kit]()
+    return found

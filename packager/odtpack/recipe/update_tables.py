@@ -36,8 +36,8 @@ class GroupTable(Table):
 
     parameters: Annotated[str, Field(min_length=1)]
     """Pattern of their names."""
-    learning_rate_scale: NotNegative = 1.0
-    """Factor of the learning rate; 0 keeps them as they are."""
+    learning_rate_scale: Positive = 1.0
+    """Factor of the learning rate."""
     weight_decay: NotNegative | None = None
     """Weight decay in place of the optimizer's."""
 

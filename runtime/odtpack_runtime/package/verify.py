@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.listed_files import check_nothing_else, read_manifest, signature_path
+from odtpack_runtime.package.listed_files import (
+    check_nothing_else,
+    check_paths,
+    read_manifest,
+    signature_path,
+)
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import KeyFiles
 from odtpack_runtime.package.package import Package, find_manifest
 from odtpack_runtime.package.trust.limits import Limits
+from odtpack_runtime.package.trust.operators import check_operators
 from odtpack_runtime.package.trust.origin import check_release, check_signed
 from odtpack_runtime.package.verify_models import check_checkpoints, check_models
 from odtpack_runtime.package.verify_steps import StepFigures, run_steps_apart
@@ -60,8 +66,9 @@ def verify_package(
     """Verify a package.
 
     In this order, so that nothing is parsed before it is known to be what was signed and
-    listed: the signature; the manifest; paths, sizes and hashes of all files; that there are
-    no others; what models and checkpoints hold against what the manifest says; in a process
+    listed, and nothing is hashed that is too large or not listed: the signature; the manifest;
+    its release and the limits of what it declares; paths, and that there are no other files;
+    sizes and hashes; what models and checkpoints hold against what the manifest says; in a process
     of its own, a training, an optimizer and an evaluation step on made-up data.
 
     Args:
@@ -84,6 +91,14 @@ def verify_package(
     manifest_path = find_manifest(path)
     data = read_manifest(manifest_path)
     key = check_signed(manifest_path, data, public_key, require_signature)
+    root = manifest_path.parent.resolve()
+    manifest = Manifest.from_json(data, str(manifest_path))
+    if minimum_release is not None:
+        check_release(manifest, minimum_release, str(root))
+    if limits is not None:
+        limits.check(manifest, str(root))
+    check_paths(root, manifest.files.all(), manifest_path.name)
+    check_nothing_else(root, manifest_path.name, manifest)
     package = Package.open(manifest_path)
     if package.manifest_sha256 != hashlib.sha256(data).hexdigest():
         raise OdtpackError(
@@ -92,12 +107,8 @@ def verify_package(
             where=str(package.path),
             hint="verify it again when nothing writes to it",
         )
-    manifest = package.manifest
-    if minimum_release is not None:
-        check_release(manifest, minimum_release, str(package.path))
     if limits is not None:
-        limits.check(manifest, str(package.path))
-    check_nothing_else(package.path, package.manifest_name, package.manifest)
+        check_operators(package, limits.domains)
     check_models(package)
     check_checkpoints(package)
     files = package.manifest.files.all()

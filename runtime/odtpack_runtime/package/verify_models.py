@@ -6,6 +6,7 @@ with the code that wrote the manifest.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -163,9 +164,11 @@ def _check_training(
         if not known and (owner == name or owner not in state):
             raise contradiction(where, "inputs and outputs", f"{name!r} besides", "none such")
     count, steps = manifest.class_count, manifest.accumulation_steps
+    ignored = manifest.ignored_label
     for key, value, usual in (
         ("odtpack.loss", manifest.loss, None),
         ("odtpack.class_count", None if count is None else str(count), None),
+        ("odtpack.ignore_index", None if ignored is None else str(ignored), None),
         ("odtpack.accumulation_steps", str(steps), "1"),
     ):
         same(where, f"{key} in its metadata", metadata.get(key, usual), value)
@@ -227,6 +230,13 @@ def _check_device_parts(
     contract = read_contract(about, inputs, str(package.optimizer_model))
     privacy = manifest.privacy and Privacy(**manifest.privacy.as_dict())
     same(package.optimizer_model, "privacy", contract.privacy, privacy)
+    # A reader takes the groups from one of the two, with their order, scales and decays.
+    groups = [dataclasses.astuple(group) for group in contract.groups]
+    stated = [
+        (group.learning_rate_scale, group.weight_decay, group.parameters)
+        for group in manifest.groups
+    ]
+    same(package.optimizer_model, "groups", groups, stated)
     trained = {item.name: item for item in manifest.parameters if item.role == "trainable"}
     try:
         order = json.loads(metadata.get("odtpack.parameter_order", "[]")) or list(trained)

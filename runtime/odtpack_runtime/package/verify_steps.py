@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,6 +23,8 @@ import onnxruntime
 
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.checks.contradictions import contradiction
+from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.manifest_device import SelfCheckInput
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import (
@@ -113,6 +116,7 @@ def run_steps(package: Package) -> StepFigures:
     else:
         figures = run_first_that_fits(package.manifest, _SAMPLES, partial(_steps, package))
     _load_converted(package)
+    _load_exported(package)
     return figures
 
 
@@ -139,6 +143,31 @@ def _load_converted(package: Package) -> None:
     for file in package.manifest.files.extra:
         if file.role == "ort_model" and file.platform in (None, here):
             open_session(package.path / file.path, options)
+
+
+def _load_exported(package: Package) -> None:
+    """Load what the inference template becomes: the manifest says what each parameter is in it.
+
+    Raises:
+        OdtpackError: ``manifest-contradicts`` if it does not load.
+    """
+    file = package.manifest.files.inference_template
+    if file is None:
+        return
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    arrays = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory(prefix="odtpack-") as folder:
+        exported = Path(folder) / "model.onnx"
+        write_inference_model(package, arrays, exported)
+        try:
+            open_session(exported, options)
+        except OdtpackError as error:
+            template = package.path / file.path
+            raise contradiction(
+                template, "the types of parameters", "others", "those of an exported model"
+            ) from error
 
 
 def _finite(value: float) -> float | None:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from odtpack.errors import OdtpackError, UnknownNameError
 
 
@@ -17,7 +19,8 @@ class GroupRule:
 
     Attributes:
         pattern: Shell pattern over names, as of ``--train``.
-        learning_rate_scale: Factor of the learning rate; 0 keeps parameters where they are.
+        learning_rate_scale: Factor of the learning rate, a float32 above 0; what is to stay where
+            it is is frozen instead.
         weight_decay: Weight decay in place of the optimizer's; None for the optimizer's.
 
     Raises:
@@ -35,6 +38,15 @@ class GroupRule:
                     "bad-group",
                     f"{name} of the group {self.pattern!r} is {value:g}; it must be 0 or more",
                 )
+        with np.errstate(all="ignore"):
+            scale = np.float32(self.learning_rate_scale)
+        if not 0 < scale < np.inf:
+            raise OdtpackError(
+                "bad-group",
+                f"lr of the group {self.pattern!r} is {self.learning_rate_scale:g}; as a float32 "
+                "it must be above 0 and finite",
+                hint=f"--freeze {self.pattern!r} keeps parameters where they are",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
