@@ -1,4 +1,3 @@
-"""What each kit's readers make of hostile files: programs with ``hostile DIR``, ``read DIR``."""
 """The program of each kit that reads the hostile corpus: a function for each, by the kit's name.
 
 A program takes ``hostile DIR`` or ``read DIR`` (:mod:`tests.hostile.python_reader` is Python's). A
@@ -11,17 +10,15 @@ import sys
 
 import pytest
 
-from tests.kits import cpp_kit, javascript, web_reader
+from tests.kits import javascript, web_reader
 
 
-def cpp() -> list[str]:
-    """The C++ kit."""
-    if reason := cpp_kit.unavailable():
-        pytest.skip(reason)
-    return [str(cpp_kit.built("conformance"))]
+def python() -> list[str]:
+    """Python's own reader."""
+    return [sys.executable, "-m", "tests.hostile.python_reader"]
 
 
-def js() -> list[str]:
+def node() -> list[str]:
     """The JavaScript kit in Node."""
     if reason := javascript.unavailable():
         pytest.skip(reason)
@@ -33,10 +30,6 @@ def browser() -> list[str]:
     if reason := javascript.unavailable() or web_reader.unavailable():
         pytest.skip(reason)
     return [sys.executable, "-m", "tests.kits.web_reader"]
-
-def python() -> list[str]:
-    """Python's own reader."""
-    return [sys.executable, "-m", "tests.hostile.python_reader"]
 
 
 def kits() -> list[str]:
