@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.kits import cpp_kit
+from tests.kits import javascript, web_reader
 
 
 def python() -> list[str]:
@@ -23,6 +24,18 @@ def cpp() -> list[str]:
     if reason := cpp_kit.unavailable():
         pytest.skip(reason)
     return [str(cpp_kit.built("conformance"))]
+def node() -> list[str]:
+    """The JavaScript kit in Node."""
+    if reason := javascript.unavailable():
+        pytest.skip(reason)
+    return javascript.reader()
+
+
+def browser() -> list[str]:
+    """The JavaScript kit in Chromium."""
+    if reason := javascript.unavailable() or web_reader.unavailable():
+        pytest.skip(reason)
+    return [sys.executable, "-m", "tests.kits.web_reader"]
 
 
 def kits() -> list[str]:

@@ -73,3 +73,8 @@ def save_batch(folder: Path, **arrays: np.ndarray) -> dict[str, dict[str, Any]]:
         array.tofile(path)
         data[name] = {"file": str(path), "dtype": str(array.dtype), "shape": list(array.shape)}
     return data
+
+
+def reader() -> list[str]:
+    """The program that reads hostile files in Node: before ``hostile DIR`` or ``read DIR``."""
+    return [str(NODE), str(SCRIPTS / "reader.mjs"), str(KIT)]

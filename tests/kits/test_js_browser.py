@@ -166,17 +166,9 @@ def in_browser(
             (files / f"{number}-{name}.bin").symlink_to(each["file"])
     page = web.PAGE.replace("ort.wasm.min.mjs", module)
     with web.serve({**web.FOLDERS, "files": files}, page) as address:
-        open_kit(browser, address + query)
+        web.open_kit(browser, address + query)
         text = TRAIN % (json.dumps(task, default=str), options)
         return dict(browser.evaluate(text))
-
-
-def open_kit(browser: Browser, address: str) -> None:
-    browser.open(address)
-    until = time.monotonic() + 60
-    while not browser.evaluate("Boolean(window.kit)"):
-        assert time.monotonic() < until, browser.console
-        time.sleep(0.05)
 
 
 SUITE = """(async () => {
@@ -192,7 +184,7 @@ def test_chromium_passes_the_conformance_suite(
     threads: int, suite: Path, browsers: Browser
 ) -> None:
     with web.serve({**web.FOLDERS, "scripts": SCRIPTS, "suite": suite}) as address:
-        open_kit(browsers, f"{address}?threads={threads}")
+        web.open_kit(browsers, f"{address}?threads={threads}")
         browsers.evaluate(SUITE)
         until = time.monotonic() + 600
         while not browsers.evaluate("Boolean(window.results)"):
@@ -205,7 +197,7 @@ def test_chromium_passes_the_conformance_suite(
 
 def test_the_benchmark_measures_arithmetic_in_a_browser(browsers: Browser) -> None:
     with web.serve(web.FOLDERS) as address:
-        open_kit(browsers, f"{address}?threads=1")
+        web.open_kit(browsers, f"{address}?threads=1")
         code = "kit.benchmark({ ort, memoryLimit: 500_000_000 }).then(JSON.stringify)"
         printed = str(browsers.evaluate(code))
     unmeasured = ("write_bytes_per_second", "read_bytes_per_second", "sync_seconds")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 from examples.web_demo.serve import Handler
+from tests.reports.browser import Browser
 
 KIT = Path(__file__).parents[2] / "runtime" / "js"
 MODULES = KIT / "node_modules"
@@ -43,15 +46,26 @@ Object.assign(window, {{ ort, kit }});
 
 
 @contextmanager
-def serve(folders: Mapping[str, Path], page: str = PAGE) -> Iterator[str]:
-    """Serve each folder under its name, and a page at the root; yield the address."""
+def serve(
+    folders: Mapping[str, Path], page: str = PAGE, asked: list[str] | None = None
+) -> Iterator[str]:
+    """Serve each folder under its name, and a page at the root; yield the address.
+
+    Args:
+        folders: The folders.
+        page: The page.
+        asked: Gets the path of every request, as the browser sent it.
+    """
 
     class Mapped(Handler):
         def translate_path(self, path: str) -> str:
             name, _, rest = path.split("?", 1)[0].lstrip("/").partition("/")
-            return str(folders[name] / rest) if name in folders else "/nowhere"
+            found = folders[name] / unquote(rest) if name in folders else Path("/nowhere")
+            return "/nowhere" if found.is_dir() else str(found)
 
         def do_GET(self) -> None:
+            if asked is not None:
+                asked.append(self.path)
             if self.path.split("?", 1)[0] != "/":
                 return super().do_GET()
             data = page.encode()
@@ -71,3 +85,12 @@ def serve(folders: Mapping[str, Path], page: str = PAGE) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def open_kit(browser: Browser, address: str) -> None:
+    """Open a page, and wait until it has loaded the kit."""
+    browser.open(address)
+    until = time.monotonic() + 60
+    while not browser.evaluate("Boolean(window.kit)"):
+        assert time.monotonic() < until, browser.console
+        time.sleep(0.05)

@@ -79,7 +79,7 @@ class Reader {
   #nominal = false;
   #inlineLeft: number;
   #externalLeft = 0;
-  #outline = new Outline(false);
+  #outline: Outline | undefined; // of a file with a digest
   #digest = '';
   #ours = false; // what the reference does not write
   readonly #titles: string[] = []; // names and owners of the tensors that have a digest
@@ -102,8 +102,8 @@ class Reader {
     }
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
-    this.#outline = new Outline(this.#nominal);
     this.#digest = root.string(DIGEST);
+    if (this.#digest) this.#outline = new Outline(this.#nominal);
     this.#ours = root.fields > DIGEST || this.#endsInDigest();
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, not to be had');
@@ -137,8 +137,7 @@ class Reader {
 
   /** Compare with the digests that the file carries; false if it carries none. */
   async check(): Promise<boolean> {
-    const marked = this.#digests.some((said) => said.startsWith(PREFIX));
-    if (!this.#digest && !marked) {
+    if (!this.#outline) {
       if (this.#ours) this.#source.fail('it has no digest, and odtpack writes none without');
       return false;
     }
@@ -147,7 +146,7 @@ class Reader {
     if (this.#digest === whole && right.every((each, i) => each === this.#digests[i])) return true;
     const odd = this.#digests.flatMap((said, i) => {
       const [name, owner] = this.#titles.slice(2 * i, 2 * i + 2);
-      return marked && said !== right[i] ? `'${name}${owner && ` of ${owner}`}'` : [];
+      return said !== right[i] ? `'${name}${owner && ` of ${owner}`}'` : [];
     });
     const what = odd.slice(0, 10).join(', ') || 'its names, shapes, optimizer state or properties';
     return this.#source.fail(`what is stored is not what was saved: ${what}`);
@@ -155,7 +154,7 @@ class Reader {
 
   #tensors(tables: Tables, owner = ''): Map<string, Stored> {
     const tensors = new Map<string, Stored>();
-    this.#outline.count(tables.length);
+    this.#outline?.count(tables.length);
     for (const table of tables) {
       const name = table.string(0);
       if (!name || tensors.has(name)) {
@@ -163,10 +162,13 @@ class Reader {
       }
       const tensor = this.#tensor(name, table);
       tensors.set(name, tensor);
-      this.#outline.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
+      this.#outline?.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
       if (this.#nominal) continue;
+      const said = table.string(DOC_STRING);
+      this.#ours ||= said.startsWith(PREFIX);
+      if (!this.#outline) continue;
       this.#titles.push(name, owner);
-      this.#digests.push(table.string(DOC_STRING));
+      this.#digests.push(said);
     }
     return tensors;
   }
@@ -219,7 +221,7 @@ class Reader {
 
   #optimizer(root: Table, trainable: Map<string, Stored>): OptimizerState | undefined {
     const tables = root.tables(2);
-    this.#outline.count(tables.length);
+    this.#outline?.count(tables.length);
     if (!tables.length) return undefined;
     let [step, learningRate] = [0n, 0];
     const moments = new Map<string, Stored[]>();
@@ -236,9 +238,9 @@ class Reader {
       if (table.int64(1) !== step || table.float32(2) !== learningRate) {
         this.#source.fail('its optimizer groups stand at different steps or learning rates');
       }
-      this.#outline.text(`group${index}`);
-      this.#outline.int64(step);
-      this.#outline.float32(learningRate);
+      this.#outline?.text(`group${index}`);
+      this.#outline?.int64(step);
+      this.#outline?.float32(learningRate);
       groups.push(this.#moments(table, trainable, moments));
     }
     const counts = new Set([...moments.values()].map((own) => own.length));
@@ -251,10 +253,10 @@ class Reader {
   #moments(group: Table, trainable: Map<string, Stored>, moments: Map<string, Stored[]>): string[] {
     const names: string[] = [];
     const entries = group.tables(3);
-    this.#outline.count(entries.length);
+    this.#outline?.count(entries.length);
     for (const entry of entries) {
       const name = entry.string(0);
-      this.#outline.text(name);
+      this.#outline?.text(name);
       const owner = trainable.get(name);
       if (!owner || moments.has(name)) {
         this.#source.fail(`the optimizer state of '${name}' occurs twice or has no parameter`);
@@ -280,13 +282,13 @@ class Reader {
     const properties = new Map<string, Property>();
     for (const [field, kind] of KINDS.entries()) {
       const tables = bag?.tables(field);
-      this.#outline.count(tables?.length ?? 0);
+      this.#outline?.count(tables?.length ?? 0);
       for (const table of tables ?? []) {
         const name = table.string(0);
         if (!name || properties.has(name)) {
           this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
         }
-        this.#outline.text(name);
+        this.#outline?.text(name);
         properties.set(name, { kind, value: this.#value(table, kind) });
       }
     }
@@ -295,12 +297,12 @@ class Reader {
 
   #value(table: Table, kind: PropertyKind): Property['value'] {
     if (kind === 'float') {
-      this.#outline.float32Bits(table.uint32(1));
+      this.#outline?.float32Bits(table.uint32(1));
       return table.float32(1);
     }
     const value = kind === 'int' ? table.int64(1) : table.string(1);
-    if (typeof value === 'string') this.#outline.text(value);
-    else this.#outline.int64(value);
+    if (typeof value === 'string') this.#outline?.text(value);
+    else this.#outline?.int64(value);
     return value;
   }
 }

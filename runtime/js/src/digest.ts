@@ -18,7 +18,7 @@ export class Outline {
 
   constructor(readonly nominal: boolean) {
     this.#append(ENCODER.encode('odtpack.checkpoint.1'));
-    this.#bytes[this.#room(1)] = Number(nominal);
+    this.#append(Uint8Array.of(Number(nominal)));
   }
 
   count(entries: number): void {
@@ -76,7 +76,8 @@ export class Outline {
   }
 
   #append(bytes: Uint8Array): void {
-    this.#bytes.set(bytes, this.#room(bytes.length));
+    const at = this.#room(bytes.length); // which may move what there is
+    this.#bytes.set(bytes, at);
   }
 
   /** Where some more bytes go. */

@@ -3,7 +3,7 @@ import type { CheckpointState } from './checkpoint.js';
 import { CODES } from './checkpoint_format.js';
 import { OdtpackError } from './errors.js';
 import type { Manifest, ParameterInfo } from './manifest.js';
-import { bytesOf, type DType, join, type Stored } from './tensors.js';
+import { bytesOf, type DType, type Stored } from './tensors.js';
 
 const MAX_BYTES = 2 ** 31 - 2 ** 20;
 
@@ -12,8 +12,9 @@ export function inferenceModel(
   manifest: Manifest, template: Uint8Array, state: CheckpointState, outputs?: readonly string[],
 ): Uint8Array[] {
   const parts = [outputs ? withOutputs(template, outputs) : template];
+  const known = new Map(manifest.parameters.map((each) => [each.name, each]));
   for (const name of manifest.inference?.parameters ?? []) {
-    const info = manifest.parameters.find((each) => each.name === name)!;
+    const info = known.get(name)!;
     const { dtype, dims, data } = exported(info, state);
     const label = new TextEncoder().encode(name);
     const bytes = bytesOf(data);
@@ -112,10 +113,7 @@ function* fields(bytes: Uint8Array): Generator<Field> {
     let value = 0;
     for (let scale = 1; ; scale *= 128) {
       const byte = bytes[at++];
-      if (byte === undefined || scale > 2 ** 42) {
-        throw new OdtpackError('package-changed',
-          'The inference template is not a protobuf message.');
-      }
+      if (byte === undefined || scale > 2 ** 42) throw notAMessage();
       value += (byte & 127) * scale;
       if (byte < 128) return value;
     }
@@ -127,13 +125,19 @@ function* fields(bytes: Uint8Array): Generator<Field> {
     if (kind === 0) number();
     else if (kind === 1) at += 8;
     else if (kind === 5) at += 4;
-    const body = kind === 2 ? number() + at : at;
-    const content = at;
-    at = body;
-    yield { tag, start, body: content, end: at };
+    const size = kind === 2 ? number() : 0;
+    const body = at;
+    at += size;
+    if (at > bytes.length || ![0, 1, 2, 5].includes(kind)) throw notAMessage();
+    yield { tag, start, body, end: at };
   }
 }
 
+function notAMessage(): OdtpackError {
+  return new OdtpackError('package-changed', 'The inference template is not a protobuf message.');
+}
+
+const DECODER = new TextDecoder();
 const [GRAPH, OUTPUT, NAME] = [0x3a, 0x62, 0x0a];
 
 /** The template with these outputs only. */
@@ -142,29 +146,39 @@ function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Arra
     throw new OdtpackError('no-outputs', 'Name at least one output, and each once.');
   }
   const left = new Set(wanted);
-  const copied: Uint8Array[] = [];
+  const copy = new Uint8Array(template.length); // without a field it is not longer
+  let size = 0;
+  const keep = (bytes: Uint8Array, start: number, end: number): void => {
+    copy.set(bytes.subarray(start, end), size);
+    size += end - start;
+  };
   for (const { tag, start, body, end } of fields(template)) {
     if (tag !== GRAPH) {
-      copied.push(template.subarray(start, end));
+      keep(template, start, end);
       continue;
     }
     const graph = template.subarray(body, end);
-    const kept: Uint8Array[] = [];
+    const begin = size;
+    const content = (size += body - start); // its length, known at the end, takes no more
     for (const field of fields(graph)) {
-      const content = graph.subarray(field.body, field.end);
-      if (field.tag === OUTPUT) {
-        const label = [...fields(content)].find((each) => each.tag === NAME);
-        const name = new TextDecoder().decode(content.subarray(label?.body ?? 0, label?.end ?? 0));
-        if (!left.delete(name)) continue;
-      }
-      kept.push(graph.subarray(field.start, field.end));
+      const named = field.tag === OUTPUT && nameOf(graph.subarray(field.body, field.end));
+      if (named === false || left.delete(named)) keep(graph, field.start, field.end);
     }
-    const length = kept.reduce((sum, part) => sum + part.length, 0);
-    copied.push(Uint8Array.from([GRAPH, ...varint(length)]), ...kept);
+    const head = [GRAPH, ...varint(size - content)];
+    copy.copyWithin(begin + head.length, content, size);
+    copy.set(head, begin);
+    size += begin + head.length - content;
   }
   if (left.size) {
     throw new OdtpackError('unknown-output',
       `The inference model has no output '${[...left][0]}'.`);
   }
-  return join(copied);
+  return copy.subarray(0, size);
+}
+
+function nameOf(output: Uint8Array): string {
+  for (const { tag, body, end } of fields(output)) {
+    if (tag === NAME) return DECODER.decode(output.subarray(body, end));
+  }
+  return '';
 }

@@ -208,9 +208,10 @@ function fits(loaded: OptimizerState, kind: string, vectors: readonly Vector[]):
   const idle = !values.some(({ data }) => (data as Float32Array).some((value) => value !== 0));
   // The reference saves one moment per parameter with SGD, and never uses it.
   const unused = idle && (step === 0 || (count === 1 && vectors.length === 0));
+  const places = vectors.map(({ layout: { slots } }) => new Map(slots.map((slot) => [slot.name, slot])));
   const odd = [...moments].some(([name, own]) =>
     own.some((moment, i) => {
-      const slot = vectors[i]?.layout.slots.find((each) => each.name === name);
+      const slot = places[i]?.get(name);
       return !slot || !sameDims(slot.dims, moment.dims);
     }),
   );

@@ -30,7 +30,7 @@ function bad(problem: string): never {
 export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
   const found = typeof kind === 'string' && Object.hasOwn(KEYS, kind);
   const known = found ? KEYS[kind as ScheduleKind] : undefined;
-  if (!known) return bad(`There is no schedule ${String(kind).slice(0, 40)}.`);
+  if (!known) return bad(`There is no schedule ${String(JSON.stringify(kind)).slice(0, 40)}.`);
   const odd = Object.keys(given).find((key) => !Object.hasOwn(known, key));
   if (odd !== undefined) bad(`The schedule ${kind} has no setting '${odd.slice(0, 40)}'.`);
   const settings: Settings = { ...known, ...given };

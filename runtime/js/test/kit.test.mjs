@@ -5,11 +5,13 @@ import { mkdtempSync, readdirSync, readFileSync, symlinkSync, writeFileSync } fr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
+import { Builder } from 'flatbuffers';
 import {
   carryOver, CheckpointState, makeSchedule, OdtpackError, TrainingPackage,
 } from '../dist/index.js';
 import { readScheduleText, scheduleText } from '../dist/schedules.js';
-import { float16Bits, widen } from '../dist/inference.js';
+import { batchOf, checkBatch } from '../dist/batch.js';
+import { float16Bits, inferenceModel, widen } from '../dist/inference.js';
 import { sessionOptions } from '../dist/runtime.js';
 
 const code = (expected) => (error) => {
@@ -131,7 +133,19 @@ test('schedules are the formulas of the documentation, and text that Python read
     ['step', { period: 0 }], ['step', { period: 1, gamma: 2 }], ['constant', { period: 1 }],
     ['multistep', { milestones: [3, 1] }], ['toString', {}],
   ]) assert.throws(() => makeSchedule(kind, settings), code('bad-schedule'));
-  assert.throws(() => readScheduleText('[]'), code('bad-schedule'));
+  // What stands in a checkpoint or a manifest need not be what its type says.
+  for (const settings of [{ period: 1, gamma: '0.5' }, { period: { a: 1 } }, { period: [] }]) {
+    assert.throws(() => makeSchedule('step', settings), code('bad-schedule'));
+  }
+  for (const floor of [null, '0.5', NaN, {}]) {
+    assert.throws(() => makeSchedule('cosine', { total_steps: 4, floor }), code('bad-schedule'));
+  }
+  for (const text of [
+    '[]', '[', '['.repeat(20_000), '{"kind": {}, "initial_lr": 1}', '{"kind": "constant"}',
+    '{"kind": "constant", "initial_lr": -1}', '{"kind": "constant", "initial_lr": "1"}',
+    '{"kind": "linear", "initial_lr": 1, "total_steps": {"__proto__": {"a": 1}}}',
+    '{"kind": "constant", "kind": "constant", "initial_lr": 1}',
+  ]) assert.throws(() => readScheduleText(text), code('bad-schedule'), text);
 });
 
 test('every float16 is itself, and ties round to even', () => {
@@ -175,7 +189,7 @@ test('a manifest is read strictly, and signatures count', async () => {
     inputs: [], outputs: [{ name: 'loss', dtype: 'float32', shape: [], role: 'loss' }],
     parameters: [{ name: 'p', shape: [2], dtype: 'float32', role: 'trainable', offset: 0 }],
     optimizer: { kind: 'sgd' },
-    layout: { dtype: 'float32', elements: 16, run: 'chunks', inputs: ['params'] },
+    layout: { dtype: 'float32', elements: 16, run: 'chunks', inputs: ['params'], state: [] },
     later: { settings: 'are ignored' },
   };
   const files = (manifest) => new Map([
@@ -188,7 +202,9 @@ test('a manifest is read strictly, and signatures count', async () => {
     executionMode: 'sequential', executionProviders: ['cpu'],
     extra: { session: { force_spinning_stop: '1' } },
   });
-  const paths = ['..', '/c', 'a/../c', 'a\\c', 'C:c', 'T', 'manifest.json', 'a//c', 'a\u0000'];
+  const long = 'ä'.repeat(128);
+  const paths = ['a.', ' a', 'a ', 'con', 'Aux.txt', 'lpt1.x', 'a\u202eb', long, 'a/'.repeat(600) + 'a',
+    '..', '/c', 'a/../c', 'a\\c', 'C:c', 'T', 'manifest.json', 'a//c', 'a\u0000'];
   const group = { learning_rate_scale: 1, weight_decay: 0, parameters: ['q'] };
   const larger = { ...file('c'), size_bytes: 1 };
   for (const [change, expected] of [
@@ -199,6 +215,30 @@ test('a manifest is read strictly, and signatures count', async () => {
     [{ parameters: [{ ...good.parameters[0], offset: 16 }] }, 'manifest-invalid'],
     [{ parameters: [...good.parameters, ...good.parameters] }, 'manifest-invalid'],
     [{ groups: [group] }, 'manifest-invalid'],
+    ...[
+      { 'session.collect_node_memory_stats_to_file': '/tmp/x' }, { '__proto__.polluted': 'yes' },
+      { 'constructor.assign': '1' }, { 'session.force_spinning_stop': '0' }, null, [],
+    ].map((config) => [{ session: { optimization_level: 'all', config } }, 'manifest-invalid']),
+    [{ session: { optimization_level: 'all', profile: 'x' } }, 'manifest-invalid'],
+    [{ session: {} }, 'manifest-invalid'], [{ session: [] }, 'manifest-invalid'],
+    ...[0, 257, 1.5, '1'].map((threads) => [
+      { session: { optimization_level: 'all', threads } }, 'manifest-invalid',
+    ]),
+    ...[15, 17, 32, 2 ** 28].map((elements) => [
+      { layout: { ...good.layout, elements } }, 'manifest-invalid',
+    ]),
+    ...[1, 1023, 2 ** 31].map((chunk) => [
+      { layout: { ...good.layout, chunk_elements: chunk } }, 'manifest-invalid',
+    ]),
+    ...[0, -1, 1e300, 1e-60].map((scale) => [
+      { groups: [{ ...group, parameters: ['p'], learning_rate_scale: scale }] }, 'manifest-invalid',
+    ]),
+    [{ schedule: { kind: 'step', settings: { period: 2, gamma: '0.5' } } }, 'manifest-invalid'],
+    [{ schedule: { kind: 'cosine', settings: { floor: null } } }, 'manifest-invalid'],
+    [{ inputs: [{ name: 'x', dtype: 'int64', shape: [2 ** 41], role: 'data' }] }, 'manifest-invalid'],
+    [{ inputs: [{ name: 'x', dtype: 'int64', shape: Array(33).fill(1), role: 'data' }] },
+      'manifest-invalid'],
+    [{ outputs: Array(1025).fill(good.outputs[0]) }, 'manifest-invalid'],
     ...paths.map((path) => [
       { files: { ...good.files, checkpoint: file(path) } }, 'package-path',
     ]),
@@ -207,7 +247,22 @@ test('a manifest is read strictly, and signatures count', async () => {
   ]) {
     const opening = TrainingPackage.open(files({ ...good, ...change }));
     await assert.rejects(opening, code(expected), JSON.stringify(change));
+    assert.equal({}.polluted, undefined);
   }
+  const text = JSON.stringify(good);
+  const raw0 = (bytes) => new Map([...files(good), ['manifest.json', bytes]]);
+  const utf8 = (each) => new TextEncoder().encode(each);
+  for (const each of [
+    utf8(`\ufeff${text}`), utf8(text.replace('{', '{"schema_version":1,')), utf8(`${text} 1`),
+    utf8(text.replace('{', '{"a":"\\ud800",')), utf8(text.replace('{', '{"a":1e999,')),
+    utf8(text.replace('{', `{"a":${'['.repeat(64)}${']'.repeat(64)},`)), utf8(text.slice(0, -1)),
+    utf8(text.replace('{', `{"a":"${'x'.repeat(4 * 2 ** 20)}",`)), utf8(''),
+    utf8(text.replace('{', '{"a":01,')), utf8(text.replace('{', '{"a":"\\x",')), Uint8Array.of(0x22, 0xff),
+  ]) await assert.rejects(TrainingPackage.open(raw0(each)), code('manifest-invalid'));
+  for (const each of [
+    text.replace('"schema_version":1', '"schema_version":1.0'),
+    text.replace('{', `{"a":${'['.repeat(63)}${']'.repeat(63)},"__proto__":{"b":1},`),
+  ]) await TrainingPackage.open(raw0(utf8(each)));
   await assert.rejects(TrainingPackage.open(new Map()), code('package-not-found'));
 
   const { publicKey, privateKey } = generateKeyPairSync('ed25519');
@@ -232,4 +287,84 @@ test('a manifest is read strictly, and signatures count', async () => {
     else writeFileSync(join(linked, name), readFileSync(join(folder, name)));
   }
   await assert.rejects(TrainingPackage.open(linked), code('package-path'));
+});
+
+test('names from outside are names, whatever objects have by that name', () => {
+  const specs = ['__proto__', 'constructor', 'toString'].map((name) => {
+    return { name, dtype: 'float32', shape: [1], role: 'data' };
+  });
+  const tensor = { type: 'float32', dims: [1], data: Float32Array.of(1) };
+  const feeds = { ['__proto__']: tensor, constructor: tensor, toString: tensor };
+  checkBatch(specs, batchOf(feeds));
+  assert.deepEqual(Object.keys(batchOf(feeds)), ['__proto__', 'constructor', 'toString']);
+  assert.throws(() => checkBatch(specs, batchOf({})), code('input-count'));
+  for (const odd of [null, 1, {}, [], 'x']) {
+    assert.throws(() => checkBatch(specs, batchOf({ ...feeds, toString: odd })), code('input-type'));
+  }
+  for (const odd of [null, undefined, [tensor], 'x']) {
+    assert.throws(() => batchOf(odd), code('input-count'));
+  }
+});
+
+test('a template of tiny or nested fields costs what it has in bytes', () => {
+  const manifest = { inference: { parameters: [] }, parameters: [] };
+  const field = (tag, content) => {
+    const length = [];
+    let rest = content.length;
+    for (; rest >= 128; rest = Math.floor(rest / 128)) length.push((rest % 128) | 128);
+    return Uint8Array.from([tag, ...length, rest, ...content]);
+  };
+  const output = [0x62, 5, 0x0a, 3, 0x6f, 0x75, 0x74];
+  const inner = new Uint8Array(4 * 2 ** 20 + output.length);
+  for (let i = 0; i < 4 * 2 ** 20; i += 2) inner[i] = 0x08;
+  inner.set(output, 4 * 2 ** 20);
+  const head = [0x3a, 0x87, 0x80, 0x80, 0x02];
+  const template = new Uint8Array(head.length + inner.length);
+  template.set(head);
+  template.set(inner, head.length);
+  const before = process.memoryUsage().arrayBuffers + process.memoryUsage().heapUsed;
+  const [found] = inferenceModel(manifest, template, state({}), ['out']);
+  const after = process.memoryUsage().arrayBuffers + process.memoryUsage().heapUsed;
+  assert.ok(after - before < 10 * template.length + 2 ** 26, String(after - before));
+  assert.deepEqual(found, template);
+  const tiny = new Uint8Array(4 * 2 ** 20).map((_, i) => (i % 2 ? 0 : 0x0a)); // empty ir_version fields
+  assert.throws(() => inferenceModel(manifest, tiny, state({}), ['out']), code('unknown-output'));
+  const many = new Uint8Array(2 ** 22);
+  for (let i = 0; i < many.length; i += 4) many.set([0x62, 0, 0x08, 0], i); // outputs, and what is kept
+  const [rest] = inferenceModel(manifest, Uint8Array.from([0x3a, 7, ...output,
+    0x3a, 0x80, 0x80, 0x80, 0x02, ...many]), state({}), ['out']);
+  assert.equal(rest.length, 9 + 5 + many.length / 2);
+  const broken = field(0x3a, [0x62, 100, 1]);
+  assert.throws(() => inferenceModel(manifest, broken, state({}), ['out']), code('package-changed'));
+});
+
+test('a table that occurs twice is refused before any list is made', async () => {
+  const builder = new Builder(2 ** 22);
+  const label = builder.createString('p');
+  builder.startVector(8, 1, 8);
+  builder.addInt64(0n);
+  const dims = builder.endVector();
+  builder.startObject(7);
+  builder.addFieldOffset(0, label, 0);
+  builder.addFieldOffset(2, dims, 0);
+  builder.addFieldInt32(3, 1, 0);
+  const tensor = builder.endObject();
+  builder.startVector(4, 990_000, 4);
+  for (let i = 0; i < 990_000; i++) builder.addOffset(tensor);
+  const tensors = builder.endVector();
+  builder.startObject(4);
+  builder.addFieldOffset(0, tensors, 0);
+  const module = builder.endObject();
+  builder.startObject(4);
+  builder.addFieldInt32(0, 2, 0);
+  builder.addFieldOffset(1, module, 0);
+  builder.finish(builder.endObject(), 'ODTC');
+  const file = builder.asUint8Array();
+  const start = performance.now();
+  const before = process.memoryUsage().heapUsed;
+  await assert.rejects(CheckpointState.load(file), (error) => {
+    return code('checkpoint-corrupt')(error) && error.what.includes('occurs twice');
+  });
+  assert.ok(process.memoryUsage().heapUsed - before < 2 ** 26);
+  assert.ok(performance.now() - start < 2000);
 });

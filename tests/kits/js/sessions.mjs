@@ -1,0 +1,88 @@
+// What an app may do with a session, again and again, in Node and in a browser (docs/formats/kits.md,
+// "Using a session"). The caller passes the kit, ONNX Runtime, a package with batch normalization
+// built without `--output`, and how often.
+
+export async function stress({ kit, ort, source, times }) {
+  const open = (options = {}) => kit.TrainingSession.create({ package: source }, { ort, ...options });
+  const first = await open();
+  const [input, labels] = first.trainingInputNames;
+  const shape = (await kit.TrainingPackage.open(source)).manifest.inputs[0].shape.slice(1);
+  const size = shape.reduce((a, b) => a * b, 8);
+  const batch = (seed) => ({
+    [input]: new ort.Tensor('float32', Float32Array.from({ length: size }, (_, i) => Math.sin(seed + i)), [8, ...shape]),
+    [labels]: new ort.Tensor('int64', BigInt64Array.from({ length: 8 }, (_, i) => BigInt(i % 3)), [8]),
+  });
+  const poisoned = batch(3);
+  poisoned[input].data[7] = NaN;
+  const outcome = (promise) => promise.then(() => 'ok', (error) => error.code ?? String(error));
+  const content = async ({ state }) => {
+    const bytes = await (await state.toBlob(true)).arrayBuffer();
+    return String(new Uint8Array(await crypto.subtle.digest('SHA-256', bytes)));
+  };
+  const found = {};
+  const note = (key, value) => (found[key] ??= new Set()).add(JSON.stringify(value));
+
+  const evaluated = await first.runEvalStep(batch(1));
+  const { [input]: inputs, [labels]: truth } = batch(1);
+  const predicted = await first.predict({ [input]: inputs });
+  const { accuracy } = await first.evaluate([batch(1)]);
+  const [name] = Object.keys(predicted);
+  const scores = Array.from(predicted[name].data);
+  const right = Array.from(truth.data, Number).filter((label, i) => {
+    const row = scores.slice(3 * i, 3 * i + 3);
+    return row.indexOf(Math.max(...row)) === label;
+  });
+  note('evaluation', [Object.keys(evaluated), Object.keys(predicted), accuracy === right.length / 8]);
+  note('null tensor', await outcome(first.runTrainStep({ ...batch(1), [input]: null })));
+  await first.release();
+
+  for (let round = 0; round < times; round++) {
+    // Closed during a step: the step ends, and the state is as after it.
+    const closing = await open();
+    const step = closing.trainBatch(batch(round));
+    const both = await Promise.all([outcome(step), outcome(closing.release()), outcome(closing.release())]);
+    const other = await open();
+    await other.trainBatch(batch(round));
+    note('closed during a step', [both, (await content(closing)) === (await content(other))]);
+
+    // After it is closed.
+    const calls = [
+      ['runTrainStep', batch(1)], ['runEvalStep', batch(1)], ['runOptimizerStep'], ['lazyResetGrad'],
+      ['stepOn', batch(1)], ['trainBatch', batch(1)], ['fit', [batch(1)]], ['predict', batch(1)],
+      ['evaluate', [batch(1)]], ['setLearningRate', 0.1], ['setSchedule', 'constant', 0.1, {}],
+      ['restoreSchedule'], ['schedulerStep'], ['getParametersSize'], ['getContiguousParameters'],
+      ['loadParametersBuffer', new Uint8Array(4)], ['inferenceModel'],
+      ['exportModelForInference', 'never.onnx'], ['saveCheckpoint', 'never.ckpt'],
+    ];
+    const codes = async (session) => new Set(await Promise.all(
+      calls.map(([call, ...given]) => outcome((async () => session[call](...given))())),
+    ));
+    note('after close', [...(await codes(closing))]);
+    note('what remains', [closing.stepCount, closing.skippedSteps, closing.trainingInputNames.length]);
+
+    // Two calls at once: the second is refused, and changes nothing.
+    const running = other.trainBatch(batch(round + 1));
+    note('during a step', [...(await codes(other))]);
+    note('the step itself', await outcome(running));
+    const alone = await open();
+    await alone.fit([batch(round), batch(round + 1)]);
+    note('two calls change nothing', (await content(alone)) === (await content(other)));
+
+    // A batch that is not finite changes nothing: parameters, moments, statistics, step count.
+    const before = await content(other);
+    const loss = await other.trainBatch(poisoned);
+    note('not finite', [String(loss), (await content(other)) === before, other.stepCount, other.skippedSteps,
+      other.lastNotFinite]);
+    // Nor one among others, which count.
+    for (const [session, batches] of [[alone, [1, 2]], [other, [1, poisoned, 2]]]) {
+      for (const each of batches) await session.runTrainStep(each === poisoned ? each : batch(each));
+      await session.runOptimizerStep();
+      await session.lazyResetGrad();
+    }
+    note('one of three', (await content(alone)) === (await content(other)));
+    const stopping = await open({ onNotFinite: 'stop' });
+    note('stop', [await outcome(stopping.trainBatch(poisoned)), stopping.stepCount, stopping.skippedSteps]);
+    for (const session of [other, alone, stopping]) await session.release();
+  }
+  return Object.fromEntries(Object.entries(found).map(([key, values]) => [key, [...values].map((each) => JSON.parse(each))]));
+}
