@@ -21,7 +21,7 @@ do {
   case "steps": try makeSteps(arguments[1])
   case "hostile": try readHostile()
   case "saves":
-    try saveForever(arguments[1], Int(arguments[2])!, arguments[3] == "keep" ? .replaced : .none)
+    try saveForever(arguments[1], Int(arguments[2])!, arguments[3] == "keep")
   case "load": try printLoaded(arguments[1])
   case "keep": try saveAgain(arguments[1], arguments[2], Int(arguments[3])!)
   case "former":
