@@ -2,11 +2,14 @@
 // "passed NAME" or "FAILED NAME: why". The exit code is 1 if one failed.
 //
 //     odtpack-conformance FOLDER [--tolerance] [NAME...]
+//     odtpack-conformance hostile FOLDER
+//     odtpack-conformance read FOLDER
 //
-// With --tolerance every comparison is within the case's tolerance, for other processors.
+// The others print what becomes of hostile files, see readers.hpp. With --tolerance every comparison is within the case's tolerance, for other processors.
 #include <iostream>
 
 #include "job.hpp"
+#include "readers.hpp"
 
 namespace {
 
@@ -278,6 +281,9 @@ void Run(const Ort::Env& env, const fs::path& folder, const fs::path& scratch) {
 }  // namespace
 
 int main(int count, char** arguments) {
+  const std::string command = count == 3 ? arguments[1] : "";
+  if (command == "hostile") return readers::Hostile(arguments[2]);
+  if (command == "read") return readers::Read(arguments[2]);
   std::set<std::string> chosen;
   for (int i = 2; i < count; ++i) {
     if (std::string(arguments[i]) == "--tolerance")

@@ -7,7 +7,6 @@
 
 int main(int count, char** arguments) {
   if (count != 4) return 2;
-  using odtpack::detail::Previous;
   const std::string path = arguments[1];
   const auto external = static_cast<size_t>(std::atoll(arguments[2]));
   const bool keeps = std::string(arguments[3]) == "keep";
@@ -18,8 +17,7 @@ int main(int count, char** arguments) {
       auto* values = item.second.value.As<float>();
       std::fill_n(values, item.second.value.Count(), static_cast<float>(number));
     }
-    odtpack::detail::WriteCheckpoint(path, *state.Internal(), true, external,
-                                     keeps ? Previous::kReplaced : Previous::kNone);
+    odtpack::detail::WriteCheckpoint(path, *state.Internal(), true, external, keeps);
     std::cout << number << std::endl;
   }
 }

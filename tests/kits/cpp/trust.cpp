@@ -22,8 +22,7 @@ int main(int count, char** words) {
     } else {
       const auto state = odtpack::CheckpointState::LoadCheckpoint(given.at(1));
       odtpack::detail::WriteCheckpoint(given.at(2), *state.Internal(), true,
-                                       std::stoul(given.at(3)),
-                                       odtpack::detail::Previous::kReplaced);
+                                       std::stoul(given.at(3)), true);
     }
   } catch (const odtpack::Error& error) {
     std::cout << error.Code() << "\n" << error.what();

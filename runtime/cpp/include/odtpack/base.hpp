@@ -6,6 +6,7 @@
 #include <onnxruntime_cxx_api.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #if defined(__GLIBC__) || defined(__ANDROID__)
 #include <malloc.h>
@@ -14,12 +15,15 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -152,7 +156,7 @@ using File = std::unique_ptr<FILE, int (*)(FILE*)>;
 
 inline File Open(const fs::path& path, const char* mode) {
   if (fs::exists(path) && !fs::is_regular_file(path))
-    errno = EISDIR;  // a pipe would block
+    errno = fs::is_directory(path) ? EISDIR : EINVAL;  // a pipe would block
   else if (FILE* file = std::fopen(path.c_str(), mode))
     return File(file, std::fclose);
   throw std::system_error(errno, std::generic_category());
@@ -176,9 +180,41 @@ inline void Sync(const File& file) {
 /// Make renames inside the folder of a file durable.
 inline void SyncFolder(const fs::path& path) {
   const int folder = ::open(fs::absolute(path).parent_path().c_str(), O_RDONLY | O_CLOEXEC);
-  const bool done = folder >= 0 && ::fsync(folder) == 0;
+  Check(folder >= 0);
+  const int error = ::fsync(folder) == 0 ? 0 : errno;
   ::close(folder);
-  Check(done);
+  if (error != 0) throw std::system_error(error, std::generic_category());
+}
+
+/// What tells one version of a file from another, whatever path leads to it.
+struct FileIdentity {
+  uint64_t device = 0, inode = 0;
+  int64_t size = 0, seconds = 0, nanoseconds = 0;
+
+  explicit FileIdentity(const struct stat& found)
+      : device(static_cast<uint64_t>(found.st_dev)),
+        inode(static_cast<uint64_t>(found.st_ino)),
+        size(found.st_size),
+#if defined(__APPLE__)
+        seconds(found.st_mtimespec.tv_sec),
+        nanoseconds(found.st_mtimespec.tv_nsec)
+#else
+        seconds(found.st_mtim.tv_sec),
+        nanoseconds(found.st_mtim.tv_nsec)
+#endif
+  {
+  }
+  bool operator==(const FileIdentity& other) const {
+    return device == other.device && inode == other.inode && size == other.size &&
+           seconds == other.seconds && nanoseconds == other.nanoseconds;
+  }
+};
+
+/// The identity of a file, if there is one.
+inline std::optional<FileIdentity> IdentityOf(const fs::path& path) {
+  struct stat found;
+  if (::stat(path.c_str(), &found) != 0) return {};
+  return FileIdentity(found);
 }
 
 /// The bytes of a file, as pages of the file's own: they take no memory of the process.
@@ -195,10 +231,11 @@ inline std::shared_ptr<const std::string_view> Map(const fs::path& path) {
   return {new std::string_view(static_cast<const char*>(data), size), unmap};
 }
 
-/// Remove temporary files that processes which no longer run left behind.
-inline void RemoveStale(const fs::path& folder, const std::string& start) {
+/// Remove the temporary files of a target that processes which no longer run left behind.
+inline void RemoveStale(const fs::path& target) {
+  const std::string start = "." + target.filename().string() + ".";
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+  for (const auto& entry : fs::directory_iterator(fs::absolute(target).parent_path(), ignored)) {
     const std::string name = entry.path().filename().string();
     int pid = 0, end = 0;
     if (name.compare(0, start.size(), start) == 0 &&
@@ -210,51 +247,113 @@ inline void RemoveStale(const fs::path& folder, const std::string& start) {
   }
 }
 
-[[noreturn]] inline void ThrowNotWritten(const fs::path& path, const std::system_error& error) {
-  throw Error("file-not-written",
-              path.string() + " could not be written: " + error.code().message(), "",
+/// A new name beside a target, which RemoveStale knows.
+inline fs::path TemporaryName(const fs::path& target) {
+  char mark[40];
+  std::random_device random;
+  std::snprintf(mark, sizeof mark, "%d-%06x%06x.tmp", static_cast<int>(::getpid()),
+                random() & 0xFFFFFFu, random() & 0xFFFFFFu);
+  return target.parent_path() / ("." + target.filename().string() + "." + mark);
+}
+
+[[noreturn]] inline void ThrowNotWritten(const fs::path& path, const std::string& problem) {
+  throw Error("file-not-written", path.string() + " could not be written: " + problem, "",
               "check that the folder exists, is writable and has space left");
 }
 
-/// Give a file, if there is one, a second name, so that one of the two always exists. Without hard
-/// links it is renamed.
-inline void KeepAs(const fs::path& target, const fs::path& temporary, const fs::path& previous) {
-  std::error_code refused;
-  if (!fs::exists(target)) return;
-  fs::create_hard_link(target, temporary, refused);
-  fs::rename(refused ? target : temporary, previous);
-  fs::remove(temporary, refused);  // two names of one file: the rename did nothing
-}
-
-/// Write a file whole or not at all: temporary, fsync, rename. `body` gets the open File. The file
-/// that is replaced is kept as `previous`, if that has a name.
-template <class Body>
-void WriteAtomically(const fs::path& target, Body body, const fs::path& previous = {}) {
+/// Write a file whole or not at all: temporary, fsync, rename, fsync of the folder. `body` gets the
+/// open File; `last` is called when that is on the disk, before it takes its name. Returns the
+/// identity of the new file, which is also stored in `placed` as soon as it has its name.
+template <class Body, class Last>
+FileIdentity WriteAtomically(const fs::path& target, Body body, Last last,
+                             std::optional<FileIdentity>* placed = nullptr) {
+  std::optional<FileIdentity> identity;
   try {
     if (fs::is_directory(target))
       throw Error("path-is-a-folder", target.string() + " is a folder.");
-    const std::string start = "." + target.filename().string() + ".";
-    RemoveStale(fs::absolute(target).parent_path(), start);
-    char mark[40];
-    std::random_device random;
-    std::snprintf(mark, sizeof mark, "%d-%06x%06x.tmp", static_cast<int>(::getpid()),
-                  random() & 0xFFFFFFu, random() & 0xFFFFFFu);
-    const fs::path temporary = target.parent_path() / (start + mark);
+    if (fs::exists(target) && !fs::is_regular_file(target))
+      ThrowNotWritten(target, "it is a device, a pipe or a socket");
+    RemoveStale(target);
+    const fs::path temporary = TemporaryName(target);
     try {
       const File file = Open(temporary, "wbxe");
       body(file);
       Sync(file);
-      if (!previous.empty()) KeepAs(target, target.parent_path() / (start + "k" + mark), previous);
+      struct stat found;
+      Check(::fstat(::fileno(file.get()), &found) == 0);
+      last();
       fs::rename(temporary, target);
+      identity = FileIdentity(found);
+      if (placed != nullptr) *placed = identity;
     } catch (...) {
       ::unlink(temporary.c_str());
       throw;
     }
     SyncFolder(target);
+    return *identity;
   } catch (const std::system_error& error) {  // fs::filesystem_error is one
-    ThrowNotWritten(target, error);
+    if (!identity) ThrowNotWritten(target, error.code().message());
+    throw Error("file-not-written", target.string() +
+                                        " was written, but it may not survive a power cut: " +
+                                        error.code().message());
   }
 }
+template <class Body>
+void WriteAtomically(const fs::path& target, Body body) {
+  WriteAtomically(target, body, [] {});
+}
+
+/// Lets one call at a time use a state: another one is the error `busy`, at once.
+class Gate {
+ public:
+  /// A call, as long as it exists.
+  class Call {
+   public:
+    /// `closed` is that of the session that is called, if one is.
+    explicit Call(Gate& gate, const bool* closed = nullptr) : gate_(gate) {
+      const std::lock_guard<std::mutex> lock(gate.mutex_);
+      if (closed != nullptr) RequireOpen(*closed);
+      if (gate.busy_)
+        throw Error("busy", "A call of this session is still running.", "",
+                    "wait for it, or keep one thread for all calls of a session");
+      gate.busy_ = true;
+    }
+    ~Call() { gate_.Leave(); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    Gate& gate_;
+  };
+
+  /// Let no further call of a session begin, wait for the running one, and then free what it has.
+  template <class Body>
+  void Close(bool& closed, Body free) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool before = closed;
+    closed = true;
+    left_.wait(lock, [this] { return !busy_; });
+    if (before) return;
+    busy_ = true;
+    lock.unlock();
+    free();
+    Leave();
+  }
+
+ private:
+  static void RequireOpen(const bool& closed) {
+    if (closed) throw Error("closed", "The session is closed.", "", "make a new one");
+  }
+  void Leave() {
+    const std::lock_guard<std::mutex> lock(mutex_);  // who waits may free this once it is free
+    busy_ = false;
+    left_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable left_;
+  bool busy_ = false;
+};
 
 }  // namespace detail
 }  // namespace odtpack

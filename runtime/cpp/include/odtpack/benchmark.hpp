@@ -148,7 +148,7 @@ inline std::string Benchmark(const Ort::Env& env, const std::string& folder, int
 #endif
     }
   } catch (const std::system_error& error) {
-    detail::ThrowNotWritten(path, error);
+    detail::ThrowNotWritten(path, error.code().message());
   }
   std::vector<double> seconds, sustained;
   const auto start = std::chrono::steady_clock::now();

@@ -7,7 +7,8 @@
 namespace odtpack {
 
 /// The state of a training: parameters, properties, and what the optimizer carries. A handle:
-/// copies are of one state, which lives as long as any of them or a session made of it.
+/// copies are of one state, which lives as long as any of them or a session made of it. What reads or
+/// changes it is refused with `busy` while a session of it, or another of these calls, runs.
 class CheckpointState {
  public:
   /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged or
@@ -17,20 +18,17 @@ class CheckpointState {
   }
   static CheckpointState LoadCheckpointFromBuffer(const std::vector<uint8_t>& buffer) {
     const std::string_view view(reinterpret_cast<const char*>(buffer.data()), buffer.size());
-    return CheckpointState(detail::CheckpointReader(view, "the buffer", "", true).Read());
+    return CheckpointState(detail::CheckpointReader(view, "the buffer", "", detail::Values::kCopied).Read());
   }
   /// Save to one file, whole or not at all. With the optimizer's state, training goes on from it
   /// bit by bit; accumulated gradients are not in it: save after OptimizerStep. The file that is
-  /// replaced is kept as `<path>.previous` if that is asked for.
+  /// replaced is kept as `<path>.previous` if that is asked for and it is whole: it is read first,
+  /// unless this state loaded or wrote it.
   static void SaveCheckpoint(const CheckpointState& state, const std::string& path,
                              bool include_optimizer_state = false, bool keep_previous = false) {
-    // What the state was recovered from is not lost to a damaged file.
-    const bool damaged = state.state_->damaged == path;
+    const detail::Gate::Call call(*state.state_->gate);
     detail::WriteCheckpoint(path, *state.state_, include_optimizer_state, detail::kExternalAbove,
-                            damaged         ? detail::Previous::kKept
-                            : keep_previous ? detail::Previous::kReplaced
-                                            : detail::Previous::kNone);
-    if (damaged) state.state_->damaged.clear();
+                            keep_previous);
   }
 
   /// What is wrong with the file that was to be loaded, and what was lost, if the save before it
@@ -42,6 +40,7 @@ class CheckpointState {
     if (name.empty() || !detail::IsUtf8(name) || (text != nullptr && !detail::IsUtf8(*text))) {
       throw Error("property-type", "A property needs a name, and it and its text are UTF-8.");
     }
+    const detail::Gate::Call call(*state_->gate);
     state_->properties[name] = value;
   }
   Property GetProperty(const std::string& name) const {
@@ -62,6 +61,7 @@ class CheckpointState {
           same_type ? "parameter-shape" : "parameter-type",
           "Parameter '" + name + "' is " + target.Description() + ", unlike the new value.");
     }
+    const detail::Gate::Call call(*state_->gate);
     target.CopyFrom(value.GetTensorRawData());
   }
 
@@ -75,6 +75,7 @@ class CheckpointState {
   /// Set all parameters to those of a complete checkpoint of the same model. Properties and the
   /// optimizer's state remain as they are.
   void LoadParameters(const std::string& path) {
+    const detail::Gate::Call call(*state_->gate);
     const detail::State other = detail::ReadCheckpoint(path);
     other.RequireValues();
     const bool free = state_->nominal && !state_->flat.data;  // shapes are not known yet

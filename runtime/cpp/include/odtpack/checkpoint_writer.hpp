@@ -190,25 +190,72 @@ class CheckpointWriter {
   std::future<std::vector<std::string>> digests_;  // last: it waits for the thread
 };
 
-/// What becomes of the save before: nothing; it is the file that is written over; or it stays, as
-/// that file is damaged.
-enum class Previous { kNone, kReplaced, kKept };
-
-/// Give the data of a checkpoint that becomes the one before the name that it refers to.
-inline void ShareData(const std::string& data_path, const std::string& before, bool external) {
-  const std::string kept = before + ".data";
-  const bool there = fs::exists(kept);
-  if (external ? there && fs::equivalent(kept, data_path) : !there) return;
-  fs::remove(before);  // first what refers to the data
-  fs::remove(kept);
-  if (external) fs::create_hard_link(data_path, kept);
+/// Where a checkpoint uses its data file, as start and end; empty if it does not, or cannot be read.
+inline std::pair<size_t, size_t> RegionOf(const std::string& path) {
+  try {
+    const auto content = Map(path);
+    CheckpointReader reader(*content, path, "", Values::kNone);
+    reader.Read();
+    if (reader.external.first < reader.external.second) return reader.external;
+  } catch (const std::exception&) {  // nothing to preserve
+  }
+  return {0, 0};
 }
 
-/// Write a checkpoint whole or not at all. Above `external_above` bytes the tensors go to
-/// `<path>.data`, where the current checkpoint has none: killed at any moment, it is whole.
-inline void WriteCheckpoint(const std::string& path, const State& state, bool with_optimizer,
-                            size_t external_above = kExternalAbove,
-                            Previous previous = Previous::kNone) {
+inline bool ReadsWhole(const std::string& path) {
+  try {
+    ReadCheckpoint(path, Values::kViewed);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+/// Gives the file that is replaced, and its elements in the data file, their names as the save
+/// before. At any moment one of the two is whole.
+class KeepPrevious {
+ public:
+  explicit KeepPrevious(const std::string& path) : path_(path), before_(PreviousPath(path)) {}
+
+  /// `external`: whether the file uses the data file.
+  void Keep(bool external) {
+    const fs::path link = TemporaryName(path_), data_link = TemporaryName(path_);
+    const std::string data = path_ + ".data", kept = before_ + ".data";
+    std::error_code refused;
+    fs::create_hard_link(path_, link, refused);
+    try {
+      const bool there = fs::exists(kept);
+      const bool shared = there && external && fs::equivalent(kept, data);
+      if (external && !shared) fs::create_hard_link(data, data_link);  // before anything is removed
+      if (there && !shared) {
+        fs::remove(before_);  // first what refers to the data
+        fs::remove(kept);
+      }
+      if (external && !shared) fs::rename(data_link, kept);
+      fs::rename(refused ? fs::path(path_) : link, before_);
+      moved_ = bool(refused);
+    } catch (...) {
+      ::unlink(data_link.c_str());
+      ::unlink(link.c_str());
+      throw;
+    }
+    if (!refused) ::unlink(link.c_str());  // two names of one file: the rename did nothing
+  }
+  /// After a save that failed: the file had to be renamed where there are no hard links.
+  void Undo() const {
+    if (moved_) ::rename(before_.c_str(), path_.c_str());
+  }
+
+ private:
+  std::string path_, before_;
+  bool moved_ = false;
+};
+
+/// Write a checkpoint whole or not at all, and keep the one that it replaces as the save before if
+/// `keep_previous` says so and it is whole. Above `external_above` bytes the tensors go to
+/// `<path>.data`, where neither the current checkpoint nor one before it that stays has any.
+inline void WriteCheckpoint(const std::string& path, State& state, bool with_optimizer,
+                            size_t external_above = kExternalAbove, bool keep_previous = false) {
   const auto* optimizer =
       with_optimizer && !state.nominal && state.optimizer ? &*state.optimizer : nullptr;
   size_t total = 0;
@@ -216,36 +263,58 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
   for (size_t i = 0; optimizer != nullptr && i < optimizer->moments.size(); ++i) {
     for (const Tensor& moment : optimizer->moments[i].second) total += moment.Bytes();
   }
-  size_t occupied = SIZE_MAX;
-  const std::string before = PreviousPath(path);
-  const std::string keep_as = previous == Previous::kReplaced ? before : "";
-  try {
-    const std::string good = previous == Previous::kKept ? before : path;
-    const auto current = Map(good);
-    CheckpointReader reader(*current, good, "", false);
-    reader.Read();
-    occupied = reader.first_external;
-  } catch (const std::exception&) {  // absent or unreadable: nothing to preserve
-  }
-  const std::string data_path = path + ".data";
+  const std::string before = PreviousPath(path), data_path = path + ".data";
+  const auto identity = IdentityOf(path);
+  std::error_code none;
+  // What this state did not load or write itself may be damaged, and then replaces nothing.
+  const bool there = fs::is_regular_file(path, none);
+  const bool whole = there && ((identity && identity == state.whole) || ReadsWhole(path));
+  const auto current = whole ? RegionOf(path) : std::pair<size_t, size_t>{0, 0};
+  const bool keeps = keep_previous && whole;
+  KeepPrevious previous(path);
+  const auto last = [&] {
+    if (keeps) previous.Keep(current.second > 0);
+  };
+  std::optional<FileIdentity> placed;
   if (total <= external_above) {
     CheckpointWriter writer(state, optimizer, false, 0);
-    WriteAtomically(
-        path,
-        [&](const File& file) {
-          writer.WriteHead(file);
-          writer.WritePayload(file);
-          writer.WriteDigests(file);
-          if (!keep_as.empty()) ShareData(data_path, before, occupied != SIZE_MAX);
-        },
-        keep_as);
-    if (occupied != SIZE_MAX) ::unlink(data_path.c_str());
+    try {
+      WriteAtomically(
+          path,
+          [&](const File& file) {
+            writer.WriteHead(file);
+            writer.WritePayload(file);
+            writer.WriteDigests(file);
+          },
+          last, &placed);
+    } catch (...) {
+      if (!placed) previous.Undo();
+      if (placed) state.whole = placed;
+      throw;
+    }
+    state.whole = placed;
+    if (current.second > 0) ::unlink(data_path.c_str());
     return;
   }
+  std::optional<size_t> size;  // of the data file once it is open, to which a failure cuts it
+  bool made = false;
   try {
+    if (fs::is_directory(path)) throw Error("path-is-a-folder", path + " is a folder.");
     if (fs::is_symlink(data_path)) throw std::system_error(ELOOP, std::generic_category());
-    const File data = Open(data_path, fs::exists(data_path) ? "r+be" : "wbxe");
-    const size_t start = occupied >= total ? 0 : fs::file_size(data_path);
+    // The save before stays if it is not replaced, with its part of the file.
+    std::error_code other;
+    const bool shared = fs::equivalent(before + ".data", data_path, other);
+    const auto kept = shared && !keeps ? RegionOf(before) : std::pair<size_t, size_t>{0, 0};
+    size_t start = SIZE_MAX;
+    for (const size_t from : {size_t{0}, current.second, kept.second}) {
+      const auto free = [&](const std::pair<size_t, size_t>& used) {
+        return used.second <= from || from + total <= used.first;
+      };
+      if (free(current) && free(kept)) start = std::min(start, from);
+    }
+    made = !fs::exists(data_path);
+    const File data = Open(data_path, made ? "wbxe" : "r+be");
+    size = fs::file_size(data_path);
     CheckpointWriter writer(state, optimizer, true, start);
     Check(::fseeko(data.get(), static_cast<off_t>(start), SEEK_SET) == 0);
     writer.WritePayload(data);
@@ -256,12 +325,25 @@ inline void WriteCheckpoint(const std::string& path, const State& state, bool wi
         [&](const File& file) {
           writer.WriteHead(file);
           writer.WriteDigests(file);
-          if (!keep_as.empty()) ShareData(data_path, before, occupied != SIZE_MAX);
         },
-        keep_as);
-    if (start == 0 && previous == Previous::kNone) fs::resize_file(data_path, total);
-  } catch (const std::system_error& error) {
-    ThrowNotWritten(data_path, error);
+        last, &placed);
+    state.whole = placed;
+    const size_t end = std::max({start + total, keeps ? current.second : 0, kept.second});
+    std::error_code ignored;
+    if (fs::file_size(data_path) > end) fs::resize_file(data_path, end, ignored);
+  } catch (const std::exception& error) {
+    if (placed) state.whole = placed;
+    if (!placed) {
+      previous.Undo();
+      std::error_code ignored;  // what a full disk got is given back
+      if (size && made)
+        fs::remove(data_path, ignored);
+      else if (size && fs::file_size(data_path, ignored) > *size)
+        fs::resize_file(data_path, *size, ignored);
+    }
+    const auto* refused = dynamic_cast<const std::system_error*>(&error);
+    if (refused == nullptr) throw;
+    ThrowNotWritten(data_path, refused->code().message());
   }
 }
 

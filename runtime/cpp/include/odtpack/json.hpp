@@ -1,4 +1,5 @@
-// JSON, read strictly: RFC 8259, no key twice, numbers that a double holds, at most 64 levels.
+// JSON, read strictly: RFC 8259, no key twice, numbers that a double holds, at most 64 levels and
+// 200,000 values.
 #pragma once
 
 #include <sstream>
@@ -28,6 +29,13 @@ class Json {
     const auto found = object.find(key);
     return found == object.end() ? null : found->second;
   }
+  /// Whether an object has an entry that may be left out, and that is not null where it stands.
+  bool Has(const std::string& key) const {
+    const auto& object = As<Object>("what should hold " + key);
+    const auto found = object.find(key);
+    if (found != object.end() && !found->second) Fail("'" + key + "' is null");
+    return found != object.end();
+  }
   template <class T>
   const T& Get(const std::string& key) const {
     return (*this)[key].As<T>(key);
@@ -38,7 +46,8 @@ class Json {
   }
   int64_t Whole() const {
     const auto number = As<double>("a whole number");
-    if (number != std::floor(number) || std::abs(number) > 9e15) Fail("a number is not whole");
+    if (number != std::floor(number) || std::abs(number) > 9007199254740991.0)
+      Fail("a number is not whole, or is beyond 2^53 - 1");
     return static_cast<int64_t>(number);
   }
   int64_t Whole(const std::string& key, int64_t otherwise) const {
@@ -86,21 +95,29 @@ class JsonReader {
     return found;
   }
 
+  bool Next() {
+    Count();
+    return Take(",");
+  }
+  void Count() { Require(++values_ <= 200'000); }
+
   Json Value(int depth) {
-    Require(depth < 64);
     if (Take("null")) return {nullptr};
     if (Take("true")) return {true};
     if (Take("false")) return {false};
     if (Take("\"")) return {String()};
+    Require(depth < 64 || (text_[at_] != '[' && text_[at_] != '{'));
     if (Take("[")) {
+      Count();
       Json::List list;
-      for (; !Take("]"); list.push_back(Value(depth + 1))) Require(list.empty() || Take(","));
+      for (; !Take("]"); list.push_back(Value(depth + 1))) Require(list.empty() || Next());
       return {std::move(list)};
     }
     if (!Take("{")) return {Number()};
+    Count();
     Json::Object object;
     while (!Take("}")) {
-      Require((object.empty() || Take(",")) && Take("\""));
+      Require((object.empty() || Next()) && Take("\""));
       const std::string key = String();
       Require(Take(":"));
       if (!object.emplace(key, Value(depth + 1)).second) Json::Fail("'" + key + "' occurs twice");
@@ -162,7 +179,7 @@ class JsonReader {
   }
 
   const std::string& text_;
-  size_t at_ = 0;
+  size_t at_ = 0, values_ = 0;
 };
 
 /// The shortest text that reads back as the same number, as Python writes it.

@@ -129,6 +129,14 @@ inline void CheckBatch(const std::vector<Spec>& inputs, const std::vector<Ort::V
   }
 }
 
+/// A loss as a number, of whatever type it is.
+inline double AsDouble(const Ort::Value& value) {
+  const Type type = value.GetTensorTypeAndShapeInfo().GetElementType();
+  if (type == kDouble) return *value.GetTensorData<double>();
+  if (type == kFloat) return *value.GetTensorData<float>();
+  return value.GetTensorData<Ort::Float16_t>()->ToFloat();
+}
+
 /// A training, step or evaluation model.
 class Model {
  public:

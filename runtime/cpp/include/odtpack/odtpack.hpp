@@ -11,6 +11,9 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
                       std::vector<std::string> names = {}, bool optimizer_state = true) {
   const detail::State& from = *trained.Internal();
   detail::State& to = *fresh.Internal();
+  const detail::Gate::Call call(*to.gate);
+  std::optional<detail::Gate::Call> other;
+  if (&from != &to) other.emplace(*from.gate);
   from.RequireValues();
   to.RequireValues();
   const auto same = [&](const std::string& name) {
@@ -61,18 +64,6 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
   for (const auto& [name, value] : from.properties) to.properties[name] = value;
   to.optimizer = std::move(state);
 }
-
-namespace detail {
-
-/// A loss as a number, of whatever type it is.
-inline double AsDouble(const Ort::Value& value) {
-  const Type type = value.GetTensorTypeAndShapeInfo().GetElementType();
-  if (type == kDouble) return *value.GetTensorData<double>();
-  if (type == kFloat) return *value.GetTensorData<float>();
-  return value.GetTensorData<Ort::Float16_t>()->ToFloat();
-}
-
-}  // namespace detail
 
 /// Train the package's made-up batch for a few steps and compare with what the build measured:
 /// tells within seconds whether training is right on this device. Throws an Error if not.

@@ -93,13 +93,12 @@ class Optimizer {
     ++state_.optimizer->step;
   }
 
-  /// Make a step with a step model that is bound to what Bind gave.
-  std::vector<Ort::Value> StepOn(Model& model, const std::vector<Ort::Value>& batch) {
+  /// Run a step model that is bound to what Bind gave; Advance counts its step.
+  std::vector<Ort::Value> RunStep(Model& model, const std::vector<Ort::Value>& batch) {
     *step_.As<int64_t>() = state_.optimizer->step + 1;
-    auto results = model.Run(batch);
-    ++state_.optimizer->step;
-    return results;
+    return model.Run(batch);
   }
+  void Advance() { ++state_.optimizer->step; }
 
   /// Bind the learning rates and the number of the step, as a step model calls them; returns what
   /// is kept of each parameter, by the names "<parameter>.<vector>".
@@ -115,7 +114,14 @@ class Optimizer {
   }
 
   void SetRate(float rate) {
-    if (!std::isfinite(rate)) throw Error("bad-learning-rate", "The learning rate is not finite.");
+    const auto require = [](bool good) {
+      if (!good)
+        throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
+                    "pass a rate of 0 or more, such as 0.001");
+    };
+    require(std::isfinite(rate) && rate >= 0);
+    for (const auto& group : rates_)
+      require(std::isfinite(static_cast<float>(double{rate} * group.second)));
     state_.optimizer->rate = rate;
     for (const auto& [tensor, scale] : rates_)
       *tensor.As<float>() = static_cast<float>(double{rate} * scale);

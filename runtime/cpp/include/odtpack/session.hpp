@@ -2,6 +2,7 @@
 #pragma once
 
 #include "odtpack/inference.hpp"
+#include "odtpack/not_finite.hpp"
 #include "odtpack/schedule.hpp"
 #include "odtpack/segments.hpp"
 #include "odtpack/step_model.hpp"
@@ -9,8 +10,8 @@
 namespace odtpack {
 
 /// Trains a package: `Ort::TrainingSession` of ONNX Runtime 1.19 on a stock library. Parameters
-/// live in the state, as flat vectors on which all models work in place. Not safe for concurrent
-/// calls.
+/// live in the state, as flat vectors on which all models work in place. One call runs at a time:
+/// another one, from whatever thread, is the error `busy` at once, and after Close it is `closed`.
 class TrainingSession {
  public:
   /// Train a package with its models and session options; with its step model, where it has one.
@@ -46,6 +47,7 @@ class TrainingSession {
     if (std::getenv(kNoTelemetry) == nullptr) {
       Ort::Status(Ort::GetApi().DisableTelemetryEvents(env));
     }
+    const detail::Gate::Call call(*state_.gate);
     const detail::Json& manifest = package_.Manifest();
     std::optional<detail::SharedArena> shared;
     if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
@@ -62,7 +64,7 @@ class TrainingSession {
     shared.reset();  // the arena is now the sessions' alone
     Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
           manifest["layout"]["elements"].Whole());
-    LazyResetGrad();
+    *reset_.data = 1;
     bound_.Add("lazy_reset_grad", reset_);
     if (segments_) {
       training_ = std::make_unique<detail::SegmentedGraph>(*segments_, package_, package_.Outputs(),
@@ -81,81 +83,134 @@ class TrainingSession {
     if (optimizer) {
       optimizer_ =
           std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
+      has_optimizer_ = true;
     }
     if (step_model && !segments_) {
       std::map<std::string, detail::Tensor> trained;
       for (const auto* spec : trainable_)
         trained[spec->name] = state_.parameters.at(spec->name).value;
-      step_ = detail::MakeStepGraph(std::move(*first), package_, trained, Optimizer(), bound_);
+      not_updated_ = detail::Zeros(detail::kBool, {static_cast<int64_t>(trainable_.size())});
+      step_ = detail::MakeStepGraph(std::move(*first), package_, trained, Optimizer(), bound_,
+                                    not_updated_);
     }
+    has_step_model_ = step_ != nullptr;
     detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
   TrainingSession(const TrainingSession&) = delete;
   TrainingSession& operator=(const TrainingSession&) = delete;
+  ~TrainingSession() { Close(); }
+
+  /// Wait for the call that runs, and free the models; closing twice is allowed. The state remains,
+  /// and may be saved. Every later call but those that read a number or names is the error `closed`.
+  void Close() {
+    state_.gate->Close(closed_, [this] {
+      training_.reset();
+      step_.reset();
+      evaluation_.reset();
+      optimizer_.reset();
+      segments_.reset();
+    });
+  }
 
   /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and
   /// with less memory where the session has a step model. Returns the user's outputs, the loss
   /// before the step first.
   std::vector<Ort::Value> StepOn(const std::vector<Ort::Value>& inputs) {
-    state_.RequireValues();
-    if (step_) return Optimizer().StepOn(*step_, inputs);
-    auto results = TrainStep(inputs);
-    OptimizerStep();
-    LazyResetGrad();
-    return results;
+    const auto call = Enter();
+    return MakeStep(inputs);
   }
   /// Whether StepOn makes its steps in a step model.
-  bool HasStepModel() const { return step_ != nullptr; }
+  bool HasStepModel() const { return has_step_model_; }
 
   /// Compute loss and gradients of a batch, which are added to those that are accumulated.
   /// Returns the user's outputs, the loss first. The first call closes the step model, if there is
-  /// one, and opens the training model: from then on all steps are made with that.
+  /// one, and opens the training model: from then on all steps are made with that. If the loss or a
+  /// gradient is not finite, the batch changes nothing: see SetOnNotFinite.
   std::vector<Ort::Value> TrainStep(const std::vector<Ort::Value>& inputs) {
-    state_.RequireValues();
-    if (!training_) {
-      step_.reset();
-      MakeTraining(detail::OpenSession(env_, training_model_, options_));
-    }
-    auto results = training_->Run(inputs);
-    *reset_.data = 0;
-    return results;
+    const auto call = Enter();
+    return Train(inputs);
   }
   /// Compute the loss of a batch with the evaluation model.
   std::vector<Ort::Value> EvalStep(const std::vector<Ort::Value>& inputs) {
+    const auto call = Enter();
     state_.RequireValues();
     if (evaluation_) return evaluation_->Run(inputs);
     throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
   }
   /// Let the next training step replace the gradients, not add to them.
-  void LazyResetGrad() { *reset_.data = 1; }
-  /// Change the parameters by the accumulated gradients, which remain as they are.
+  void LazyResetGrad() {
+    const auto call = Enter();
+    *reset_.data = 1;
+  }
+  /// Change the parameters by the accumulated gradients, which remain as they are. Does nothing if
+  /// every batch since the last reset was skipped.
   void OptimizerStep() {
-    state_.RequireValues();
-    Optimizer().Step();
+    const auto call = Enter();
+    Update();
   }
 
-  void SetLearningRate(float rate) { Optimizer().SetRate(rate); }
-  float GetLearningRate() const { return Optimizer(), state_.optimizer->rate; }
+  /// One batch of a whole training: a training step, and after every AccumulationSteps() of them an
+  /// optimizer step, the schedule's step and a lazy reset; StepOn where that is every batch. Returns
+  /// the loss.
+  double TrainBatch(const std::vector<Ort::Value>& inputs) {
+    const auto call = Enter();
+    const int64_t steps = AccumulationSteps();
+    const double loss = detail::AsDouble((steps == 1 ? MakeStep(inputs) : Train(inputs))[0]);
+    if (++pending_ < steps) return loss;
+    pending_ = 0;
+    if (steps > 1) Update();
+    if (schedule_) FollowSchedule();
+    if (steps > 1) *reset_.data = 1;
+    return loss;
+  }
+  /// Train on batches as long as `active` says so, which is asked before each. Returns the number of
+  /// batches; the session is as after the last one.
+  template <class Batches>
+  int64_t Fit(const Batches& batches, const std::function<bool()>& active = nullptr) {
+    int64_t count = 0;
+    for (const std::vector<Ort::Value>& batch : batches) {
+      if (active && !active()) break;
+      TrainBatch(batch);
+      ++count;
+    }
+    return count;
+  }
+
+  /// What follows a step whose loss or gradient is not finite; kSkip at first.
+  void SetOnNotFinite(OnNotFinite policy) {
+    const auto call = Enter();
+    on_not_finite_ = policy;
+  }
+  /// Steps that changed nothing, as their loss or a gradient was not finite.
+  int64_t SkippedSteps() const { return skipped_; }
+  /// The last step whose loss or gradient was not finite, if there was one.
+  const std::optional<NotFinite>& LastNotFinite() const { return last_not_finite_; }
+
+  /// Set the rate of the next optimizer step: 0 or more, and finite also after each group's scale.
+  void SetLearningRate(float rate) {
+    const auto call = Enter();
+    Optimizer().SetRate(rate);
+  }
+  float GetLearningRate() const { return OptimizerState().rate; }
   /// Number of optimizer steps made, those before a resumed checkpoint included.
-  int64_t StepCount() const { return Optimizer(), state_.optimizer->step; }
+  int64_t StepCount() const { return OptimizerState().step; }
   /// Batches per optimizer step: the gradient of each is divided by this number.
   int64_t AccumulationSteps() const { return package_.Manifest().Whole("accumulation_steps", 1); }
 
   /// Let the rate follow a schedule, which is saved with the state.
   void SetSchedule(const Schedule& schedule, double initial_rate) {
-    schedule.Check();
-    schedule_ = {schedule, initial_rate};
-    SchedulerStep();
-    state_.properties[kScheduleProperty] = schedule.ToJson(initial_rate);
+    const auto call = Enter();
+    Follow(schedule, initial_rate);
   }
   /// Go on with the schedule that the state was saved with; false if there is none.
   bool RestoreSchedule() {
+    const auto call = Enter();
     const auto found = state_.properties.find(kScheduleProperty);
     if (found == state_.properties.end()) return false;
     try {
       const detail::Json json = detail::JsonReader(std::get<std::string>(found->second)).Read();
-      SetSchedule(Schedule::FromJson(json.Get<std::string>("kind"), json, 0),
-                  json.Get<double>("initial_lr"));
+      Follow(Schedule::FromJson(json.Get<std::string>("kind"), json, 0),
+             json.Get<double>("initial_lr"));
     } catch (const std::exception&) {
       throw Error("bad-schedule", "The state's property odtpack.schedule is no schedule.", "",
                   "call SetSchedule, which replaces it");
@@ -175,10 +230,10 @@ class TrainingSession {
   void RegisterLinearLRScheduler(int64_t warmup_steps, int64_t total_steps, double initial_rate) {
     SetSchedule(Schedule::Linear(warmup_steps, total_steps), initial_rate);
   }
-  /// Set the rate of the next optimizer step.
+  /// Set the rate of the next optimizer step to that of the schedule.
   void SchedulerStep() {
-    if (!schedule_) throw Error("bad-schedule", "No schedule was set.", "", "call SetSchedule");
-    SetLearningRate(static_cast<float>(schedule_->second * schedule_->first.Factor(StepCount())));
+    const auto call = Enter();
+    FollowSchedule();
   }
 
   std::vector<std::string> InputNames(bool = true) const { return Names(package_.Inputs()); }
@@ -186,6 +241,7 @@ class TrainingSession {
 
   /// All parameters, or the trainable ones, one after the other in the order of the manifest.
   Ort::Value ToBuffer(bool only_trainable) {
+    const auto call = Enter();
     state_.RequireValues();
     const detail::Shape shape = {BufferSize(only_trainable)};
     auto buffer = Ort::Value::CreateTensor(Ort::AllocatorWithDefaultOptions(), shape.data(), 1,
@@ -200,6 +256,7 @@ class TrainingSession {
   }
   /// Set the parameters from such a vector.
   void FromBuffer(const Ort::Value& buffer, bool only_trainable = true) {
+    const auto call = Enter();
     if (only_trainable) state_.RequireValues();
     const auto info = buffer.GetTensorTypeAndShapeInfo();
     if (info.GetElementType() != state_.flat.type)
@@ -222,6 +279,7 @@ class TrainingSession {
 
   /// Write an inference model with the current parameters inside, whole or not at all.
   void ExportModelForInferencing(const std::string& path, const std::vector<std::string>& outputs) {
+    const auto call = Enter();
     RequireTemplate();
     detail::WriteAtomically(path, [&](const detail::File& file) {
       detail::WriteInference(package_, state_, outputs, [&file](const void* data, size_t size) {
@@ -231,6 +289,7 @@ class TrainingSession {
   }
   /// A session that predicts with a copy of the current parameters.
   Ort::Session InferenceSession(const Ort::Env& env, const std::vector<std::string>& outputs) {
+    const auto call = Enter();
     RequireTemplate();
     std::string model;
     detail::WriteInference(package_, state_, outputs, [&model](const void* data, size_t size) {
@@ -241,6 +300,7 @@ class TrainingSession {
 
  private:
   static constexpr const char* kScheduleProperty = "odtpack.schedule";
+  static constexpr size_t kMostNamed = 10;
 
   static std::vector<std::string> Names(const std::vector<detail::Spec>& specs) {
     std::vector<std::string> names;
@@ -248,9 +308,121 @@ class TrainingSession {
     return names;
   }
 
+  detail::Gate::Call Enter() const { return detail::Gate::Call(*state_.gate, &closed_); }
+
   void MakeTraining(Ort::Session session) {
     training_ =
         std::make_unique<detail::Graph>(std::move(session), package_, package_.Outputs(), bound_);
+  }
+
+  std::vector<Ort::Value> MakeStep(const std::vector<Ort::Value>& inputs) {
+    state_.RequireValues();
+    if (!step_) {
+      auto results = Train(inputs);
+      Update();
+      *reset_.data = 1;
+      return results;
+    }
+    statistics_.Copy();
+    std::fill_n(not_updated_.data.get(), not_updated_.Bytes(), 0);
+    auto results = Optimizer().RunStep(*step_, inputs);
+    if (!detail::AllFinite(results[0])) {
+      statistics_.PutBack();
+      ++skipped_;
+      Report({"loss-not-finite", StepCount() + 1, {}});
+      return results;
+    }
+    Optimizer().Advance();
+    NotFinite odd{"gradient-not-finite", StepCount(), {}};
+    size_t trained = 0;
+    for (const auto& spec : specs_) {
+      if (spec.role != "trainable" || not_updated_.data.get()[trained++] == 0) continue;
+      if (odd.parameters.size() < kMostNamed) odd.parameters.push_back(spec.name);
+    }
+    if (!odd.parameters.empty()) Report(std::move(odd));
+    return results;
+  }
+
+  std::vector<Ort::Value> Train(const std::vector<Ort::Value>& inputs) {
+    state_.RequireValues();
+    if (!training_) {
+      step_.reset();
+      has_step_model_ = false;
+      MakeTraining(detail::OpenSession(env_, training_model_, options_));
+    }
+    const bool adds = *reset_.data == 0;
+    statistics_.Copy();
+    if (adds) accumulated_.Copy();
+    const auto put_back = [&] {
+      statistics_.PutBack();
+      if (adds) accumulated_.PutBack();
+    };
+    std::vector<Ort::Value> results;
+    try {
+      results = training_->Run(inputs);
+    } catch (...) {
+      put_back();
+      throw;
+    }
+    NotFinite odd{"", state_.optimizer ? state_.optimizer->step + 1 : 0, {}};
+    if (!detail::AllFinite(results[0])) {
+      odd.code = "loss-not-finite";
+    } else if (!detail::AllFinite(state_.gradients.type, state_.gradients.data.get(),
+                                  state_.gradients.Count())) {
+      odd.code = "gradient-not-finite";
+      for (const auto& spec : specs_) {
+        if (spec.role != "trainable" || odd.parameters.size() == kMostNamed) continue;
+        const auto own = state_.gradients.From(spec.offset, spec.shape);
+        if (!detail::AllFinite(own.type, own.data.get(), own.Count()))
+          odd.parameters.push_back(spec.name);
+      }
+    } else {
+      *reset_.data = 0;
+      nothing_ = false;
+      return results;
+    }
+    put_back();
+    if (!adds) nothing_ = true;  // the reset remains to be done
+    ++skipped_;
+    Report(std::move(odd));
+    return results;
+  }
+
+  void Update() {
+    state_.RequireValues();
+    auto& optimizer = Optimizer();
+    if (!nothing_) optimizer.Step();
+  }
+
+  /// Note a step that was not finite, and stop if that was asked for.
+  void Report(NotFinite odd) {
+    last_not_finite_ = std::move(odd);
+    if (on_not_finite_ == OnNotFinite::kSkip) return;
+    const NotFinite& last = *last_not_finite_;
+    std::string names;
+    for (const auto& name : last.parameters) names += (names.empty() ? "'" : ", '") + name + "'";
+    const bool loss = last.code == "loss-not-finite";
+    throw Error(last.code,
+                loss ? "The loss of a batch is not finite; the step was not made."
+                     : "Gradients are not finite, those of " + names +
+                           "; these parameters were not changed.",
+                "step " + std::to_string(last.step), "look for NaN in the batch");
+  }
+
+  void Follow(const Schedule& schedule, double initial_rate) {
+    schedule.Check();
+    if (!(initial_rate >= 0) || !std::isfinite(static_cast<float>(initial_rate)))
+      throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
+                  "pass a rate of 0 or more, such as 0.001");
+    Optimizer().SetRate(static_cast<float>(initial_rate));  // the largest, with each group's scale
+    schedule_ = {schedule, initial_rate};
+    FollowSchedule();
+    state_.properties[kScheduleProperty] = schedule.ToJson(initial_rate);
+  }
+  void FollowSchedule() {
+    if (!schedule_) throw Error("bad-schedule", "No schedule was set.", "", "call SetSchedule");
+    const double factor = schedule_->first.Factor(StepCount());
+    Optimizer().SetRate(static_cast<float>(schedule_->second * factor));
   }
 
   void RequireTemplate() const {
@@ -261,6 +433,13 @@ class TrainingSession {
 
   detail::Optimizer& Optimizer() const {
     if (optimizer_) return *optimizer_;
+    ThrowNoOptimizer();
+  }
+  const detail::OptimizerState& OptimizerState() const {
+    if (has_optimizer_) return *state_.optimizer;
+    ThrowNoOptimizer();
+  }
+  [[noreturn]] static void ThrowNoOptimizer() {
     throw Error("model-not-found", "No optimizer model was given.", "",
                 "pass optimizer_model.onnx");
   }
@@ -314,8 +493,11 @@ class TrainingSession {
         value = detail::Zeros(spec.type, spec.shape);
       }
       bound_.Add(spec.name, value);
-      if (spec.role == "state") bound_.Add(spec.name + ".update.out", value);
+      if (spec.role != "state") continue;
+      bound_.Add(spec.name + ".update.out", value);
+      statistics_.Add(value);
     }
+    accumulated_.Add(state_.gradients);
   }
 
   int64_t BufferSize(bool only_trainable) const {
@@ -341,7 +523,13 @@ class TrainingSession {
   const std::vector<detail::Spec>& specs_ = package_.Parameters();
   std::vector<const detail::Spec*> trainable_;
   detail::Bound bound_;
-  detail::Tensor reset_ = detail::Zeros(detail::kBool, {1});
+  detail::Tensor reset_ = detail::Zeros(detail::kBool, {1}), not_updated_;
+  detail::Kept statistics_, accumulated_;  // what a bad step must not change
+  bool nothing_ = false;                   // gradients hold what a bad step left
+  bool closed_ = false, has_step_model_ = false, has_optimizer_ = false;
+  OnNotFinite on_not_finite_ = OnNotFinite::kSkip;
+  int64_t skipped_ = 0, pending_ = 0;
+  std::optional<NotFinite> last_not_finite_;
   const Ort::Env& env_;
   Ort::SessionOptions options_;
   std::string training_model_;

@@ -7,10 +7,12 @@ namespace odtpack::detail {
 
 /// Open a step model on the memory of the parameters that it updates, `trained`, and of what their
 /// optimizer keeps. New values are written over the old ones, in the shapes that the model has for
-/// them: it may cut a matrix into parts.
+/// them: it may cut a matrix into parts. `not_updated` has an element for each of them, in the order
+/// of the manifest.
 inline std::unique_ptr<Graph> MakeStepGraph(Ort::Session session, const Package& package,
                                             const std::map<std::string, Tensor>& trained,
-                                            const Optimizer& optimizer, Bound& bound) {
+                                            const Optimizer& optimizer, Bound& bound,
+                                            const Tensor& not_updated) {
   const std::map<std::string, Tensor> kept = optimizer.Bind(bound);
   const auto bind = [&bound](const std::string& name, Tensor tensor, const Ort::TypeInfo& found) {
     if (found.GetONNXType() != ONNX_TYPE_TENSOR) ThrowMismatch("'" + name + "' is no tensor");
@@ -33,6 +35,7 @@ inline std::unique_ptr<Graph> MakeStepGraph(Ort::Session session, const Package&
   const std::string end = ".update.out";
   for (size_t i = 0; i < session.GetOutputCount(); ++i) {
     const std::string name = session.GetOutputNameAllocated(i, allocator).get();
+    if (name == "update.kept") bind(name, not_updated, session.GetOutputTypeInfo(i));
     const size_t size = name.size() - std::min(name.size(), end.size());
     const auto found = updated.find(name.substr(0, size));
     if (name.substr(size) != end || found == updated.end()) continue;
