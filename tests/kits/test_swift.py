@@ -350,3 +350,10 @@ def test_a_signature_cannot_be_checked_without_cryptokit(
     assert "code: not-signed" in run("signature", package).stderr
     (package / "manifest.sig").write_bytes(bytes(64))
     assert "code: cryptography-missing" in run("signature", package).stderr
+
+
+@pytest.mark.parametrize("name", ["adamw", "step model"])
+def test_calls_of_a_session(name: str, packages: dict[str, Path]) -> None:
+    """Close during a step, two threads, NaN batches, use after close, 20 times each."""
+    done = run("calls", packages[name])
+    assert done.stdout.strip() == "20", done.stderr

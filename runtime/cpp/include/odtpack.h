@@ -71,6 +71,8 @@ typedef bool (*odtpack_signature_check)(void* context, const uint8_t* manifest, 
 odtpack_error* odtpack_package_open(const char* folder, odtpack_signature_check check,
                                     void* context, odtpack_package** package);
 void odtpack_package_release(odtpack_package* package);
+/* Check a manifest by itself, of which no file is there yet. */
+odtpack_error* odtpack_manifest_check(const void* bytes, size_t size);
 
 typedef enum odtpack_list {
   ODTPACK_INPUTS = 0,
@@ -128,7 +130,7 @@ odtpack_error* odtpack_state_load(const char* path, odtpack_state** state);
 odtpack_error* odtpack_state_load_buffer(const void* bytes, size_t size, odtpack_state** state);
 void odtpack_state_release(odtpack_state* state);
 /* Save to one file, whole or not at all. With `keep_previous` the file that is replaced is kept as
- * `<path>.previous`. */
+ * `<path>.previous`, if it is whole. */
 odtpack_error* odtpack_state_save(const odtpack_state* state, const char* path,
                                   bool optimizer_state, bool keep_previous);
 /* The same; if the tensors have more than `external_above` bytes, they go into a file of their own,
@@ -153,9 +155,9 @@ typedef struct odtpack_property {
   odtpack_text text; /* of an ODTPACK_STRING; free it when it was handed out */
 } odtpack_property;
 size_t odtpack_state_property_count(const odtpack_state* state);
-/* The name of a property, in the order of names; `bytes` is NULL if there are not so many. */
-odtpack_error* odtpack_state_property_name(const odtpack_state* state, size_t index,
-                                           odtpack_text* name);
+/* A property, in the order of names. */
+odtpack_error* odtpack_state_property_at(const odtpack_state* state, size_t index,
+                                         odtpack_text* name, odtpack_property* property);
 /* A NULL property is removed. */
 odtpack_error* odtpack_state_set_property(odtpack_state* state, const char* name,
                                           const odtpack_property* property);
@@ -163,9 +165,10 @@ odtpack_error* odtpack_state_get_property(const odtpack_state* state, const char
                                           odtpack_property* property);
 
 size_t odtpack_state_parameter_count(const odtpack_state* state);
-/* The name of a parameter, in the order of names, and whether it is trained. */
-odtpack_error* odtpack_state_parameter_name(const odtpack_state* state, size_t index,
-                                            odtpack_text* name, bool* trainable);
+/* The name of a parameter, in the order of names, whether it is trained, and of what type it is. */
+odtpack_error* odtpack_state_parameter_info(const odtpack_state* state, size_t index,
+                                            odtpack_text* name, bool* trainable,
+                                            ONNXTensorElementDataType* type);
 /* The parameter itself, not a copy: it shows the training's progress. `value` is valid until
  * `memory` is released; release the value first, with ReleaseValue. */
 odtpack_error* odtpack_state_parameter(const odtpack_state* state, size_t index, OrtValue** value,
@@ -199,6 +202,9 @@ odtpack_error* odtpack_session_create(const OrtEnv* env, const OrtSessionOptions
                                       int32_t threads, const odtpack_package* package,
                                       odtpack_state* state, const odtpack_models* models,
                                       odtpack_session** session);
+/* Wait for the call that runs, and free the models. Later calls are the error `closed`, except for
+ * those that read a number; closing twice is allowed. */
+odtpack_error* odtpack_session_close(odtpack_session* session);
 void odtpack_session_release(odtpack_session* session);
 
 typedef enum odtpack_run {
@@ -211,12 +217,26 @@ typedef enum odtpack_run {
 odtpack_error* odtpack_session_run(odtpack_session* session, odtpack_run run,
                                    const OrtValue* const* inputs, size_t count, OrtValue** outputs,
                                    size_t* output_count);
+/* One batch of a whole training: a training step and, where they are due, the optimizer's step, the
+ * schedule's and the reset. */
+odtpack_error* odtpack_session_train_batch(odtpack_session* session, const OrtValue* const* inputs,
+                                           size_t count, double* loss);
 odtpack_error* odtpack_session_lazy_reset_grad(odtpack_session* session);
 odtpack_error* odtpack_session_optimizer_step(odtpack_session* session);
 bool odtpack_session_has_step_model(const odtpack_session* session);
 int64_t odtpack_session_accumulation_steps(const odtpack_session* session);
 /* Optimizer steps made, those before a resumed checkpoint included. */
 odtpack_error* odtpack_session_step_count(const odtpack_session* session, int64_t* count);
+
+/* A batch whose loss or gradients are not finite changes nothing: the session counts it and goes
+ * on, or, if it `stops`, returns the error `loss-not-finite` or `gradient-not-finite`. */
+odtpack_error* odtpack_session_set_stops_on_not_finite(odtpack_session* session, bool stops);
+int64_t odtpack_session_skipped_steps(const odtpack_session* session);
+/* The last such batch, if there was one: the error's code, the optimizer step, and the names of the
+ * first ten parameters concerned, each of which ends with a zero. Ask between calls. */
+odtpack_error* odtpack_session_last_not_finite(const odtpack_session* session, bool* found,
+                                               odtpack_text* code, int64_t* step,
+                                               odtpack_text* parameters);
 
 odtpack_error* odtpack_session_set_learning_rate(odtpack_session* session, float rate);
 odtpack_error* odtpack_session_get_learning_rate(const odtpack_session* session, float* rate);

@@ -112,6 +112,14 @@ void HandOut(const Tensor& tensor, OrtValue** value, odtpack_memory** memory) {
   *memory = kept.release();
 }
 
+odtpack_property HandOut(const odtpack::Property& value) {
+  odtpack_property property{static_cast<odtpack_property_kind>(value.index()), 0, 0, {}};
+  if (const auto* whole = std::get_if<int64_t>(&value)) property.whole = *whole;
+  if (const auto* real = std::get_if<float>(&value)) property.real = *real;
+  if (const auto* text = std::get_if<std::string>(&value)) property.text = Text(*text);
+  return property;
+}
+
 odtpack::Schedule Schedule(const odtpack_schedule& given) {
   return {given.kind, given.warmup_steps, given.total_steps, given.period, given.floor,
           given.gamma, {given.milestones, given.milestones + given.milestone_count}};
@@ -181,6 +189,12 @@ odtpack_error* odtpack_package_open(const char* folder, odtpack_signature_check 
   });
 }
 void odtpack_package_release(odtpack_package* package) { delete package; }
+
+odtpack_error* odtpack_manifest_check(const void* bytes, size_t size) {
+  return Try([&] {
+    odtpack::detail::ReadManifest(std::string(static_cast<const char*>(bytes), size), "manifest.json");
+  });
+}
 
 size_t odtpack_package_count(const odtpack_package* package, odtpack_list list) {
   return Specs(package, list).size();
@@ -253,15 +267,10 @@ odtpack_error* odtpack_state_save_above(const odtpack_state* state, const char* 
                                         bool optimizer_state, bool keep_previous,
                                         uint64_t external_above) {
   return Try([&] {
-    using odtpack::detail::Previous;
     odtpack::detail::State& own = *state->state.Internal();
-    const bool damaged = own.damaged == path;
+    const odtpack::detail::Gate::Call call(*own.gate);
     odtpack::detail::WriteCheckpoint(path, own, optimizer_state,
-                                     static_cast<size_t>(external_above),
-                                     damaged         ? Previous::kKept
-                                     : keep_previous ? Previous::kReplaced
-                                                     : Previous::kNone);
-    if (damaged) own.damaged.clear();
+                                     static_cast<size_t>(external_above), keep_previous);
   });
 }
 odtpack_error* odtpack_state_recovered(const odtpack_state* state, odtpack_text* text) {
@@ -276,40 +285,45 @@ bool odtpack_state_is_nominal(const odtpack_state* state) { return state->state.
 size_t odtpack_state_property_count(const odtpack_state* state) {
   return state->state.Internal()->properties.size();
 }
-odtpack_error* odtpack_state_property_name(const odtpack_state* state, size_t index,
-                                           odtpack_text* name) {
-  return Try([&] { *name = Text(At(state->state.Internal()->properties, index)->first); });
+odtpack_error* odtpack_state_property_at(const odtpack_state* state, size_t index,
+                                         odtpack_text* name, odtpack_property* property) {
+  return Try([&] {
+    const auto found = At(state->state.Internal()->properties, index);
+    *property = HandOut(found->second);
+    *name = Text(found->first);
+  });
 }
 odtpack_error* odtpack_state_set_property(odtpack_state* state, const char* name,
                                           const odtpack_property* property) {
   return Try([&] {
-    if (property == nullptr)
+    if (property == nullptr) {
+      const odtpack::detail::Gate::Call call(*state->state.Internal()->gate);
       state->state.Internal()->properties.erase(name);
-    else if (property->kind == ODTPACK_INT)
+    } else if (property->kind == ODTPACK_INT) {
       state->state.AddProperty(name, property->whole);
-    else if (property->kind == ODTPACK_FLOAT)
+    } else if (property->kind == ODTPACK_FLOAT) {
       state->state.AddProperty(name, property->real);
-    else
+    } else {
       state->state.AddProperty(name, std::string(property->text.bytes, property->text.size));
+    }
   });
 }
 odtpack_error* odtpack_state_get_property(const odtpack_state* state, const char* name,
                                           odtpack_property* property) {
   return Try([&] {
-    const odtpack::Property value = state->state.GetProperty(name);
-    *property = {static_cast<odtpack_property_kind>(value.index()), 0, 0, {}};
-    if (const auto* whole = std::get_if<int64_t>(&value)) property->whole = *whole;
-    if (const auto* real = std::get_if<float>(&value)) property->real = *real;
-    if (const auto* text = std::get_if<std::string>(&value)) property->text = Text(*text);
+    *property = HandOut(state->state.GetProperty(name));
   });
 }
 
 size_t odtpack_state_parameter_count(const odtpack_state* state) { return state->names.size(); }
-odtpack_error* odtpack_state_parameter_name(const odtpack_state* state, size_t index,
-                                            odtpack_text* name, bool* trainable) {
+odtpack_error* odtpack_state_parameter_info(const odtpack_state* state, size_t index,
+                                            odtpack_text* name, bool* trainable,
+                                            ONNXTensorElementDataType* type) {
   return Try([&] {
     const std::string& found = **At(state->names, index);
-    *trainable = state->state.Internal()->parameters.at(found).trainable;
+    const auto& parameter = std::as_const(*state->state.Internal()).parameters.at(found);
+    *trainable = parameter.trainable;
+    *type = parameter.value.type;
     *name = Text(found);
   });
 }
@@ -394,6 +408,9 @@ odtpack_error* odtpack_session_create(const OrtEnv* env, const OrtSessionOptions
                                    evaluation, optimizer, step);
   });
 }
+odtpack_error* odtpack_session_close(odtpack_session* session) {
+  return Try([&] { session->session.Close(); });
+}
 void odtpack_session_release(odtpack_session* session) { delete session; }
 
 odtpack_error* odtpack_session_run(odtpack_session* session, odtpack_run run,
@@ -409,6 +426,10 @@ odtpack_error* odtpack_session_run(odtpack_session* session, odtpack_run run,
     for (size_t i = 0; i < *output_count; ++i) outputs[i] = results[i].release();
   });
 }
+odtpack_error* odtpack_session_train_batch(odtpack_session* session, const OrtValue* const* inputs,
+                                           size_t count, double* loss) {
+  return Try([&] { *loss = session->session.TrainBatch(Batch(inputs, count).values); });
+}
 odtpack_error* odtpack_session_lazy_reset_grad(odtpack_session* session) {
   return Try([&] { session->session.LazyResetGrad(); });
 }
@@ -423,6 +444,29 @@ int64_t odtpack_session_accumulation_steps(const odtpack_session* session) {
 }
 odtpack_error* odtpack_session_step_count(const odtpack_session* session, int64_t* count) {
   return Try([&] { *count = session->session.StepCount(); });
+}
+
+odtpack_error* odtpack_session_set_stops_on_not_finite(odtpack_session* session, bool stops) {
+  using odtpack::OnNotFinite;
+  return Try(
+      [&] { session->session.SetOnNotFinite(stops ? OnNotFinite::kStop : OnNotFinite::kSkip); });
+}
+int64_t odtpack_session_skipped_steps(const odtpack_session* session) {
+  return session->session.SkippedSteps();
+}
+odtpack_error* odtpack_session_last_not_finite(const odtpack_session* session, bool* found,
+                                               odtpack_text* code, int64_t* step,
+                                               odtpack_text* parameters) {
+  return Try([&] {
+    const auto& last = session->session.LastNotFinite();
+    *found = last.has_value();
+    if (!last) return;
+    std::string names;
+    for (const std::string& name : last->parameters) names += name + '\0';
+    *step = last->step;
+    *parameters = Text(names);
+    *code = Text(last->code);
+  });
 }
 
 odtpack_error* odtpack_session_set_learning_rate(odtpack_session* session, float rate) {

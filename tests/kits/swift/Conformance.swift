@@ -35,7 +35,10 @@ struct Comparison {
         own.isTrainable == other.isTrainable, "\(own.name) is trainable in one of them")
       try same(own.value, other.value, "'\(own.name)'")
     }
-    try expect(found.properties == wanted.properties, "the properties differ")
+    try expect(
+      found.properties.map(\.name) == wanted.properties.map(\.name)
+        && found.properties.map(\.value) == wanted.properties.map(\.value),
+      "the properties differ")
     try expect((found.optimizer == nil) == (wanted.optimizer == nil), "the optimizer's state")
     guard let one = found.optimizer, let two = wanted.optimizer else { return }
     try expect(

@@ -10,18 +10,22 @@ struct State {
     let step: Int64, rate: Float, kind: String, moments: [Moment]
   }
   var parameters: [(name: String, isTrainable: Bool, value: ORTValue)] = []
-  var properties: [String: Property] = [:]
+  var properties: [(name: String, value: Property)] = []
   var optimizer: Optimizer?
 
   init(_ checkpoint: ORTCheckpoint) throws {
     let handle = checkpoint.handle
-    for (index, name) in checkpoint.parameterNames.enumerated() where !checkpoint.isNominal {
-      let value = try checkpoint.tensor { odtpack_state_parameter(handle, index, $0, $1) }
+    for (index, name) in checkpoint.parameterNames.enumerated() {
+      let value =
+        try checkpoint.isNominal
+        ? ORTValue(checkpoint.types[index]!, [0])
+        : checkpoint.tensor { odtpack_state_parameter(handle, index, $0, $1) }
       parameters.append((name, checkpoint.trainable[index], value))
     }
     for index in 0..<odtpack_state_property_count(handle) {
-      let name = try text { odtpack_state_property_name(handle, index, $0) }!
-      properties[name] = checkpoint[property: name]
+      var property = odtpack_property()
+      let name = try text { odtpack_state_property_at(handle, index, $0, &property) }!
+      properties.append((name, Property(property)))
     }
     var isFound = false, step: Int64 = 0, rate: Float = 0, count = 0
     let kind = try text {

@@ -5,6 +5,14 @@ import Foundation
 /// A value that the user attaches to a state: saved with it.
 public enum Property: Equatable {
   case int(Int64), float(Float), string(String)
+
+  init(_ property: odtpack_property) {
+    switch property.kind {
+    case ODTPACK_INT: self = .int(property.whole)
+    case ODTPACK_FLOAT: self = .float(property.real)
+    default: self = .string(property.text.take() ?? "")
+    }
+  }
 }
 
 /// Keeps the memory of a tensor of a state.
@@ -21,21 +29,24 @@ public final class ORTCheckpoint {
   let handle: OpaquePointer
   public let parameterNames: [String]
   private let places: [String: Int]
-  let trainable: [Bool]
+  let trainable: [Bool], types: [ElementType?]
 
   /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged or
   /// missing and the save before it was kept, that one is loaded; `recovered` then says so.
   public init(path: String) throws {
     let handle = try made { odtpack_state_load(path, $0) }
     self.handle = handle
-    var names: [String] = [], trainable: [Bool] = []
+    var names: [String] = [], trainable: [Bool] = [], types: [ElementType?] = []
     for index in 0..<odtpack_state_parameter_count(handle) {
-      var isTrainable = false
-      names.append(try text { odtpack_state_parameter_name(handle, index, $0, &isTrainable) }!)
+      var isTrainable = false, type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
+      names.append(
+        try text { odtpack_state_parameter_info(handle, index, $0, &isTrainable, &type) }!)
       trainable.append(isTrainable)
+      types.append(ElementType(rawValue: Int(type.rawValue)))
     }
-    (parameterNames, self.trainable) = (names, trainable)
-    places = Dictionary(uniqueKeysWithValues: names.enumerated().map { ($1, $0) })
+    (parameterNames, self.trainable, self.types) = (names, trainable, types)
+    // Names that differ only in how Unicode writes them are one to Swift.
+    places = Dictionary(names.enumerated().map { ($1, $0) }) { first, _ in first }
   }
   deinit { odtpack_state_release(handle) }
 
@@ -144,10 +155,6 @@ public final class ORTCheckpoint {
   private func property(_ name: String) throws -> Property {
     var property = odtpack_property()
     try call(odtpack_state_get_property(handle, name, &property))
-    switch property.kind {
-    case ODTPACK_INT: return .int(property.whole)
-    case ODTPACK_FLOAT: return .float(property.real)
-    default: return .string(property.text.take() ?? "")
-    }
+    return Property(property)
   }
 }

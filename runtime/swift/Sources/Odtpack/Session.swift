@@ -2,6 +2,22 @@
 import COdtpack
 import Foundation
 
+/// What a session does after a step whose loss or gradient is not finite.
+public enum OnNotFinite {
+  case skip  // it counts the step and goes on
+  case stop  // it throws `loss-not-finite` or `gradient-not-finite`
+}
+
+/// A step whose loss or gradient was not finite.
+public struct NotFinite: Equatable {
+  /// "loss-not-finite" or "gradient-not-finite".
+  public let code: String
+  /// The optimizer step that it would have been a part of, from 1 on.
+  public let step: Int
+  /// The first ten whose gradients are not finite.
+  public let parameters: [String]
+}
+
 /// Trains a package: `ORTTrainingSession` of ONNX Runtime 1.19 on a stock library. Parameters live
 /// in the checkpoint, as flat vectors on which all models work in place. One session takes one call at
 /// a time: a second one, from any thread, throws `busy`.
@@ -9,7 +25,6 @@ public final class ORTTrainingSession {
   public let checkpoint: ORTCheckpoint
   public let package: TrainingPackage
   private let env: ORTEnv, handle: OpaquePointer
-  private var isScheduled = false, batches = 0
   /// Batches per optimizer step: the gradient of each is divided by this number.
   public let accumulationSteps: Int
 
@@ -60,6 +75,28 @@ public final class ORTTrainingSession {
   }
   deinit { odtpack_session_release(handle) }
 
+  /// Wait for the call that runs, and free the models; closing twice is allowed. The checkpoint
+  /// remains, and may be saved. Every later call but those that read a number or names throws
+  /// `closed`.
+  public func close() throws { try call(odtpack_session_close(handle)) }
+
+  /// What follows a step whose loss or gradient is not finite: it changed nothing.
+  public func setOnNotFinite(_ policy: OnNotFinite) throws {
+    try call(odtpack_session_set_stops_on_not_finite(handle, policy == .stop))
+  }
+  /// Steps that changed nothing, as their loss or a gradient was not finite.
+  public var skippedSteps: Int { Int(odtpack_session_skipped_steps(handle)) }
+  /// The last step whose loss or gradient was not finite. Ask between calls.
+  public var lastNotFinite: NotFinite? {
+    var isFound = false, step: Int64 = 0, names = odtpack_text()
+    let code = try? text {
+      odtpack_session_last_not_finite(handle, &isFound, $0, &step, &names)
+    }
+    guard isFound, let code else { return nil }
+    let parameters = names.take()!.split(separator: "\0").map(String.init)
+    return NotFinite(code: code, step: Int(step), parameters: parameters)
+  }
+
   /// Whether stepOn and trainBatch make steps in the package's step model.
   public var hasStepModel: Bool { odtpack_session_has_step_model(handle) }
 
@@ -88,14 +125,26 @@ public final class ORTTrainingSession {
   /// Returns the loss of the batch.
   @discardableResult
   public func trainBatch(_ inputs: [ORTValue]) throws -> Double {
-    let isWhole = accumulationSteps == 1, before = stepCount
-    let loss = try (isWhole ? stepOn(inputs) : trainStep(withInputValues: inputs))[0].scalar
-    batches += 1
-    if batches % accumulationSteps != 0 { return loss }
-    if !isWhole { try optimizerStep() }
-    if isScheduled && stepCount != before { try schedulerStep() }  // no step was made of nothing
-    if !isWhole { try lazyResetGrad() }
+    var loss = 0.0
+    try withExtendedLifetime(inputs) {
+      try call(
+        odtpack_session_train_batch(handle, inputs.map { $0.handle }, inputs.count, &loss))
+    }
     return loss
+  }
+  /// Train on batches as long as `isActive` says so, which is asked before each. Returns the number
+  /// of batches; the session is as after the last one.
+  @discardableResult
+  public func fit<Batches: Sequence<[ORTValue]>>(
+    _ batches: Batches, while isActive: () -> Bool = { true }
+  ) throws -> Int {
+    var count = 0
+    for batch in batches {
+      if !isActive() { break }
+      try trainBatch(batch)
+      count += 1
+    }
+    return count
   }
   /// The mean loss over batches, where each sample counts alike, and the share of labels whose
   /// score is the highest; that is nil where the model has no labels or no scores for them.
@@ -140,13 +189,11 @@ public final class ORTTrainingSession {
   /// Let the rate follow a schedule, which is saved with the checkpoint.
   public func setSchedule(_ schedule: Schedule, initialRate: Double) throws {
     try schedule.withC { try call(odtpack_session_set_schedule(handle, $0, initialRate)) }
-    isScheduled = true
   }
   /// Go on with the schedule that the checkpoint was saved with; false if there is none.
   public func restoreSchedule() throws -> Bool {
     var isFound = false
     try call(odtpack_session_restore_schedule(handle, &isFound))
-    isScheduled = isScheduled || isFound
     return isFound
   }
   /// The schedule that the package proposes, over so many steps if it does not say; with its rate.
